@@ -1,0 +1,96 @@
+"""The tree of everything that can go wrong on purpose.
+
+PipeError
+├── UserError            the user's input is wrong: exit 2, never a traceback
+│   ├── ConfigError          a key, a value, a group or a file of the configuration
+│   └── RunFolderError       a run folder that is missing, unreadable or not what was asked for
+├── FailureError         the machinery failed: exit 1, with the log to read
+│   ├── HostError            an environment server that did not start, or died for good
+│   ├── EngineError          the engine cannot generate
+│   └── TrainingError        the learner met a value it must not train on
+└── SessionError         one WebSocket to one environment failed: ends an episode, never a run
+    ├── ServerFullError      CAPACITY_REACHED
+    ├── StepRefusedError     the environment answered with an error frame; the session is usable
+    ├── SessionTimeoutError  no answer within the message's time limit
+    └── SessionClosedError   the connection is gone
+
+A message says what was wrong, the value seen, the value expected, and the next action.
+Our own bugs are `assert` and bare exceptions; they keep their traceback.
+"""
+
+from pathlib import Path
+
+
+class PipeError(Exception):
+    """Base of all errors that a person is meant to read. `exit_code` is the process's."""
+
+    exit_code = 1
+
+
+class UserError(PipeError):
+    """Something the user can mend in the command or the YAML."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A configuration that does not compose, validate or fit together."""
+
+
+class RunFolderError(UserError):
+    """A run folder that is missing, unreadable, or not what the command needs."""
+
+
+class FailureError(PipeError):
+    """A part of the pipeline failed. `log` is the file to read, its last lines are shown."""
+
+    def __init__(self, message: str, log: Path | None = None, num_lines: int = 12) -> None:
+        if log is not None:
+            message = f"{message} (log: {log})" + last_lines(log, num_lines)
+        super().__init__(message)
+        self.log = log
+
+
+class HostError(FailureError):
+    """An environment server did not become ready, or died more often than its budget allows."""
+
+
+class EngineError(FailureError):
+    """The engine cannot produce tokens."""
+
+
+class TrainingError(FailureError):
+    """A loss or logprob that is not finite, or a sampler that disagrees with the trainer."""
+
+
+class SessionError(PipeError):
+    """One session with one environment failed. The episode ends; the run goes on."""
+
+
+class ServerFullError(SessionError):
+    """The server has no free session (CAPACITY_REACHED)."""
+
+
+class StepRefusedError(SessionError):
+    """The environment answered with an error frame of code `code`; the session stays usable."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class SessionTimeoutError(SessionError):
+    """No answer within the time limit of the message."""
+
+
+class SessionClosedError(SessionError):
+    """The server closed the connection, or died."""
+
+
+def last_lines(log: Path, num_lines: int) -> str:
+    """The end of a log file, indented under a message; empty if there is nothing to read."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-num_lines:]
+    except OSError:
+        return ""
+    return "".join(f"\n  | {line}" for line in lines)

@@ -1,0 +1,143 @@
+"""The six data classes that flow through the pipeline, each with one owner.
+
+Shape letters: L tokens of one sample, B rows of a batch, T columns of a batch.
+
+    Task -> Episode(turns: Turn...) -> Group -> Sample -> Batch
+    `------ the environment's side ------'      `- the trainer's -'
+
+A worked example, Wordle with the tiny tokenizer and two turns:
+
+    turns[0].prompt_ids      <|user|> W o r d l e <|assistant|>
+    turns[0].completion_ids  c r a n e <|end|>
+    turns[1].prompt_ids      <|user|> . g . . y <|assistant|>     only what is new
+    turns[1].completion_ids  s h e e t <|end|>
+
+The sample of that episode is the four lists in a row; its loss mask is True on completions only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Observation = Mapping[str, Any]
+Action = Mapping[str, Any]
+Message = Mapping[str, str]
+
+
+class Status(StrEnum):
+    """Why an episode ended."""
+
+    DONE = "done"  # the environment said so
+    TURN_LIMIT = "turn_limit"  # env.max_turns replies were given
+    TOKEN_LIMIT = "token_limit"  # the next turn would not fit into env.max_episode_tokens
+    ERROR = "error"  # a session failed: kept as data, never trained on
+
+
+class Finish(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"  # the model wrote its end-of-turn token
+    LENGTH = "length"  # max_tokens were used up: the reply is truncated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One thing to do in an environment: what `reset` is called with."""
+
+    id: str  # "train/17"
+    split: str
+    index: int
+    seed: int  # the environment's seed, the same for every member of a group
+    reset: Mapping[str, Any] = field(default_factory=dict)  # keywords beside the seed
+
+
+@dataclass(kw_only=True, slots=True)
+class Turn:
+    """One prompt, one completion, one step of the environment."""
+
+    prompt_ids: list[int]  # tokens new in this turn: never those of earlier turns
+    completion_ids: list[int]  # exactly as sampled, the end token included if there was one
+    logprobs: list[float]  # of completion_ids, at the sampling temperature
+    finish: Finish
+    policy_version: int
+    reply: str  # completion_ids as text, without the end token
+    action: Action | None = None  # None: the reply was unusable and never reached the environment
+    observation: Observation = field(default_factory=dict)  # what the step returned
+    reward: float = 0.0  # the environment's own, null counted as 0
+    unusable: str | None = None  # why the reply could not be used
+
+
+@dataclass(kw_only=True, slots=True)
+class Episode:
+    """One play of one task, from reset to its end."""
+
+    task: Task
+    member: int  # 0..G-1 in its group
+    seed: int  # the sampling seed: differs for each member of a group
+    first_observation: Observation = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    status: Status = Status.ERROR
+    error: str | None = None
+    reward: float = 0.0  # weighted sum of the reward terms
+    turn_rewards: list[float] = field(default_factory=list)  # the per-turn part, one per turn
+    reward_terms: dict[str, float] = field(default_factory=dict)  # unweighted, for the log
+    success: bool = False
+    duration_s: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """True for an episode that must not count in its group."""
+        return self.status is Status.ERROR
+
+    @property
+    def truncated(self) -> bool:
+        """True if a limit, not the environment, ended the episode or one of its replies."""
+        cut = any(turn.finish is Finish.LENGTH for turn in self.turns)
+        return cut or self.status in (Status.TURN_LIMIT, Status.TOKEN_LIMIT)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in self.turns)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(len(turn.completion_ids) for turn in self.turns)
+
+
+@dataclass(kw_only=True, slots=True)
+class Group:
+    """G episodes of one task. The id, not the prompt's text, says what belongs together."""
+
+    id: str
+    task: Task
+    episodes: list[Episode]
+
+    @property
+    def scored(self) -> list[Episode]:
+        """The episodes that count: those that did not fail."""
+        return [episode for episode in self.episodes if not episode.failed]
+
+
+@dataclass(kw_only=True, slots=True)
+class Sample:
+    """One episode as the trainer sees it. All lists have length L."""
+
+    group: str
+    token_ids: list[int]
+    loss_mask: list[bool]  # True where the model chose the token
+    logprobs: list[float]  # the sampler's; 0.0 where the mask is False
+    advantages: list[float]  # 0.0 where the mask is False
+
+
+@dataclass(kw_only=True, slots=True)
+class Batch:
+    """Samples padded to one width. Column t of each tensor belongs to token t of the row."""
+
+    token_ids: "torch.Tensor"  # [B, T] int64
+    loss_mask: "torch.Tensor"  # [B, T] bool; column 0 is always False
+    logprobs: "torch.Tensor"  # [B, T] float32
+    advantages: "torch.Tensor"  # [B, T] float32
