@@ -1,0 +1,174 @@
+"""Environment servers as processes of this machine: no container, nothing to build."""
+
+import asyncio
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.hosts.health import wait_until_healthy
+from openenv_pipe.hosts.supervised import SupervisedHost
+from openenv_pipe.process import KILL_MARGIN_S, ManagedProcess, free_port, port_in_use
+from openenv_pipe.resources import find_env
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import EnvConfig, ProcessHostConfig
+
+ADDRESS = "127.0.0.1"
+POLL_S = 0.05
+NUM_PORTS_TO_TRY = 4  # a free port can be taken between our look and the server's bind
+NEVER_S = 86_400  # pings of the server: our event loop may be blocked longer than its defaults
+CREDENTIAL = re.compile(
+    r"(^|_)(TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
+)
+
+
+class ProcessHost(SupervisedHost):
+    """`config.num_servers` processes, logs in `log_dir`/env-0.log and so on."""
+
+    def __init__(self, env: "EnvConfig", config: "ProcessHostConfig", log_dir: Path) -> None:
+        """Starts nothing yet. Raises ConfigError if the environment cannot be started this way."""
+        servers = [
+            ProcessServer(env, config, index, log_dir / f"env-{index}.log")
+            for index in range(config.num_servers)
+        ]
+        super().__init__(
+            env.name,
+            servers,
+            sessions_per_server=config.sessions_per_server,
+            max_restarts=config.max_restarts,
+            open_timeout_s=env.reset_timeout_s,
+            max_message_mb=env.max_message_mb,
+        )
+
+
+class ProcessServer:
+    """See `hosts.base.Server`."""
+
+    def __init__(
+        self, env: "EnvConfig", config: "ProcessHostConfig", index: int, log: Path
+    ) -> None:
+        self.log = log
+        self.url = ""
+        self._env = env
+        self._config = config
+        self._fixed_port = None if config.port is None else config.port + index
+        self._command = server_command(env)
+        self._process: ManagedProcess | None = None
+
+    async def start(self) -> None:
+        """See `Server.start`. A port that we picked and that was taken meanwhile is replaced."""
+        if self._fixed_port is not None:
+            if port_in_use(self._fixed_port, ADDRESS):
+                raise self._port_taken()
+            await self._start_at(self._fixed_port)
+            return
+        for num_left in reversed(range(NUM_PORTS_TO_TRY)):
+            port = free_port(ADDRESS)
+            try:
+                await self._start_at(port)
+                return
+            except HostError:
+                if num_left == 0 or not port_in_use(port, ADDRESS):
+                    raise
+
+    async def died(self) -> str:
+        while self._process.alive:
+            await asyncio.sleep(POLL_S)
+        return f"exit code {self._process.returncode}"
+
+    async def stop(self) -> None:
+        """See `Server.stop`. Blocks no event loop: many servers stop at the same time."""
+        process = self._process
+        if process is None:
+            return
+        process.begin_stop(self._config.stop_timeout_s)
+        deadline = time.monotonic() + self._config.stop_timeout_s + KILL_MARGIN_S
+        while process.alive and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S / 5)
+        await asyncio.to_thread(process.stop, 0.0)
+
+    async def _start_at(self, port: int) -> None:
+        self.url = f"http://{ADDRESS}:{port}"
+        values = {"{port}": str(port), "{host}": ADDRESS}
+        self._process = ManagedProcess(
+            [filled_in(part, values) for part in self._command],
+            log=self.log,
+            environment=server_environment(
+                os.environ, self._env.variables, self._config.sessions_per_server
+            ),
+            cwd=find_env(self._env.package).parent if self._env.package else None,
+            grace_s=self._config.stop_timeout_s,
+        )
+        try:
+            await wait_until_healthy(self.url, self._config.start_timeout_s, self.died())
+        except BaseException as error:
+            await self.stop()
+            if not isinstance(error, HostError):
+                raise
+            if self._fixed_port is not None and port_in_use(port, ADDRESS):
+                raise self._port_taken() from error
+            raise HostError(f"env {self._env.name!r}: {error}", self.log) from error
+
+    def _port_taken(self) -> HostError:
+        return HostError(
+            f"env {self._env.name!r}: port {self._fixed_port} is used by another program; "
+            "set host.port=null to let free ports be picked, or another number"
+        )
+
+
+def server_command(env: "EnvConfig") -> list[str]:
+    """The command of one server, with {host} and {port} to fill in. Raises ConfigError."""
+    if env.command:
+        return list(env.command)
+    if env.package is None:
+        raise ConfigError(f"env {env.name!r} has neither env.package nor env.command; set one")
+    package = find_env(env.package)
+    return [
+        *(sys.executable, "-m", "uvicorn", f"{package.name}.{manifest_app(package)}"),
+        *("--host", "{host}", "--port", "{port}", "--log-level", "warning"),
+        *("--ws-per-message-deflate", "false", "--ws-max-size", str(env.max_message_mb * 2**20)),
+        *("--ws-ping-interval", str(NEVER_S), "--ws-ping-timeout", str(NEVER_S)),
+    ]
+
+
+def manifest_app(package: Path) -> str:
+    """`app` of the package's openenv.yaml, e.g. 'server.app:app'. Raises ConfigError."""
+    path = package / "openenv.yaml"
+    try:
+        manifest = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"env.package={package} is no OpenEnv package: cannot read {path}: {error}"
+        ) from error
+    app = manifest.get("app") if isinstance(manifest, dict) else None
+    if not isinstance(app, str) or ":" not in app:
+        raise ConfigError(f"{path}: app is {app!r}, expected a text like 'server.app:app'")
+    return app
+
+
+def filled_in(part: str, values: Mapping[str, str]) -> str:
+    """Replace the placeholders and leave all other braces alone: arguments may be JSON."""
+    for placeholder, value in values.items():
+        part = part.replace(placeholder, value)
+    return part
+
+
+def server_environment(
+    ours: Mapping[str, str], variables: Mapping[str, str], num_sessions: int
+) -> dict[str, str]:
+    """The environment variables of a server: ours, without what looks like a credential.
+
+    Dropped are names that are or end in (_)TOKEN, KEY, KEY_ID, SECRET, PASSWORD, PASSWD or
+    CREDENTIALS. An environment that needs one of them names it in `env.variables`.
+    """
+    kept = {name: value for name, value in ours.items() if not CREDENTIAL.search(name)}
+    kept["MAX_CONCURRENT_ENVS"] = str(num_sessions)
+    kept["PYTHONUNBUFFERED"] = "1"  # or a killed server takes its last log lines with it
+    return kept | dict(variables)

@@ -1,0 +1,103 @@
+"""A host of servers that are watched and, when they die, started again.
+
+`ProcessHost` and its like say how one server is started; this says when. Dead servers take their
+sessions with them: the episodes on them end with SessionClosedError, and nothing is retried.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+
+from openenv_pipe.errors import FailureError, HostError
+from openenv_pipe.hosts.base import Server
+from openenv_pipe.hosts.pool import SessionPool, side_by_side
+from openenv_pipe.session import Session
+
+
+class SupervisedHost:
+    """See `hosts.base.Host`."""
+
+    def __init__(
+        self,
+        env_name: str,
+        servers: Sequence[Server],
+        *,
+        sessions_per_server: int,
+        max_restarts: int,
+        open_timeout_s: float,
+        max_message_mb: int,
+    ) -> None:
+        """max_restarts counts those of all servers together, over the whole run."""
+        self.capacity = len(servers) * sessions_per_server
+        self._env_name = env_name
+        self._servers = servers
+        self._max_restarts = max_restarts
+        self._num_restarts = 0
+        self._watchers: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
+        self._pool = SessionPool(
+            env_name,
+            sessions_per_server=sessions_per_server,
+            open_timeout_s=open_timeout_s,
+            max_message_mb=max_message_mb,
+        )
+
+    @property
+    def urls(self) -> Sequence[str]:
+        return self._pool.urls
+
+    async def start(self) -> None:
+        """Start all servers side by side, then open all sessions. See `Host.start`."""
+        try:
+            await side_by_side(server.start() for server in self._servers)
+            for server in self._servers:
+                self._pool.add(server.url)
+            await self._pool.open_all()
+        except BaseException:
+            await self.close()
+            raise
+        self._watchers = [asyncio.create_task(self._watch(server)) for server in self._servers]
+
+    def session(self) -> AbstractAsyncContextManager[Session]:
+        return self._pool.lend()
+
+    async def close(self) -> None:
+        """See `Host.close`. Goes on in the background if the caller is cancelled."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self._pool.close()
+        await asyncio.gather(*(server.stop() for server in self._servers))
+
+    async def _watch(self, server: Server) -> None:
+        """Replace a server each time it dies; fail the host when that is no longer allowed."""
+        try:
+            while True:
+                url = server.url
+                cause = await server.died()
+                self._pool.remove(url)
+                died = f"env {self._env_name!r}: the server at {url} died ({cause})"
+                await self._restart(server, HostError(died, server.log))
+                self._pool.add(server.url)
+        except FailureError as error:
+            self._pool.fail(error)
+        except Exception as error:  # or those who wait for a session would wait for ever
+            self._pool.fail(HostError(f"env {self._env_name!r}: cannot be watched: {error!r}"))
+            raise
+
+    async def _restart(self, server: Server, error: FailureError) -> None:
+        """Start a dead server again. Raises HostError when the restarts are used up."""
+        while self._num_restarts < self._max_restarts:
+            self._num_restarts += 1
+            try:
+                await server.stop()
+                await server.start()
+                return
+            except FailureError as failed_start:
+                error = failed_start
+        raise HostError(f"host.max_restarts={self._max_restarts} are used up: {error}") from error

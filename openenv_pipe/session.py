@@ -1,0 +1,264 @@
+"""One WebSocket to one environment: the protocol's frames as three calls and typed errors.
+
+A session whose message got no proper answer (time limit, cancellation, closed connection, answer
+that makes no sense) is out of step with its environment and is never used again. Refused here:
+reconnecting, retrying, reading into observations, and a second message before the first answer.
+"""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.protocol import State
+
+from openenv_pipe.errors import (
+    ServerFullError,
+    SessionClosedError,
+    SessionError,
+    SessionTimeoutError,
+    StepRefusedError,
+)
+
+CLOSE_LIMIT_S = 2.0
+LAST_LOOK_S = 0.05
+TOO_BIG = 1009  # the WebSocket close code of a message over the size limit
+REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # never asked for through a configured proxy
+WEBSOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+# Built once: json.dumps with options builds an encoder for every call.
+encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+decode = json.JSONDecoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an environment answered to `reset` or `step`."""
+
+    observation: dict[str, Any]
+    reward: float | None  # finite; None where the environment gave none
+    done: bool
+
+
+class Session:
+    """One environment of one server. Made by `connect`, used by one task at a time."""
+
+    __slots__ = ("_answered", "_connection", "_in_sync", "_max_message_mb", "url")
+
+    def __init__(self, url: str, connection: ClientConnection, max_message_mb: int) -> None:
+        self.url = url
+        self._connection = connection
+        self._max_message_mb = max_message_mb
+        self._answered = False  # whether the server ever answered: a full one never does
+        self._in_sync = True  # False from a message's start until its proper answer
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        timeout_s: float,
+        max_message_mb: int,
+        headers: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Open a session with the server at `url` (http, https, ws or wss; `/ws` is added).
+
+        A full server accepts this; the first message then raises ServerFullError.
+        Raises SessionTimeoutError, SessionClosedError; ValueError for a `url` that is none.
+        """
+        address = websocket_url(url)
+        try:
+            connection = await connect(
+                address,
+                additional_headers=headers,
+                compression=None,  # costs more than half of the throughput
+                proxy=None if urlsplit(address).hostname in LOOPBACK else True,
+                max_size=max_message_mb * 2**20,
+                open_timeout=timeout_s,
+                # Pings keep tunnels open. A missing answer proves nothing: our event loop may
+                # have been blocked by an optimizer step. Time limits of messages bound the waits.
+                ping_interval=20.0,
+                ping_timeout=None,
+                close_timeout=CLOSE_LIMIT_S,
+            )
+        except TimeoutError:
+            raise SessionTimeoutError(f"{address}: no connection within {timeout_s:g} s") from None
+        except (OSError, WebSocketException) as error:
+            raise SessionClosedError(f"{address}: cannot connect: {error}") from error
+        return cls(address, connection, max_message_mb)
+
+    @property
+    def usable(self) -> bool:
+        """True if the connection is open and no message is in flight, lost or misunderstood."""
+        return self._in_sync and self._connection.state is State.OPEN
+
+    async def reset(self, keywords: Mapping[str, Any], timeout_s: float) -> StepResult:
+        """Begin an episode. Raises as `step` does."""
+        return self._result(await self._ask("reset", "observation", keywords, timeout_s))
+
+    async def step(self, action: Mapping[str, Any], timeout_s: float) -> StepResult:
+        """Take one action.
+
+        Raises StepRefusedError, after which the session is usable; ServerFullError,
+        SessionTimeoutError, SessionClosedError or, for an answer that breaks the protocol,
+        SessionError, after which it is not.
+        """
+        return self._result(await self._ask("step", "observation", action, timeout_s))
+
+    async def state(self, timeout_s: float) -> dict[str, Any]:
+        """The environment's state: the cheapest message, without effect on it. Raises as `step`."""
+        return await self._ask("state", "state", None, timeout_s)
+
+    async def is_responsive(self, timeout_s: float) -> bool:
+        """True if the session is usable and the server answers a ping. The environment's part in
+        the server is not asked. Never raises."""
+        if not self.usable:
+            return False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await (await self._connection.ping())
+        except (TimeoutError, ConnectionClosed):
+            return False
+        return self.usable
+
+    async def close(self) -> None:
+        """Close the connection, within `CLOSE_LIMIT_S`. Never raises; may be called again."""
+        self._in_sync = False
+        await self._connection.close()
+
+    async def _ask(
+        self, kind: str, answer_kind: str, data: Mapping[str, Any] | None, timeout_s: float
+    ) -> dict[str, Any]:
+        """Send one message and return the `data` of its answer."""
+        message: dict[str, Any] = {"type": kind}
+        if data is not None:
+            message["data"] = data
+        try:
+            text = encode(message)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise StepRefusedError("INVALID_JSON", f"{kind} not sent: {error}") from error
+        if not self._in_sync:
+            raise SessionClosedError(f"{self.url}: session is closed or out of step")
+        self._in_sync = False
+        frame = self._parsed(await self._exchange(kind, text, timeout_s))
+        self._answered = True
+        data = frame.get("data")
+        if frame.get("type") == answer_kind and type(data) is dict:
+            self._in_sync = True
+            return data
+        raise self._refusal(kind, frame)
+
+    async def _exchange(self, kind: str, text: str, timeout_s: float) -> str | bytes:
+        """One message out, one message in; typed errors for silence and closed connections."""
+        started_s = time.monotonic()
+        try:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._connection.send(text)
+                    return await self._connection.recv()
+            except TimeoutError:
+                # If our own event loop was blocked, the answer came in time and waits to be read.
+                async with asyncio.timeout(LAST_LOOK_S):
+                    return await self._connection.recv()
+        except TimeoutError:
+            waited_s = time.monotonic() - started_s
+            raise SessionTimeoutError(
+                f"{self.url}: no answer to {kind} within {timeout_s:g} s (waited {waited_s:.1f} s)"
+            ) from None
+        except ConnectionClosed as closed:
+            raise await self._why_closed(kind, closed) from closed
+
+    async def _why_closed(self, kind: str, closed: ConnectionClosed) -> SessionError:
+        """The error frame that arrived before the close, as a full server sends it; else a guess
+        from the close itself."""
+        with suppress(ConnectionClosed):
+            frame = self._parsed(await self._connection.recv())
+            if frame.get("type") == "error":
+                return self._refusal(kind, frame)
+        if TOO_BIG in (closed.rcvd and closed.rcvd.code, closed.sent and closed.sent.code):
+            return SessionClosedError(
+                f"{self.url}: a message is larger than env.max_message_mb={self._max_message_mb}"
+            )
+        if not self._answered and closed.rcvd is not None and closed.rcvd.code == 1000:
+            return ServerFullError(
+                f"{self.url}: closed without an answer to the first message, as a full server does"
+            )
+        return SessionClosedError(f"{self.url}: connection lost at {kind}: {closed}")
+
+    def _parsed(self, text: str | bytes) -> dict[str, Any]:
+        """An answer as a dict. Raises SessionError."""
+        try:
+            frame = decode(text if type(text) is str else text.decode())
+        except (ValueError, RecursionError) as error:
+            raise SessionError(
+                f"{self.url}: answer is not JSON ({error}): {text[:80]!r}"
+            ) from error
+        if type(frame) is not dict:
+            raise SessionError(f"{self.url}: answer is not a JSON object: {text[:80]!r}")
+        return frame
+
+    def _refusal(self, kind: str, frame: dict[str, Any]) -> SessionError:
+        """The error that belongs to a frame which is no answer to `kind`."""
+        data = frame.get("data")
+        if frame.get("type") != "error" or type(data) is not dict:
+            return SessionError(
+                f"{self.url}: {kind} was answered with a frame of type {frame.get('type')!r} "
+                f"and data of type {type(data).__name__}, which the protocol does not know"
+            )
+        code, message = str(data.get("code")), str(data.get("message"))
+        if code in REFUSALS:
+            self._in_sync = True
+            return StepRefusedError(code, message + error_details(data.get("errors")))
+        if code == "CAPACITY_REACHED":
+            return ServerFullError(f"{self.url}: {message}")
+        return SessionClosedError(f"{self.url}: {code}: {message}")
+
+    def _result(self, data: dict[str, Any]) -> StepResult:
+        """The answer to reset or step. Raises SessionError if it breaks the protocol."""
+        observation, reward = data.get("observation"), data.get("reward")
+        if type(observation) is not dict:
+            self._in_sync = False
+            raise SessionError(f"{self.url}: observation is no JSON object: {observation!r:.80}")
+        if reward is not None:
+            reward = self._finite(reward)
+        return StepResult(observation, reward, bool(data.get("done")))
+
+    def _finite(self, reward: Any) -> float:
+        try:
+            number = float(reward) if isinstance(reward, int | float) else math.nan
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+        self._in_sync = False
+        raise SessionError(
+            f"{self.url}: reward is {reward!r:.80}, expected a finite number or null; "
+            "mend the environment"
+        )
+
+
+def websocket_url(url: str) -> str:
+    """The WebSocket address of a server, `ws://host:port/ws`. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme not in WEBSOCKET_SCHEMES or not parts.netloc:
+        raise ValueError(f"{url!r} is not a URL like http://127.0.0.1:8000")
+    path = parts.path.rstrip("/").removesuffix("/ws") + "/ws"
+    return urlunsplit((WEBSOCKET_SCHEMES[parts.scheme], parts.netloc, path, parts.query, ""))
+
+
+def error_details(errors: Any) -> str:
+    """The fields that a VALIDATION_ERROR names: ' (word: Field required; ...)'."""
+    if type(errors) is not list or not all(type(error) is dict for error in errors):
+        return ""
+    lines = [
+        f"{'.'.join(map(str, error.get('loc') or ()))}: {error.get('msg')}" for error in errors
+    ]
+    return f" ({'; '.join(lines)})" if lines else ""

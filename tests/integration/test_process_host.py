@@ -1,0 +1,512 @@
+"""`ProcessHost` with real OpenEnv servers, and with stubs that start fast and misbehave."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from openenv_pipe.errors import (
+    ConfigError,
+    HostError,
+    ServerFullError,
+    SessionClosedError,
+    SessionTimeoutError,
+    StepRefusedError,
+)
+from openenv_pipe.hosts.process import ProcessHost, server_environment
+from openenv_pipe.process import free_port
+from openenv_pipe.session import Session
+
+# A package in the layout of `openenv init`, cut down to one file. The message says what to do.
+OPENENV_APP = """
+import os, time
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+class Say(Action):
+    message: str
+
+class Heard(Observation):
+    text: str = ""
+
+class Parrot(Environment[Say, Heard, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **_):
+        self.turns = 0
+        return Heard(text=f"seed {seed} {os.environ.get('MOOD')} {os.getpid()}")
+
+    def step(self, action, timeout_s=None, **_):
+        if action.message == "fail":
+            raise RuntimeError("no such word")
+        if action.message == "sleep":
+            time.sleep(1.0)
+        self.turns += 1
+        return Heard(text=action.message, reward=0.5, done=self.turns == 2)
+
+    @property
+    def state(self):
+        return State(step_count=self.turns)
+
+limit = int(os.environ["MAX_CONCURRENT_ENVS"]) if os.environ.get("MOOD") != "deaf" else 1
+app = create_app(Parrot, Say, Heard, env_name="parrot", max_concurrent_envs=limit)
+"""
+
+# A server that speaks just enough of the protocol, in a tenth of a real one's starting time.
+STUB = """
+import asyncio, json, os, sys
+from http import HTTPStatus
+from websockets.asyncio.server import serve
+
+port, mood = int(sys.argv[1]), sys.argv[2]
+limit = int(os.environ["MAX_CONCURRENT_ENVS"])
+num_sessions = 0
+
+def health(connection, request):
+    if request.path == "/health":
+        return connection.respond(HTTPStatus.OK, "fine")
+
+async def behave(connection):
+    global num_sessions
+    if num_sessions >= limit:
+        data = {"code": "CAPACITY_REACHED", "message": f"{limit} of {limit} in use"}
+        return await connection.send(json.dumps({"type": "error", "data": data}))
+    num_sessions += 1
+    try:
+        async for text in connection:
+            message = json.loads(text)
+            if message["type"] == "state":
+                data = {"type": "state", "data": {}}
+            elif message.get("data", {}).get("message") == "die":
+                os._exit(9)
+            else:
+                if message.get("data", {}).get("message") == "sleep":
+                    await asyncio.sleep(0.5)
+                observation = {"pid": os.getpid()}
+                data = {"type": "observation", "data": {"observation": observation}}
+            await connection.send(json.dumps(data))
+    finally:
+        num_sessions -= 1
+
+async def main():
+    async with serve(behave, "127.0.0.1", port, process_request=health) as server:
+        await server.serve_forever()
+
+if mood == "dies":
+    sys.exit("cannot find the dictionary")
+if mood == "mute":
+    import time
+    time.sleep(60)
+asyncio.run(main())
+"""
+
+
+def settings(**values):
+    """The environment's and the host's part of a configuration."""
+    env = {
+        "name": "parrot",
+        "package": None,
+        "command": None,
+        "variables": {},
+        "reset_timeout_s": 10.0,
+        "step_timeout_s": 10.0,
+        "max_message_mb": 1,
+    }
+    host = {
+        "type": "process",
+        "num_servers": 1,
+        "sessions_per_server": 2,
+        "port": None,
+        "start_timeout_s": 60.0,
+        "stop_timeout_s": 2.0,
+        "max_restarts": 0,
+    }
+    env |= {key: values.pop(key) for key in list(values) if key in env}
+    return SimpleNamespace(**env), SimpleNamespace(**(host | values))
+
+
+def stub(mood="fine", **values):
+    """Settings for a stub server."""
+    return settings(command=[sys.executable, "-c", STUB, "{port}", mood], **values)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """The folder of a real OpenEnv package."""
+    folder = tmp_path / "parrot"
+    (folder / "server").mkdir(parents=True)
+    for path in (folder / "__init__.py", folder / "server" / "__init__.py"):
+        path.touch()
+    (folder / "openenv.yaml").write_text("spec_version: 1\nname: parrot\napp: server.app:app\n")
+    (folder / "server" / "app.py").write_text(OPENENV_APP)
+    return str(folder)
+
+
+@asynccontextmanager
+async def running(parts, log_dir):
+    host = ProcessHost(*parts, log_dir)
+    try:
+        await host.start()
+        yield host
+    finally:
+        await host.close()
+
+
+async def within(limit_s, condition):
+    """Wait until a condition holds."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- real servers ------------------------------------------------------------------------------
+
+
+async def test_real_servers_play_episodes_side_by_side(package, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOOD", "overridden")
+    parts = settings(
+        package=package, variables={"MOOD": "merry"}, num_servers=2, sessions_per_server=3
+    )
+    async with running(parts, tmp_path / "logs") as host:
+        assert host.capacity == 6
+        assert len(host.urls) == 2
+
+        async def episode(seed):
+            async with host.session() as session:
+                first = await session.reset({"seed": seed}, 10)
+                assert first.observation["text"].startswith(f"seed {seed} merry ")
+                with pytest.raises(StepRefusedError, match="no such word"):
+                    await session.step({"message": "fail"}, 10)
+                with pytest.raises(StepRefusedError, match="message: Field required"):
+                    await session.step({}, 10)
+                await session.step({"message": "a"}, 10)
+                last = await session.step({"message": "b"}, 10)
+                assert (last.observation["text"], last.reward, last.done) == ("b", 0.5, True)
+                return int(first.observation["text"].split()[-1])
+
+        pids = await asyncio.gather(*(episode(seed) for seed in range(20)))
+        assert len(set(pids)) == 2
+    assert not any(is_alive(pid) for pid in pids)
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"env-0.log", "env-1.log"}
+
+
+async def test_a_real_server_with_one_session_is_refused_with_the_numbers(package, tmp_path):
+    parts = settings(package=package, variables={"MOOD": "deaf"}, sessions_per_server=8)
+    with pytest.raises(HostError) as caught:
+        async with running(parts, tmp_path):
+            pass
+    message = str(caught.value)
+    assert "accepted 1 session " in message
+    assert "host.sessions_per_server=8" in message
+
+
+async def test_a_slot_that_a_given_up_step_still_holds_is_waited_for(package, tmp_path):
+    async with running(settings(package=package, sessions_per_server=1), tmp_path) as host:
+        with pytest.raises(SessionTimeoutError):
+            async with host.session() as session:
+                await session.reset({}, 10)
+                await session.step({"message": "sleep"}, 0.1)
+        async with host.session() as session:
+            await session.reset({}, 10)
+
+
+# --- starting ----------------------------------------------------------------------------------
+
+
+async def test_a_server_that_dies_at_start_is_noticed_at_once_and_quoted(tmp_path):
+    started_s = time.monotonic()
+    with pytest.raises(HostError, match="exit code 1") as caught:
+        async with running(stub("dies"), tmp_path):
+            pass
+    assert time.monotonic() - started_s < 10
+    assert "cannot find the dictionary" in str(caught.value)
+    assert caught.value.log == tmp_path / "env-0.log"
+
+
+async def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path):
+    parts = stub("mute", start_timeout_s=1.0)
+    host = ProcessHost(*parts, tmp_path)
+    with pytest.raises(HostError, match="within 1 s"):
+        await host.start()
+    with pytest.raises(HostError, match="closed"):
+        async with host.session():
+            pass
+
+
+async def test_one_bad_server_of_several_ends_the_others(tmp_path):
+    env, config = stub(num_servers=3, port=None)
+    env.command = [sys.executable, "-c", STUB, "{port}", "fine"]
+    host = ProcessHost(env, config, tmp_path)
+    host._servers[1]._command = [sys.executable, "-c", STUB, "{port}", "dies"]
+    with pytest.raises(HostError, match="exit code 1"):
+        await host.start()
+    assert not any(server._process.alive for server in host._servers if server._process)
+
+
+async def test_a_fixed_port_in_use_names_the_key(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(HostError, match=f"port {port} .*host.port=null"):
+            async with running(stub(port=port), tmp_path):
+                pass
+
+
+async def test_fixed_ports_follow_each_other(tmp_path):
+    port = free_port()
+    async with running(stub(port=port, num_servers=2), tmp_path) as host:
+        assert host.urls == [f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"]
+
+
+async def test_a_picked_port_that_was_taken_meanwhile_is_replaced(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ports = iter([other.getsockname()[1], free_port()])
+        monkeypatch.setattr("openenv_pipe.hosts.process.free_port", lambda _: next(ports))
+        async with running(stub(), tmp_path) as host, host.session() as session:
+            await session.reset({}, 5)
+
+
+@pytest.mark.parametrize("manifest", [None, "name: parrot", "app: [1]", "app: {", "just text"])
+def test_a_folder_that_is_no_package_is_refused(package, tmp_path, manifest):
+    path = Path(package, "openenv.yaml")
+    path.unlink() if manifest is None else path.write_text(manifest)
+    with pytest.raises(ConfigError, match=r"openenv\.yaml"):
+        ProcessHost(*settings(package=package), tmp_path)
+
+
+def test_an_environment_without_package_and_command_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"env\.package"):
+        ProcessHost(*settings(), tmp_path)
+
+
+def test_servers_get_no_credentials_unless_named():
+    ours = {
+        "PATH": "/bin",
+        "HF_TOKEN": "x",
+        "token": "x",
+        "OPENAI_API_KEY": "x",
+        "AWS_ACCESS_KEY_ID": "x",
+        "DB_PASSWORD": "x",
+        "KEYBOARD": "kept",
+        "TOKENIZERS_PARALLELISM": "kept",
+    }
+    environment = server_environment(ours, {"OPENAI_API_KEY": "named"}, 4)
+    assert environment == {
+        "PATH": "/bin",
+        "KEYBOARD": "kept",
+        "TOKENIZERS_PARALLELISM": "kept",
+        "OPENAI_API_KEY": "named",
+        "MAX_CONCURRENT_ENVS": "4",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+# --- lending -----------------------------------------------------------------------------------
+
+
+async def test_lenders_wait_for_a_slot_and_are_spread_over_servers(tmp_path):
+    async with running(stub(num_servers=2, sessions_per_server=2), tmp_path) as host:
+        most = lent = 0
+
+        async def episode():
+            nonlocal most, lent
+            async with host.session() as session:
+                lent += 1
+                most = max(most, lent)
+                first = await session.reset({}, 5)
+                await asyncio.sleep(0.02)
+                lent -= 1
+                return first.observation["pid"]
+
+        pids = await asyncio.gather(*(episode() for _ in range(40)))
+        assert most == 4
+        assert sorted(pids.count(pid) for pid in set(pids)) == [20, 20]
+
+
+async def test_a_session_is_reused_unless_its_lender_left_a_message_unanswered(tmp_path):
+    async with running(stub(sessions_per_server=1), tmp_path) as host:
+        async with host.session() as first:
+            await first.reset({}, 5)
+        async with host.session() as second:
+            assert second is first
+
+        async def play():
+            async with host.session() as session:
+                await session.step({"message": "sleep"}, 5)
+
+        task = asyncio.create_task(play())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with host.session() as third:
+            assert third is not first
+            await third.reset({}, 5)
+
+
+async def test_cancelled_waiters_lose_no_slot(tmp_path):
+    async with running(stub(sessions_per_server=1), tmp_path) as host:
+
+        async def play(hold_s):
+            async with host.session() as session:
+                await session.reset({}, 5)
+                await asyncio.sleep(hold_s)
+
+        holder = asyncio.create_task(play(0.1))
+        await asyncio.sleep(0.05)
+        waiters = [asyncio.create_task(play(0)) for _ in range(20)]
+        await holder  # one waiter has just been woken
+        for waiter in waiters[:15]:
+            waiter.cancel()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*waiters, return_exceptions=True)
+            async with host.session() as session:
+                await session.reset({}, 5)
+
+
+async def test_idle_sessions_are_used_in_turn(tmp_path):
+    async with running(stub(sessions_per_server=2), tmp_path) as host:
+        async with host.session() as first:
+            pass
+        async with host.session() as second:
+            assert second is not first
+        async with host.session() as third:
+            assert third is first
+
+
+async def test_an_error_of_the_lender_is_its_own(tmp_path):
+    async with running(stub(sessions_per_server=1), tmp_path) as host:
+        with pytest.raises(KeyError):
+            async with host.session():
+                raise KeyError("ours")
+        async with host.session() as session:
+            await session.reset({}, 5)
+
+
+async def test_a_server_that_others_have_filled_ends_the_episode_not_the_run(tmp_path):
+    async with running(stub(sessions_per_server=1, reset_timeout_s=0.3), tmp_path) as host:
+        async with host.session() as session:
+            await session.close()
+        intruder = await Session.connect(host.urls[0], timeout_s=5, max_message_mb=1)
+        await intruder.reset({}, 5)
+        with pytest.raises(ServerFullError):
+            async with host.session():
+                pass
+        await intruder.close()
+        async with host.session() as session:
+            await session.reset({}, 5)
+
+
+# --- dying -------------------------------------------------------------------------------------
+
+
+async def die(host):
+    """End the server from within an episode; returns nothing, raises what the episode sees."""
+    async with host.session() as session:
+        await session.step({"message": "die"}, 5)
+
+
+async def test_a_dead_server_is_replaced_and_only_its_episodes_end(tmp_path):
+    async with running(stub(num_servers=2, max_restarts=1), tmp_path) as host:
+        before = set(host.urls)
+        async with host.session() as one, host.session() as two:
+            with pytest.raises(SessionClosedError):
+                await one.step({"message": "die"}, 5)
+            await two.step({"message": "go on"}, 5)
+            with pytest.raises(SessionClosedError):
+                await one.reset({}, 5)
+        await within(10, lambda: len(before & set(host.urls)) == 1 and len(host.urls) == 2)
+
+        async def play():
+            async with host.session() as session:
+                return (await session.reset({}, 5)).observation["pid"]
+
+        assert len(set(await asyncio.gather(*(play() for _ in range(4))))) == 2
+
+
+async def test_lenders_wait_while_the_only_server_restarts(tmp_path):
+    async with running(stub(max_restarts=2), tmp_path) as host:
+        for _ in range(2):
+            with pytest.raises(SessionClosedError):
+                await die(host)
+            async with asyncio.timeout(10), host.session() as session:
+                await session.reset({}, 5)
+
+
+async def test_a_server_killed_from_outside_is_replaced_too(tmp_path):
+    async with running(stub(max_restarts=1), tmp_path) as host:
+        async with host.session() as session:
+            pid = (await session.reset({}, 5)).observation["pid"]
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(SessionClosedError):
+                await session.step({}, 5)
+        async with asyncio.timeout(10), host.session() as session:
+            assert (await session.reset({}, 5)).observation["pid"] != pid
+
+
+async def test_the_host_fails_with_the_cause_when_restarts_are_used_up(tmp_path):
+    async with running(stub(num_servers=2, sessions_per_server=1), tmp_path) as host:
+        with pytest.raises(SessionClosedError):
+            await die(host)
+        waiting = [asyncio.create_task(die(host)) for _ in range(3)]
+        async with asyncio.timeout(10):
+            for error in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(error, HostError | SessionClosedError)
+        for _ in range(2):
+            with pytest.raises(HostError, match=r"host.max_restarts=0 .*exit code 9"):
+                async with host.session():
+                    pass
+
+
+# --- closing -----------------------------------------------------------------------------------
+
+
+async def test_close_may_be_called_again_and_ends_lent_sessions(tmp_path):
+    async with running(stub(), tmp_path) as host:
+        async with host.session() as session:
+            pid = (await session.reset({}, 5)).observation["pid"]
+            await host.close()
+            with pytest.raises(SessionClosedError):
+                await session.step({}, 5)
+        await host.close()
+        assert not is_alive(pid)
+        with pytest.raises(HostError, match="closed"):
+            async with host.session():
+                pass
+
+
+async def test_a_cancelled_close_still_ends_the_servers(tmp_path):
+    async with running(stub(), tmp_path) as host:
+        async with host.session() as session:
+            pid = (await session.reset({}, 5)).observation["pid"]
+        closing = asyncio.create_task(host.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await within(10, lambda: not is_alive(pid))
+
+
+async def test_a_cancelled_start_leaves_nothing_running(tmp_path):
+    host = ProcessHost(*stub("mute", num_servers=2), tmp_path)
+    starting = asyncio.create_task(host.start())
+    await asyncio.sleep(0.3)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not any(server._process.alive for server in host._servers)

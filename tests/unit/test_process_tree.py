@@ -1,0 +1,201 @@
+"""Nothing that a `ManagedProcess` started outlives it or its parent, whatever ends the parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from openenv_pipe.process import ManagedProcess
+
+LIMIT_S = 10.0
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+# A command with a child in its own group, one in a new session, and a daemon that has been
+# disowned by a double fork. All of them ignore SIGTERM, SIGINT and SIGHUP.
+FAMILY = """
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+folder = sys.argv[1]
+def live(name):
+    with open(f"{folder}/{name}.part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f"{folder}/{name}.part", f"{folder}/{name}.pid")
+    time.sleep(120)
+if os.fork() == 0:
+    live("child")
+if os.fork() == 0:
+    os.setsid()
+    live("other_session")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        live("daemon")
+    os._exit(0)
+if len(sys.argv) > 2:  # die and leave the others behind
+    while len([name for name in os.listdir(folder) if name.endswith(".pid")]) < 3:
+        time.sleep(0.01)
+    os._exit(3)
+live("command")
+"""
+
+# A parent that starts the family and then waits, or forks a worker which keeps the pipe open.
+PARENT = """
+import os, sys, threading, time
+from pathlib import Path
+from openenv_pipe.process import ManagedProcess
+family, folder, how = sys.argv[1:]
+def start():
+    global process
+    process = ManagedProcess([sys.executable, "-c", family, folder],
+                             log=Path(folder) / "log", environment=os.environ, grace_s=0.3)
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+if how == "forks" and os.fork() == 0:
+    Path(folder, "worker.txt").write_text(str(os.getpid()))
+    time.sleep(120)
+if how == "exits":
+    while len(list(Path(folder).glob("*.pid"))) < 4:
+        time.sleep(0.01)
+    sys.exit()
+time.sleep(120)
+"""
+
+
+def family_pids(folder, num_members=4):
+    """The members' process ids, once all of them are up."""
+    deadline = time.monotonic() + LIMIT_S
+    while len(files := list(folder.glob("*.pid"))) < num_members:
+        assert time.monotonic() < deadline, f"only {files} are up"
+        time.sleep(0.01)
+    return [int(file.read_text()) for file in files]
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def assert_all_end(pids, limit_s=LIMIT_S):
+    deadline = time.monotonic() + limit_s
+    while survivors := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, f"still alive: {survivors}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def no_survivors(tmp_path):
+    """Ends what a failed test, or a killed guardian, has left alive."""
+    yield
+    for file in tmp_path.glob("*.pid"):
+        if is_alive(pid := int(file.read_text())):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def parent(tmp_path):
+    """Starts a parent; killed at the end."""
+    started = []
+
+    def start_parent(how="waits"):
+        command = [sys.executable, "-c", PARENT, FAMILY, str(tmp_path), how]
+        started.append(subprocess.Popen(command, cwd=ROOT))
+        return started[-1]
+
+    yield start_parent
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_survives_a_killed_parent(parent, tmp_path, number):
+    process = parent()
+    pids = family_pids(tmp_path)
+    process.send_signal(number)
+    process.wait(LIMIT_S)
+    assert_all_end(pids)
+
+
+def test_nothing_survives_a_parent_that_exits(parent, tmp_path):
+    process = parent("exits")
+    assert process.wait(LIMIT_S) == 0
+    assert_all_end(family_pids(tmp_path))
+
+
+def test_nothing_survives_when_a_fork_of_the_parent_keeps_the_pipe(parent, tmp_path):
+    process = parent("forks")
+    pids = family_pids(tmp_path)
+    worker = tmp_path / "worker.txt"
+    while not worker.exists():
+        time.sleep(0.01)
+    process.kill()
+    process.wait(LIMIT_S)
+    try:
+        assert_all_end(pids)
+    finally:
+        os.kill(int(worker.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture
+def family(tmp_path):
+    """Starts a family as a child of this process; stopped at the end."""
+    started = []
+
+    def start_family(*arguments):
+        command = [sys.executable, "-c", FAMILY, str(tmp_path), *arguments]
+        log = tmp_path / "log"
+        started.append(ManagedProcess(command, log=log, environment=os.environ, grace_s=0.2))
+        return started[-1]
+
+    yield start_family
+    for process in started:
+        process.stop(0)
+
+
+def test_stop_ends_the_whole_tree(family, tmp_path):
+    process = family()
+    pids = family_pids(tmp_path)
+    assert process.stop(0.2) == 128 + signal.SIGKILL
+    assert not any(map(is_alive, pids))
+
+
+def test_the_death_of_the_command_ends_what_it_left_behind(family, tmp_path):
+    process = family("dies")
+    assert process.wait(LIMIT_S) == 3
+    assert not any(map(is_alive, family_pids(tmp_path, num_members=3)))
+
+
+def test_sigterm_to_the_guardian_ends_the_whole_tree(family, tmp_path):
+    process = family()
+    pids = family_pids(tmp_path)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 128 + signal.SIGKILL
+    assert not any(map(is_alive, pids))
+
+
+def test_sigkill_to_the_guardian_ends_the_command(family, tmp_path):
+    process = family()
+    family_pids(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(LIMIT_S)
+    assert_all_end([int((tmp_path / "command.pid").read_text())])
+
+
+def test_the_end_of_the_thread_that_started_it_does_not_end_the_command(family, tmp_path):
+    thread = threading.Thread(target=family)
+    thread.start()
+    thread.join()
+    pids = family_pids(tmp_path)
+    time.sleep(0.2)
+    assert all(map(is_alive, pids))

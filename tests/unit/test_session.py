@@ -1,0 +1,360 @@
+"""`Session` against small servers that speak the protocol, or break it in the ways seen."""
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from websockets.asyncio.server import serve
+from websockets.utils import accept_key
+
+from openenv_pipe.errors import (
+    ServerFullError,
+    SessionClosedError,
+    SessionError,
+    SessionTimeoutError,
+    StepRefusedError,
+)
+from openenv_pipe.session import Session, StepResult, error_details, websocket_url
+
+FULL = {"message": "4 of 4 in use", "code": "CAPACITY_REACHED", "max_sessions": 4}
+
+
+def answer(observation=None, reward=None, done=False, **more):
+    """An observation frame."""
+    data = {"observation": observation or {}, "reward": reward, "done": done} | more
+    return json.dumps({"type": "observation", "data": data})
+
+
+def error(code, message="bad", **more):
+    return json.dumps({"type": "error", "data": {"message": message, "code": code} | more})
+
+
+@asynccontextmanager
+async def session_with(behave, *, max_message_mb=1, **options):
+    """A session with a server that gives each connection to the coroutine `behave`."""
+    async with serve(behave, "127.0.0.1", 0, **options) as server:
+        port = server.sockets[0].getsockname()[1]
+        session = await Session.connect(
+            f"http://127.0.0.1:{port}", timeout_s=5, max_message_mb=max_message_mb
+        )
+        try:
+            yield session
+        finally:
+            await session.close()
+
+
+def answers(*frames, received=None):
+    """A server that answers with the frames in turn, and then says nothing more."""
+
+    async def behave(connection):
+        for frame in frames:
+            message = await connection.recv()
+            if received is not None:
+                received.append(json.loads(message))
+            await connection.send(frame)
+        await connection.wait_closed()
+
+    return behave
+
+
+async def test_the_frames_are_those_of_the_protocol():
+    received = []
+    frames = [
+        answer({"word": "?", "metadata": {}}),
+        answer({"word": "."}, reward=1, done=True, metadata={"a": 1}),
+        json.dumps({"type": "state", "data": {"step_count": 1}}),
+    ]
+    async with session_with(answers(*frames, received=received)) as session:
+        first = await session.reset({"seed": 7}, 5)
+        second = await session.step({"word": "crane"}, 5)
+        state = await session.state(5)
+        assert session.usable
+    assert received == [
+        {"type": "reset", "data": {"seed": 7}},
+        {"type": "step", "data": {"word": "crane"}},
+        {"type": "state"},
+    ]
+    assert first == StepResult({"word": "?", "metadata": {}}, None, False)
+    assert second == StepResult({"word": "."}, 1.0, True)
+    assert state == {"step_count": 1}
+
+
+async def test_binary_frames_are_read_too():
+    async with session_with(answers(answer({"a": 1}).encode())) as session:
+        assert (await session.step({}, 5)).observation == {"a": 1}
+
+
+async def test_a_full_server_answers_the_first_message():
+    async with session_with(answers(error(**FULL))) as session:
+        with pytest.raises(ServerFullError, match="4 of 4"):
+            await session.reset({}, 5)
+        assert not session.usable
+
+
+@pytest.mark.parametrize("client_waits_s", [0.0, 0.1])
+async def test_a_full_server_sends_one_frame_unasked_and_closes(client_waits_s):
+    async def behave(connection):
+        await connection.send(error(**FULL))
+
+    async with session_with(behave) as session:
+        await asyncio.sleep(client_waits_s)
+        with pytest.raises(ServerFullError, match="4 of 4"):
+            await session.reset({}, 5)
+        assert not session.usable
+
+
+async def test_a_clean_close_before_the_first_answer_is_a_full_server():
+    async def behave(connection):
+        await connection.recv()
+
+    async with session_with(behave) as session:
+        with pytest.raises(ServerFullError):
+            await session.reset({}, 5)
+
+
+async def test_a_frame_that_nobody_asked_for_is_no_answer():
+    async def behave(connection):
+        await connection.send(answer({"stale": True}))
+
+    async with session_with(behave) as session:
+        await asyncio.sleep(0.05)
+        with pytest.raises(SessionError):
+            await session.reset({}, 5)
+
+
+async def test_a_clean_close_after_an_answer_is_a_close():
+    async def behave(connection):
+        await connection.recv()
+        await connection.send(answer())
+        await connection.recv()
+
+    async with session_with(behave) as session:
+        await session.reset({}, 5)
+        with pytest.raises(SessionClosedError):
+            await session.step({}, 5)
+        assert not session.usable
+
+
+async def test_a_server_that_dies_is_a_close():
+    async def behave(connection):
+        await connection.recv()
+        connection.transport.abort()
+
+    async with session_with(behave) as session:
+        with pytest.raises(SessionClosedError):
+            await session.reset({}, 5)
+
+
+@pytest.mark.parametrize("code", ["FACTORY_ERROR", "SESSION_ERROR", "A_NEW_ONE"])
+async def test_other_error_frames_end_the_session_and_are_quoted(code):
+    async with session_with(answers(error(code, "no such file"))) as session:
+        with pytest.raises(SessionClosedError, match=f"{code}: no such file"):
+            await session.reset({}, 5)
+        assert not session.usable
+
+
+async def test_a_refused_step_leaves_the_session_usable():
+    details = [{"loc": ["word"], "msg": "Field required"}]
+    frames = [error("EXECUTION_ERROR"), error("VALIDATION_ERROR", errors=details), answer()]
+    async with session_with(answers(*frames)) as session:
+        with pytest.raises(StepRefusedError) as refused:
+            await session.step({}, 5)
+        assert refused.value.code == "EXECUTION_ERROR"
+        with pytest.raises(StepRefusedError, match="word: Field required"):
+            await session.step({}, 5)
+        assert session.usable
+        assert await session.reset({}, 5) == StepResult({}, None, False)
+
+
+@pytest.mark.parametrize("action", [{"x": float("nan")}, {"x": {1, 2}}, {"x": object()}])
+async def test_an_action_that_is_no_json_is_refused_without_being_sent(action):
+    async with session_with(answers(answer())) as session:
+        with pytest.raises(StepRefusedError, match="step not sent"):
+            await session.step(action, 5)
+        assert session.usable
+        await session.step({"text": "\ud800 a lone surrogate"}, 5)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "not json",
+        b"\xff\xfe",
+        "[" * 100_000,
+        "[]",
+        "null",
+        '{"type": "observation"}',
+        '{"type": "observation", "data": []}',
+        '{"type": "state", "data": {}}',
+        '{"type": "error", "data": null}',
+        '{"type": "observation", "data": {"observation": "text"}}',
+        '{"type": "observation", "data": {"observation": {}, "reward": NaN}}',
+        '{"type": "observation", "data": {"observation": {}, "reward": -Infinity}}',
+        '{"type": "observation", "data": {"observation": {}, "reward": "1"}}',
+        '{"type": "observation", "data": {"observation": {}, "reward": %s}}' % ("9" * 400),
+    ],
+)
+async def test_an_answer_that_breaks_the_protocol_ends_the_session(frame):
+    async with session_with(answers(frame, answer())) as session:
+        with pytest.raises(SessionError) as caught:
+            await session.step({}, 5)
+        assert caught.type is SessionError
+        assert not session.usable
+        with pytest.raises(SessionClosedError):
+            await session.step({}, 5)
+
+
+async def test_a_late_answer_is_never_taken_for_the_next_one():
+    async def behave(connection):
+        async for _ in connection:
+            await asyncio.sleep(0.3)
+            await connection.send(answer({"late": True}))
+
+    async with session_with(behave) as session:
+        with pytest.raises(SessionTimeoutError, match=r"step within 0.05 s"):
+            await session.step({}, 0.05)
+        assert not session.usable
+        await asyncio.sleep(0.4)
+        with pytest.raises(SessionClosedError):
+            await session.step({}, 5)
+
+
+async def test_a_cancelled_message_makes_the_session_unusable():
+    async with session_with(answers()) as session:
+        waiting = asyncio.create_task(session.step({}, 5))
+        await asyncio.sleep(0.05)
+        assert not session.usable
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not session.usable
+
+
+async def test_a_second_message_in_flight_is_refused():
+    async with session_with(answers()) as session:
+        waiting = asyncio.create_task(session.step({}, 5))
+        await asyncio.sleep(0.05)
+        with pytest.raises(SessionClosedError):
+            await session.step({}, 5)
+        waiting.cancel()
+
+
+async def test_an_answer_that_came_while_our_event_loop_was_blocked_counts():
+    async def behave(connection):
+        await connection.recv()
+        await connection.send(answer({"a": 1}))
+        time.sleep(0.3)  # the server shares our loop: both are blocked until after the limit
+        await connection.wait_closed()
+
+    async with session_with(behave) as session:
+        assert (await session.step({}, 0.1)).observation == {"a": 1}
+
+
+async def test_an_answer_over_the_size_limit_names_the_key():
+    frame = answer({"text": "x" * 2**20})
+    async with session_with(answers(frame), max_message_mb=1) as session:
+        with pytest.raises(SessionClosedError, match=r"env\.max_message_mb=1"):
+            await session.reset({}, 5)
+    async with session_with(answers(frame), max_message_mb=2) as session:
+        await session.reset({}, 5)
+
+
+async def test_only_a_usable_session_with_a_live_server_is_responsive():
+    async def behave(connection):
+        await connection.recv()
+
+    async with session_with(behave) as session:
+        assert await session.is_responsive(5)
+        with pytest.raises(ServerFullError):
+            await session.step({}, 5)
+        assert not await session.is_responsive(5)
+    async with frozen_server(shakes_hands=True) as url:
+        session = await Session.connect(url, timeout_s=5, max_message_mb=1)
+        assert not await session.is_responsive(0.05)
+        await session.close()
+
+
+async def test_close_is_bounded_and_may_be_called_again():
+    async with session_with(answers()) as session:
+        await session.close()
+        await session.close()
+        assert not session.usable
+
+
+@asynccontextmanager
+async def frozen_server(*, shakes_hands):
+    """The URL of a server that says nothing, or nothing after the handshake."""
+
+    async def behave(reader, writer):
+        request = await reader.readuntil(b"\r\n\r\n")
+        if shakes_hands:
+            key = request.split(b"Sec-WebSocket-Key: ")[1].split(b"\r\n")[0].decode()
+            writer.write(
+                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
+                b"Connection: Upgrade\r\nSec-WebSocket-Accept: %s\r\n\r\n"
+                % accept_key(key).encode()
+            )
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(behave, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_close_does_not_wait_for_a_frozen_server():
+    async with frozen_server(shakes_hands=True) as url:
+        session = await Session.connect(url, timeout_s=5, max_message_mb=1)
+        started_s = time.monotonic()
+        await session.close()
+        assert time.monotonic() - started_s < 5
+
+
+async def test_compression_is_off_and_headers_are_sent():
+    seen = {}
+
+    async def behave(connection):
+        seen.update(connection.request.headers.raw_items())
+        await connection.wait_closed()
+
+    async with serve(behave, "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        session = await Session.connect(
+            url, timeout_s=5, max_message_mb=1, headers={"Authorization": "x"}
+        )
+        await session.close()
+    assert seen["Authorization"] == "x"
+    assert "Sec-WebSocket-Extensions" not in seen
+
+
+async def test_nobody_there_is_a_close_and_silence_a_time_out():
+    async with frozen_server(shakes_hands=False) as url:
+        with pytest.raises(SessionTimeoutError):
+            await Session.connect(url, timeout_s=0.1, max_message_mb=1)
+    with pytest.raises(SessionClosedError, match="cannot connect"):
+        await Session.connect(url, timeout_s=5, max_message_mb=1)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://127.0.0.1:8000", "ws://127.0.0.1:8000/ws"),
+        ("https://a.example/env/", "wss://a.example/env/ws"),
+        ("ws://localhost:1/ws", "ws://localhost:1/ws"),
+        ("wss://a.example?key=1", "wss://a.example/ws?key=1"),
+    ],
+)
+def test_addresses(url, address):
+    assert websocket_url(url) == address
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://a.example", "http://"])
+def test_addresses_that_are_none(url):
+    with pytest.raises(ValueError, match="is not a URL like"):
+        websocket_url(url)
+
+
+@pytest.mark.parametrize("errors", [None, [], "text", [1], [{"loc": None, "msg": None}]])
+def test_error_details_take_anything(errors):
+    assert isinstance(error_details(errors), str)
