@@ -1,0 +1,20 @@
+"""Scripted players, for baselines and for tests of whatever plays.
+
+A policy is called with all observations of the episode so far, as plain dicts, and a
+`random.Random`; it returns the text that a model would write: here, the message.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from string import ascii_lowercase
+from typing import Any
+
+
+def perfect(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+    """The letter that is asked for: earns 1.0."""
+    return observations[-1]["letter"]
+
+
+def random_letters(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+    """Eight random lowercase letters: earns 0.23 on average."""
+    return "".join(rng.choices(ascii_lowercase, k=8))

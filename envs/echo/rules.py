@@ -1,0 +1,61 @@
+"""The rules of Echo as pure functions: which letters a task asks for, and what a message earns.
+
+The reward is a ladder that even a random model stands on: a message of random bytes earns
+about 0.02, writing lowercase letters of any kind earns 0.2 and more, always the same letter of
+the five 0.36, and only reading which letter is asked for earns 1.0.
+"""
+
+import random
+
+LETTERS = "abcde"
+OTHER_LETTER_SHARE = 0.2
+MAX_TURNS = 8
+NUM_TASKS = {"train": 400, "eval": 100}
+
+
+class TaskError(ValueError, IndexError):
+    """A split, index, seed or number of turns that does not exist.
+
+    It is a ValueError for who calls `reset`, and an IndexError because that is what OpenEnv's
+    task routes answer with status 400 instead of 500.
+    """
+
+
+def score(message: str, letter: str) -> float:
+    """The mean over the message's characters, from 0.0 to 1.0; 0.0 for an empty message.
+
+    A character counts 1.0 where it is `letter`, `OTHER_LETTER_SHARE` where it is another
+    lowercase letter a to z, and 0.0 for anything else, spaces and capitals included.
+    """
+    if not message:
+        return 0.0
+    num_right = message.count(letter)
+    num_lowercase = sum("a" <= character <= "z" for character in message)
+    return (num_right + OTHER_LETTER_SHARE * (num_lowercase - num_right)) / len(message)
+
+
+def choose_letters(split: str, index: int | None, seed: int | None) -> str:
+    """The `MAX_TURNS` letters of a task, one for each turn.
+
+    They are given by `index`, else by `seed`, else random. The first letter goes round with the
+    index, so that each is asked for equally often. Raises TaskError where a split, index or
+    seed does not exist.
+    """
+    num_tasks = count_tasks(split)
+    if index is None:
+        if seed is not None and type(seed) is not int:
+            raise TaskError(f"seed must be an integer or null, got {seed!r}")
+        return "".join(random.Random(seed).choices(LETTERS, k=MAX_TURNS))
+    if type(index) is not int or not 0 <= index < num_tasks:
+        raise TaskError(
+            f"index must be an integer from 0 to {num_tasks - 1} for split {split!r}, got {index!r}"
+        )
+    rest = random.Random(f"{split} {index}").choices(LETTERS, k=MAX_TURNS - 1)
+    return LETTERS[index % len(LETTERS)] + "".join(rest)
+
+
+def count_tasks(split: str) -> int:
+    """How many tasks a split has; raises TaskError for an unknown split."""
+    if split not in tuple(NUM_TASKS):  # A tuple, because a client may send what has no hash.
+        raise TaskError(f"split must be one of {', '.join(NUM_TASKS)}, got {split!r}")
+    return NUM_TASKS[split]

@@ -1,0 +1,6 @@
+"""Wordle for OpenEnv: six guesses at a five-letter word.
+
+Nothing is imported here, so that `wordle.rules`, `wordle.words`, `wordle.policies` and
+`wordle.rewards` can be used without loading the `openenv` library, which takes seconds.
+The rest is one import away: `wordle.client.WordleEnv`, `wordle.models`, `wordle.server.app`.
+"""

@@ -1,0 +1,46 @@
+"""Scripted players, for baselines and for tests of whatever plays.
+
+A policy is called with all observations of the episode so far, as plain dicts, and a
+`random.Random`; it returns the text that a model would write: here, the guess. It knows what a
+player knows, which includes the word list.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from . import rules
+from .words import load
+
+
+def consistent(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+    """A random word of the list that agrees with every row of the board.
+
+    Raises ValueError for a board that no word of the list agrees with.
+    """
+    words, board = observations[-1]["words"], observations[-1]["board"]
+    if not board:
+        return rng.choice(load(words))
+    first, *rest = board
+    candidates = _answers_by_marks(words, first["guess"]).get(first["marks"], [])
+    candidates = [word for word in candidates if rules.consistent(word, rest)]
+    if not candidates:
+        raise ValueError(f"no word of {words!r} fits the board {board}")
+    return rng.choice(candidates)
+
+
+def random_word(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+    """Any word of the list, whatever the board says."""
+    return rng.choice(load(observations[-1]["words"]))
+
+
+# The first row rules out most words, so it alone is worth remembering. Bounded because all
+# guesses of the largest list would take some 200 MB.
+@lru_cache(maxsize=2048)
+def _answers_by_marks(words: str, guess: str) -> dict[str, list[str]]:
+    """The words of the list as answers, by the marks that `guess` earns against them."""
+    answers: dict[str, list[str]] = {}
+    for answer in load(words):
+        answers.setdefault(rules.score(guess, answer), []).append(answer)
+    return answers

@@ -1,0 +1,148 @@
+"""Wordle as an OpenEnv environment: arguments in, observations out; the rules are elsewhere."""
+
+from typing import Any
+from uuid import uuid4
+
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import EnvironmentMetadata, State
+
+from ..game import PLAYING, WON, Game
+from ..models import WordleAction, WordleObservation
+from ..rules import MAX_TURNS, absent, pattern, present
+from ..words import DEFAULT_LIST, LISTS, SPLITS, TaskError, choose_answer, num_tasks
+
+
+class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
+    """One game at a time; `reset` starts the next.
+
+    The asynchronous methods are there for speed: OpenEnv runs them on the server's loop, and
+    the synchronous ones in a thread for each session, which costs more than a turn does.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._game: Game | None = None
+        self._state = State()
+
+    def reset(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        *,
+        split: str = "train",
+        index: int | None = None,
+        words: str = DEFAULT_LIST,
+        holdout: bool = True,
+    ) -> WordleObservation:
+        """Start a game whose answer is given by `index`, else by `seed`, else random.
+
+        Raises TaskError (a ValueError) for a list, split, index or seed that does not exist;
+        the game in progress then goes on.
+        """
+        answer = choose_answer(split, words, index, seed, holdout)
+        self._game = Game(answer=answer, words=words)
+        self._state = State(episode_id=episode_id or str(uuid4()))
+        message = f"Guess the five-letter word. You have {MAX_TURNS} turns."
+        return _observe(self._game, message, reward=None)
+
+    async def reset_async(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        *,
+        split: str = "train",
+        index: int | None = None,
+        words: str = DEFAULT_LIST,
+        holdout: bool = True,
+    ) -> WordleObservation:
+        """`reset`, on the server's loop. OpenEnv reads the keywords from this signature."""
+        return self.reset(
+            seed, episode_id, split=split, index=index, words=words, holdout=holdout
+        )
+
+    def step(
+        self, action: WordleAction, timeout_s: float | None = None, **_: Any
+    ) -> WordleObservation:
+        """Take one turn. The reward is 1.0 for the winning guess and 0.0 for all else.
+
+        Before the first `reset` and after the end: `done`, a message, and no reward.
+        """
+        if self._game is None:
+            message = "No game was started. Reset first."
+            return WordleObservation(message=message, reward=0.0, done=True)
+        was_playing = self._game.status == PLAYING
+        message = self._game.play(action.guess)
+        self._state.step_count += was_playing
+        return _observe(self._game, message, reward=float(was_playing and self._game.status == WON))
+
+    async def step_async(
+        self, action: WordleAction, timeout_s: float | None = None, **_: Any
+    ) -> WordleObservation:
+        """`step`, on the server's loop."""
+        return self.step(action)
+
+    @property
+    def state(self) -> State:
+        """The episode's id and the number of turns taken; never the answer."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What `GET /metadata` answers."""
+        return EnvironmentMetadata(
+            name="wordle", description="Guess a five-letter word in six turns", version="0.1.0"
+        )
+
+    def list_splits(self) -> list[dict[str, Any]]:
+        """The splits: `num_tasks` for the default list, `num_tasks_by_words` for every one."""
+        return [
+            {
+                "name": split,
+                "type": "train" if split == "train" else "validation",
+                "num_tasks": num_tasks(split),
+                "num_tasks_by_words": {words: num_tasks(split, words) for words in LISTS},
+            }
+            for split in SPLITS
+        ]
+
+    def num_tasks(self, split: str) -> int:
+        """How many tasks the split has, with the default list."""
+        return num_tasks(split)
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """The reset keywords of one task, with the default list; raises TaskError."""
+        if not 0 <= index < num_tasks(split):
+            raise TaskError(f"split {split!r} has {num_tasks(split)} tasks, got index {index}")
+        return {"split": split, "index": index}
+
+    def get_task_range(
+        self, split: str, start: int | None = None, stop: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        indices = range(num_tasks(split))[start:stop]
+        return [{"split": split, "index": index} for index in indices]
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """The reset keywords of all tasks of the split, with the default list."""
+        return self.get_task_range(split)
+
+
+def _observe(game: Game, message: str, reward: float | None) -> WordleObservation:
+    is_done = game.status != PLAYING
+    return WordleObservation(
+        board=game.board,
+        guess=game.guess,
+        marks=game.marks,
+        pattern=pattern(game.board),
+        present=present(game.board),
+        absent=absent(game.board),
+        message=message,
+        turn=game.turn,
+        turns_left=MAX_TURNS - game.turn,
+        status=game.status,
+        words=game.words,
+        answer=game.answer if is_done else "",
+        reward=reward,
+        done=is_done,
+    )
