@@ -83,7 +83,8 @@ class Episode:
     status: Status = Status.ERROR
     error: str | None = None
     reward: float = 0.0  # weighted sum of the reward terms
-    turn_rewards: list[float] = field(default_factory=list)  # the per-turn part, one per turn
+    whole_reward: float = 0.0  # its part that is credited to the episode as a whole
+    turn_rewards: list[float] = field(default_factory=list)  # what is credited to each turn
     reward_terms: dict[str, float] = field(default_factory=dict)  # unweighted, for the log
     success: bool = False
     duration_s: float = 0.0

@@ -58,9 +58,7 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         holdout: bool = True,
     ) -> WordleObservation:
         """`reset`, on the server's loop. OpenEnv reads the keywords from this signature."""
-        return self.reset(
-            seed, episode_id, split=split, index=index, words=words, holdout=holdout
-        )
+        return self.reset(seed, episode_id, split=split, index=index, words=words, holdout=holdout)
 
     def step(
         self, action: WordleAction, timeout_s: float | None = None, **_: Any
