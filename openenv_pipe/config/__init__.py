@@ -1,0 +1,1 @@
+"""Configuration: YAML holds the values, `schema` the types and ranges, `compose` joins them."""

@@ -1,0 +1,217 @@
+"""YAML groups to one validated RunConfig. The only importer of Hydra and OmegaConf.
+
+Hydra is used as a library: it finds files, follows defaults lists and parses overrides. It never
+changes the working directory, writes output folders or configures logging.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from openenv_pipe import resources
+from openenv_pipe.config.explain import (
+    explain_choice,
+    explain_composition,
+    explain_missing,
+    explain_override,
+    explain_validation,
+    explain_yaml,
+)
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError
+
+if TYPE_CHECKING:  # importing Hydra takes longer than all else here
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.types import Override
+
+PRIMARY = "config"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where a top-level key got its values: files in the order of application, then overrides."""
+
+    files: tuple[Path, ...]
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Composed:
+    """A configuration, and where it came from."""
+
+    config: RunConfig
+    origins: Mapping[str, Origin]  # by top-level key of the configuration
+    overrides: tuple[str, ...]  # as they were given
+
+
+def compose(overrides: Sequence[str]) -> Composed:
+    """Compose and validate what the overrides ask for; raises ConfigError."""
+    with _readable_errors():
+        loader = _open_loader()
+        parsed = _parse(overrides)
+        lines = [_as_assignment(loader, override) for override in parsed]
+        # First the origins: composing takes the cached files apart.
+        origins = _origins(loader, parsed, lines)
+        config = RunConfig.model_validate(_load(loader, lines))
+        return Composed(config=config, origins=origins, overrides=tuple(overrides))
+
+
+def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A saved configuration with keys or whole blocks changed; raises ConfigError.
+
+    Only the groups that are named are read from `conf/`; all else stays as it was saved.
+    """
+    values = config.model_dump()
+    with _readable_errors():
+        loader = _open_loader()
+        parsed = _parse(overrides)
+        groups = {each.key_or_group for each in parsed if _is_group(loader, each)}
+        if groups:
+            lines = [_as_assignment(loader, each) for each in parsed if _block(each) in groups]
+            if "model" not in groups:
+                lines.append(f"model={config.model.type}")  # an env's prompts depend on it
+            values |= _load(loader, ["~conf", *lines], only=groups)
+        for override in parsed:
+            if override.is_delete() or override.key_or_group == "conf":
+                raise ConfigError(f"{override.input_line!r} cannot be done to a saved run")
+            if override.key_or_group not in groups:
+                _assign(values, override.key_or_group, override.value())
+        return RunConfig.model_validate(values)
+
+
+def _open_loader() -> "ConfigLoaderImpl":
+    """Hydra's loader over the current folder's `conf/` and the shipped one.
+
+    The search path is built here: Hydra's own would ask for a config.yaml in the first folder.
+    """
+    from hydra import version
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_repository import CachingConfigRepository
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra.core.plugins import Plugins
+    from hydra.core.utils import setup_globals
+
+    version.setbase("1.3")
+    setup_globals()
+    Plugins.instance()  # registers the readers of files
+    search_path = ConfigSearchPathImpl()
+    search_path.append("hydra", "pkg://hydra.conf")
+    for folder in resources.conf_dirs():
+        search_path.append("openenv-pipe", str(folder))
+    search_path.append("schema", "structured://")  # Hydra insists that it is the last
+    loader = ConfigLoaderImpl(search_path)
+    loader.repository = CachingConfigRepository(loader.repository)  # each file is read once
+    return loader
+
+
+def _parse(overrides: Sequence[str]) -> list["Override"]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except OverrideParseException as error:
+        raise ConfigError(explain_override(error.override)) from None
+    for override in parsed:
+        if not override.key_or_group:
+            raise ConfigError(explain_override(str(override.input_line)))
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{override.input_line!r} names several values, and a run takes one; "
+                "write a list as key=[a,b], and text with a comma as \"key='a,b'\""
+            )
+        if override.is_hydra_override():
+            raise ConfigError(f"{override.input_line!r}: Hydra's own settings have no effect here")
+    return parsed
+
+
+def _is_group(loader: "ConfigLoaderImpl", override: "Override") -> bool:
+    return loader.repository.group_exists(override.key_or_group)
+
+
+def _block(override: "Override") -> str:
+    return override.key_or_group.split(".")[0]
+
+
+def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
+    """The override as Hydra gets it: a key is set whether or not it is there yet.
+
+    So keys of free mappings need no `+`, and unknown keys are all found by the schema at once.
+    """
+    line = override.input_line or ""
+    if override.is_delete():
+        return line
+    if _is_group(loader, override):
+        if not isinstance(override.value(), str | list):
+            raise ConfigError(explain_choice(override.key_or_group, override.value()))
+        return line
+    return "++" + line.lstrip("+")
+
+
+def _load(
+    loader: "ConfigLoaderImpl", overrides: list[str], only: Collection[str] = ()
+) -> dict[str, Any]:
+    """The composed values, or `only` some blocks of them."""
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf, flag_override
+
+    tree = loader.load_configuration(PRIMARY, overrides, RunMode.RUN)
+    with flag_override(tree, ["struct", "readonly"], [False, False]):
+        for key in set(tree) - set(only) if only else {"hydra"}:
+            del tree[key]
+    if missing := OmegaConf.missing_keys(tree):
+        raise ConfigError(explain_missing(sorted(missing)))
+    values = OmegaConf.to_container(tree, resolve=True)
+    assert isinstance(values, dict)
+    return values
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{key!r}: {parent} is a value and has no keys of its own")
+    values[last] = value
+
+
+def _origins(
+    loader: "ConfigLoaderImpl", parsed: list["Override"], lines: list[str]
+) -> dict[str, Origin]:
+    from hydra.types import RunMode
+
+    files: dict[str, list[Path]] = {key: [] for key in RunConfig.model_fields}
+    for default in loader.compute_defaults_list(PRIMARY, lines, RunMode.RUN).defaults:
+        path = default.config_path
+        if path is None or path.startswith("hydra/"):
+            continue
+        found = loader.repository.load_config(path)
+        assert found is not None
+        keys = [default.package.split(".")[0]] if default.package else found.config
+        for key in keys:
+            if key in files:
+                files[key].append(Path(found.path.removeprefix("file://")) / f"{path}.yaml")
+    given: dict[str, list[str]] = {key: [] for key in files}
+    for override in parsed:
+        given.get(_block(override), []).append(override.input_line or "")
+    return {key: Origin(files=tuple(files[key]), overrides=tuple(given[key])) for key in files}
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(explain_validation(error)) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(explain_yaml(error)) from None
+    except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
+        raise ConfigError(explain_composition(error)) from error

@@ -1,0 +1,122 @@
+"""The schema as a tree of dotted keys: which there are, and what each one expects."""
+
+from collections.abc import Iterator, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from openenv_pipe.config.schema import RunConfig
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_CONDITIONS = {
+    "gt": "more than {:g}",
+    "ge": "at least {:g}",
+    "lt": "less than {:g}",
+    "le": "at most {:g}",
+    "min_length": "with at least {} entry",
+    "pattern": "that matches {}",
+}
+
+
+def known_keys(annotation: Any = RunConfig, prefix: str = "") -> list[str]:
+    """All keys of the schema with dots, blocks included, those of every type of a block."""
+    found: dict[str, None] = {}
+    for block in _blocks(annotation):
+        for name, field in block.model_fields.items():
+            key = prefix + name
+            found |= dict.fromkeys([key, *known_keys(field.annotation, f"{key}.")])
+    return list(found)
+
+
+def locate(location: Sequence[int | str]) -> tuple[str, type[BaseModel] | None, Any]:
+    """Read pydantic's path of an error: the key with dots, the block it stands in, its type.
+
+    Pydantic also names which member of a union it tried; that is no key and is left out.
+    """
+    keys: list[str] = []
+    block: type[BaseModel] | None = None
+    annotation: Any = RunConfig
+    for part in location:
+        members = _members(annotation)
+        holders = [each for each in _blocks(annotation) if part in each.model_fields]
+        if holders or (len(members) == 1 and _is_block(members[0])):
+            block = holders[0] if holders else members[0]
+            keys.append(str(part))
+            annotation = _field_type(block.model_fields.get(str(part)))
+        elif len(members) == 1 and get_origin(members[0]) in (dict, list):
+            keys.append(str(part))
+            annotation = get_args(members[0])[-1]
+        else:
+            annotation = next((each for each in members if part in _tags(each)), annotation)
+    return ".".join(keys), block, annotation
+
+
+def expectation(annotation: Any) -> str:
+    """What a value of this type has to be, in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return ", ".join([expectation(arguments[0]), *_conditions(arguments[1:])])
+    if origin in (Union, UnionType):
+        return " or ".join(expectation(each) for each in arguments)
+    if origin is Literal:
+        return f"one of {', '.join(arguments)}"
+    if origin is list:
+        return f"a list of {expectation(arguments[0])}"
+    if annotation is NoneType:
+        return "null"
+    if _is_block(annotation):
+        return f"a block with the keys {', '.join(annotation.model_fields)}"
+    return "a mapping" if origin is dict else _NAMES.get(annotation, "another value")
+
+
+def choices(annotation: Any) -> list[str]:
+    """The values that a choice allows; empty if the type is none."""
+    members = _members(annotation)
+    return [value for each in members if get_origin(each) is Literal for value in get_args(each)]
+
+
+def type_names(annotation: Any) -> list[str]:
+    """What `type` may be in a block of several types."""
+    return [tag for each in _members(annotation) for tag in _tags(each)]
+
+
+def _blocks(annotation: Any) -> Iterator[type[BaseModel]]:
+    return (each for each in _members(annotation) if _is_block(each))
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types that a value may have, null left out."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _members(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return [member for each in get_args(annotation) for member in _members(each)]
+    return [] if annotation is NoneType else [annotation]
+
+
+def _is_block(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _field_type(field: FieldInfo | None) -> Any:
+    return Any if field is None else Annotated[field.annotation, field]
+
+
+def _tags(annotation: Any) -> tuple[Any, ...]:
+    """The values of `type` that choose this block."""
+    if not _is_block(annotation) or "type" not in annotation.model_fields:
+        return ()
+    return get_args(annotation.model_fields["type"].annotation)
+
+
+def _conditions(metadata: Sequence[Any]) -> Iterator[str]:
+    for condition in metadata:
+        if isinstance(condition, FieldInfo):
+            yield from _conditions(condition.metadata)
+            if condition.examples:
+                yield f"such as {condition.examples[0]}"
+        for name, words in _CONDITIONS.items():
+            if (limit := getattr(condition, name, None)) is not None:
+                yield words.format(limit)

@@ -1,0 +1,235 @@
+"""Composition: search path, origins, and errors that say what to do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from openenv_pipe.config.compose import amend, compose
+from openenv_pipe.config.keys import known_keys
+from openenv_pipe.config.render import as_yaml
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.resources import shipped_dir
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty current folder, away from the checkout."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+# --- what composes -----------------------------------------------------------------------------
+
+
+def test_later_choices_win_experiment_over_group_and_command_line_over_both(folder):
+    assert compose(["conf=echo"]).config.trainer.optimizer.lr == 1e-3
+    config = compose(["conf=echo", "trainer.optimizer.lr=2e-3", "env.variables.A=1"]).config
+    assert config.trainer.optimizer.lr == 2e-3
+    assert config.env.variables == {"A": "1"}
+
+
+def test_a_choice_on_the_command_line_beats_the_experiments(folder):
+    config = compose(["conf=echo", "env=wordle"]).config
+    assert (config.name, config.env.name) == ("echo", "wordle")
+
+
+def test_the_tiny_model_gets_the_short_prompts_and_others_the_long_ones(folder):
+    assert compose(["conf=wordle"]).config.env.adapter.system is None
+    config = compose(["conf=wordle", "model=hub", "model.path=somewhere"]).config
+    assert "Wordle" in config.env.adapter.system
+
+
+def test_own_files_come_first_and_need_no_config_yaml_of_their_own(folder):
+    write(
+        folder / "conf/conf/mine.yaml",
+        "# @package _global_\ndefaults:\n  - override /env: maze\n  - _self_\nname: mine\n",
+    )
+    write(folder / "conf/env/maze.yaml", "defaults: [echo, _self_]\nname: maze\nmax_turns: 3\n")
+    write(folder / "conf/tracker/none.yaml", "type: tensorboard\n")
+    composed = compose(["conf=mine"])
+    assert composed.config.env.name == "maze"
+    assert composed.config.env.package == "echo"  # from the shipped file it builds on
+    assert composed.config.tracker.type == "tensorboard"
+    assert composed.origins["env"].files == (
+        shipped_dir("conf") / "env/base.yaml",
+        shipped_dir("conf") / "env/echo.yaml",
+        shipped_dir("conf") / "env/prompts/echo/tiny.yaml",
+        folder / "conf/env/maze.yaml",
+    )
+
+
+def test_origins_name_files_in_order_and_overrides_by_block(folder):
+    shipped = shipped_dir("conf")
+    composed = compose(["conf=wordle", "trainer.steps=3", "model=tiny", "seed=4"])
+    assert composed.origins["trainer"].files == (
+        shipped / "trainer/grpo.yaml",
+        shipped / "conf/wordle.yaml",
+    )
+    assert composed.origins["trainer"].overrides == ("trainer.steps=3",)
+    assert composed.origins["model"].overrides == ("model=tiny",)
+    assert composed.origins["seed"].overrides == ("seed=4",)
+    assert set(composed.origins) == set(RunConfig.model_fields)
+    assert composed.overrides == ("conf=wordle", "trainer.steps=3", "model=tiny", "seed=4")
+
+
+def test_two_experiments_can_be_joined_and_interpolations_are_resolved(folder):
+    config = compose(["conf=[echo,wordle]", "name=seed-${seed}", "seed=7"]).config
+    assert (config.env.name, config.name) == ("wordle", "seed-7")
+
+
+def test_composing_changes_no_folder_and_writes_nothing(folder):
+    compose(["conf=wordle"])
+    assert Path.cwd() == folder
+    assert list(folder.iterdir()) == []
+
+
+def test_the_same_overrides_give_equal_configurations(folder):
+    assert compose(["conf=wordle"]).config == compose(["conf=wordle"]).config
+
+
+def test_hydra_is_not_imported_before_it_is_needed():
+    code = (
+        "import sys, openenv_pipe.config.compose;"
+        "assert not {'hydra', 'omegaconf', 'torch'} & set(sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(root)}
+    )
+
+
+def test_shown_yaml_reads_back_as_the_configuration(folder):
+    composed = compose(["conf=wordle", "model=qwen3_0_6b", "trainer.steps=3"])
+    text = as_yaml(composed)
+    assert yaml.safe_load(text) == composed.config.model_dump()
+    assert "# shipped trainer/grpo.yaml, shipped conf/wordle.yaml, override trainer.steps=3" in text
+
+
+def test_amend_changes_keys_and_blocks_and_keeps_the_rest(folder):
+    saved = compose(["conf=wordle", "trainer.steps=3"]).config
+    changed = amend(
+        saved, ["engine.policy=wordle.policies:consistent", "engine=scripted", "seed=9"]
+    )
+    assert changed.engine.policy == "wordle.policies:consistent"
+    assert (changed.seed, changed.trainer) == (9, saved.trainer)
+    assert amend(saved, []) == saved
+    assert amend(saved, ["env=echo", "eval.num_tasks=5"]).env == compose(["conf=echo"]).config.env
+    with pytest.raises(ConfigError, match=r"eval\.num_taks"):
+        amend(saved, ["eval.num_taks=1"])
+    with pytest.raises(ConfigError, match="local, scripted"):
+        amend(saved, ["engine=warp"])
+    with pytest.raises(ConfigError, match="saved run"):
+        amend(saved, ["conf=echo"])
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+def test_no_experiment_lists_those_that_there_are(folder):
+    write(folder / "conf/conf/mine.yaml", "# @package _global_\nname: mine\n")
+    message = refusal("trainer.steps=3")
+    assert "echo, mine, smoke, wordle" in message
+    assert "conf=wordle" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.stpes=3", ["trainer.stpes=3", "did you mean trainer.steps"]),
+        ("trainer.lr=3", ["trainer.lr=3", "trainer.optimizer.lr"]),
+        ("modle=tiny", ['modle="tiny"', "did you mean model"]),
+        ("model=qwen", ['model="qwen"', "hub, qwen3_0_6b, qwen3_1_7b, tiny", "./conf/model/"]),
+        ("model=7", ["model=7", "hub, qwen3_0_6b"]),
+        ("conf=wordl", ['conf="wordl"', "echo, smoke, wordle", "did you mean wordle"]),
+        ("model=hub", ["model.path", "model.path=<text>"]),
+        ("trainer.optimizer.lr=fast", ['"fast"', "a number, more than 0"]),
+        ("trainer.optimizer.lr=inf", ["trainer.optimizer.lr", "a number, more than 0"]),
+        ("trainer.group_size=1", ["trainer.group_size=1", "a whole number, at least 2"]),
+        ("trainer.steps=1.5", ["trainer.steps=1.5", "a whole number, at least 0"]),
+        ("trainer.steps='10'", ['trainer.steps="10"', "a whole number"]),
+        ("seed=true", ["seed=true", "a whole number"]),
+        ("host.port=0", ["host.port=0", "at least 1, at most 65535 or null"]),
+        ("trainer.loss.type=drgrpo", ["one of grpo, dr_grpo, dapo", "did you mean dr_grpo"]),
+        ("env.adapter.pattren=x", ["env.adapter.pattren", "did you mean env.adapter.pattern"]),
+        ("env.adapter.type=txt", ['env.adapter.type="txt"', "'text', 'python'", "mean text"]),
+        ("env.adapter.max_turns=3", ["env.adapter.max_turns=3", "did you mean env.max_turns"]),
+        ("~env.adapter.type", ["env.adapter.type is missing", "text, python"]),
+        ("~env.name", ["env.name is missing", "expected text"]),
+        ("model.path=x", ['model.path="x"', "not a key of this type", "hidden_size"]),
+        ("model.lora.target_modules=3", ["target_modules=3", "text or a list of text"]),
+        ("reward.terms.new={type: lenght}", ["reward.terms.new.type", "did you mean length"]),
+        ("trainer.warm_start.policy=x", ['trainer.warm_start.policy="x"', "or null"]),
+        ("trainer.optimizer=3", ["trainer.optimizer=3", "a block with the keys"]),
+        ("eval.num_tasks=100000", ["eval.num_tasks=100000", "env.tasks.eval.num_tasks="]),
+        ("name=${sed}", ["name: ${sed}", "did you mean seed"]),
+        ("name=${oc.env:NO_SUCH_VARIABLE}", ["name: ", "NO_SUCH_VARIABLE"]),
+        ("trainer.steps=1,2", ["trainer.steps=1,2", "a run takes one"]),
+        ("trainer.steps 3", ["'trainer.steps 3'", "key=value"]),
+        ("=3", ["'=3'", "key=value"]),
+        ("name=[a", ["'name=[a'", "key=value"]),
+        ("hydra.run.dir=x", ["hydra.run.dir=x", "no effect"]),
+        ("~env.nome", ["env.nome", "does not exist"]),
+    ],
+)
+def test_an_override_that_is_wrong_is_explained(folder, override, expected):
+    conf = [] if override.startswith("conf=") else ["conf=wordle"]
+    message = refusal(*conf, override)
+    assert [part for part in expected if part not in message] == []
+    assert "pydantic" not in message
+    assert "Error" not in message.replace("KeyError", "")
+
+
+def test_all_problems_are_told_at_once(folder):
+    message = refusal("conf=wordle", "trainer.steps=-1", "host.prot=3", "model.dtype=int8")
+    assert message.startswith("3 problems")
+    for key in ("trainer.steps=-1", "host.prot=3", 'model.dtype="int8"'):
+        assert key in message
+
+
+def test_keys_of_an_own_file_are_explained_too(folder):
+    write(folder / "conf/trainer/fast.yaml", "defaults: [grpo, _self_]\ngroup_sise: 4\n")
+    assert "did you mean trainer.group_size" in refusal("conf=wordle", "trainer=fast")
+
+
+def test_bad_yaml_is_shown_with_file_and_line(folder):
+    path = write(folder / "conf/env/mine.yaml", "name: mine\nadapter: [1, 2\ntasks: {}\n")
+    message = refusal("conf=echo", "env=mine")
+    assert f"{path}, line 3" in message
+
+
+@pytest.mark.parametrize("text", ["just text\n", "- a\n- list\n", "defaults: {env: echo}\n"])
+def test_a_file_that_is_no_block_is_refused(folder, text):
+    write(folder / "conf/env/mine.yaml", text)
+    assert refusal("conf=echo", "env=mine")
+
+
+def test_a_missing_file_of_a_defaults_list_is_named(folder):
+    write(folder / "conf/env/mine.yaml", "defaults: [wordel, _self_]\nname: mine\n")
+    message = refusal("conf=echo", "env=mine")
+    assert "did you mean wordle" in message
+
+
+def test_known_keys_reach_into_every_type_of_a_block():
+    keys = known_keys()
+    assert {"model.path", "model.hidden_size", "env.adapter.pattern", "trainer.loss.type"} <= set(
+        keys
+    )
+    assert len(keys) == len(set(keys))

@@ -1,0 +1,117 @@
+"""Every shipped configuration composes, is explained, and names things that exist."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+
+from openenv_pipe.adapters import build_adapter
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.footprint import tiny_shape
+from openenv_pipe.resources import (
+    find_env,
+    group_names,
+    group_options,
+    load_callable,
+    shipped_dir,
+)
+from openenv_pipe.rewards import Scorer
+
+CONF = shipped_dir("conf")
+FILES = sorted(path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml"))
+EXPERIMENTS = group_options("conf")
+MODELS = group_options("model")
+# What a choice leaves to the user.
+REQUIRED = {
+    "model=hub": ["model.path=somewhere"],
+    "engine=scripted": ["engine.policy=wordle.policies:consistent"],
+}
+OPTIONS = [f"{group}={name}" for group in group_names() for name in group_options(group)]
+OPTIONS = [each for each in OPTIONS if each != "env=base"]  # to be built on, not chosen
+
+
+def test_groups_are_the_blocks_of_the_schema_and_the_experiments():
+    assert set(group_names()) == {"conf", "env", "host", "reward", "model", "engine", "trainer"} | {
+        "eval",
+        "tracker",
+    }
+    assert set(group_names()) - {"conf"} <= set(RunConfig.model_fields)
+
+
+@pytest.mark.parametrize(("experiment", "model"), list(product(EXPERIMENTS, MODELS)))
+def test_every_experiment_composes_with_every_model(experiment, model):
+    given = [f"conf={experiment}", f"model={model}", *REQUIRED.get(f"model={model}", [])]
+    config = compose(given).config
+    assert config.name == experiment
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+    build_adapter(config.env.adapter)
+    Scorer(config.reward, config.env.success_reward)
+    assert (find_env(config.env.package) / "openenv.yaml").is_file()
+    if config.trainer.warm_start.policy:
+        load_callable(config.trainer.warm_start.policy)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_choice_composes(option):
+    conf = [] if option.startswith("conf=") else ["conf=wordle"]
+    compose([*conf, option, *REQUIRED.get(option, [])])
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_no_file_repeats_what_it_builds_on(path):
+    """A key that a file sets to the value that it inherits is noise, and goes stale."""
+    own = yaml.safe_load((CONF / path).read_text())
+    for entry in own.get("defaults", []):
+        parent = CONF / Path(path).parent / f"{entry}.yaml"
+        if isinstance(entry, str) and parent.is_file():
+            assert not set(leaves(own)) & set(leaves(yaml.safe_load(parent.read_text())))
+
+
+def leaves(values: dict, prefix: str = "") -> list[tuple[str, str]]:
+    found = []
+    for key, value in values.items():
+        if key == "defaults":
+            continue
+        if isinstance(value, dict):
+            found += leaves(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", repr(value)))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_experiments_say_what_they_are_for_and_lines_are_short(path):
+    lines = (CONF / path).read_text().splitlines()
+    assert max(map(len, lines)) <= 120
+    if path.startswith("conf/"):
+        assert lines[0] == "# @package _global_"
+        assert lines[1].startswith("# ")
+
+
+def test_qwen3_conversations_only_grow():
+    """Trap 3: the stock template rewrites earlier turns; ours appends, and thinking stays off."""
+    jinja2 = pytest.importorskip("jinja2")
+    source = compose(["conf=wordle", "model=qwen3_1_7b"]).config.model.chat_template
+    template = jinja2.Environment().from_string(source)
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    text = template.render(messages=messages, add_generation_prompt=True)
+    assert text == (
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    for reply in ("a", "<think>b</think>c"):
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "u"}]
+        grown = template.render(messages=messages, add_generation_prompt=True)
+        assert grown.startswith(f"{text}{reply}<|im_end|>\n<|im_start|>user\n")
+        text = grown
+
+
+def test_the_estimate_of_the_tiny_model_is_exact():
+    torch = pytest.importorskip("torch")
+    from openenv_pipe.learner.load import load_policy
+
+    model = compose(["conf=wordle"]).config.model
+    policy = load_policy(model, seed=0, device=torch.device("cpu"))
+    assert tiny_shape(model).num_parameters == policy.num_parameters
