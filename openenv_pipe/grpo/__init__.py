@@ -1,0 +1,1 @@
+"""Group-relative policy optimisation as pure functions: no I/O, no configuration objects."""

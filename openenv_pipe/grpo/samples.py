@@ -1,0 +1,26 @@
+"""Episodes to samples: the ids that were sampled, and which of them the model chose."""
+
+from collections.abc import Sequence
+
+from openenv_pipe.types import Episode, Sample
+
+
+def build_sample(group: str, episode: Episode, advantages: Sequence[float]) -> Sample:
+    """One row of an episode. `advantages` has one value per turn.
+
+    Nothing is rendered or tokenised again: the row is the turns' own ids, one after the other.
+    The prompt's tokens and the environment's carry no loss, logprob or advantage.
+    """
+    sample = Sample(group=group, token_ids=[], loss_mask=[], logprobs=[], advantages=[])
+    for turn, advantage in zip(episode.turns, advantages, strict=True):
+        given, chosen = len(turn.prompt_ids), len(turn.completion_ids)
+        sample.token_ids += turn.prompt_ids + turn.completion_ids
+        sample.loss_mask += [False] * given + [True] * chosen
+        sample.logprobs += [0.0] * given + turn.logprobs
+        sample.advantages += [0.0] * given + [advantage] * chosen
+    return sample
+
+
+def is_trainable(sample: Sample) -> bool:
+    """True if any token of the sample carries an advantage."""
+    return any(sample.advantages)

@@ -1,0 +1,1 @@
+"""torch and peft: the policy, its steps, its checkpoints."""

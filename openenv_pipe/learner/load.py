@@ -1,0 +1,89 @@
+"""From a model block to a policy: built from a seed, read from a folder, or fetched from a hub."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, TinyModelConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.learner import tiny
+from openenv_pipe.learner.attention import use_float32_attention
+from openenv_pipe.learner.policy import Policy
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def select_device(name: str) -> torch.device:
+    """The device that `device` names; "auto" is CUDA where there is one. Raises ConfigError."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch sees no CUDA device; set device=auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def load_policy(
+    config: ModelConfig, *, seed: int, device: torch.device, checkpoint: Path | None = None
+) -> Policy:
+    """The policy at its start, or as a checkpoint's folder holds it. Raises ConfigError."""
+    transformers.logging.disable_progress_bar()  # the run has one of its own
+    torch.manual_seed(seed)
+    full_checkpoint = checkpoint if config.lora.rank == 0 else None
+    if isinstance(config, TinyModelConfig):
+        model, tokenizer = _build_tiny(config, full_checkpoint)
+    else:
+        model, tokenizer = _load_hub(config, full_checkpoint)
+    if config.chat_template is not None:
+        tokenizer.chat_template = config.chat_template
+    if config.autocast == "bfloat16" and device.type == "cpu":
+        use_float32_attention(model)
+    if config.lora.rank:
+        model = _with_adapter(model, config, checkpoint)
+    return Policy(model, tokenizer, device=device, autocast=_DTYPES[config.autocast])
+
+
+def _build_tiny(config: TinyModelConfig, checkpoint: Path | None) -> tuple[Any, Any]:
+    tokenizer = tiny.build_tokenizer()
+    if checkpoint is not None:
+        return _read(str(checkpoint), dtype=_DTYPES[config.dtype]), tokenizer
+    model = Qwen3ForCausalLM(tiny.model_config(config, tokenizer))
+    return model.to(_DTYPES[config.dtype]), tokenizer
+
+
+def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> tuple[Any, Any]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
+        model = _read(
+            str(checkpoint or config.path),
+            dtype=_DTYPES[config.dtype],
+            revision=None if checkpoint else config.revision,
+        )
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"model.path={config.path!r} cannot be loaded: {first_line} Give a folder with "
+            "config.json and safetensors weights, or an id on a hub that this machine reaches; "
+            "model=tiny needs neither"
+        ) from None
+    return model, tokenizer
+
+
+def _read(path: str, **options: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        path, use_safetensors=True, trust_remote_code=False, **options
+    )
+
+
+def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:
+    if checkpoint is not None:
+        return PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
+    lora = LoraConfig(
+        r=config.lora.rank,
+        lora_alpha=config.lora.alpha,
+        lora_dropout=config.lora.dropout,
+        target_modules=config.lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, lora)

@@ -1,0 +1,102 @@
+"""The optimizer and its learning rate over the steps."""
+
+import math
+
+import torch
+
+from openenv_pipe.config.schema import OptimizerConfig
+from openenv_pipe.errors import TrainingError
+
+NamedParameters = list[tuple[str, torch.nn.Parameter]]
+
+
+class Optimizer:
+    """One optimizer step at a time: clip, refuse what is not finite, step, move the rate on.
+
+    `muon` orthogonalises the momentum of hidden matrices (Jordan et al. 2024), scaled so that
+    AdamW's learning rates fit (Moonlight, arXiv:2502.16982); embeddings, heads and vectors stay
+    with AdamW (arXiv:1711.05101).
+    """
+
+    def __init__(
+        self, parameters: NamedParameters, config: OptimizerConfig, num_steps: int
+    ) -> None:
+        self.num_steps_taken = 0
+        self._parameters = [parameter for _, parameter in parameters]
+        self._config = config
+        self._num_steps = num_steps
+        hidden = [p for name, p in parameters if config.type == "muon" and _is_hidden(name, p)]
+        chosen = {id(parameter) for parameter in hidden}
+        others = [p for p in self._parameters if id(p) not in chosen]
+        self._parts: list[torch.optim.Optimizer] = []
+        if others:
+            self._parts.append(
+                torch.optim.AdamW(
+                    others,
+                    lr=config.lr,
+                    betas=(config.beta1, config.beta2),
+                    eps=config.eps,
+                    weight_decay=config.weight_decay,
+                    fused=True,
+                )
+            )
+        if hidden:
+            self._parts.append(
+                torch.optim.Muon(
+                    hidden,
+                    lr=config.lr,
+                    weight_decay=config.weight_decay,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return self._config.lr * rate_share(self._config, self.num_steps_taken, self._num_steps)
+
+    def step(self) -> float:
+        """Applies the gradients and clears them; returns their norm before clipping.
+
+        Raises TrainingError if the norm is not finite: the weights are then still unharmed.
+        """
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise TrainingError(
+                f"the gradient's norm is {norm.item()} at optimizer step "
+                f"{self.num_steps_taken + 1}; lower the learning rate (now {self.lr:g}) or "
+                "max_grad_norm, and look at mismatch/max in metrics.jsonl"
+            )
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = self.lr
+            part.step()
+            part.zero_grad(set_to_none=True)
+        self.num_steps_taken += 1
+        return norm.item()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All state by `<part>.<parameter>.<name>`, for a checkpoint."""
+        return {
+            f"{number}.{index}.{name}": value.contiguous()
+            for number, part in enumerate(self._parts)
+            for index, values in part.state_dict()["state"].items()
+            for name, value in values.items()
+        }
+
+
+def _is_hidden(name: str, parameter: torch.nn.Parameter) -> bool:
+    """True for the matrices between the embedding and the head."""
+    return parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+
+
+def rate_share(config: OptimizerConfig, step: int, num_steps: int) -> float:
+    """The share of `lr` at a step counted from 0: a linear rise, then the schedule's decay."""
+    if step < config.lr_warmup_steps:
+        return (step + 1) / (config.lr_warmup_steps + 1)
+    if config.schedule == "constant":
+        return 1.0
+    done = (step - config.lr_warmup_steps) / max(1, num_steps - config.lr_warmup_steps)
+    done = min(1.0, done)
+    left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.final_lr_share + (1.0 - config.final_lr_share) * left

@@ -1,0 +1,121 @@
+"""The policy: a causal language model, with or without an adapter, that samples and learns.
+
+Shape letters: B rows, T tokens, N trained tokens of a batch.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from openenv_pipe.chat import ChatFormat
+from openenv_pipe.learner.logprobs import token_logprobs
+from openenv_pipe.types import Batch
+
+
+class Policy:
+    """A transformers model and its chat format on one device.
+
+    `model` may be wrapped by peft. The forward passes of sampling and of learning are the same
+    modules in the same precision, so that their logprobs agree.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, device: torch.device, autocast: torch.dtype
+    ) -> None:
+        self.model = model.to(device)
+        self.tokenizer = tokenizer
+        self.chat = ChatFormat(tokenizer)
+        self.device = device
+        self.end_id = self.chat.end_id
+        self.has_adapter = hasattr(model, "disable_adapter")
+        inner = model.get_base_model() if self.has_adapter else model
+        self._decoder = inner.get_decoder()
+        self._head = inner.get_output_embeddings()
+        self._vocabulary_size = inner.config.vocab_size
+        self.num_layers = inner.config.num_hidden_layers
+        self._autocast = autocast
+        self._reference: Policy | None = None
+        self.model.eval()
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Names and parameters that an optimizer may change."""
+        return [item for item in self.model.named_parameters() if item[1].requires_grad]
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        cache: Any = None,
+    ) -> torch.Tensor:
+        """Last hidden states [B, T, hidden size]; without positions and mask, plainly causal."""
+        with self._precision():
+            return self._decoder(
+                input_ids=token_ids,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            ).last_hidden_state
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        with self._precision():
+            return self._head(hidden)
+
+    def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprobs and entropies [N] of the tokens under the loss mask, in row order.
+
+        Rows are padded on the right, so causal attention never reaches the padding.
+        """
+        chosen_BT = batch.loss_mask[:, 1:]
+        hidden = self.hidden(batch.token_ids)[:, :-1]
+        return token_logprobs(
+            hidden[chosen_BT],
+            batch.token_ids[:, 1:][chosen_BT],
+            head=self.logits,
+            vocabulary_size=self._vocabulary_size,
+            temperature=temperature,
+        )
+
+    def keep_reference(self) -> None:
+        """From now on `reference_logprobs` answers for the policy as it is.
+
+        With an adapter nothing is copied: the reference is the model with its adapter off.
+        """
+        if not self.has_adapter:
+            self._reference = Policy(
+                copy.deepcopy(self.model).requires_grad_(False),
+                self.tokenizer,
+                device=self.device,
+                autocast=self._autocast,
+            )
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
+        """Logprobs [N] of the reference model."""
+        if self.has_adapter:
+            with self.model.disable_adapter():
+                return self.logprobs(batch, temperature)[0]
+        assert self._reference is not None, "keep_reference was not called"
+        return self._reference.logprobs(batch, temperature)[0]
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """Dropout, where the model has any, acts inside only."""
+        self.model.train()
+        try:
+            yield
+        finally:
+            self.model.eval()
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast)

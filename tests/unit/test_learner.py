@@ -1,0 +1,377 @@
+"""The learner: which numbers matter, and which must not. Trap numbers: tests/README.md."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+from fakes import (
+    FakeHost,
+    all_episodes,
+    assert_same_update,
+    collect,
+    local_engine,
+    loss_and_gradients,
+    plain_sample,
+    random_sample,
+    random_samples,
+    run_config,
+    tiny_policy,
+    trained_tensors,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openenv_pipe.errors import TrainingError
+from openenv_pipe.grpo.advantages import group_advantages
+from openenv_pipe.grpo.packing import collate
+from openenv_pipe.learner import logprobs as logprobs_module
+from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.optimizer import Optimizer, rate_share
+from openenv_pipe.pipeline import _build_samples
+
+LOSSES = ["grpo", "dr_grpo", "dapo"]
+FEW = settings(derandomize=True, deadline=None, max_examples=6)
+SEEDS = st.integers(0, 2**32)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy()
+
+
+def learner_of(policy, **changes):
+    trainer = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer
+    return Learner(policy, trainer, max_episode_tokens=120, seed=0)
+
+
+def weights_of(policy):
+    return [parameter.detach().clone() for parameter in policy.model.parameters()]
+
+
+def unmasked(values, mask, fill):
+    """The values, with another one wherever the mask is False."""
+    return [value if chosen else fill for value, chosen in zip(values, mask, strict=True)]
+
+
+# --- traps 8 to 11: what must not matter --------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("fill", [1e30, -3.0])
+def test_numbers_at_masked_positions_change_nothing(policy, loss_type, fill):
+    """Trap 8: not a bit of loss or gradient."""
+    samples = random_samples(1)
+    touched = [
+        dataclasses.replace(
+            sample,
+            logprobs=unmasked(sample.logprobs, sample.loss_mask, fill),
+            advantages=unmasked(sample.advantages, sample.loss_mask, fill),
+        )
+        for sample in samples
+    ]
+    changes = {"loss.type": loss_type}
+    expected = loss_and_gradients(policy, samples, changes)
+    seen = loss_and_gradients(policy, touched, changes)
+    assert seen[0] == expected[0]
+    assert all(map(torch.equal, seen[1], expected[1]))
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_no_gradient_comes_from_positions_before_tokens_of_the_environment(loss_type):
+    """Trap 8: exactly zero at every hidden state whose next token the model did not choose."""
+    policy, leaves = tiny_policy(), []
+
+    def hidden(token_ids):
+        leaves.append(type(policy).hidden(policy, token_ids).detach().requires_grad_())
+        return leaves[-1]
+
+    policy.hidden = hidden
+    samples = sorted(random_samples(2), key=lambda sample: -len(sample.token_ids))
+    no_clip = {"loss.clip_low": 1e9, "loss.clip_high": 1e9}
+    learner = learner_of(policy, **{"loss.type": loss_type} | no_clip)
+    learner.optimizer.step = lambda: 0.0
+    learner.update(samples, step=1)
+    (leaf,) = leaves
+    next_chosen = torch.nn.functional.pad(collate(samples).loss_mask[:, 1:], (0, 1))
+    assert (leaf.grad[~next_chosen] == 0).all()
+    assert (leaf.grad[next_chosen].abs().sum(dim=-1) > 0).all()
+
+
+def test_nan_at_masked_and_padded_positions_does_not_leak():
+    """Trap 11: hidden states there may be anything; loss and gradients are as without."""
+    policy = tiny_policy()
+    batch = collate(random_samples(3))
+    next_chosen = torch.nn.functional.pad(batch.loss_mask[:, 1:], (0, 1))
+
+    def gradients():
+        logprobs, entropies = policy.logprobs(batch, 0.7)
+        logprobs.sum().backward()
+        found = [parameter.grad.clone() for parameter in trained_tensors(policy)]
+        policy.model.zero_grad()
+        return [logprobs.detach(), entropies, *found]
+
+    expected = gradients()
+    policy.hidden = lambda token_ids: torch.where(
+        next_chosen[..., None], type(policy).hidden(policy, token_ids), torch.nan
+    )
+    for seen, value in zip(gradients(), expected, strict=True):
+        assert torch.equal(seen, value)
+
+
+def test_nan_advantages_at_masked_positions_do_not_leak(policy):
+    """Trap 11."""
+    samples = random_samples(4)
+    expected = loss_and_gradients(policy, samples)
+    for sample in samples:
+        sample.advantages = unmasked(sample.advantages, sample.loss_mask, math.nan)
+    seen = loss_and_gradients(policy, samples)
+    assert seen[0] == expected[0]
+    assert all(map(torch.equal, seen[1], expected[1]))
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+@FEW
+@given(seed=SEEDS, extra=st.integers(1, 20))
+def test_more_environment_tokens_or_padding_leave_the_update_unchanged(
+    policy, loss_type, seed, extra
+):
+    """Trap 9: tokens after the last reply, and with them wider batches."""
+    samples, changes = random_samples(seed, count=4), {"loss.type": loss_type}
+    expected = loss_and_gradients(policy, samples, changes)
+    longer = samples[seed % 4]
+    longer.token_ids = longer.token_ids + [9] * extra
+    longer.loss_mask = longer.loss_mask + [False] * extra
+    longer.logprobs = longer.logprobs + [0.0] * extra
+    longer.advantages = longer.advantages + [0.0] * extra
+    assert_same_update(loss_and_gradients(policy, samples, changes), expected)
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+@FEW
+@given(seed=SEEDS, shape=st.tuples(st.integers(1, 12), st.integers(1, 9)))
+def test_the_split_into_batches_leaves_the_update_unchanged(policy, loss_type, seed, shape):
+    """Trap 10: one row at a time, two, eight, all at once; also in another order."""
+    count, max_tokens = shape
+    samples = random_samples(seed, count=count, max_tokens=max_tokens)
+    longest = max(len(sample.token_ids) for sample in samples)
+    results = [
+        loss_and_gradients(
+            policy, samples, {"loss.type": loss_type, "tokens_per_batch": tokens_per_batch}
+        )
+        for tokens_per_batch in (1, 2 * longest, 8 * longest, 10**6)
+    ]
+    results.append(loss_and_gradients(policy, samples[::-1], {"loss.type": loss_type}))
+    for result in results[1:]:
+        assert_same_update(result, results[0])
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+def test_the_split_into_batches_leaves_the_kl_part_unchanged(kl_coef):
+    """Trap 10."""
+    policy = tiny_policy(lora_rank=2)
+    move(policy)
+    samples = random_samples(5)
+    results = [
+        loss_and_gradients(policy, samples, {"loss.kl_coef": kl_coef, "tokens_per_batch": tokens})
+        for tokens in (1, 10**6)
+    ]
+    assert_same_update(*results)
+
+
+def move(policy):
+    """Changes what is trained, adapters of zeros included."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in trained_tensors(policy):
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def test_chunks_of_the_head_change_nothing(monkeypatch):
+    """Trap 10: three positions at a time, recomputed in the backward pass."""
+    policy, samples = tiny_policy(), random_samples(6)
+    changes = {"temperature": 0.7}
+    expected = loss_and_gradients(policy, samples, changes)
+    monkeypatch.setattr(logprobs_module, "_CHUNK_ELEMENTS", 3 * 261)
+    assert_same_update(loss_and_gradients(policy, samples, changes), expected)
+
+
+# --- what must matter ---------------------------------------------------------------------------
+
+
+def test_a_good_reply_becomes_more_likely_and_a_bad_one_less():
+    policy = tiny_policy()
+    samples = [random_sample(random.Random(seed), [(3, 3), (2, 3)]) for seed in (0, 1)]
+    for sample, advantage in zip(samples, (1.0, -1.0), strict=True):
+        sample.advantages = [advantage * chosen for chosen in sample.loss_mask]
+    before = [logprob_of(policy, sample) for sample in samples]
+    for sample, logprobs in zip(samples, before, strict=True):
+        place = iter(logprobs.tolist())
+        sample.logprobs = [next(place) if chosen else 0.0 for chosen in sample.loss_mask]
+    learner_of(policy, **{"optimizer.lr": 1e-3}).update(samples, step=1)
+    after = [logprob_of(policy, sample) for sample in samples]
+    assert after[0].sum() > before[0].sum()
+    assert after[1].sum() < before[1].sum()
+
+
+@torch.no_grad()
+def logprob_of(policy, sample):
+    return policy.logprobs(collate([sample]), 1.0)[0]
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_the_temperature_is_the_samplers(policy, loss_type):
+    """Trap 4: at another temperature the ratio is not 1, and the loss is another one."""
+    samples, changes = random_samples(7), {"loss.type": loss_type}
+    one = loss_and_gradients(policy, samples, changes | {"temperature": 1.0})
+    other = loss_and_gradients(policy, samples, changes | {"temperature": 1.3})
+    assert one[0] != pytest.approx(other[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+async def test_on_policy_nothing_is_clipped_and_nothing_differs(temperature):
+    """Trap 4: the first update meets the very weights that sampled."""
+    policy = tiny_policy(ends=True)
+    groups = await collect(policy, temperature=temperature)
+    samples = [plain_sample(episode) for episode in all_episodes(groups)]
+    metrics = learner_of(policy, temperature=temperature).update(samples, step=1)
+    assert metrics["mismatch/max"] < 1e-5
+    assert metrics["ratio/max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["clip/share"] == 0.0
+    assert metrics["loss/policy"] == pytest.approx(-1.0, abs=1e-5)
+    assert metrics["tokens/trained"] == sum(e.num_completion_tokens for e in all_episodes(groups))
+
+
+def test_metrics_on_samples_by_hand(policy):
+    """Means over trained tokens, whatever the batches."""
+    samples = random_samples(8)
+    batch = collate(samples)
+    with torch.no_grad():
+        logprobs, entropies = policy.logprobs(batch, 1.0)
+    gaps = (logprobs - batch.logprobs[batch.loss_mask]).abs()
+    learner = learner_of(policy, tokens_per_batch=20)
+    learner.optimizer.step = lambda: 0.25
+    metrics = learner.update(samples, step=1)
+    policy.model.zero_grad()
+    assert metrics["mismatch/mean"] == pytest.approx(gaps.mean().item(), rel=1e-4)
+    assert metrics["mismatch/max"] == pytest.approx(gaps.max().item(), rel=1e-4)
+    assert metrics["loss/entropy"] == pytest.approx(entropies.mean().item(), rel=1e-4)
+    assert metrics["grad/norm"] == 0.25
+    assert metrics["loss/kl"] == 0.0
+
+
+def test_several_updates_per_step_share_the_samples_out():
+    """Every sample once; later updates are off policy, and the clip acts on them."""
+    policy, seen = tiny_policy(), []
+    learner = learner_of(policy, updates_per_step=3, **{"optimizer.lr": 1e-2})
+    logprobs = policy.logprobs
+    policy.logprobs = lambda batch, temperature: (seen.append(batch), logprobs(batch, temperature))[
+        1
+    ]
+    samples = random_samples(9, count=7)
+    metrics = learner.update(samples, step=1)
+    assert [len(batch.token_ids) for batch in seen] == [3, 2, 2]
+    assert metrics["tokens/trained"] == sum(sum(sample.loss_mask) for sample in samples)
+    assert learner.optimizer.num_steps_taken == 3
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_sampled_logprobs_that_are_not_finite_are_counted_and_refused(value):
+    """Trap 7: with the weights unharmed."""
+    policy, samples = tiny_policy(), random_samples(10)
+    before = weights_of(policy)
+    samples[2].logprobs[-1] = samples[4].logprobs[-1] = value
+    total = sum(len(sample.logprobs) for sample in samples)
+    with pytest.raises(TrainingError, match=f"2 of {total} "):
+        learner_of(policy).update(samples, step=1)
+    assert all(map(torch.equal, weights_of(policy), before))
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_harms_no_weight():
+    """Trap 7."""
+    policy, samples = tiny_policy(), random_samples(11)
+    before = weights_of(policy)
+    samples[0].advantages[-1] = math.inf
+    with pytest.raises(TrainingError, match="norm is"):
+        learner_of(policy).update(samples, step=1)
+    assert all(map(torch.equal, weights_of(policy), before))
+
+
+def test_a_model_is_left_in_eval_mode_also_after_an_error():
+    policy, samples = tiny_policy(), random_samples(12)
+    learner_of(policy).update(samples, step=1)
+    assert not policy.model.training
+    samples[0].advantages[-1] = math.nan
+    with pytest.raises(TrainingError):
+        learner_of(policy).update(samples, step=2)
+    assert not policy.model.training
+
+
+# --- the optimizer ------------------------------------------------------------------------------
+
+
+def schedule(name, num_steps=10, **changes):
+    changes = {"lr_warmup_steps": 2, "final_lr_share": 0.1} | changes | {"schedule": name}
+    config = run_config({f"trainer.optimizer.{key}": value for key, value in changes.items()})
+    return [rate_share(config.trainer.optimizer, step, num_steps) for step in range(num_steps + 3)]
+
+
+def test_learning_rates_of_the_schedules():
+    """A rise that never starts at zero, a decay that ends at its share and stays there."""
+    assert schedule("constant") == pytest.approx([1 / 3, 2 / 3] + [1.0] * 11)
+    linear = [1 - 0.9 * step / 8 for step in range(9)]
+    assert schedule("linear") == pytest.approx([1 / 3, 2 / 3, *linear, 0.1, 0.1])
+    cosine = [0.1 + 0.45 * (1 + math.cos(math.pi * step / 8)) for step in range(9)]
+    assert schedule("cosine") == pytest.approx([1 / 3, 2 / 3, *cosine, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_an_optimizer_step_moves_every_weight_and_clears_the_gradients(kind):
+    policy = tiny_policy()
+    config = run_config({"trainer.optimizer.type": kind}).trainer.optimizer
+    optimizer = Optimizer(policy.trained_parameters(), config, 10)
+    before = weights_of(policy)
+    for parameter in trained_tensors(policy):
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    norm = torch.cat([p.grad.flatten() for p in trained_tensors(policy)]).norm().item()
+    assert optimizer.step() == pytest.approx(norm, rel=1e-4)
+    assert not any(map(torch.equal, weights_of(policy), before))
+    assert all(parameter.grad is None for parameter in trained_tensors(policy))
+
+
+# --- determinism --------------------------------------------------------------------------------
+
+
+async def train_a_little(*, order, lora_rank=0, updates_per_step=1):
+    """Three steps of the real thing: collect, advantages, update, publish. Returns all weights."""
+    policy = tiny_policy(ends=True, lora_rank=lora_rank)
+    engine = local_engine(policy)
+    learner = learner_of(
+        policy,
+        updates_per_step=updates_per_step,
+        temperature=0.9,
+        **{"optimizer.lr": 1e-2, "loss.kl_coef": 0.01},
+    )
+    host = FakeHost(order=random.Random(order), capacity=6)
+    for step in (1, 2, 3):
+        groups = await collect(
+            policy, engine=engine, host=host, temperature=0.9, group_size=3, label=f"step {step}"
+        )
+        advantages = [group_advantages(group, scale="std", discount=1.0) for group in groups]
+        learner.update(_build_samples(groups, advantages), step)
+        engine.publish(step)
+    return weights_of(policy)
+
+
+@pytest.mark.parametrize(("lora_rank", "updates_per_step"), [(0, 1), (2, 2)])
+async def test_equal_trainings_are_equal_to_the_bit(lora_rank, updates_per_step):
+    """Whatever order the environments answered in."""
+    options = {"lora_rank": lora_rank, "updates_per_step": updates_per_step}
+    first = await train_a_little(order=1, **options)
+    second = await train_a_little(order=2, **options)
+    assert all(map(torch.equal, first, second))
+    untrained = weights_of(tiny_policy(ends=True, lora_rank=lora_rank))
+    assert not all(map(torch.equal, first, untrained))

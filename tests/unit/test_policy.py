@@ -1,0 +1,132 @@
+"""The policy: its logprobs, its reference and its adapter. Trap numbers: tests/README.md."""
+
+import pytest
+import torch
+from fakes import CPU, random_samples, run_config, tiny_model, tiny_policy, trained_tensors
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.grpo.packing import collate
+from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.load import load_policy
+
+BATCH = collate(random_samples(0))
+
+
+def logits_of(policy):
+    with torch.no_grad():
+        return policy.logits(policy.hidden(BATCH.token_ids))
+
+
+def logprobs_of(policy, temperature=1.0):
+    with torch.no_grad():
+        return policy.logprobs(BATCH, temperature)[0]
+
+
+def change(policy):
+    generator = torch.Generator().manual_seed(1)
+    for parameter in trained_tensors(policy):
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_logprobs_and_entropies_are_those_of_the_model(lora_rank, temperature):
+    """Traps 4 and 7: picked by token id, at the temperature, from the model's own logits."""
+    policy = tiny_policy(lora_rank=lora_rank)
+    change(policy)
+    with torch.no_grad():
+        logits = policy.model(input_ids=BATCH.token_ids).logits
+        logprobs, entropies = policy.logprobs(BATCH, temperature)
+    expected = torch.log_softmax(logits / temperature, dim=-1)[:, :-1]
+    mask, ids = BATCH.loss_mask[:, 1:], BATCH.token_ids[:, 1:]
+    assert torch.allclose(logprobs, expected.gather(2, ids[..., None])[..., 0][mask], atol=1e-5)
+    by_torch = torch.distributions.Categorical(logits=expected[mask]).entropy()
+    assert torch.allclose(entropies, by_torch, atol=1e-5)
+    assert not entropies.requires_grad
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_reference_stays_what_the_policy_was(lora_rank):
+    """With an adapter: the model with its adapter off, and no copy. In full: a frozen copy."""
+    policy = tiny_policy(lora_rank=lora_rank)
+    before = logprobs_of(policy, 0.7)
+    num_parameters = policy.num_parameters
+    policy.keep_reference()
+    assert torch.equal(policy.reference_logprobs(BATCH, 0.7), before)
+    change(policy)
+    assert torch.equal(policy.reference_logprobs(BATCH, 0.7), before)
+    assert not torch.allclose(logprobs_of(policy, 0.7), before, atol=1e-2)
+    assert policy.num_parameters == num_parameters
+    assert (policy._reference is None) == bool(lora_rank)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_training_does_not_move_the_reference(lora_rank):
+    policy = tiny_policy(lora_rank=lora_rank)
+    trainer = run_config({"trainer.loss.kl_coef": 0.1, "trainer.optimizer.lr": 1e-2}).trainer
+    learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+    before = policy.reference_logprobs(BATCH, 1.0)
+    kls = [learner.update(random_samples(0), step)["loss/kl"] for step in range(1, 5)]
+    assert torch.equal(policy.reference_logprobs(BATCH, 1.0), before)
+    assert kls[0] == pytest.approx(0.0, abs=1e-6)
+    assert kls[-1] > 1e-4
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_pull_of_the_reference_is_towards_it(lora_rank):
+    """The gradient of the KL part alone leads back, and is zero where policy is reference."""
+    policy = tiny_policy(lora_rank=lora_rank)
+    trainer = run_config({"trainer.loss.kl_coef": 1.0, "trainer.optimizer.lr": 1e-2}).trainer
+    learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+    change(policy)
+    samples = random_samples(0)
+    for sample in samples:
+        sample.advantages = [0.0] * len(sample.advantages)
+    kls = [learner.update(samples, step)["loss/kl"] for step in range(1, 8)]
+    assert kls[-1] < kls[0] / 2
+
+
+def test_without_kl_no_reference_is_kept():
+    policy = tiny_policy()
+    Learner(policy, run_config().trainer, max_episode_tokens=120, seed=0)
+    assert policy._reference is None
+
+
+def test_an_adapter_trains_little_and_changes_the_logprobs():
+    """Trap 17: an adapter that is not applied would leave them as they were."""
+    policy = tiny_policy(lora_rank=2)
+    before = logits_of(policy)
+    assert torch.equal(before, logits_of(tiny_policy()))  # it starts as nothing
+    names = [name for name, _ in policy.trained_parameters()]
+    assert names
+    assert all("lora_" in name for name in names)
+    change(policy)
+    assert (logits_of(policy) - before).abs().max() > 1e-2
+
+
+def test_all_weights_are_trained_without_an_adapter():
+    policy = tiny_policy()
+    assert len(policy.trained_parameters()) == len(list(policy.model.parameters()))
+
+
+def test_weights_follow_from_the_seed():
+    one, same, other = (tiny_policy(seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(logits_of(one), logits_of(same))
+    assert not torch.equal(logits_of(one), logits_of(other))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_dropout_acts_while_learning_only(lora_rank):
+    policy = load_policy(tiny_model(lora_rank=lora_rank, dropout=0.5), seed=0, device=CPU)
+    change(policy)
+    assert torch.equal(logits_of(policy), logits_of(policy))
+    with policy.learning():
+        assert torch.equal(logits_of(policy), logits_of(policy)) == (lora_rank == 0)
+    assert torch.equal(logits_of(policy), logits_of(policy))
+
+
+def test_a_chat_template_that_cannot_be_trained_on_is_refused_at_the_start():
+    """Trap 3."""
+    config = tiny_model().model_copy(update={"chat_template": "{{ messages | length }}<|end|>"})
+    with pytest.raises(ConfigError):
+        load_policy(config, seed=0, device=CPU)
