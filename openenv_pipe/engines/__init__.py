@@ -1,0 +1,5 @@
+"""Where tokens come from."""
+
+from openenv_pipe.engines.base import Completion, Engine, Request
+
+__all__ = ["Completion", "Engine", "Request"]

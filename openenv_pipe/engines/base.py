@@ -1,0 +1,50 @@
+"""What an engine is: token ids in, token ids and their logprobs out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from openenv_pipe.types import Finish, Observation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One completion of one episode."""
+
+    episode: int  # its number in the collection; the engine keeps its conversation under it
+    new_ids: Sequence[int]  # prompt ids since the last completion: the engine has the rest
+    max_tokens: int
+    temperature: float  # 0: greedy
+    seed: int  # of the episode; token k of an episode depends on (seed, k) and the logits alone
+    observations: Sequence[Observation]  # of the episode so far; only scripted policies read them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """What was sampled."""
+
+    token_ids: list[int]  # the end token included if it was sampled
+    logprobs: list[float]  # of token_ids, at the temperature
+    finish: Finish
+    policy_version: int
+
+
+class Engine(Protocol):
+    """Serves the episodes of one collection at a time.
+
+    `expect`, then `generate` any number of times per episode, then `finish` once per episode.
+    """
+
+    max_episodes: int  # how many episodes it serves at once
+
+    def expect(self, num_episodes: int, limit: int) -> None:
+        """A collection of so many episodes begins, of which at most `limit` play at once."""
+
+    async def generate(self, request: Request) -> Completion:
+        """Continues an episode's conversation. Raises EngineError."""
+
+    def finish(self, episode: int) -> None:
+        """The episode needs no more completions; what is kept of it can go."""
+
+    def publish(self, version: int) -> None:
+        """The policy has changed; completions from now on are of this version."""

@@ -1,0 +1,118 @@
+"""Keys and values of conversations that grow at different speeds.
+
+Shape letters: R rows (conversations), C capacity in tokens, Q new tokens of a forward pass,
+H key-value heads, D head size.
+
+Row r holds its tokens at positions 0..length-1. A forward pass writes Q tokens per row at that
+row's own positions; where a row has fewer, the rest is padding, written behind its end and
+overwritten by its next tokens. A query sees position j iff j is not after its own, so it never
+sees padding.
+"""
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+_GROWTH = 64  # tokens: capacity grows in steps, so that rows are seldom copied
+
+
+class _RaggedLayer(CacheLayerMixin):
+    """One layer's keys and values, [R, C, H, D], written at the cache's current positions."""
+
+    def __init__(self, cache: "RaggedCache") -> None:
+        super().__init__()
+        self._cache = cache
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        rows, heads, _, size = key_states.shape
+        shape = (rows, self._cache.capacity, heads, size)
+        self.keys = key_states.new_zeros(shape)
+        self.values = value_states.new_zeros(shape)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes [R, H, Q, D] and returns all that a query may look at, [R, H, width, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        rows_R1, positions_RQ, width = self._cache.rows, self._cache.positions, self._cache.width
+        self.keys[rows_R1, positions_RQ] = key_states.transpose(1, 2)
+        self.values[rows_R1, positions_RQ] = value_states.transpose(1, 2)
+        return self.keys[:, :width].transpose(1, 2), self.values[:, :width].transpose(1, 2)
+
+    def resize(self, rows: int, capacity: int) -> None:
+        """More rows or a larger capacity; what is there stays."""
+        if self.is_initialized:
+            self.keys = _grown(self.keys, rows, capacity)
+            self.values = _grown(self.values, rows, capacity)
+
+    def take(self, source: "_RaggedLayer", rows: torch.Tensor) -> None:
+        """Becomes a copy of these rows of another layer."""
+        if source.is_initialized:
+            self.keys, self.values = source.keys[rows], source.values[rows]
+            self.is_initialized = True
+
+    def put(self, source: "_RaggedLayer", rows: torch.Tensor) -> None:
+        """Overwrites these rows with those of a layer of the same capacity."""
+        self.keys[rows], self.values[rows] = source.keys, source.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._cache.width, 0
+
+    def get_seq_length(self) -> int:
+        return self._cache.width
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RaggedCache(Cache):
+    """A transformers cache whose rows have lengths of their own. Rows can come and go."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[_RaggedLayer(self) for _ in range(num_layers)])
+        self.num_rows = 0
+        self.capacity = 0
+        self.width = 0
+
+    def write_at(self, positions_RQ: torch.Tensor) -> torch.Tensor:
+        """Prepares a forward pass; returns its attention mask [R, 1, Q, width], True = visible."""
+        self.width = int(positions_RQ.max()) + 1
+        if self.width > self.capacity:
+            self._resize(self.num_rows, -(-self.width // _GROWTH) * _GROWTH)
+        self.positions = positions_RQ
+        self.rows = torch.arange(self.num_rows, device=positions_RQ.device)[:, None]
+        columns = torch.arange(self.width, device=positions_RQ.device)
+        return (columns <= positions_RQ[:, :, None])[:, None]
+
+    def add_rows(self, num_rows: int) -> None:
+        """Appends empty rows."""
+        self._resize(self.num_rows + num_rows, self.capacity)
+
+    def copy_rows(self, rows: torch.Tensor) -> "RaggedCache":
+        """A new cache of these rows [K] int64, in this order."""
+        copy = RaggedCache(len(self.layers))
+        for mine, theirs in zip(copy.layers, self.layers, strict=True):
+            mine.take(theirs, rows)
+        copy.num_rows, copy.capacity = len(rows), self.capacity
+        return copy
+
+    def put_rows(self, rows: torch.Tensor, copy: "RaggedCache") -> None:
+        """Takes back what `copy_rows` gave, after it may have grown."""
+        if copy.capacity > self.capacity:
+            self._resize(self.num_rows, copy.capacity)
+        for mine, theirs in zip(self.layers, copy.layers, strict=True):
+            mine.put(theirs, rows)
+
+    def _resize(self, rows: int, capacity: int) -> None:
+        if (rows, capacity) == (self.num_rows, self.capacity):
+            return
+        for layer in self.layers:
+            layer.resize(rows, capacity)
+        self.num_rows, self.capacity = rows, capacity
+
+
+def _grown(tensor: torch.Tensor, rows: int, capacity: int) -> torch.Tensor:
+    grown = tensor.new_zeros((rows, capacity, *tensor.shape[2:]))
+    grown[: tensor.shape[0], : tensor.shape[1]] = tensor
+    return grown

@@ -1,0 +1,47 @@
+"""Sampling that depends on a seed and a counter, never on who else is in the batch.
+
+Shape letters: B rows, V vocabulary.
+"""
+
+import numpy as np
+import torch
+
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def uniforms(seeds_B: np.ndarray, counters_B: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) per row, float64, a hash of (seed, counter); both uint64.
+
+    SplitMix64's finaliser (Steele et al. 2014, doi 10.1145/2714064.2660195), applied twice.
+    """
+    with np.errstate(over="ignore"):
+        mixed_B = _mix(_mix(seeds_B * _INCREMENT) + (counters_B + np.uint64(1)) * _INCREMENT)
+    return (mixed_B >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(values_B: np.ndarray) -> np.ndarray:
+    values_B = (values_B ^ (values_B >> np.uint64(30))) * _MULTIPLIERS[0]
+    values_B = (values_B ^ (values_B >> np.uint64(27))) * _MULTIPLIERS[1]
+    return values_B ^ (values_B >> np.uint64(31))
+
+
+def sample(
+    logits_BV: torch.Tensor, temperatures_B: torch.Tensor, uniforms_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [B] int64 and their logprobs [B] float32 at each row's temperature.
+
+    By inversion of the cumulative distribution; temperature 0 takes the most likely token and
+    reports its logprob at temperature 1.
+    """
+    greedy_B = temperatures_B == 0
+    divisors_B = torch.where(greedy_B, 1.0, temperatures_B)
+    logprobs_BV = torch.log_softmax(logits_BV.float() / divisors_B[:, None], dim=-1)
+    cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
+    totals_B1 = cumulative_BV[:, -1:].contiguous()
+    drawn_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * totals_B1, right=True)
+    last_B1 = torch.searchsorted(cumulative_BV, totals_B1)  # the last that is not impossible
+    drawn_B = torch.minimum(drawn_B1, last_B1)[:, 0]  # a product rounded up to the total is past it
+    drawn_B = drawn_B.clamp(max=logits_BV.shape[1] - 1)  # NaN is past everything
+    ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), drawn_B)
+    return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]

@@ -1,0 +1,45 @@
+"""Engine `scripted`: replies of a policy written in Python. For warm starts, baselines, tests."""
+
+import random
+from collections.abc import Callable, Sequence
+
+from openenv_pipe.chat import ChatFormat
+from openenv_pipe.engines.base import Completion, Request
+from openenv_pipe.types import Finish, Observation
+
+Policy = Callable[[Sequence[Observation], random.Random], str]
+VERSION = 0
+
+
+class ScriptedEngine:
+    """Asks the policy with the observations so far and a generator seeded by episode and turn.
+
+    Its completions have logprob 0: they were not sampled, and nothing may train on their ratio.
+    """
+
+    max_episodes = 1024
+
+    def __init__(self, policy: Policy, chat: ChatFormat) -> None:
+        self._policy = policy
+        self._chat = chat
+
+    def expect(self, num_episodes: int, limit: int) -> None:
+        """Nothing to prepare."""
+
+    async def generate(self, request: Request) -> Completion:
+        draw = random.Random(f"{request.seed}/{len(request.observations)}")
+        token_ids = self._chat.reply_ids(self._policy(request.observations, draw))
+        cut = len(token_ids) > request.max_tokens
+        token_ids = token_ids[: request.max_tokens]
+        return Completion(
+            token_ids=token_ids,
+            logprobs=[0.0] * len(token_ids),
+            finish=Finish.LENGTH if cut else Finish.STOP,
+            policy_version=VERSION,
+        )
+
+    def finish(self, episode: int) -> None:
+        """Nothing is kept."""
+
+    def publish(self, version: int) -> None:
+        """A script does not learn."""

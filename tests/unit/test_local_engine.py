@@ -1,0 +1,325 @@
+"""The engine `local`, through real rollouts on a fake host. Trap numbers: tests/README.md."""
+
+import asyncio
+import random
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+from fakes import (
+    FakeHost,
+    RecordingEngine,
+    all_episodes,
+    collect,
+    local_engine,
+    plain_sample,
+    play,
+    run_config,
+    sampled,
+    tiny_policy,
+)
+
+from openenv_pipe.engines import Request
+from openenv_pipe.engines.local import LocalEngine
+from openenv_pipe.errors import EngineError, HostError, SessionClosedError
+from openenv_pipe.grpo.packing import collate
+from openenv_pipe.types import Finish, Status
+
+WAIT_S = 60  # for what must not hang
+
+
+def request(episode, new_ids, *, max_tokens=10, temperature=1.0, seed=None):
+    return Request(
+        episode=episode,
+        new_ids=new_ids,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=episode if seed is None else seed,
+        observations=[],
+    )
+
+
+async def generate(engine, requests):
+    return await asyncio.gather(*(engine.generate(each) for each in requests))
+
+
+async def generate_alone(policy, *turns):
+    """The completions of one episode that has an engine for itself."""
+    engine = local_engine(policy)
+    engine.expect(1, 1)
+    return [await engine.generate(turn) for turn in turns]
+
+
+def trainer_logprobs(policy, episodes, temperature):
+    """What the learner computes for the sampled tokens, and what the sampler said."""
+    batch = collate([plain_sample(episode) for episode in episodes])
+    with torch.no_grad():
+        return policy.logprobs(batch, temperature)[0], batch.logprobs[batch.loss_mask]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+async def test_sampler_and_trainer_agree(temperature, lora_rank):
+    """Trap 4, over several turns, ragged lengths and a cache kept from turn to turn."""
+    policy = tiny_policy(ends=True, lora_rank=lora_rank)
+    groups = await collect(policy, temperature=temperature)
+    episodes = all_episodes(groups)
+    trained, sampler = trainer_logprobs(policy, episodes, temperature)
+    assert (trained - sampler).abs().max() < 1e-5
+    assert len({episode.num_tokens for episode in episodes}) > 3
+    assert max(len(episode.turns) for episode in episodes) == 4
+    other, _ = trainer_logprobs(policy, episodes, 1.1)
+    assert (other - sampler).abs().max() > 1e-2  # the test could see a wrong temperature
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_training_at_temperature_zero_is_refused(temperature):
+    """Trap 4."""
+    with pytest.raises(ValueError, match=r"trainer\.temperature"):
+        run_config({"trainer.temperature": temperature})
+
+
+async def test_logprobs_belong_to_the_sampled_ids():
+    """Trap 7: each by its token's id, from a forward pass over the episode alone."""
+    policy = tiny_policy(ends=True)
+    for episode in all_episodes(await collect(policy)):
+        ids = [id for turn in episode.turns for id in turn.prompt_ids + turn.completion_ids]
+        with torch.no_grad():
+            logprobs = torch.log_softmax(policy.logits(policy.hidden(torch.tensor([ids])))[0], -1)
+        start = 0
+        for turn in episode.turns:
+            start += len(turn.prompt_ids)
+            for offset, (id, logprob) in enumerate(
+                zip(turn.completion_ids, turn.logprobs, strict=True), start
+            ):
+                assert logprobs[offset - 1, id].item() == pytest.approx(logprob, abs=1e-5)
+            start += len(turn.completion_ids)
+
+
+@contextmanager
+def a_thread():
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"capacity": 3}, {"max_episodes": 3}, {"max_episodes": 1}],
+    ids=["all at once", "few sessions", "small batch", "one by one"],
+)
+async def test_the_order_of_answers_changes_no_bit(limits):
+    """Whatever order environments answer in: the same ids and the same logprobs."""
+    policy = tiny_policy(ends=True)
+
+    def fails(seed, number, action):
+        if seed == 2 and number == 0:
+            raise SessionClosedError("fails at reset")
+        if seed == 3 and number == 2:
+            raise SessionClosedError("fails at its second step")
+        return play(seed, number, action)
+
+    results = []
+    for order in (1, 2):
+        host = FakeHost(fails, capacity=limits.get("capacity", 64), order=random.Random(order))
+        with a_thread() as executor:
+            engine = LocalEngine(
+                policy, max_episodes=limits.get("max_episodes", 64), executor=executor
+            )
+            groups = await asyncio.wait_for(
+                collect(policy, engine=engine, host=host, num_tasks=5), WAIT_S
+            )
+        assert [e.failed for e in all_episodes(groups)].count(True) == 4
+        results.append(sampled(groups))
+    assert results[0] == results[1]
+
+
+async def test_tokens_do_not_depend_on_who_else_plays():
+    """Alone or in a batch, an episode's tokens follow from its seed; logprobs to 1e-5."""
+    policy = tiny_policy(ends=True)
+    together = sampled(await collect(policy))
+    for max_episodes in (1, 3):
+        engine = local_engine(policy, max_episodes=max_episodes)
+        apart = sampled(await collect(policy, engine=engine))
+        assert [ids for ids, _ in apart] == [ids for ids, _ in together]
+        for (_, one), (_, other) in zip(apart, together, strict=True):
+            assert one == pytest.approx(other, abs=1e-5)
+
+
+async def test_very_different_reply_lengths_equal_episodes_played_alone():
+    """The path in which short replies leave the batch early, and their rows come back after."""
+    policy = tiny_policy()
+    lengths = [1, 100, 2, 3, 40, 1, 20, 5]
+    first = [
+        request(n, list(range(5, 6 + 3 * n)), max_tokens=length) for n, length in enumerate(lengths)
+    ]
+    second = [request(n, [5, 6 + n], max_tokens=1 + lengths[n - 1] // 4) for n in range(8)]
+    engine = local_engine(policy)
+    engine.expect(8, 8)
+    played = [await generate(engine, turn) for turn in (first, second)]
+    assert [len(completion.token_ids) for completion in played[0]] == lengths
+    for episode in range(8):
+        alone = await generate_alone(policy, first[episode], second[episode])
+        for completion, expected in zip((turn[episode] for turn in played), alone, strict=True):
+            assert completion.token_ids == expected.token_ids
+            assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("max_episodes", [2, 64])
+async def test_greedy_takes_the_most_likely_token_every_time(max_episodes):
+    policy = tiny_policy(ends=True)
+    engine = local_engine(policy, max_episodes=max_episodes)
+    groups = await collect(policy, engine=engine, temperature=0.0, num_tasks=3)
+    for episode in all_episodes(groups):
+        ids: list[int] = []
+        for turn in episode.turns:
+            ids += turn.prompt_ids
+            for token_id in turn.completion_ids:
+                with torch.no_grad():
+                    logits = policy.logits(policy.hidden(torch.tensor([ids]))[0, -1])
+                assert token_id == logits.argmax().item()
+                ids.append(token_id)
+
+
+async def test_equal_seeds_and_prompts_give_equal_tokens_and_others_do_not():
+    """Trap 24: token k depends on (seed, k) and the conversation."""
+    policy = tiny_policy()
+    engine = local_engine(policy)
+    engine.expect(3, 3)
+    requests = [request(n, [5, 6, 7], seed=seed) for n, seed in enumerate((8, 8, 9))]
+    first = await generate(engine, requests)
+    assert first[0].token_ids == first[1].token_ids != first[2].token_ids
+    second = await generate(
+        engine, [request(n, [5, 6, 7], seed=8) for n in range(2)] + requests[2:]
+    )
+    assert second[0].token_ids == second[1].token_ids
+    assert second[0].token_ids != first[0].token_ids
+
+
+async def test_replies_end_with_the_end_token_or_at_their_limit():
+    """Trap 20."""
+    policy = tiny_policy(ends=True)
+    groups = await collect(policy, config=run_config({"env.max_reply_tokens": 3}))
+    turns = [turn for episode in all_episodes(groups) for turn in episode.turns]
+    for turn in turns:
+        ended = turn.completion_ids[-1] == policy.end_id
+        assert policy.end_id not in turn.completion_ids[:-1]
+        assert turn.finish is (Finish.STOP if ended else Finish.LENGTH)
+        assert ended or len(turn.completion_ids) == 3
+    assert {turn.finish for turn in turns} == set(Finish)
+
+
+async def test_a_new_collection_knows_nothing_of_old_weights():
+    """Traps 16 and 18: weights change between collections, and prompts are the same."""
+    policy = tiny_policy(ends=True)
+    engine = local_engine(policy)
+    before = await collect(policy, engine=engine)
+    for parameter in policy.model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    engine.publish(7)
+    after = await collect(policy, engine=engine)
+    assert sampled(before) != sampled(after)
+    trained, sampler = trainer_logprobs(policy, all_episodes(after), 1.0)
+    assert (trained - sampler).abs().max() < 1e-5
+    assert {turn.policy_version for e in all_episodes(before) for turn in e.turns} == {0}
+    assert {turn.policy_version for e in all_episodes(after) for turn in e.turns} == {7}
+
+
+async def test_equal_collections_are_equal():
+    policy = tiny_policy(ends=True)
+    engine = local_engine(policy)
+    assert sampled(await collect(policy, engine=engine)) == sampled(
+        await collect(policy, engine=engine)
+    )
+
+
+async def test_all_episodes_may_fail_at_reset():
+    def fails(seed, number, action):
+        raise SessionClosedError("no")
+
+    groups = await asyncio.wait_for(collect(tiny_policy(), host=FakeHost(fails)), WAIT_S)
+    assert {episode.status for episode in all_episodes(groups)} == {Status.ERROR}
+
+
+@pytest.mark.parametrize("error", [EngineError("out of memory"), RuntimeError("a bug")])
+async def test_an_error_of_the_engine_ends_the_collection(error):
+    policy = tiny_policy()
+    engine = local_engine(policy)
+    calls = 0
+
+    def hidden(*args):
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise error
+        return type(policy).hidden(policy, *args)
+
+    policy.hidden = hidden
+    with pytest.raises(type(error), match=str(error)):
+        await asyncio.wait_for(collect(policy, engine=engine), WAIT_S)
+
+
+async def test_an_error_of_the_host_ends_the_collection():
+    """Other episodes wait in the engine then: none of them may be left behind."""
+
+    def dies(seed, number, action):
+        if (seed, number) == (1, 1):
+            raise HostError("gone for good")
+        return play(seed, number, action)
+
+    policy = tiny_policy(ends=True)
+    engine = local_engine(policy)
+    with pytest.raises(HostError):
+        await asyncio.wait_for(collect(policy, engine=engine, host=FakeHost(dies)), WAIT_S)
+    again = await asyncio.wait_for(collect(policy, engine=engine), WAIT_S)
+    assert sampled(again) == sampled(await collect(policy))
+
+
+class SlowExecutor(Executor):
+    """Says when a wave is asked for, and runs none before `run_all`."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.waves = []
+
+    def submit(self, function, /, *args, **kwargs):
+        future = Future()
+        self.waves.append((future, function, args))
+        self.begun.set()
+        return future
+
+    def run_all(self) -> None:
+        waves, self.waves = self.waves, []
+        for future, function, args in waves:
+            if future.set_running_or_notify_cancel():
+                future.set_result(function(*args))
+
+
+async def test_a_cancelled_collection_ends_and_leaves_the_engine_usable():
+    """Ctrl-C during a wave: the collection ends, and the old wave cannot touch the next one."""
+    policy = tiny_policy(ends=True)
+    executor = SlowExecutor()
+    engine = LocalEngine(policy, max_episodes=64, executor=executor)
+    collection = asyncio.ensure_future(collect(policy, engine=engine))
+    await asyncio.wait_for(executor.begun.wait(), WAIT_S)
+    collection.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(collection, WAIT_S)
+
+    executor.begun.clear()
+    again = asyncio.ensure_future(collect(policy, engine=engine))
+    await asyncio.wait_for(executor.begun.wait(), WAIT_S)
+    while not again.done():
+        executor.run_all()
+        await asyncio.sleep(0)
+    assert sampled(await again) == sampled(await collect(policy))
+
+
+async def test_an_episode_asks_only_for_what_is_new():
+    """Prompts never repeat earlier tokens: the engine has them."""
+    policy = tiny_policy(ends=True)
+    engine = RecordingEngine(local_engine(policy))
+    groups = await collect(policy, engine=engine)
+    for number, episode in enumerate(all_episodes(groups)):
+        asked = [list(request.new_ids) for request, _ in engine.calls[number]]
+        assert asked == [turn.prompt_ids for turn in episode.turns]

@@ -1,0 +1,97 @@
+"""Sampling by seed and counter."""
+
+import numpy as np
+import pytest
+import torch
+
+from openenv_pipe.engines.sampling import sample, uniforms
+
+COUNT = 20_000
+
+
+def numbers(seeds, counters):
+    return uniforms(np.asarray(seeds, dtype=np.uint64), np.asarray(counters, dtype=np.uint64))
+
+
+def assert_uniform(values):
+    """Range, mean, variance and a histogram within four standard errors."""
+    assert values.min() >= 0.0
+    assert values.max() < 1.0
+    assert abs(values.mean() - 1 / 2) < 4 * (1 / 12 / len(values)) ** 0.5
+    assert abs(values.var() - 1 / 12) < 4 * (1 / 180 / len(values)) ** 0.5
+    share_of_bins = np.histogram(values, bins=20, range=(0, 1))[0] / len(values)
+    assert np.abs(share_of_bins - 1 / 20).max() < 4 * (0.05 * 0.95 / len(values)) ** 0.5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_uniform_over_the_counters_of_a_seed(seed):
+    assert_uniform(numbers([seed] * COUNT, range(COUNT)))
+
+
+@pytest.mark.parametrize("counter", [0, 1, 500])
+def test_uniform_over_the_seeds_at_a_counter(counter):
+    assert_uniform(numbers(range(COUNT), [counter] * COUNT))
+
+
+def test_neighbours_are_independent():
+    """Trap 24: no correlation between following counters, nor between following seeds."""
+    by_counter = numbers([3] * COUNT, range(COUNT))
+    by_seed = numbers(range(COUNT), [3] * COUNT)
+    for values in (by_counter, by_seed):
+        assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 4 / COUNT**0.5
+    assert abs(np.corrcoef(by_counter, by_seed)[0, 1]) < 4 / COUNT**0.5
+
+
+def test_no_seed_runs_behind_another():
+    """Trap 24: sequences of near seeds share no value, however they are shifted."""
+    rows = [set(numbers([seed] * 1000, range(1000)).tolist()) for seed in range(8)]
+    assert len(set.union(*rows)) == 8 * 1000
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_frequencies_are_those_of_the_softmax(temperature):
+    """Trap 4."""
+    logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
+    ids, logprobs = sample(
+        logits.expand(COUNT, -1),
+        torch.full((COUNT,), temperature),
+        torch.from_numpy(numbers([5] * COUNT, range(COUNT))),
+    )
+    expected = torch.log_softmax(logits / temperature, dim=-1)
+    shares = torch.bincount(ids, minlength=5) / COUNT
+    errors = (expected.exp() * (1 - expected.exp()) / COUNT).sqrt()
+    assert ((shares - expected.exp()).abs() < 4 * errors).all()
+    assert torch.allclose(logprobs, expected[ids], atol=1e-6)
+
+
+def test_an_impossible_token_is_never_drawn():
+    """Not even by the smallest and the largest uniform number."""
+    logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf])
+    edges = torch.tensor([0.0, 1e-300, 0.25, 0.5 - 2**-54, 0.5, 0.75, 1 - 2**-53]).double()
+    ids, logprobs = sample(logits.expand(len(edges), -1), torch.ones(len(edges)), edges)
+    assert set(ids.tolist()) == {1, 3}
+    assert torch.isfinite(logprobs).all()
+
+
+def test_temperature_zero_takes_the_most_likely_token():
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])
+    ids, logprobs = sample(logits, torch.tensor([0.0, 0.0]), torch.tensor([0.1, 0.99]).double())
+    assert ids.tolist() == [1, 0]
+    assert torch.allclose(logprobs, torch.log_softmax(logits, dim=-1)[[0, 1], [1, 0]])
+
+
+def test_rows_do_not_depend_on_each_other():
+    """Trap 24: alone or among others, a row draws the same token."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(16, 50, generator=generator)
+    draws = torch.rand(16, generator=generator, dtype=torch.float64)
+    together, _ = sample(logits, torch.ones(16), draws)
+    alone = [sample(logits[i : i + 1], torch.ones(1), draws[i : i + 1])[0] for i in range(16)]
+    assert together.tolist() == torch.cat(alone).tolist()
+
+
+def test_broken_logits_give_a_token_and_a_logprob_that_says_so():
+    """Trap 7: the learner counts what is not finite; sampling does not hide or crash on it."""
+    ids, logprobs = sample(torch.full((2, 5), torch.nan), torch.ones(2), torch.rand(2).double())
+    assert ((ids >= 0) & (ids < 5)).all()
+    assert torch.isnan(logprobs).all()
