@@ -1,0 +1,144 @@
+"""The reward terms, each a function from an episode to one value per turn, and their sum.
+
+An episode's value of a term is the sum over its turns (`use: mean`: the mean). A term `per_turn`
+credits every turn with its own value; any other credits the episode as a whole.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+
+from openenv_pipe.config.schema import (
+    EnvTerm,
+    LengthTerm,
+    PythonTerm,
+    RegexTerm,
+    RewardConfig,
+    SuccessTerm,
+    TermConfig,
+    TurnsTerm,
+    UnusableTerm,
+)
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.resources import load_callable
+from openenv_pipe.types import Episode
+
+TermFunction = Callable[[Episode], list[float]]
+
+
+def environment_sum(episode: Episode) -> list[float]:
+    return [turn.reward for turn in episode.turns]
+
+
+def environment_last(episode: Episode) -> list[float]:
+    return _at_the_end(episode, episode.turns[-1].reward if episode.turns else 0.0)
+
+
+def success(episode: Episode) -> list[float]:
+    return _at_the_end(episode, float(episode.success))
+
+
+def turns_used(episode: Episode) -> list[float]:
+    return [1.0 for _ in episode.turns]
+
+
+def unusable_replies(episode: Episode) -> list[float]:
+    return [float(turn.unusable is not None) for turn in episode.turns]
+
+
+def reply_length(episode: Episode) -> list[float]:
+    return [float(len(turn.completion_ids)) for turn in episode.turns]
+
+
+def matching_replies(episode: Episode, *, pattern: re.Pattern[str]) -> list[float]:
+    return [float(pattern.search(turn.reply) is not None) for turn in episode.turns]
+
+
+def from_python(
+    episode: Episode, *, name: str, function: Callable, term: PythonTerm
+) -> list[float]:
+    """A callable's value: a number for the episode, or a sequence with one number per turn."""
+    value = function(episode, **term.keywords)
+    if isinstance(value, int | float):
+        if term.use == "mean":
+            raise ConfigError(
+                f"reward.terms.{name}.target returned one number for the episode, and use=mean is "
+                "for one per turn; set use=sum"
+            )
+        return _at_the_end(episode, float(value))
+    values = [float(item) for item in value]
+    if len(values) != len(episode.turns):
+        raise ConfigError(
+            f"reward.terms.{name}.target returned {len(values)} values for an episode of "
+            f"{len(episode.turns)} turns; return one per turn, or a single number"
+        )
+    return values
+
+
+def _at_the_end(episode: Episode, value: float) -> list[float]:
+    return [0.0] * (len(episode.turns) - 1) + [value] if episode.turns else []
+
+
+class Scorer:
+    """Scores episodes in place: success, reward, its terms and their per-turn part."""
+
+    def __init__(self, config: RewardConfig, success_reward: float) -> None:
+        self._terms = config.terms
+        self._functions = {name: _function(name, term) for name, term in config.terms.items()}
+        self._success_reward = success_reward
+
+    def score(self, episode: Episode) -> None:
+        """Fills in what rewards decide. A failed episode is left at zero: it counts nowhere."""
+        if episode.failed:
+            return
+        episode.success = sum(turn.reward for turn in episode.turns) >= self._success_reward
+        if any(term.per_turn for term in self._terms.values()):
+            episode.turn_rewards = [0.0] * len(episode.turns)
+        for name, term in self._terms.items():
+            self._add(episode, name, term)
+
+    def _add(self, episode: Episode, name: str, term: TermConfig) -> None:
+        values = self._functions[name](episode)
+        total = math.fsum(values)
+        if isinstance(term, PythonTerm) and term.use == "mean":
+            total /= max(1, len(values))
+        if not math.isfinite(total):
+            raise ConfigError(f"reward.terms.{name} gave {total}; a reward must be finite")
+        episode.reward_terms[name] = total
+        episode.reward += term.weight * total
+        if not term.per_turn:
+            episode.whole_reward += term.weight * total
+            return
+        episode.turn_rewards = [
+            so_far + term.weight * value
+            for so_far, value in zip(episode.turn_rewards, values, strict=True)
+        ]
+
+
+def _function(name: str, term: TermConfig) -> TermFunction:
+    match term:
+        case EnvTerm():
+            return environment_sum if term.use == "sum" else environment_last
+        case SuccessTerm():
+            return success
+        case TurnsTerm():
+            return turns_used
+        case UnusableTerm():
+            return unusable_replies
+        case LengthTerm():
+            return reply_length
+        case RegexTerm():
+            return partial(matching_replies, pattern=_compiled(name, term.pattern))
+        case PythonTerm():
+            function = load_callable(term.target)
+            return partial(from_python, name=name, function=function, term=term)
+
+
+def _compiled(name: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"reward.terms.{name}.pattern={pattern!r} is not a regex: {error}"
+        ) from None

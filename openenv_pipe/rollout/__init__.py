@@ -1,0 +1,5 @@
+"""Playing episodes: the loop of one, and the gathering of many."""
+
+from openenv_pipe.rollout.gather import Collector
+
+__all__ = ["Collector"]

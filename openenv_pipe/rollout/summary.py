@@ -1,0 +1,36 @@
+"""What the episodes of a step say, as metrics."""
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+from openenv_pipe.types import Group
+
+
+def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
+    """Counts and means over the scored episodes; a failed one is counted and left out.
+
+    `reply/tokens_mean` is in tokens a turn, `turns/mean` in turns an episode. Means are absent
+    where no episode was scored.
+    """
+    everyone = [episode for group in groups for episode in group.episodes]
+    scored = [episode for group in groups for episode in group.scored]
+    metrics: dict[str, float] = {
+        "episodes/count": len(everyone),
+        "episodes/failed": len(everyone) - len(scored),
+        "episodes/truncated": sum(episode.truncated for episode in scored),
+        "tokens/sampled": sum(episode.num_completion_tokens for episode in everyone),
+    }
+    if not scored:
+        return metrics
+    rewards = [episode.reward for episode in scored]
+    num_turns = sum(len(episode.turns) for episode in scored)
+    metrics |= {
+        "reward/mean": fmean(rewards),
+        "reward/std": pstdev(rewards),
+        "success/rate": fmean(episode.success for episode in scored),
+        "turns/mean": num_turns / len(scored),
+        "reply/tokens_mean": sum(e.num_completion_tokens for e in scored) / max(1, num_turns),
+    }
+    for name in scored[0].reward_terms:
+        metrics[f"reward/{name}"] = fmean(episode.reward_terms[name] for episode in scored)
+    return metrics

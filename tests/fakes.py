@@ -1,0 +1,386 @@
+"""Fakes for the tests of the training core: an environment and its host, small models, samples.
+
+Nothing here starts a process or opens a connection. Fakes keep the real protocols, so that what
+is between them (episode loop, engine, learner) is the real thing.
+"""
+
+import asyncio
+import copy
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from openenv_pipe.adapters import build_adapter
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import RunConfig, TinyModelConfig
+from openenv_pipe.engines import Completion, Engine, Request
+from openenv_pipe.engines.local import LocalEngine
+from openenv_pipe.grpo.samples import build_sample
+from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.load import load_policy
+from openenv_pipe.learner.policy import Policy
+from openenv_pipe.rollout import Collector
+from openenv_pipe.session import StepResult
+from openenv_pipe.tasks import make_task
+from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Task, Turn
+
+torch.set_num_threads(1)  # models of the tests are too small to share, and the machine is not ours
+
+CPU = torch.device("cpu")
+TASK = Task(id="train/0", split="train", index=0, seed=0)
+
+
+# --- configuration ------------------------------------------------------------------------------
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    return compose(["conf=echo"]).config.model_dump()
+
+
+def run_config(changes: Mapping[str, Any] | None = None) -> RunConfig:
+    """The echo experiment for the fake environment, with changes: {"trainer.optimizer.lr": 1.0}."""
+    values = copy.deepcopy(_shipped())
+    values["env"] |= {"name": "fake", "max_turns": 4, "max_reply_tokens": 12}
+    values["env"]["max_episode_tokens"] = 120
+    values["env"]["adapter"] = {
+        "type": "text",
+        "system": None,
+        "first": "{{ text }}",
+        "following": "{{ text }}",
+        "unusable": "? {{ why }}",
+        "pattern": r"(?s)^(?P<text>.*)$",
+    }
+    for key, value in (changes or {}).items():
+        *path, name = key.split(".")
+        block = values
+        for part in path:
+            block = block[part]
+        assert name in block, key
+        block[name] = value
+    return RunConfig.model_validate(values)
+
+
+# --- environment and host -----------------------------------------------------------------------
+
+Play = Callable[[int, int, Mapping[str, Any]], StepResult]
+
+
+def play(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:
+    """Step `number` (0: the reset) of the task with this seed: two to four turns, any reward."""
+    text = f"{seed}" if number == 0 else f"{number}: {'x' * (seed % 3)}"
+    reward = sum(map(ord, action.get("text", ""))) % 11 / 10
+    return StepResult({"text": text}, reward, done=number == 2 + seed % 3)
+
+
+class FakeSession:
+    """One environment. `play` decides what each reset and step answers, or raises."""
+
+    def __init__(self, host: "FakeHost") -> None:
+        self._host = host
+        self._seed = 0
+        self._number = 0
+
+    async def reset(self, keywords: Mapping[str, Any], timeout_s: float) -> StepResult:
+        self._seed, self._number = keywords["seed"], 0
+        return await self._answer({})
+
+    async def step(self, action: Mapping[str, Any], timeout_s: float) -> StepResult:
+        self._number += 1
+        return await self._answer(action)
+
+    async def _answer(self, action: Mapping[str, Any]) -> StepResult:
+        await self._host.delay()
+        return self._host.play(self._seed, self._number, action)
+
+
+class FakeHost:
+    """Lends fake sessions. With an `order`, environments answer in that random order."""
+
+    def __init__(
+        self, play: Play = play, *, capacity: int = 64, order: random.Random | None = None
+    ) -> None:
+        self.play = play
+        self.capacity = capacity
+        self.urls: Sequence[str] = ()
+        self._order = order
+        self._free = asyncio.Semaphore(capacity)
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[FakeSession]:
+        async with self._free:
+            yield FakeSession(self)
+
+    async def close(self) -> None:
+        """Nothing to stop."""
+
+    async def delay(self) -> None:
+        for _ in range(self._order.randrange(40) if self._order else 1):
+            await asyncio.sleep(0)
+
+
+# --- models and engines -------------------------------------------------------------------------
+
+
+def tiny_model(*, lora_rank: int = 0, dropout: float = 0.0) -> TinyModelConfig:
+    """A model of some ten thousand weights, spread enough for its distributions to differ."""
+    values = _shipped()["model"] | {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_layers": 2,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "head_size": 16,
+        "init_std": 0.15,
+        "lora": {
+            "rank": lora_rank,
+            "alpha": 8.0,
+            "dropout": dropout,
+            "target_modules": "all-linear",
+        },
+    }
+    return TinyModelConfig.model_validate(values)
+
+
+def tiny_policy(*, seed: int = 0, lora_rank: int = 0, ends: bool = False) -> Policy:
+    """A policy with random weights. If `ends`, about every tenth token ends the turn."""
+    policy = load_policy(tiny_model(lora_rank=lora_rank), seed=seed, device=CPU)
+    if ends:
+        embeddings = policy.model.get_input_embeddings().weight.data  # tied: the head as well
+        embeddings[:, 0] = 1.0
+        embeddings[policy.end_id, 0] = 4.5
+    return policy
+
+
+class InlineExecutor(Executor):
+    """Runs at once, in the caller's thread."""
+
+    def submit(self, function: Callable, /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def local_engine(policy: Policy, *, max_episodes: int = 64) -> LocalEngine:
+    return LocalEngine(policy, max_episodes=max_episodes, executor=InlineExecutor())
+
+
+class RecordingEngine:
+    """Passes everything on, and keeps what was asked for and what was sampled, per episode."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.max_episodes = engine.max_episodes
+        self.expect, self.finish, self.publish = engine.expect, engine.finish, engine.publish
+        self.calls: dict[int, list[tuple[Request, Completion]]] = {}
+        self._engine = engine
+
+    async def generate(self, request: Request) -> Completion:
+        completion = await self._engine.generate(request)
+        self.calls.setdefault(request.episode, []).append((request, completion))
+        return completion
+
+
+class LengthsEngine:
+    """Samples nothing: replies of random lengths, some of them without an end token."""
+
+    max_episodes = 64
+
+    def __init__(self, end_id: int, seed: int) -> None:
+        self._end_id = end_id
+        self._draw = random.Random(seed)
+
+    def expect(self, num_episodes: int, limit: int) -> None:
+        """Nothing to prepare."""
+
+    async def generate(self, request: Request) -> Completion:
+        wanted = self._draw.randrange(1, 30)
+        token_ids = [self._draw.randrange(10, 200) for _ in range(wanted - 1)] + [self._end_id]
+        token_ids = token_ids[: request.max_tokens]
+        return Completion(
+            token_ids=token_ids,
+            logprobs=[-1.0] * len(token_ids),
+            finish=Finish.STOP if token_ids[-1] == self._end_id else Finish.LENGTH,
+            policy_version=0,
+        )
+
+    def finish(self, episode: int) -> None:
+        """Nothing is kept."""
+
+    def publish(self, version: int) -> None:
+        """Nothing changes."""
+
+
+# --- rollouts -----------------------------------------------------------------------------------
+
+
+async def collect(
+    policy: Policy,
+    *,
+    engine: Engine | None = None,
+    host: FakeHost | None = None,
+    config: RunConfig | None = None,
+    num_tasks: int = 4,
+    group_size: int = 2,
+    temperature: float = 1.0,
+    seed: int = 0,
+    label: str = "step 1",
+) -> list[Group]:
+    """A collection as the pipeline makes it; rewards are the environment's, summed."""
+    config = config or run_config()
+    collector = Collector(
+        env=config.env,
+        host=host or FakeHost(),
+        adapter=build_adapter(config.env.adapter),
+        chat=policy.chat,
+        engine=engine or local_engine(policy),
+    )
+    tasks = [make_task("train", config.env.tasks.train, index) for index in range(num_tasks)]
+    groups = await collector.collect(
+        tasks, group_size=group_size, temperature=temperature, seed=seed, label=label
+    )
+    for episode in all_episodes(groups):
+        episode.reward = episode.whole_reward = sum(turn.reward for turn in episode.turns)
+    return groups
+
+
+def all_episodes(groups: Sequence[Group]) -> list[Episode]:
+    return [episode for group in groups for episode in group.episodes]
+
+
+def sampled(groups: Sequence[Group]) -> list[tuple[list[int], list[float]]]:
+    """Ids and logprobs of every completion, in order."""
+    turns = [turn for episode in all_episodes(groups) for turn in episode.turns]
+    return [(turn.completion_ids, turn.logprobs) for turn in turns]
+
+
+def plain_sample(episode: Episode) -> Sample:
+    """The episode's sample with an advantage of 1 everywhere."""
+    return build_sample("group", episode, [1.0] * len(episode.turns))
+
+
+# --- episodes, samples and gradients made up ----------------------------------------------------
+
+
+def made_up_turn(prompt_ids: list[int], completion_ids: list[int], **fields: Any) -> Turn:
+    values = {
+        "logprobs": [-1.0] * len(completion_ids),
+        "finish": Finish.STOP,
+        "policy_version": 0,
+        "reply": "",
+    }
+    return Turn(prompt_ids=prompt_ids, completion_ids=completion_ids, **(values | fields))
+
+
+def made_up_episode(
+    reward: float = 0.0,
+    *,
+    member: int = 0,
+    turns: Sequence[Turn] = (),
+    status: Status = Status.DONE,
+    turn_rewards: Sequence[float] = (),
+) -> Episode:
+    """What `reward` has beyond the sum of `turn_rewards` is the part of the whole episode."""
+    return Episode(
+        task=TASK,
+        member=member,
+        seed=member,
+        turns=list(turns) or [made_up_turn([5], [6])],
+        status=status,
+        reward=reward,
+        whole_reward=reward - sum(turn_rewards),
+        turn_rewards=list(turn_rewards),
+    )
+
+
+def made_up_group(rewards: Sequence[float], *, failed: Sequence[int] = (), id: str = "0") -> Group:
+    """One-turn episodes with these rewards, of which some members failed."""
+    episodes = [
+        made_up_episode(
+            reward, member=member, status=Status.ERROR if member in failed else Status.DONE
+        )
+        for member, reward in enumerate(rewards)
+    ]
+    return Group(id=id, task=TASK, episodes=episodes)
+
+
+def random_sample(draw: random.Random, shape: Sequence[tuple[int, int]]) -> Sample:
+    """A sample of turns with so many prompt and completion tokens; logprobs near a model's."""
+
+    def ids(count: int) -> list[int]:
+        return [draw.randrange(5, 250) for _ in range(count)]
+
+    turns = [
+        made_up_turn(
+            ids(given), ids(chosen), logprobs=[-draw.uniform(4.0, 7.0) for _ in range(chosen)]
+        )
+        for given, chosen in shape
+    ]
+    advantages = [draw.uniform(-2.0, 2.0) for _ in turns]
+    return build_sample("group", made_up_episode(turns=turns), advantages)
+
+
+def random_samples(seed: int, count: int = 6, *, max_tokens: int = 6) -> list[Sample]:
+    """Ragged samples of one to three turns."""
+    draw = random.Random(seed)
+
+    def length() -> int:
+        return draw.randrange(1, max_tokens + 1)
+
+    return [
+        random_sample(draw, [(length(), length()) for _ in range(draw.randrange(1, 4))])
+        for _ in range(count)
+    ]
+
+
+def trained_tensors(policy: Policy) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+
+
+class GradientKeeper:
+    """Stands where the learner's optimizer is: keeps the gradients of each update, steps never."""
+
+    lr = 0.0
+
+    def __init__(self, policy: Policy) -> None:
+        self.updates: list[list[torch.Tensor]] = []
+        self._parameters = trained_tensors(policy)
+
+    def step(self) -> float:
+        self.updates.append([parameter.grad.clone() for parameter in self._parameters])
+        for parameter in self._parameters:
+            parameter.grad = None
+        return 0.0
+
+
+def loss_and_gradients(
+    policy: Policy, samples: Sequence[Sample], changes: Mapping[str, Any] | None = None
+) -> tuple[float, list[torch.Tensor]]:
+    """The learner's policy loss and all gradients of one update, without taking it."""
+    trainer = run_config(
+        {f"trainer.{key}": value for key, value in (changes or {}).items()}
+    ).trainer
+    learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
+    learner.optimizer = keeper = GradientKeeper(policy)
+    metrics = learner.update(samples, step=1)
+    (gradients,) = keeper.updates
+    return metrics["loss/policy"], gradients
+
+
+def assert_same_update(
+    first: tuple[float, list[torch.Tensor]], second: tuple[float, list[torch.Tensor]]
+) -> None:
+    """Losses equal to 1e-5, gradients to 1e-4 of each tensor's largest entry."""
+    assert abs(first[0] - second[0]) <= 1e-5 * max(1.0, abs(first[0]))
+    for one, other in zip(first[1], second[1], strict=True):
+        assert (one - other).abs().max() <= 1e-4 * one.abs().max() + 1e-8

@@ -1,0 +1,100 @@
+"""Observations to messages, replies to actions. Trap numbers: tests/README.md."""
+
+import pytest
+
+from openenv_pipe.adapters import UnusableReply, build_adapter
+from openenv_pipe.adapters.text import TextAdapter
+from openenv_pipe.config.schema import PythonAdapterConfig, TextAdapterConfig
+from openenv_pipe.errors import ConfigError
+
+
+def text_adapter(**changes):
+    values = {
+        "type": "text",
+        "system": None,
+        "first": "word of {{ length }}",
+        "following": "{% if marks %}{{ marks }}{% else %}?{% endif %}",
+        "unusable": "no: {{ why }}",
+        "pattern": r"(?P<guess>[a-z]{5})(?: (?P<note>\w+))?",
+    }
+    return TextAdapter(TextAdapterConfig.model_validate(values | changes))
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def test_messages_are_rendered_from_the_observation():
+    adapter = text_adapter()
+    assert adapter.open({"length": 5}) == [user("word of 5")]
+    assert adapter.follow({"marks": "g.y.."}) == [user("g.y..")]
+    assert adapter.follow({"marks": ""}) == [user("?")]
+    assert adapter.refuse("too long") == [user("no: too long")]
+
+
+def test_the_system_message_comes_first():
+    adapter = text_adapter(system="{{ length }} letters")
+    assert adapter.open({"length": 5}) == [
+        {"role": "system", "content": "5 letters"},
+        user("word of 5"),
+    ]
+
+
+def test_the_named_groups_that_matched_are_the_action():
+    adapter = text_adapter()
+    assert adapter.read("I say crane!") == {"guess": "crane"}
+    assert adapter.read("crane maybe") == {"guess": "crane", "note": "maybe"}
+
+
+@pytest.mark.parametrize("reply", ["", "CRANE", "cran", "�", "\ud800", "\x00" * 1000])
+def test_a_reply_that_does_not_match_is_unusable(reply):
+    """Trap 21."""
+    with pytest.raises(UnusableReply):
+        text_adapter().read(reply)
+
+
+def test_a_field_that_the_observation_lacks_is_a_mistake_of_the_configuration():
+    with pytest.raises(ConfigError, match=r"marks.*guess, turns_left"):
+        text_adapter().follow({"guess": "crane", "turns_left": 3})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"first": "{{ length"},
+        {"following": "{% if %}"},
+        {"pattern": "(?P<guess>[a-z"},
+        {"pattern": "[a-z]{5}"},
+    ],
+)
+def test_a_broken_template_or_pattern_is_refused_at_the_start(changes):
+    with pytest.raises(ConfigError, match=rf"env\.adapter\.{next(iter(changes))}"):
+        text_adapter(**changes)
+
+
+def test_what_an_observation_contains_is_not_a_template():
+    assert text_adapter().follow({"marks": "{{ 6 * 7 }}"}) == [user("{{ 6 * 7 }}")]
+
+
+def test_a_template_cannot_reach_python():
+    """Templates come with configurations that others wrote."""
+    adapter = text_adapter(following="{{ ''.__class__.__mro__ }}")
+    with pytest.raises(ConfigError):
+        adapter.follow({})
+
+
+class OwnAdapter:
+    """What `type: python` may name."""
+
+    def __init__(self, *, prefix):
+        self.prefix = prefix
+
+    def open(self, observation):
+        return [user(self.prefix)]
+
+
+def test_a_python_adapter_is_built_with_its_options():
+    config = PythonAdapterConfig(
+        type="python", target=f"{__name__}:OwnAdapter", options={"prefix": "hello"}
+    )
+    assert build_adapter(config).open({}) == [user("hello")]

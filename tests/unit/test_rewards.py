@@ -1,0 +1,133 @@
+"""Reward terms and their sum."""
+
+import pytest
+from fakes import made_up_episode, made_up_turn
+
+from openenv_pipe.config.schema import RewardConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.types import Status
+
+
+def scored(terms, *, success_reward=1.0, status=Status.DONE, turns=None):
+    """An episode of two turns, the second one unusable, scored with these terms."""
+    if turns is None:
+        turns = [
+            made_up_turn([5], [6, 7, 8], reward=0.25, reply="crane"),
+            made_up_turn([5], [6], reward=0.5, reply="?!", unusable="not a word"),
+        ]
+    episode = made_up_episode(turns=turns, status=status)
+    episode.turns = list(turns)
+    terms = {name: {"weight": 1.0, "per_turn": False} | values for name, values in terms.items()}
+    Scorer(RewardConfig.model_validate({"terms": terms}), success_reward).score(episode)
+    return episode
+
+
+def python_term(function, *, use="sum", **keywords):
+    target = f"{__name__}:{function}"
+    return {"type": "python", "target": target, "keywords": keywords, "use": use}
+
+
+def halves(episode, *, share):
+    return [share * len(turn.completion_ids) for turn in episode.turns]
+
+
+def number(episode, *, value):
+    return value
+
+
+PER_TURN = python_term("halves", share=0.5)
+A_NUMBER = python_term("number", value=4)
+
+
+@pytest.mark.parametrize(
+    ("term", "values"),
+    [
+        ({"type": "env", "use": "sum"}, [0.25, 0.5]),
+        ({"type": "env", "use": "last"}, [0.0, 0.5]),
+        ({"type": "success"}, [0.0, 0.0]),
+        ({"type": "turns"}, [1.0, 1.0]),
+        ({"type": "unusable"}, [0.0, 1.0]),
+        ({"type": "length"}, [3.0, 1.0]),
+        ({"type": "regex", "pattern": "^[a-z]+$"}, [1.0, 0.0]),
+        (PER_TURN, [1.5, 0.5]),
+        (A_NUMBER, [0.0, 4.0]),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_each_term(term, values):
+    """Its value of the episode is the sum over the turns; `per_turn` shares it out."""
+    episode = scored({"it": term | {"weight": -2.0}})
+    assert episode.reward_terms == {"it": sum(values)}
+    assert episode.reward == episode.whole_reward == -2.0 * sum(values)
+    assert episode.turn_rewards == []
+    by_turn = scored({"it": term | {"weight": -2.0, "per_turn": True}})
+    assert (by_turn.reward, by_turn.whole_reward) == (episode.reward, 0.0)
+    assert by_turn.turn_rewards == [-2.0 * value for value in values]
+
+
+def test_the_reward_is_the_weighted_sum_and_turns_get_their_part_of_it():
+    episode = scored(
+        {
+            "env": {"type": "env", "use": "sum", "weight": 4.0},
+            "bad": {"type": "unusable", "weight": -1.0, "per_turn": True},
+            "length": {"type": "length", "weight": 0.5, "per_turn": True},
+        }
+    )
+    assert episode.reward == 4.0 * 0.75 - 1.0 + 0.5 * 4
+    assert episode.whole_reward == 4.0 * 0.75
+    assert episode.turn_rewards == [1.5, -0.5]
+    assert episode.reward_terms == {"env": 0.75, "bad": 1.0, "length": 4.0}
+
+
+def test_the_mean_over_turns_can_be_a_terms_value():
+    """Turns keep their own values."""
+    term = python_term("halves", use="mean", share=0.5) | {"per_turn": True}
+    episode = scored({"it": term})
+    assert (episode.reward, episode.turn_rewards) == (1.0, [1.5, 0.5])
+
+
+def test_a_number_for_the_episode_has_no_mean_over_turns():
+    with pytest.raises(ConfigError, match="use=sum"):
+        scored({"it": python_term("number", use="mean", value=4)})
+
+
+@pytest.mark.parametrize(("threshold", "success"), [(0.75, True), (0.76, False)])
+def test_success_is_the_environments_reward_reaching_its_threshold(threshold, success):
+    episode = scored({"win": {"type": "success"}}, success_reward=threshold)
+    assert episode.success is success
+    assert episode.reward == float(success)
+
+
+def test_a_failed_episode_is_left_unscored():
+    """Trap 14: it counts nowhere, so it must not carry a reward either."""
+    episode = scored({"turns": {"type": "turns"}}, status=Status.ERROR)
+    assert (episode.reward, episode.reward_terms, episode.turn_rewards) == (0.0, {}, [])
+
+
+@pytest.mark.parametrize(
+    "term", [{"type": "env", "use": "last"}, {"type": "success"}, {"type": "length"}]
+)
+def test_an_episode_without_turns_has_a_reward_of_zero(term):
+    episode = scored({"it": term}, turns=[], status=Status.TOKEN_LIMIT)
+    assert episode.reward == 0.0
+
+
+def too_many(episode):
+    return [0.0] * 7
+
+
+def broken(episode):
+    return float("nan")
+
+
+@pytest.mark.parametrize(("function", "why"), [("too_many", "7 values"), ("broken", "finite")])
+def test_a_term_that_returns_nonsense_is_refused(function, why):
+    """Trap 7: NaN is said, never averaged away."""
+    with pytest.raises(ConfigError, match=why):
+        scored({"it": python_term(function)})
+
+
+def test_a_pattern_that_is_none_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match=r"reward\.terms\.it\.pattern"):
+        scored({"it": {"type": "regex", "pattern": "("}})

@@ -1,0 +1,397 @@
+"""Episodes and their gathering on a fake host. Trap numbers: tests/README.md."""
+
+import asyncio
+import random
+
+import pytest
+from fakes import (
+    FakeHost,
+    LengthsEngine,
+    RecordingEngine,
+    all_episodes,
+    collect,
+    local_engine,
+    plain_sample,
+    play,
+    run_config,
+    sampled,
+    tiny_policy,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openenv_pipe.chat import ChatFormat
+from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.errors import (
+    ConfigError,
+    ServerFullError,
+    SessionClosedError,
+    SessionTimeoutError,
+    StepRefusedError,
+)
+from openenv_pipe.learner.tiny import build_tokenizer
+from openenv_pipe.rollout.gather import episode_seed
+from openenv_pipe.rollout.summary import summarise_groups
+from openenv_pipe.session import StepResult
+from openenv_pipe.types import Finish, Status
+
+CHAT = ChatFormat(build_tokenizer())
+
+
+class ChatOnly:
+    """What `collect` needs of a policy when another engine plays."""
+
+    chat = CHAT
+
+
+def scripted(*replies):
+    """An engine that gives these replies, one per observation and the last one for ever."""
+
+    def policy(observations, draw):
+        return replies[min(len(observations), len(replies)) - 1]
+
+    return ScriptedEngine(policy, CHAT)
+
+
+async def collect_scripted(*replies, **options):
+    engine = scripted(*replies)
+    return all_episodes(await collect(ChatOnly(), engine=engine, **options))
+
+
+# --- traps 1 and 8: ids -------------------------------------------------------------------------
+
+
+async def test_the_ids_trained_on_are_the_ids_sampled():
+    """Trap 1, also where text is lossy: random bytes are seldom UTF-8."""
+    policy = tiny_policy(ends=True)
+    engine = RecordingEngine(local_engine(policy))
+    groups = await collect(policy, engine=engine)
+    num_lossy = 0
+    for number, episode in enumerate(all_episodes(groups)):
+        ids, mask, logprobs = [], [], []
+        for request, completion in engine.calls[number]:
+            ids += [*request.new_ids, *completion.token_ids]
+            mask += [False] * len(request.new_ids) + [True] * len(completion.token_ids)
+            logprobs += [0.0] * len(request.new_ids) + completion.logprobs
+        sample = plain_sample(episode)
+        assert (sample.token_ids, sample.loss_mask, sample.logprobs) == (ids, mask, logprobs)
+        for turn in episode.turns:
+            again = CHAT.reply_ids(turn.reply)
+            num_lossy += again[: len(turn.completion_ids)] != turn.completion_ids
+    assert num_lossy > 3
+
+
+async def test_the_whole_conversation_is_the_templates():
+    """Trap 2: prompts and replies in a row are what the template makes of the messages."""
+    (episode,) = await collect_scripted("abc", "d", num_tasks=1, group_size=1)
+    ids = plain_sample(episode).token_ids
+    text = "<|user|>0<|assistant|>abc<|end|><|user|>1: <|assistant|>d<|end|>"
+    assert ids == build_tokenizer().encode(text, add_special_tokens=False)
+
+
+# --- trap 19: the end token ---------------------------------------------------------------------
+
+
+async def test_the_end_token_has_loss_once_in_each_completion_that_it_ended():
+    """Trap 19: a reply that was cut off has it too, as a token of the prompt that follows."""
+    policy = tiny_policy(ends=True)
+    config = run_config({"env.max_reply_tokens": 4})
+    finishes = set()
+    for episode in all_episodes(await collect(policy, config=config)):
+        sample = plain_sample(episode)
+        chosen = [id for id, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
+        stops = [turn.finish is Finish.STOP for turn in episode.turns]
+        assert chosen.count(policy.end_id) == sum(stops)
+        for turn, following in zip(episode.turns, episode.turns[1:], strict=False):
+            cut = turn.finish is Finish.LENGTH
+            assert following.prompt_ids.count(policy.end_id) == cut
+        finishes |= {turn.finish for turn in episode.turns}
+    assert finishes == set(Finish)
+
+
+# --- trap 20: limits ----------------------------------------------------------------------------
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 40), st.integers(1, 120), st.booleans()
+)
+def test_no_limit_is_ever_passed(seed, max_turns, max_reply, max_episode, long_observations):
+    """Trap 20: over random limits, replies and observations."""
+    config = run_config(
+        {
+            "env.max_turns": max_turns,
+            "env.max_reply_tokens": max_reply,
+            "env.max_episode_tokens": max_episode,
+        }
+    )
+
+    def talk(task_seed, number, action):
+        result = play(task_seed, number, action)
+        length = random.Random(f"{seed}/{task_seed}/{number}").randrange(60)
+        text = "x" * length if long_observations else "x"
+        return StepResult({"text": text}, result.reward, result.done)
+
+    engine = LengthsEngine(CHAT.end_id, seed)
+    groups = asyncio.run(collect(ChatOnly(), engine=engine, host=FakeHost(talk), config=config))
+    for episode in all_episodes(groups):
+        check_limits(episode, max_turns, max_reply, max_episode)
+
+
+def check_limits(episode, max_turns, max_reply, max_episode):
+    assert episode.num_tokens == len(plain_sample(episode).token_ids) <= max_episode
+    assert len(episode.turns) <= max_turns
+    used = 0
+    for turn in episode.turns:
+        used += len(turn.prompt_ids)
+        room = min(max_reply, max_episode - used)
+        used += len(turn.completion_ids)
+        assert 1 <= len(turn.completion_ids) <= room
+        ended = turn.completion_ids[-1] == CHAT.end_id
+        assert turn.finish is (Finish.STOP if ended else Finish.LENGTH)
+        assert ended or len(turn.completion_ids) == room
+    cut = any(turn.finish is Finish.LENGTH for turn in episode.turns)
+    assert episode.truncated == (cut or episode.status is not Status.DONE)
+    done = len(episode.turns) == 2 + episode.task.seed % 3
+    if episode.status is Status.TURN_LIMIT:
+        assert len(episode.turns) == max_turns
+    assert (episode.status is Status.DONE) == done
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "num_turns", "truncated"),
+    [
+        ({}, Status.DONE, 2, False),
+        ({"env.max_turns": 1}, Status.TURN_LIMIT, 1, True),
+        ({"env.max_turns": 2}, Status.DONE, 2, False),
+        ({"env.max_reply_tokens": 2}, Status.DONE, 2, True),
+        ({"env.max_episode_tokens": 7}, Status.TOKEN_LIMIT, 1, True),
+        ({"env.max_episode_tokens": 3}, Status.TOKEN_LIMIT, 0, True),
+    ],
+    ids=["none", "turns", "turns that suffice", "reply", "episode", "prompt"],
+)
+async def test_status_and_truncation(changes, status, num_turns, truncated):
+    """Trap 20. Prompt <|user|>0<|assistant|> and reply abc<|end|>: seven tokens."""
+    config = run_config(changes)
+    (episode,) = await collect_scripted("abc", config=config, num_tasks=1, group_size=1)
+    assert (episode.status, len(episode.turns), episode.truncated) == (status, num_turns, truncated)
+    assert episode.error is None
+
+
+async def test_an_environment_may_be_done_at_reset():
+    host = FakeHost(lambda seed, number, action: StepResult({"text": ""}, None, done=True))
+    (episode,) = await collect_scripted("a", host=host, num_tasks=1, group_size=1)
+    assert (episode.status, episode.turns) == (Status.DONE, [])
+
+
+async def test_a_reward_that_is_null_counts_as_zero():
+    host = FakeHost(lambda seed, number, action: StepResult({"text": ""}, None, done=number == 1))
+    (episode,) = await collect_scripted("a", host=host, num_tasks=1, group_size=1)
+    assert episode.turns[0].reward == 0.0
+
+
+# --- trap 21: what goes wrong is data -----------------------------------------------------------
+
+
+def letters_only():
+    values = run_config().env.adapter.model_dump() | {"pattern": "^(?P<text>[a-z]+)$"}
+    return run_config({"env.adapter": values, "env.max_episode_tokens": 500})
+
+
+async def test_a_malformed_reply_goes_back_to_the_model():
+    """Trap 21: it costs a turn, reaches no environment, and the episode goes on."""
+    steps = []
+
+    def count(seed, number, action):
+        steps.append(number)
+        return play(seed, number, action)
+
+    (episode,) = await collect_scripted(
+        "7!", host=FakeHost(count), config=letters_only(), num_tasks=1, group_size=1
+    )
+    assert steps == [0]
+    assert episode.status is Status.TURN_LIMIT
+    assert len(episode.turns) == 4
+    for turn in episode.turns:
+        assert turn.unusable is not None
+        assert turn.action is None
+        assert turn.reward == 0.0
+    text = CHAT.reply_text(episode.turns[1].prompt_ids)
+    assert text == f"<|user|>? {episode.turns[0].unusable}<|assistant|>"
+
+
+async def test_an_action_that_the_environment_finds_invalid_goes_back_too():
+    """Trap 21: VALIDATION_ERROR is the model's mistake, and the session stays usable."""
+
+    def picky(seed, number, action):
+        if number == 1:
+            raise StepRefusedError("VALIDATION_ERROR", "text is too short")
+        return play(seed, number, action)
+
+    episodes = await collect_scripted("a", host=FakeHost(picky), num_tasks=3)
+    for episode in episodes:
+        assert episode.status is Status.DONE
+        assert "text is too short" in episode.turns[0].unusable
+        assert "text is too short" in CHAT.reply_text(episode.turns[1].prompt_ids)
+        assert episode.turns[1].unusable is None
+
+
+ERRORS = [
+    StepRefusedError("EXECUTION_ERROR", "division by zero"),
+    SessionClosedError("server died"),
+    SessionTimeoutError("no answer"),
+    ServerFullError("4 of 4 in use"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("step", [0, 1, 2])
+async def test_a_session_that_fails_ends_its_episode_and_no_other(error, step):
+    """Trap 21: status ERROR with the cause; the others play as if nothing had happened."""
+
+    def fails(seed, number, action):
+        if (seed, number) == (1, step):
+            raise error
+        return play(seed, number, action)
+
+    policy = tiny_policy(ends=True)
+    groups = await collect(policy, host=FakeHost(fails))
+    healthy = await collect(policy)
+    assert [episode.failed for episode in all_episodes(groups)] == [False] * 2 + [True] * 2 + [
+        False
+    ] * 4
+    for episode in groups[1].episodes:
+        assert episode.error == f"{type(error).__name__}: {error}"
+        assert groups[1].scored == []
+    del groups[1], healthy[1]
+    assert [ids for ids, _ in sampled(groups)] == [ids for ids, _ in sampled(healthy)]
+
+
+async def test_failed_episodes_are_counted_and_left_out_of_the_means():
+    """Trap 14."""
+
+    def fails(seed, number, action):
+        if seed == 1:
+            raise SessionClosedError("server died")
+        return play(seed, number, action)
+
+    engine = scripted("abc")
+    groups = await collect(ChatOnly(), engine=engine, host=FakeHost(fails), num_tasks=2)
+    for episode in groups[0].episodes:
+        episode.reward = 3.0
+    metrics = summarise_groups(groups)
+    assert (metrics["episodes/count"], metrics["episodes/failed"]) == (4, 2)
+    assert (metrics["reward/mean"], metrics["reward/std"]) == (3.0, 0.0)
+
+
+async def test_a_summary_of_nothing_but_failures_has_no_means():
+    def fails(seed, number, action):
+        raise SessionClosedError("server died")
+
+    groups = await collect(ChatOnly(), engine=scripted("a"), host=FakeHost(fails))
+    assert "reward/mean" not in summarise_groups(groups)
+
+
+async def test_a_template_that_does_not_fit_the_observation_ends_the_collection():
+    """A mistake of the configuration is not an episode's failure."""
+    host = FakeHost(lambda seed, number, action: StepResult({"words": ""}, None, done=False))
+    with pytest.raises(ConfigError, match="text"):
+        await collect_scripted("a", host=host)
+
+
+# --- trap 24: seeds -----------------------------------------------------------------------------
+
+
+def test_seeds_differ_by_run_label_group_and_member():
+    """Trap 24."""
+    seeds = {
+        episode_seed(run, label, group, member)
+        for run in range(3)
+        for label in ("step 1", "step 2", "step 11", "eval")
+        for group in range(12)
+        for member in range(12)
+    }
+    assert len(seeds) == 3 * 4 * 12 * 12
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_seed_never_changes():
+    """Trap 24: it is part of what makes an old run reproducible."""
+    assert episode_seed(0, "step 1", 0, 0) == 3504037343114523722
+
+
+async def test_members_of_a_group_sample_different_tokens_from_one_prompt():
+    """Trap 24."""
+    policy = tiny_policy()
+    (group,) = await collect(policy, num_tasks=1, group_size=6)
+    assert len({tuple(episode.turns[0].prompt_ids) for episode in group.episodes}) == 1
+    assert len({tuple(episode.turns[0].completion_ids) for episode in group.episodes}) == 6
+    assert len({episode.task.seed for episode in group.episodes}) == 1
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"label": "step 2"}])
+async def test_another_run_or_step_samples_other_tokens(change):
+    """Trap 24."""
+    policy = tiny_policy()
+    first = sampled(await collect(policy, num_tasks=1))
+    assert sampled(await collect(policy, num_tasks=1)) == first
+    assert sampled(await collect(policy, num_tasks=1, **change)) != first
+
+
+# --- gathering ----------------------------------------------------------------------------------
+
+
+async def test_groups_come_in_the_order_of_their_tasks_with_ids_of_their_own():
+    """Trap 15."""
+    host = FakeHost(order=random.Random(0))
+    groups = await collect(ChatOnly(), engine=scripted("a"), host=host, num_tasks=5, group_size=3)
+    assert [group.task.id for group in groups] == [f"train/{index}" for index in range(5)]
+    assert [group.id for group in groups] == [f"step 1/{index}" for index in range(5)]
+    for group in groups:
+        assert [episode.member for episode in group.episodes] == [0, 1, 2]
+        assert all(episode.task == group.task for episode in group.episodes)
+
+
+@pytest.mark.parametrize(("capacity", "max_episodes"), [(3, 64), (64, 2), (1, 1)])
+async def test_no_more_episodes_play_at_once_than_there_is_room_for(capacity, max_episodes):
+    playing, most = 0, 0
+
+    class CountingHost(FakeHost):
+        def session(self):
+            nonlocal playing, most
+            playing += 1
+            most = max(most, playing)
+            return super().session()
+
+    def leave(seed, number, action):
+        nonlocal playing
+        result = play(seed, number, action)
+        playing -= result.done
+        return result
+
+    engine = scripted("a")
+    engine.max_episodes = max_episodes
+    host = CountingHost(leave, capacity=capacity, order=random.Random(0))
+    groups = await collect(ChatOnly(), engine=engine, host=host, num_tasks=5)
+    assert all(episode.status is Status.DONE for episode in all_episodes(groups))
+    assert most == min(capacity, max_episodes)
+
+
+async def test_scripted_policies_see_all_observations_so_far():
+    seen = []
+
+    def policy(observations, draw):
+        seen.append([observation["text"] for observation in observations])
+        return "a"
+
+    engine = ScriptedEngine(policy, CHAT)
+    await collect(ChatOnly(), engine=engine, num_tasks=1, group_size=1)
+    assert seen == [["0"], ["0", "1: "]]
+
+
+async def test_a_scripted_reply_is_cut_at_its_limit():
+    """Trap 20."""
+    config = run_config({"env.max_reply_tokens": 2})
+    (episode,) = await collect_scripted("abc", config=config, num_tasks=1, group_size=1)
+    assert [turn.reply for turn in episode.turns] == ["ab", "ab"]
+    assert {turn.finish for turn in episode.turns} == {Finish.LENGTH}
