@@ -1,0 +1,101 @@
+"""Files that are whole or absent, and digests of what is on disk.
+
+Refuses to leave half a file: whatever is written here is seen complete or not at all.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.errors import RunFolderError
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` in one step: written aside in the same folder, synced, renamed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    aside = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)  # mkstemp gives 0600: a colleague must be able to read
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink()
+        raise
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of UTF-8 text; a lone surrogate is escaped as \\udc80, as JSON reads it."""
+    write_bytes(path, text.encode(errors="backslashreplace"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_text` of indented JSON with sorted keys and a newline at the end."""
+    write_text(path, dump_json(value))
+
+
+def dump_json(value: Any) -> str:
+    """The one JSON form of the small files: equal values give equal bytes."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; raises RunFolderError if it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot read {path}: {error}") from error
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(path: Path) -> None:
+    """Make all files and folders below `path` survive a power cut."""
+    for item in [path, *path.rglob("*")]:
+        sync(item)
+
+
+def point_symlink(link: Path, target: str) -> None:
+    """Make `link` point to `target` in one step; something there that is no link is left alone."""
+    if link.exists() and not link.is_symlink():
+        return
+    aside = link.parent / f".{link.name}.{os.getpid()}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target)
+    aside.replace(link)
+
+
+def digest_of_bytes(data: bytes) -> str:
+    """sha256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """sha256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_folder(path: Path) -> str:
+    """sha256 over the sorted relative names below `path` and each file's digest, in hex.
+
+    Times, owners and empty folders do not count: two folders with the same files are equal.
+    """
+    digest = hashlib.sha256()
+    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
+    for name in sorted(files):
+        digest.update(f"{name}\0{digest_of_file(files[name])}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,314 @@
+"""The run folder: allocated once, written so that a kill at any instant leaves it readable.
+
+    runs/wordle/0007/
+      run.json config.json overrides.txt dirty.diff     what was run, by whom, on what
+      metrics.jsonl episodes/ checkpoints/ eval/ plots/ report.md
+      logs/attempt_1/  logs/latest ->
+    runs/wordle/latest ->
+
+A folder is filled aside and renamed to the next free number: it is there whole, or not at all,
+and two processes never get the same one. Secrets are left out (`hidden.py`).
+
+Refuses to write into a folder or checkpoint that exists, and to open what is not a run folder.
+"""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import JsonValue, ValidationError
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.files import (
+    digest_of_file,
+    point_symlink,
+    read_json,
+    sync,
+    sync_tree,
+    write_json,
+    write_text,
+)
+from openenv_pipe.runs.hidden import (
+    hide_assignments,
+    hide_in_config,
+    hide_secrets,
+    known_secrets,
+    restore_in_config,
+)
+from openenv_pipe.runs.provenance import (
+    Checkout,
+    Machine,
+    ProcessId,
+    Record,
+    find_checkouts,
+    find_machine,
+    find_versions,
+)
+
+EndStatus = Literal["finished", "failed", "interrupted"]
+Status = Literal["running", EndStatus]
+SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
+CHECKPOINT = re.compile(r"step_(\d+)")
+
+
+class RunRecord(Record):
+    """run.json. `facts` is what the run learns on its way: image digests, model size, device."""
+
+    id: str  # "wordle/0007"
+    status: Status
+    cause: str | None
+    command: list[str]
+    created: datetime  # UTC, as is `ended`
+    ended: datetime | None
+    process: ProcessId
+    config_digest: str  # sha256 of config.json
+    checkouts: list[Checkout]
+    versions: dict[str, str]
+    machine: Machine
+    facts: dict[str, JsonValue]
+
+
+class RunFolder:
+    """One run folder. Made by `create` or `open`; only the run's own process writes to it."""
+
+    def __init__(self, path: Path, record: RunRecord) -> None:
+        self.path = path
+        self.record = record
+
+    @classmethod
+    def create(
+        cls, config: RunConfig, *, overrides: Sequence[str], command: Sequence[str]
+    ) -> "RunFolder":
+        """Allocate the next folder of `config.name` and describe the run in it.
+
+        Raises RunFolderError if `config.runs_dir` cannot be written to.
+        """
+        parent = Path(config.runs_dir) / config.name
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            aside = Path(tempfile.mkdtemp(dir=parent, prefix=".new_"))
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot make a run folder in {parent}: {error}; set runs_dir to a writable folder"
+            ) from error
+        try:
+            aside.chmod(0o755)  # mkdtemp gives 0700: a colleague must be able to read
+            record = _describe(aside, config, overrides, command)
+            path = _allocate(aside, parent, config.name, record)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        point_symlink(parent / "latest", path.name)
+        return cls(path, _read_record(path))
+
+    @classmethod
+    def open(cls, path: Path | str) -> "RunFolder":
+        """An existing folder, also through its `latest` link.
+
+        Raises RunFolderError if it is missing, not a run folder, or its run.json is damaged.
+        """
+        path = Path(path)
+        if path.is_symlink():
+            path = path.parent / path.readlink()
+        if not path.is_dir():
+            raise RunFolderError(f"no folder {path}; `openenv-pipe runs` lists the run folders")
+        if not (path / "run.json").is_file():
+            hint = (
+                f"try {path / 'latest'}" if (path / "latest").exists() else "name one of its runs"
+            )
+            raise RunFolderError(f"{path} is not a run folder: it has no run.json; {hint}")
+        return cls(path, _read_record(path))
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration to run again, hidden secrets taken from the environment.
+
+        Raises RunFolderError if one is not set, or config.json does not validate.
+        """
+        return self._validate(restore_in_config(self._read_config()))
+
+    @property
+    def written_config(self) -> RunConfig:
+        """The configuration as it was written, hidden secrets left hidden: to read, not to run."""
+        return self._validate(self._read_config())
+
+    @property
+    def status(self) -> str:
+        """The record's status, or `died` if the process of a running one is gone."""
+        died = self.record.status == "running" and not self.record.process.alive
+        return "died" if died else self.record.status
+
+    @property
+    def duration_s(self) -> float:
+        """From creation to the end, to now, or to the last sign of life of a dead run."""
+        end = self.record.ended
+        if end is None:
+            end = self._last_sign_of_life() if self.status == "died" else datetime.now(UTC)
+        return (end - self.record.created).total_seconds()
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the current attempt's logs."""
+        return self.path / "logs" / (self.path / "logs" / "latest").readlink()
+
+    def update(self, **facts: JsonValue) -> None:
+        """Add to the record's facts; an equal name is replaced."""
+        self._write_record(facts={**self.record.facts, **facts})
+
+    def finish(self, status: EndStatus, cause: str | None = None) -> None:
+        """Close the record. `cause` is the one sentence a person reads first."""
+        if cause is not None:
+            cause = hide_secrets(cause, known_secrets(self._read_config()))
+        self._write_record(status=status, cause=cause, ended=datetime.now(UTC))
+
+    def start_attempt(self) -> None:
+        """Take an ended run up again in this process, with a log folder of its own.
+
+        Raises RunFolderError if the run's process is alive.
+        """
+        if self.status == "running":
+            process = self.record.process
+            raise RunFolderError(
+                f"{self.path} is still running as process {process.pid} on {process.host}; "
+                "stop it before you resume it"
+            )
+        process = ProcessId.of_this_process()
+        self._write_record(status="running", cause=None, ended=None, process=process)
+        _open_logs(self.path / "logs")
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Where the checkpoint after `step` training steps lies."""
+        return self.path / "checkpoints" / f"step_{step:06d}"
+
+    def checkpoints(self) -> list[Path]:
+        """All whole checkpoints, by step."""
+        found = (self.path / "checkpoints").glob("step_*")
+        whole = [path for path in found if CHECKPOINT.fullmatch(path.name) and path.is_dir()]
+        return sorted(whole, key=checkpoint_step)
+
+    @contextmanager
+    def new_checkpoint(self, step: int) -> Iterator[Path]:
+        """A folder to fill; it becomes the checkpoint if the block ends without an exception.
+
+        Raises RunFolderError if there is a checkpoint of this step: none is ever overwritten.
+        """
+        path = self.checkpoint_path(step)
+        if path.exists():
+            raise RunFolderError(f"{path} exists and is not overwritten; resume from it instead")
+        partial = path.parent / f".{path.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            sync_tree(partial)
+            partial.rename(path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        sync(path.parent)
+
+    def _write_record(self, **changes: Any) -> None:
+        record = RunRecord.model_validate({**dict(self.record), **changes})
+        write_json(self.path / "run.json", record.model_dump(mode="json"))
+        self.record = record
+
+    def _read_config(self) -> Any:
+        return read_json(self.path / "config.json")
+
+    def _validate(self, values: Any) -> RunConfig:
+        try:
+            return RunConfig.model_validate(values)
+        except ValidationError as error:
+            raise RunFolderError(
+                f"{self.path / 'config.json'} is not of this version of openenv-pipe "
+                f"(it was written by {self.record.versions['openenv-pipe']}): "
+                f"{error}"
+            ) from error
+
+    def _last_sign_of_life(self) -> datetime:
+        files = [file for file in (self.metrics_path, self.path / "run.json") if file.exists()]
+        return datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC)
+
+
+def checkpoint_step(path: Path) -> int:
+    """The step of a checkpoint by its folder's name."""
+    return int(path.name.removeprefix("step_"))
+
+
+def _describe(
+    folder: Path, config: RunConfig, overrides: Sequence[str], command: Sequence[str]
+) -> dict[str, Any]:
+    """Fill a new folder, but for run.json, whose fields without the id are returned."""
+    values = config.model_dump(mode="json")
+    secrets = known_secrets(values)
+    write_json(folder / "config.json", hide_in_config(values, secrets))
+    lines = [hide_assignments(override, secrets) + "\n" for override in overrides]
+    write_text(folder / "overrides.txt", "".join(lines))
+    diffs = find_checkouts()
+    diff_text = "".join(diff.text for diff in diffs)
+    if diff_text:
+        write_text(folder / "dirty.diff", hide_secrets(diff_text, secrets))
+    for name in SUBFOLDERS:
+        (folder / name).mkdir()
+    _open_logs(folder / "logs")
+    return {
+        "status": "running",
+        "cause": None,
+        "command": [hide_assignments(word, secrets) for word in command],
+        "created": datetime.now(UTC),
+        "ended": None,
+        "process": ProcessId.of_this_process(),
+        "config_digest": digest_of_file(folder / "config.json"),
+        "checkouts": [diff.checkout for diff in diffs],
+        "versions": find_versions(),
+        "machine": find_machine(),
+        "facts": {},
+    }
+
+
+def _allocate(aside: Path, parent: Path, name: str, record: dict[str, Any]) -> Path:
+    """Rename `aside` to the next number; renaming onto a folder with content fails."""
+    for number in count(_highest(parent, r"(\d+)") + 1):
+        path = parent / f"{number:04d}"
+        described = RunRecord(id=f"{name}/{path.name}", **record)
+        write_json(aside / "run.json", described.model_dump(mode="json"))
+        try:
+            aside.rename(path)
+        except OSError:
+            if not path.exists():
+                raise
+            continue  # another process was faster
+        sync(parent)
+        return path
+    raise AssertionError("numbers do not end")
+
+
+def _open_logs(logs: Path) -> None:
+    """A log folder for one more attempt, with `latest` pointing to it."""
+    number = _highest(logs, r"attempt_(\d+)") + 1
+    (logs / f"attempt_{number}").mkdir()
+    point_symlink(logs / "latest", f"attempt_{number}")
+
+
+def _highest(folder: Path, pattern: str) -> int:
+    """The highest number among the names in a folder that match; 0 if none does."""
+    matches = (re.fullmatch(pattern, path.name) for path in folder.iterdir())
+    return max((int(match.group(1)) for match in matches if match), default=0)
+
+
+def _read_record(path: Path) -> RunRecord:
+    try:
+        return RunRecord.model_validate(read_json(path / "run.json"))
+    except ValidationError as error:
+        raise RunFolderError(f"{path / 'run.json'} is damaged: {error}") from error

@@ -1,0 +1,96 @@
+"""Keeps secrets out of run folders.
+
+A secret is the value of an environment variable, or of a configuration key, whose name says so
+(HF_TOKEN, api_key, ...). In everything written its place is taken by `<hidden: HF_TOKEN>`;
+reading a configuration back puts the value of the environment variable of that name in again.
+
+It refuses to guess: a secret under a harmless name, or of fewer than 8 characters in running
+text, is not recognised.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from openenv_pipe.errors import RunFolderError
+
+SECRET_NAME = r"\w*(?:api_?key|access_?key|private_?key|secret|token|passw(?:or)?d|credentials?)"
+SECRET_VALUE = r"""'[^']*'|"[^"]*"|[^\s,}]+"""
+ASSIGNMENT = re.compile(
+    rf"\b({SECRET_NAME})(\s*[=:]\s*)(?!<hidden)(?:{SECRET_VALUE})", re.IGNORECASE
+)
+MARK = re.compile(r"<hidden: ([^>]+)>")
+SHORTEST_SECRET = 8  # characters; shorter values would be found by accident
+
+
+def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
+    """Replace each secret's value in `text` by its mark. `secrets` maps values to names."""
+    for value in sorted(secrets, key=len, reverse=True):  # one secret may contain another
+        text = text.replace(value, f"<hidden: {secrets[value]}>")
+    return text
+
+
+def hide_assignments(text: str, secrets: Mapping[str, str]) -> str:
+    """`hide_secrets` for command lines and overrides, where `api_key=...` tells by its name."""
+    return ASSIGNMENT.sub(r"\1\2<hidden: \1>", hide_secrets(text, secrets))
+
+
+def hide_in_config(value: Any, secrets: Mapping[str, str], key: str = "") -> Any:
+    """A copy of a configuration's dump without the values of secret keys and known secrets."""
+    if isinstance(value, Mapping):
+        return {name: hide_in_config(item, secrets, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [hide_in_config(item, secrets, key) for item in value]
+    if not isinstance(value, str):
+        return value
+    hidden = hide_secrets(value, secrets)
+    by_name = hidden == value and value and is_secret_name(key)
+    return f"<hidden: {key}>" if by_name else hidden
+
+
+def restore_in_config(value: Any) -> Any:
+    """The inverse of `hide_in_config`; raises RunFolderError for a variable that is not set."""
+    if isinstance(value, Mapping):
+        return {name: restore_in_config(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [restore_in_config(item) for item in value]
+    return MARK.sub(_from_environment, value) if isinstance(value, str) else value
+
+
+def known_secrets(config: Any) -> dict[str, str]:
+    """Values to names of the secrets in a configuration's dump and in this process's environment.
+
+    A value that is in both goes by the variable's name: that is where it can be had again.
+    """
+    return {
+        value: name
+        for name, value in [*_named_strings(config), *os.environ.items()]
+        if is_secret_name(name) and len(value) >= SHORTEST_SECRET
+    }
+
+
+def is_secret_name(name: str) -> bool:
+    """True for the name of a variable or key that holds a secret."""
+    return re.fullmatch(SECRET_NAME, name, re.IGNORECASE) is not None
+
+
+def _named_strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _named_strings(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _named_strings(item, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+def _from_environment(mark: re.Match[str]) -> str:
+    name = mark.group(1)
+    if name not in os.environ:
+        raise RunFolderError(
+            f"the value of {name} is a secret and was not written to the run folder; "
+            f"set the environment variable {name} and run the command again"
+        )
+    return os.environ[name]

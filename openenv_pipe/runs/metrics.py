@@ -1,0 +1,89 @@
+"""metrics.jsonl: one line a step, appended and never rewritten.
+
+Equal runs give equal lines once the `time/` keys are taken out (`without_times`). JSON has no
+NaN: a value that is not finite is written as null and counted, so that nobody plots a guess.
+"""
+
+import json
+import math
+import numbers
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.errors import RunFolderError
+
+Metric = float | int | str
+FIRST_KEYS = ("step", "stage")
+
+
+class MetricsFile:
+    """The append-only writer of one run. A line cut off by a kill is removed when it opens."""
+
+    def __init__(self, path: Path) -> None:
+        _cut_unfinished_line(path)
+        self._file = path.open("a", encoding="utf-8")
+        self.num_not_finite = 0  # values written as null so far
+
+    def append(self, record: Mapping[str, Metric]) -> None:
+        """Write one line, step and stage first, the other keys sorted; it survives a kill."""
+        values = {key: self._as_json(record[key]) for key in _ordered(record)}
+        self._file.write(_dump(values) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _as_json(self, value: Metric) -> Metric | None:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, numbers.Integral):
+            return int(value)
+        if not math.isfinite(value):
+            self.num_not_finite += 1
+            return None
+        return float(value)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a file, [] without one. A last line without its end is passed over.
+
+    A resumed run repeats the steps after its checkpoint: the last record of a stage's step counts.
+    Raises RunFolderError for a whole line that is not JSON.
+    """
+    if not path.exists():
+        return []
+    records = {}
+    *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise RunFolderError(f"{path}, line {number} is not JSON: {error}") from error
+        key = (record.get("stage"), record.get("step"))
+        records.pop(key, None)  # so that the later one also stands later
+        records[key] = record
+    return list(records.values())
+
+
+def without_times(line: str) -> str:
+    """A line of metrics.jsonl without its `time/` keys: equal for equal runs, byte for byte."""
+    record = json.loads(line)
+    return _dump({key: value for key, value in record.items() if not key.startswith("time/")})
+
+
+def _ordered(record: Mapping[str, Metric]) -> list[str]:
+    first = [key for key in FIRST_KEYS if key in record]
+    return first + sorted(key for key in record if key not in FIRST_KEYS)
+
+
+def _dump(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, allow_nan=False, separators=(",", ":"))
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)

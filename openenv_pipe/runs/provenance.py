@@ -1,0 +1,172 @@
+"""Where a run comes from: code, packages, machine and process.
+
+Every look outside is bounded in time and none of them can fail a run: what cannot be found out
+is None or left out. Nothing of the process's environment is recorded.
+"""
+
+import os
+import platform
+import socket
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+from openenv_pipe import __version__
+from openenv_pipe.runs.files import digest_of_bytes
+
+PACKAGES = (
+    "openenv", "openenv-core", "torch", "transformers", "peft", "accelerate",
+    "safetensors", "tokenizers", "numpy", "pydantic", "hydra-core", "omegaconf", "websockets",
+)  # fmt: skip
+TOOL_FOLDER = Path(__file__).resolve().parents[1]
+LOOK_TIMEOUT_S = 5.0
+START_TOLERANCE_S = 1.0  # the kernel's clock ticks and its boot time are not exact
+
+
+class Record(BaseModel):
+    """Base of what run.json holds: frozen; keys of a newer version are passed over."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Checkout(Record):
+    """One git checkout. `diff_digest` is the sha256 of `git diff HEAD`, None without changes."""
+
+    folder: str
+    sha: str | None
+    dirty: bool
+    diff_digest: str | None
+    num_untracked: int
+
+
+class Machine(Record):
+    """The hardware and the system below Python."""
+
+    host: str
+    platform: str
+    cpu: str
+    num_cpus: int
+    memory_mb: int
+    gpus: list[str]
+
+
+class ProcessId(Record):
+    """One process for all time: a pid is used again, a pid with its start time is not."""
+
+    host: str
+    pid: int
+    started_s: float
+
+    @classmethod
+    def of_this_process(cls) -> "ProcessId":
+        process = psutil.Process()
+        return cls(host=socket.gethostname(), pid=process.pid, started_s=process.create_time())
+
+    @property
+    def alive(self) -> bool:
+        """False if the process is gone; True on another host, where nobody can tell from here."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return abs(process.create_time() - self.started_s) < START_TOLERANCE_S
+        except psutil.NoSuchProcess:
+            return False
+
+
+class Diff(NamedTuple):
+    """A checkout and the text of its uncommitted changes."""
+
+    checkout: Checkout
+    text: str
+
+
+def find_checkouts() -> list[Diff]:
+    """The checkouts that the tool's own code and the working directory lie in, each once."""
+    found = []
+    if _git(TOOL_FOLDER, "ls-files", "--error-unmatch", "errors.py") is not None:
+        found.append(_toplevel(TOOL_FOLDER))  # else: installed, perhaps inside another checkout
+    found.append(_toplevel(Path.cwd()))
+    return [_look_at_checkout(folder) for folder in dict.fromkeys(found) if folder is not None]
+
+
+def find_versions() -> dict[str, str]:
+    """Versions of this tool, of Python, and of the packages that a run's numbers depend on."""
+    versions = {"openenv-pipe": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def find_machine() -> Machine:
+    """This machine, seen from Python and nvidia-smi."""
+    return Machine(
+        host=socket.gethostname(),
+        platform=platform.platform(),
+        cpu=_cpu_model(),
+        num_cpus=os.cpu_count() or 1,
+        memory_mb=psutil.virtual_memory().total // 2**20,
+        gpus=_gpu_names(),
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _gpu_names() -> list[str]:
+    answer = _answer(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
+    return [line.strip() for line in (answer or "").splitlines() if line.strip()]
+
+
+def _toplevel(folder: Path) -> Path | None:
+    answer = _git(folder, "rev-parse", "--show-toplevel")
+    return Path(answer.strip()) if answer else None
+
+
+def _look_at_checkout(folder: Path) -> Diff:
+    sha = _git(folder, "rev-parse", "--verify", "HEAD")
+    diff = (_git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff") or "") if sha else ""
+    untracked = _git(folder, "ls-files", "--others", "--exclude-standard") or ""
+    checkout = Checkout(
+        folder=str(folder),
+        sha=sha.strip() if sha else None,
+        dirty=bool(diff or untracked),
+        diff_digest=digest_of_bytes(diff.encode(errors="replace")) if diff else None,
+        num_untracked=len(untracked.splitlines()),
+    )
+    return Diff(checkout, diff)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    return _answer(["git", "-C", str(folder), "--no-optional-locks", *arguments])
+
+
+def _answer(command: list[str]) -> str | None:
+    """What a command prints; None if it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=LOOK_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None

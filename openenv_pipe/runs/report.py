@@ -1,0 +1,241 @@
+"""report.md: a run in one page, to be read in a minute, also while it runs or after it died.
+
+Says what the files of the run folder say, and which of it is missing. Written again by each
+call: notes of your own belong elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
+from openenv_pipe.progress import clock
+from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
+from openenv_pipe.runs.evals import STAGES, read_reports
+from openenv_pipe.runs.files import write_text
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.plots import draw_learning_curves, draw_losses
+from openenv_pipe.runs.transcript import fenced, headline, transcript
+from openenv_pipe.scoring import Comparison, EvalReport, compare
+from openenv_pipe.statistics import Interval
+
+Reports = Mapping[str, EvalReport]
+Records = Sequence[Mapping[str, Any]]
+TITLES = dict(zip(STAGES, ("before training", "after the warm start", "after GRPO"), strict=True))
+TIMES = ("time/step_s", "time/rollout_s", "time/learner_s")
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Draw the plots and write report.md of a run in any state; returns its path.
+
+    Raises RunFolderError if a file of the run is damaged.
+    """
+    config = folder.written_config
+    records = read_metrics(folder.metrics_path)
+    reports = read_reports(folder.path)
+    sections = [
+        f"# {folder.record.id}",
+        _state(folder, config, records),
+        _outcome(config, reports),
+        _scores_table(config, reports),
+        _pictures(folder.path, config, records, reports),
+        _what_was_run(folder, config),
+        _time_table(folder, records),
+        _examples(folder.path),
+        _further(folder.path),
+    ]
+    path = folder.path / "report.md"
+    write_text(path, "\n\n".join(section for section in sections if section) + "\n")
+    return path
+
+
+def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
+    steps = [record["step"] for record in records if record.get("stage") == "grpo"]
+    done = f"{steps[-1] if steps else 0} of {config.trainer.steps} GRPO steps"
+    took = f"{done} in {_seconds(folder.duration_s)}"
+    if folder.status == "died":
+        return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
+    cause = f" Cause: {folder.record.cause}" if folder.record.cause else ""
+    return f"The run is **{folder.status}**, {took}.{cause}"
+
+
+def _outcome(config: RunConfig, reports: Reports) -> str:
+    """What training changed, in a sentence or two."""
+    stages = [name for name in STAGES if name in reports]
+    if len(stages) < 2:
+        return "There is no evaluation before and after training yet, so no result."
+    pairs = [(stages[0], stages[-1])]
+    if len(stages) == len(STAGES):
+        pairs.append(("warm_start", "trained"))  # GRPO's own part in it
+    return "\n\n".join(
+        f"{TITLES[before].capitalize()} → {TITLES[after]}: "
+        + _change(config, reports[before], reports[after])
+        for before, after in pairs
+    )
+
+
+def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
+    change = compare(before, after, config.eval, config.seed)
+    if not (change.success and change.reward):
+        return "Every episode of an evaluation failed: there is nothing to compare."
+    success, reward = change.success, change.reward
+    verdict = "" if success.excludes_zero else " The interval includes 0: no proof of a change."
+    return (
+        f"**success rate {before.success.mean:.0%} → {after.success.mean:.0%}** "
+        f"({100 * success.mean:+.0f} points, {config.eval.confidence:.0%} interval "
+        f"{100 * success.low:+.0f} to {100 * success.high:+.0f}) and "
+        f"reward {before.reward.mean:.3f} → {after.reward.mean:.3f} "
+        f"({reward.mean:+.3f}, {reward.low:+.3f} to {reward.high:+.3f}) "
+        f"{_on_tasks(change, after)}.{verdict}"
+    )
+
+
+def _on_tasks(change: Comparison, after: EvalReport) -> str:
+    samples = after.samples_per_task
+    return f"on {change.num_tasks} eval tasks, {samples} sample{'s' * (samples != 1)} each"
+
+
+def _scores_table(config: RunConfig, reports: Reports) -> str:
+    if not reports:
+        return ""
+    rows = [
+        [
+            TITLES.get(name, name),
+            _interval(report.success, percent=True),
+            _interval(report.reward),
+            _interval(report.turns),
+            f"{report.num_tasks} × {report.samples_per_task}",
+            str(report.num_failed),
+        ]
+        for name, report in reports.items()
+    ]
+    titles = ["model", "success", "reward", "turns", "tasks × samples", "failed episodes"]
+    caption = (
+        f"Means over eval tasks with {config.eval.confidence:.0%} bootstrap intervals, "
+        f"sampled at temperature {config.eval.temperature:g}."
+    )
+    return f"{_table(titles, rows)}\n\n{caption}"
+
+
+def _interval(interval: Interval | None, *, percent: bool = False) -> str:
+    if interval is None:
+        return "–"
+    form = "{:.0%}" if percent else "{:.2f}"
+    mean, low, high = (form.format(x) for x in (interval.mean, interval.low, interval.high))
+    return f"{mean} [{low}, {high}]"
+
+
+def _pictures(path: Path, config: RunConfig, records: Records, reports: Reports) -> str:
+    plots = path / "plots"
+    texts = []
+    steps = config.trainer.steps
+    if draw_learning_curves(plots / "learning_curves.png", records, reports, steps):
+        texts.append("![learning curves](plots/learning_curves.png)")
+    if draw_losses(plots / "losses.png", records):
+        texts.append("Entropy, KL, gradient norm and mismatch: [losses](plots/losses.png).")
+    return "\n\n".join(texts)
+
+
+def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
+    env, trainer, warm = config.env, config.trainer, config.trainer.warm_start
+    record = folder.record
+    terms = ", ".join(f"{term.weight:g} × {name}" for name, term in config.reward.terms.items())
+    grpo = (
+        f"{trainer.steps} steps of {trainer.tasks_per_step} tasks × {trainer.group_size} episodes, "
+        f"{trainer.loss.type} loss, lr {trainer.optimizer.lr:g}, "
+        f"temperature {trainer.temperature:g}, kl {trainer.loss.kl_coef:g}"
+    )
+    warm_start = f"{warm.steps} steps on episodes of `{warm.policy}`" if warm.steps else "none"
+    gpus = f", {', '.join(record.machine.gpus)}" if record.machine.gpus else ""
+    rows = {
+        "environment": f"{env.name}, at most {env.max_turns} turns, "
+        f"{env.tasks.train.num_tasks} train tasks",
+        "model": _model(config.model, record.facts),
+        "reward": terms,
+        "warm start": warm_start,
+        "GRPO": grpo,
+        "engine, seed": f"{config.engine.type}, {config.seed}",
+        "code": _code(folder),
+        "machine": f"{record.machine.cpu}, {record.machine.num_cpus} CPUs{gpus}",
+        "command": f"`{' '.join(record.command)}`",
+    }
+    return "## What was run\n\n" + _table(["", ""], [list(row) for row in rows.items()])
+
+
+def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:
+    if isinstance(model, HubModelConfig):
+        name = f"{model.path}{f' at {model.revision}' if model.revision else ''}"
+    else:
+        name = f"tiny Qwen3 with random weights, {model.num_layers} layers of {model.hidden_size}"
+    tuning = f"LoRA of rank {model.lora.rank}" if model.lora.rank else "full training"
+    size = facts.get("num_parameters")
+    return f"{name}{f', {size:,} parameters' if size else ''}, {tuning}"
+
+
+def _code(folder: RunFolder) -> str:
+    checkouts = [
+        f"{checkout.sha[:10] if checkout.sha else 'no commit'}"
+        f"{' with changes' if checkout.dirty else ''}"
+        for checkout in folder.record.checkouts
+    ]
+    return ", ".join([f"openenv-pipe {folder.record.versions['openenv-pipe']}", *checkouts])
+
+
+def _time_table(folder: RunFolder, records: Records) -> str:
+    """Sums of the time/ keys; what is left of the run is start-up, evaluation and checkpoints."""
+    rows, in_steps_s = [], 0.0
+    for stage in dict.fromkeys(record["stage"] for record in records):
+        steps = [record for record in records if record["stage"] == stage]
+        sums = [sum(record.get(key) or 0.0 for record in steps) for key in TIMES]
+        tokens = sum(record.get("tokens/trained") or 0 for record in steps)
+        in_steps_s += sums[0]
+        rows.append([stage, str(len(steps)), *map(_seconds, sums), f"{tokens:,}"])
+    if not rows:
+        return ""
+    rest_s = max(folder.duration_s - in_steps_s, 0.0)
+    rows.append(["everything else", "", _seconds(rest_s), "", "", ""])
+    titles = ["stage", "steps", "time", "of it rollout", "of it learner", "tokens trained"]
+    return "## How long it took\n\n" + _table(titles, rows)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60.0:
+        return f"{seconds:.1f} s" if seconds else ""
+    return clock(seconds)
+
+
+def _examples(path: Path) -> str:
+    """The best and the worst episode of the last step, or one if all are worth the same."""
+    file = last_episodes_path(path)
+    if file is None:
+        return ""
+    episodes = [episode for group in read_episodes(file) for episode in group.scored]
+    if not episodes:
+        return ""
+    by_reward = sorted(episodes, key=lambda episode: episode.reward)
+    shown = {"Best": by_reward[-1], "Worst": by_reward[0]}
+    if by_reward[0].reward == by_reward[-1].reward:
+        shown = {"One of many alike": by_reward[0]}
+    texts = [f"## Episodes of the last step\n\nFrom `episodes/{file.name}`."]
+    for title, episode in shown.items():
+        texts.append(f"**{title}**: {headline(episode)}\n\n{fenced(transcript(episode))}")
+    return "\n\n".join(texts)
+
+
+def _further(path: Path) -> str:
+    commands = {
+        f"openenv-pipe eval {path}": "evaluate its model again",
+        f"ls {path}/logs/latest {path}/checkpoints": "logs of the last attempt, weights",
+    }
+    if episodes := last_episodes_path(path):
+        commands[f"zcat {episodes} | head -n 1"] = "an episode with all its tokens"
+    lines = [f"{command}    # {what}" for command, what in commands.items()]
+    return "\n".join(["## To look further", "", "```bash", *lines, "```"])
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; bars and line ends inside cells are taken care of."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,0 +1,31 @@
+"""Metrics as TensorBoard scalars. Imports torch, so it is imported only when it is asked for."""
+
+from collections.abc import Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.errors import ConfigError
+
+
+class TensorboardTracker:
+    """Event files in one folder; tags are `stage/key`, for the stages count their own steps."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "tracker.type=tensorboard needs the tensorboard package, which is not installed; "
+                "run `pip install tensorboard`, or set tracker.type=none"
+            ) from error
+        self._writer = SummaryWriter(str(folder))
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Write all numbers of a record but its step."""
+        for key, value in record.items():
+            if isinstance(value, Real) and key != "step":
+                self._writer.add_scalar(f"{record['stage']}/{key}", value, record["step"])
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,104 @@
+"""Made-up configurations, episodes and run folders for the tests of `runs/`."""
+
+import math
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.runs.evals import save_report
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.scoring import summarise
+from openenv_pipe.types import Episode, Finish, Group, Status, Task, Turn
+
+
+@cache
+def _smoke() -> RunConfig:
+    return compose(["conf=smoke"]).config
+
+
+def config(runs_dir: Path) -> RunConfig:
+    """The smoke experiment with its runs in `runs_dir`."""
+    return _smoke().model_copy(update={"runs_dir": str(runs_dir)})
+
+
+def create(runs_dir: Path) -> RunFolder:
+    return RunFolder.create(config(runs_dir), overrides=["conf=smoke"], command=["openenv-pipe"])
+
+
+def turn(random: Random, num_tokens: int = 6) -> Turn:
+    ids = [random.randrange(256) for _ in range(2 * num_tokens)]
+    return Turn(
+        prompt_ids=ids[:num_tokens],
+        completion_ids=ids[num_tokens:],
+        logprobs=[-random.expovariate(1.0) for _ in range(num_tokens)],
+        finish=random.choice(list(Finish)),
+        policy_version=random.randrange(5),
+        reply="crane\nor “slate” \u2028",
+        action={"guess": "crane"},
+        observation={"marks": "..g.y", "left": 3},
+        reward=random.random(),
+    )
+
+
+def episode(random: Random, index: int, member: int, success: bool, num_turns: int = 3) -> Episode:
+    return Episode(
+        task=Task(id=f"eval/{index}", split="eval", index=index, seed=1000 + index),
+        member=member,
+        seed=17 * index + member,
+        first_observation={"prompt": "Wordle"},
+        turns=[turn(random) for _ in range(num_turns)],
+        status=Status.DONE,
+        reward=float(success) + 0.1 * random.random(),
+        turn_rewards=[0.1] * num_turns,
+        reward_terms={"win": float(success), "consistent": 1 / 3},
+        success=success,
+        duration_s=random.random(),
+    )
+
+
+def groups(num_groups: int = 2, size: int = 3, seed: int = 0, num_turns: int = 3) -> list[Group]:
+    random = Random(seed)
+    made = []
+    for index in range(num_groups):
+        members = [episode(random, index, m, random.random() < 0.5, num_turns) for m in range(size)]
+        made.append(Group(id=f"1/{index}", task=members[0].task, episodes=members))
+    return made
+
+
+def record(step: int) -> dict:
+    share = 1 - math.exp(-step / 40)
+    return {
+        "stage": "grpo",
+        "step": step,
+        "reward/mean": share,
+        "success/rate": share,
+        "loss/entropy": 1 - share,
+        "mismatch/mean": 1e-4,
+        "mismatch/max": 1e-3,
+        "tokens/trained": 100,
+        "time/step_s": 2.0,
+        "time/rollout_s": 1.5,
+        "time/learner_s": 0.5,
+        "time/tokens_per_s": 5210.4,
+    }
+
+
+def train(folder: RunFolder, num_steps: int = 2) -> None:
+    """What a run without a warm start leaves behind after some steps."""
+    with closing(MetricsFile(folder.metrics_path)) as metrics:
+        for step in range(1, num_steps + 1):
+            metrics.append(record(step))
+            write_episodes(episodes_path(folder.path, step), groups(seed=step))
+
+
+def evaluate(folder: RunFolder, label: str, success_rate: float) -> None:
+    """Save a report over ten tasks, of which a share succeeds."""
+    random = Random(0)
+    played = [episode(random, i, 0, success=i < 10 * success_rate) for i in range(10)]
+    report = summarise(label, played, folder.written_config.eval, 0, model="tiny")
+    save_report(folder.path, report)

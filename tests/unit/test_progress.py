@@ -1,0 +1,71 @@
+"""What a person sees of a run: plain lines in files, one live line on terminals."""
+
+import re
+from io import StringIO
+
+import pytest
+import run_samples
+from rich.console import Console
+
+from openenv_pipe.progress import LiveProgress, PlainProgress, build_progress, clock
+
+
+class _Terminal(StringIO):
+    def isatty(self):
+        return True
+
+
+def _play(progress):
+    progress.stage("warm_start", 1)
+    progress.advance({"step": 1, "stage": "warm_start", "loss/supervised": 1.5, "lr": 0.1})
+    progress.stage("grpo", 150)
+    progress.note("eval [start]: 31%")
+    for step in (12, 13):
+        progress.advance(run_samples.record(step))
+    progress.close()
+
+
+def test_plain_progress_is_exactly_one_line_a_step():
+    stream = StringIO()
+    _play(PlainProgress(stream))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0] == "warm_start 1/1 loss 1.500 left 0:00"
+    assert lines[1] == "eval [start]: 31%"
+    pattern = r"grpo 12/150 reward 0\.259 success 0\.26 tokens/s 5210 left \d+:\d\d"
+    assert re.fullmatch(pattern, lines[2])
+
+
+def test_values_that_are_missing_are_left_out():
+    stream = StringIO()
+    progress = PlainProgress(stream)
+    progress.stage("grpo", 2)
+    progress.advance({"step": 2, "stage": "grpo", "reward/mean": None})
+    assert stream.getvalue() == "grpo 2/2 left 0:00\n"
+
+
+@pytest.mark.parametrize("width", [8, 30, 80, 200])
+def test_live_progress_survives_any_width_and_keeps_notes(width):
+    console = Console(file=StringIO(), width=width, force_terminal=True)
+    _play(LiveProgress(console))
+    shown = console.file.getvalue()
+    assert "eval" in shown and "grpo" in shown
+    if width >= 80:
+        assert "eval [start]: 31%" in shown and "13/150" in shown
+
+
+def test_closing_before_any_stage_is_fine():
+    LiveProgress(Console(file=StringIO(), force_terminal=True)).close()
+
+
+def test_terminals_get_the_live_line_and_files_the_plain_one():
+    assert isinstance(build_progress(_Terminal()), LiveProgress)
+    assert isinstance(build_progress(StringIO()), PlainProgress)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (7.4, "0:07"), (192, "3:12"), (59.7, "1:00"), (3765, "1:02:45")],
+)
+def test_durations_read_like_a_clock(seconds, text):
+    assert clock(seconds) == text

@@ -1,0 +1,193 @@
+"""Evaluation reports, report.md with its plots, and the list of runs."""
+
+import math
+from io import StringIO
+from random import Random
+
+import numpy
+import pytest
+import run_samples
+from rich.console import Console
+
+from openenv_pipe.errors import RunFolderError, UserError
+from openenv_pipe.runs.evals import read_report, read_reports, save_report
+from openenv_pipe.runs.listing import list_runs, runs_table
+from openenv_pipe.runs.plots import draw_learning_curves, draw_losses, smooth
+from openenv_pipe.runs.report import write_report
+from openenv_pipe.runs.transcript import fenced, transcript
+from openenv_pipe.scoring import compare, summarise
+from openenv_pipe.types import Status
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return run_samples.create(tmp_path)
+
+
+def _played(num_tasks=4, samples=2, success=True):
+    random = Random(0)
+    return [
+        run_samples.episode(random, index, member, success)
+        for member in range(samples)
+        for index in reversed(range(num_tasks))
+    ]
+
+
+def _summary(folder, label, episodes):
+    return summarise(label, episodes, folder.config.eval, 0, model="tiny")
+
+
+def test_failed_episodes_are_counted_and_not_scored(folder):
+    episodes = _played()
+    episodes[0].status = Status.ERROR
+    report = _summary(folder, "start", episodes)
+    assert (report.num_tasks, report.num_failed) == (4, 1)
+    assert report.statuses == {"done": 7, "error": 1}
+    assert report.success.mean == 1.0
+    assert [task.task for task in report.tasks] == ["eval/0", "eval/1", "eval/2", "eval/3"]
+    assert [len(task.rewards) for task in report.tasks] == [2, 2, 2, 1]
+
+
+def test_a_report_of_failed_episodes_only_has_no_numbers(folder):
+    episodes = _played()
+    for episode in episodes:
+        episode.status = Status.ERROR
+    report = _summary(folder, "start", episodes)
+    assert report.success is None and report.num_failed == 8
+    assert compare(report, report, folder.config.eval, 0).success is None
+
+
+def test_reports_are_compared_task_by_task(folder):
+    before = _summary(folder, "start", _played(success=False))
+    after = _summary(folder, "trained", _played(num_tasks=3))
+    change = compare(before, after, folder.config.eval, 0)
+    assert change.num_tasks == 3
+    assert (change.success.mean, change.turns.mean) == (1.0, 0.0)
+
+
+def test_reports_of_different_tasks_cannot_be_compared(folder):
+    before = _summary(folder, "start", _played())
+    moved = before.model_copy(
+        update={"tasks": [t.model_copy(update={"task_seed": 0}) for t in before.tasks]}
+    )
+    with pytest.raises(UserError, match="no task in common"):
+        compare(before, moved, folder.config.eval, 0)
+
+
+def test_saved_reports_come_back_and_none_is_overwritten(folder):
+    first = _summary(folder, "trained", _played())
+    second = _summary(folder, "trained", _played(success=False))
+    assert save_report(folder.path, first) == save_report(folder.path, first)
+    assert save_report(folder.path, second).name == "trained_2.json"
+    save_report(folder.path, _summary(folder, "start", _played()))
+    reports = read_reports(folder.path)
+    assert list(reports) == ["start", "trained", "trained_2"]
+    assert (reports["trained"], reports["trained_2"]) == (first, second)
+
+
+def test_a_damaged_report_is_a_user_error(folder):
+    (folder.path / "eval" / "start.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="not an eval report"):
+        read_report(folder.path / "eval" / "start.json")
+
+
+def test_the_report_of_a_finished_run_says_what_training_changed(folder):
+    run_samples.train(folder)
+    for label, rate in (("start", 0.1), ("warm_start", 0.4), ("trained", 0.9)):
+        run_samples.evaluate(folder, label, rate)
+    folder.update(num_parameters=1_234_567)
+    folder.finish("finished")
+    text = write_report(folder).read_text()
+    assert "success rate 10% → 90%** (+80 points, 95% interval +" in text
+    assert "success rate 40% → 90%" in text
+    assert "| after the warm start | 40% [" in text
+    assert "1,234,567 parameters" in text
+    assert "**Best**: task eval/" in text
+    assert f"openenv-pipe eval {folder.path}" in text
+    for name in ("learning_curves.png", "losses.png"):
+        assert f"plots/{name}" in text
+        assert (folder.path / "plots" / name).read_bytes().startswith(PNG)
+
+
+def test_a_change_that_may_be_chance_is_called_so(folder):
+    run_samples.evaluate(folder, "start", 0.4)
+    run_samples.evaluate(folder, "trained", 0.5)
+    assert "no proof of a change" in write_report(folder).read_text()
+
+
+def test_a_run_without_anything_yet_has_a_report(folder):
+    text = write_report(folder).read_text()
+    assert "**running**, 0 of 2 GRPO steps" in text
+    assert "no result" in text
+    assert "png" not in text
+
+
+def test_a_failed_run_has_a_report_with_its_cause(folder):
+    run_samples.train(folder, 1)
+    run_samples.evaluate(folder, "start", 0.4)
+    folder.finish("failed", cause="env 'wordle' died")
+    text = write_report(folder).read_text()
+    assert "**failed**, 1 of 2 GRPO steps" in text and "env 'wordle' died" in text
+    assert "![learning curves]" in text
+
+
+def test_equal_data_give_equal_pictures(tmp_path):
+    records = [run_samples.record(step) for step in range(1, 4)]
+    for name in ("a.png", "b.png"):
+        assert draw_learning_curves(tmp_path / name, records, {}, 3)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_nothing_to_draw_is_no_picture(tmp_path):
+    assert not draw_learning_curves(tmp_path / "a.png", [], {}, 3)
+    assert not draw_losses(tmp_path / "b.png", [{"stage": "grpo", "step": 1, "loss/kl": None}])
+    assert not list(tmp_path.iterdir())
+
+
+def test_smoothing_keeps_lines_and_means():
+    line = numpy.arange(20.0)
+    assert smooth(line, 5)[2:-2] == pytest.approx(line[2:-2])
+    assert smooth(numpy.full(7, 3.0), 3) == pytest.approx(3.0)
+    assert smooth(numpy.array([1.0, 4.0]), 3) == pytest.approx(2.5)
+    assert not math.isnan(smooth(line, 19).sum())
+
+
+def test_a_transcript_cuts_long_replies_and_survives_backticks():
+    episode = run_samples.episode(Random(0), 0, 0, True, num_turns=2)
+    episode.turns[0].reply = "a" * 5000
+    episode.turns[1].reply, episode.turns[1].unusable = "```rm```\x1b[2J\ud800", "no guess"
+    text = transcript(episode)
+    assert "```rm```·[2J·" in text
+    assert len(text) < 1500 and "4400 characters" in text and "unusable: no guess" in text
+    assert fenced(text).startswith("````text\n") and fenced(text).endswith("\n````")
+
+
+def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
+    done = run_samples.create(tmp_path)
+    run_samples.train(done)
+    run_samples.evaluate(done, "start", 0.2)
+    run_samples.evaluate(done, "trained", 0.6)
+    done.finish("finished")
+    run_samples.create(tmp_path)
+    for number, name in enumerate(("run.json", "config.json", "metrics.jsonl"), start=3):
+        broken = run_samples.create(tmp_path)
+        (broken.path / name).write_text("[]\n")
+        assert broken.record.id == f"smoke/000{number}"
+    (tmp_path / "smoke" / "0009").mkdir()
+    (tmp_path / "notes").mkdir()
+    rows = list_runs(tmp_path)
+    assert [row.status for row in rows] == ["finished", "running"] + ["unreadable"] * 4
+    first = rows[0]
+    assert (first.id, first.step, first.num_steps) == ("smoke/0001", 2, 2)
+    assert (first.success_start, first.success_trained) == (0.2, 0.6)
+    assert first.last_reward == pytest.approx(run_samples.record(2)["reward/mean"])
+    console = Console(file=StringIO(), width=120)
+    console.print(runs_table(rows))
+    shown = console.file.getvalue()
+    assert "20% → 60%" in shown and "smoke/0009" in shown
+
+
+def test_a_folder_without_runs_lists_none(tmp_path):
+    assert list_runs(tmp_path / "missing") == []

@@ -1,0 +1,248 @@
+"""The run folder: allocation, what is written, what survives a kill, and what stays secret."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import run_samples
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs import files
+from openenv_pipe.runs.folder import RunFolder, checkpoint_step
+
+
+def _create_some(runs_dir, num):
+    return [run_samples.create(runs_dir).record.id for _ in range(num)]
+
+
+def test_processes_that_start_together_never_share_a_folder(tmp_path):
+    context = multiprocessing.get_context("fork")
+    with context.Pool(4) as pool:
+        ids = list(chain(*pool.starmap(_create_some, [(tmp_path, 3)] * 4)))
+    assert sorted(ids) == [f"smoke/{number:04d}" for number in range(1, 13)]
+    for run in ids:
+        assert RunFolder.open(tmp_path / run).record.id == run
+    assert not list((tmp_path / "smoke").glob(".*"))
+
+
+def test_numbers_go_on_after_the_highest(tmp_path):
+    run_samples.create(tmp_path)
+    (tmp_path / "smoke" / "0041").mkdir()
+    assert run_samples.create(tmp_path).record.id == "smoke/0042"
+
+
+def test_latest_points_to_the_newest_run(tmp_path):
+    run_samples.create(tmp_path)
+    second = run_samples.create(tmp_path)
+    assert RunFolder.open(tmp_path / "smoke" / "latest").path == second.path
+
+
+def test_a_users_own_latest_is_left_alone(tmp_path):
+    (tmp_path / "smoke").mkdir()
+    (tmp_path / "smoke" / "latest").write_text("mine")
+    run_samples.create(tmp_path)
+    assert (tmp_path / "smoke" / "latest").read_text() == "mine"
+
+
+def test_the_config_comes_back_as_it_was(tmp_path):
+    folder = run_samples.create(tmp_path)
+    assert RunFolder.open(folder.path).config == run_samples.config(tmp_path)
+    values = json.loads((folder.path / "config.json").read_text())
+    assert "num_threads" in values and values["num_threads"] is None
+    assert folder.record.config_digest == files.digest_of_file(folder.path / "config.json")
+    assert (folder.path / "overrides.txt").read_text() == "conf=smoke\n"
+
+
+def test_the_record_says_where_the_run_comes_from(tmp_path):
+    record = run_samples.create(tmp_path).record
+    assert record.versions["python"] == sys.version.split()[0]
+    assert "pydantic" in record.versions
+    assert record.machine.num_cpus >= 1 and record.machine.memory_mb > 0
+    assert record.created.utcoffset().total_seconds() == 0
+
+
+def test_changes_of_the_checkout_are_kept(tmp_path, monkeypatch):
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    (checkout / "code.py").write_text("a = 1\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run(git + words, check=True)
+    (checkout / "code.py").write_text("a = 2\n")
+    (checkout / "new.py").write_text("")
+    monkeypatch.chdir(checkout)
+    folder = run_samples.create(tmp_path / "runs")
+    seen = next(c for c in folder.record.checkouts if c.folder == str(checkout.resolve()))
+    assert len(seen.sha) == 40 and seen.dirty and seen.num_untracked == 1
+    assert "+a = 2" in (folder.path / "dirty.diff").read_text()
+
+
+@pytest.mark.parametrize("path", ["smoke/0009", "smoke", "."])
+def test_opening_what_is_no_run_folder_says_what_to_do(tmp_path, path):
+    run_samples.create(tmp_path)
+    with pytest.raises(RunFolderError, match=r"latest|openenv-pipe runs|name one"):
+        RunFolder.open(tmp_path / path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"id": 1}'])
+def test_a_damaged_record_is_a_user_error(tmp_path, content):
+    folder = run_samples.create(tmp_path)
+    (folder.path / "run.json").write_text(content)
+    with pytest.raises(RunFolderError, match=r"run\.json"):
+        RunFolder.open(folder.path)
+
+
+def test_a_config_of_another_version_is_a_user_error(tmp_path):
+    folder = run_samples.create(tmp_path)
+    files.write_json(folder.path / "config.json", {"name": "smoke"})
+    with pytest.raises(RunFolderError, match="not of this version"):
+        _ = folder.config
+
+
+def test_a_runs_dir_that_cannot_be_made_is_a_user_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="runs_dir"):
+        run_samples.create(tmp_path / "file")
+
+
+def test_finish_and_update_are_kept(tmp_path):
+    folder = run_samples.create(tmp_path)
+    folder.update(num_parameters=7)
+    folder.update(device="cpu")
+    folder.finish("failed", cause="the server died")
+    again = RunFolder.open(folder.path)
+    assert again.record == folder.record
+    assert again.record.facts == {"num_parameters": 7, "device": "cpu"}
+    assert (again.status, again.record.cause) == ("failed", "the server died")
+    assert 0 <= again.duration_s < 60
+
+
+RUN_UNTIL_KILLED = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import run_samples
+folder = run_samples.create(sys.argv[3])
+run_samples.train(folder)
+with folder.new_checkpoint(1) as path:
+    (path / "weights").write_text("whole")
+with folder.new_checkpoint(2) as path:
+    (path / "weights").write_text("half")
+    with folder.metrics_path.open("a") as file:
+        file.write('{"step":3,"sta')
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """The folder of a run that was killed while it wrote metrics and a checkpoint."""
+    roots = [str(Path(__file__).parent), str(Path(files.__file__).parents[2])]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN_UNTIL_KILLED, *roots, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout.readline() == b"ready\n"
+        alive = RunFolder.open(tmp_path / "smoke" / "latest")
+        assert alive.status == "running"
+        with pytest.raises(RunFolderError, match="still running"):
+            alive.start_attempt()
+        process.send_signal(signal.SIGKILL)
+    return RunFolder.open(tmp_path / "smoke" / "latest")
+
+
+def test_a_killed_run_has_died_and_shows_whole_checkpoints_only(killed):
+    assert killed.status == "died"
+    assert killed.record.status == "running"
+    assert [checkpoint_step(path) for path in killed.checkpoints()] == [1]
+    assert killed.duration_s < 60
+
+
+def test_a_killed_run_can_be_taken_up_again(killed):
+    killed.start_attempt()
+    assert killed.status == "running"
+    assert killed.logs == killed.path / "logs" / "attempt_2" and killed.logs.is_dir()
+    with killed.new_checkpoint(2) as path:
+        assert not list(path.iterdir())  # nothing is left of the half one
+        (path / "weights").write_text("whole")
+    assert [path.name for path in killed.checkpoints()] == ["step_000001", "step_000002"]
+
+
+def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
+    folder = run_samples.create(tmp_path)
+    with pytest.raises(OSError, match="disk full"), folder.new_checkpoint(10):
+        raise OSError("disk full")
+    assert not list((folder.path / "checkpoints").iterdir())
+
+
+def test_a_checkpoint_is_never_overwritten(tmp_path):
+    folder = run_samples.create(tmp_path)
+    with folder.new_checkpoint(10) as path:
+        (path / "weights").write_text("first")
+    with pytest.raises(RunFolderError, match="not overwritten"), folder.new_checkpoint(10):
+        pytest.fail("the block must not run")
+    assert (folder.checkpoint_path(10) / "weights").read_text() == "first"
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    files.write_json(path, {"a": 1})
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        files.write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_digest_of_folder_sees_names_and_contents_only(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "file").write_text("1")
+    digest = files.digest_of_folder(tmp_path / "a")
+    assert files.digest_of_folder(tmp_path / "b") == digest
+    (tmp_path / "b" / "deep" / "file").rename(tmp_path / "b" / "file")
+    assert files.digest_of_folder(tmp_path / "b") != digest
+
+
+def test_no_secret_reaches_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "from-the-environment")
+    plain = run_samples.config(tmp_path)
+    variables = {"GAME_TOKEN": "only in the config", "HEADER": "Bearer from-the-environment"}
+    values = plain.model_dump() | {"env": plain.env.model_dump() | {"variables": variables}}
+    config = RunConfig.model_validate(values)
+    words = [
+        "env.variables.GAME_TOKEN=only in the config",
+        "+env.variables={x_password: 'my own', HEADER: from-the-environment}",
+    ]
+    folder = RunFolder.create(config, overrides=words, command=["openenv-pipe", *words])
+    folder.finish("failed", cause="refused from-the-environment")
+    written = "".join(p.read_text() for p in folder.path.rglob("*") if p.is_file())
+    for secret in ("from-the-environment", "in the config", "my own"):
+        assert secret not in written
+    assert folder.written_config.env.variables["HEADER"] == "Bearer <hidden: JUDGE_API_KEY>"
+    with pytest.raises(RunFolderError, match="GAME_TOKEN"):
+        _ = folder.config
+    monkeypatch.setenv("GAME_TOKEN", "only in the config")
+    assert folder.config == config
+
+
+def test_the_command_line_is_quick_without_torch():
+    code = (
+        "import sys, openenv_pipe.runs.report, openenv_pipe.runs.listing, openenv_pipe.trackers;"
+        "print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

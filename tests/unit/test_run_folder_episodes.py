@@ -1,0 +1,116 @@
+"""Episodes files: exact, deterministic, quick, and readable without this package."""
+
+import gzip
+import json
+import math
+import os
+import struct
+import time
+from random import Random
+
+import pytest
+import run_samples
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.episodes import (
+    episodes_path,
+    last_episodes_path,
+    read_episodes,
+    read_rows,
+    write_episodes,
+)
+from openenv_pipe.types import Status
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "episodes").mkdir()
+    return episodes_path(tmp_path, 12)
+
+
+def _without_durations(groups):
+    for group in groups:
+        for episode in group.episodes:
+            episode.duration_s = 0.0
+    return groups
+
+
+def test_groups_come_back_exactly(path):
+    groups = run_samples.groups()
+    failed = groups[0].episodes[1]
+    failed.status, failed.error, failed.turns = Status.ERROR, "closed", []
+    groups[1].episodes[0].turns[0].action = None
+    groups[1].episodes[0].turns[0].unusable = "no five letters"
+    groups[1].episodes[1].turns[0].observation = {"text": "a lone \ud800, as JSON may hold"}
+    write_episodes(path, groups)
+    assert read_episodes(path) == _without_durations(groups)
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        [],
+        [-0.1],
+        [-0.5, -math.inf],
+        [1e300, 5e-324],
+        [struct.unpack("f", struct.pack("f", 0.1))[0]],
+    ],
+)
+def test_logprobs_of_any_size_come_back_exactly(path, logprobs):
+    (group,) = run_samples.groups(1, 1)
+    group.episodes[0].turns[0].logprobs = logprobs
+    write_episodes(path, [group])
+    assert read_episodes(path)[0].episodes[0].turns[0].logprobs == logprobs
+
+
+def test_equal_episodes_give_equal_bytes_whenever_they_were_played(path):
+    write_episodes(path, run_samples.groups())
+    before = path.read_bytes()
+    os.utime(path, (0, 0))
+    write_episodes(path, _without_durations(run_samples.groups()))
+    assert path.read_bytes() == before
+
+
+def test_one_json_line_an_episode_with_advantages_where_given(path):
+    groups = run_samples.groups(2, 3)
+    advantages = [[[float(g), float(m), 0.5] for m in range(3)] for g in range(2)]
+    write_episodes(path, groups, advantages)
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        rows = [json.loads(line) for line in file]
+    assert [row["advantages"] for row in rows] == advantages[0] + advantages[1]
+    assert rows == list(read_rows(path))
+    turn = groups[0].episodes[0].turns[0]
+    assert rows[0]["turns"][0]["completion_ids"] == turn.completion_ids
+    assert read_episodes(path) == _without_durations(groups)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: b"x" + data, lambda _: b""]
+)
+def test_a_damaged_file_is_a_user_error(path, damage):
+    write_episodes(path, run_samples.groups())
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(RunFolderError, match="step_000012"):
+        read_episodes(path)
+
+
+def test_the_last_file_is_found_and_none_without_any(path, tmp_path):
+    assert last_episodes_path(tmp_path) is None
+    for step in (2, 12, 7):
+        write_episodes(episodes_path(tmp_path, step), [])
+    assert last_episodes_path(tmp_path) == path
+    assert read_episodes(path) == []
+
+
+def test_a_step_of_256_episodes_is_quick_to_write(path):
+    groups = run_samples.groups(32, 8, num_turns=6)
+    random = Random(0)
+    for group in groups:
+        for episode in group.episodes:
+            episode.turns = [run_samples.turn(random, num_tokens=20) for _ in range(6)]
+    took_s = []
+    for _ in range(3):
+        started_s = time.perf_counter()
+        write_episodes(path, groups)
+        took_s.append(time.perf_counter() - started_s)
+    assert min(took_s) < 0.25, "some 30 ms on a quiet machine, with room for a busy one"
