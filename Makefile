@@ -1,0 +1,52 @@
+# Needs python3 (3.11 or later) and nothing else. Everything lands in .venv, in this folder.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -ec
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Stamps: installing is done again only when pyproject.toml has changed.
+USER_STAMP := .venv/.installed
+DEV_STAMP := .venv/.installed-dev
+
+# One line a package instead of silence for minutes.
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable
+SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
+	-e 's/^Installing collected packages.*/==> unpacking/p'
+
+.PHONY: help install train test lint
+help:
+	@echo "make install   set up .venv (a few minutes, once)"
+	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
+	@echo "make test      install with the tools for development, then run the tests"
+	@echo "make lint      check style and formatting"
+
+install: $(USER_STAMP)
+
+train: $(USER_STAMP)
+	$(BIN)/openenv-pipe train conf=wordle
+
+test: $(DEV_STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+$(BIN)/python:
+	@echo "==> creating .venv"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"error: Python 3.11 or later is needed, $(PYTHON) is " + sys.version.split()[0] + \
+		"; name another one: make PYTHON=python3.11 install")'
+	@$(PYTHON) -m venv .venv
+
+$(USER_STAMP): pyproject.toml | $(BIN)/python
+	@echo "==> installing openenv-pipe into .venv; the first time takes minutes"
+	@$(PIP_INSTALL) . | $(SHOW_PROGRESS)
+	@touch $@
+	@echo "==> ready: $(BIN)/openenv-pipe --help"
+
+$(DEV_STAMP): pyproject.toml | $(BIN)/python
+	@echo "==> installing openenv-pipe and the tools for development into .venv"
+	@$(PIP_INSTALL) '.[dev]' | $(SHOW_PROGRESS)
+	@touch $@ $(USER_STAMP)

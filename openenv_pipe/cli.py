@@ -1,0 +1,197 @@
+"""The commands, their help and their exit codes. What they do is elsewhere; no torch is loaded.
+
+0 done, 1 the pipeline failed, 2 the command or the YAML has to be mended, 130 interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openenv_pipe import __version__
+from openenv_pipe.config.completion import complete_bash_value, complete_override
+from openenv_pipe.errors import PipeError, RunFolderError
+
+app = typer.Typer(
+    name="openenv-pipe",
+    help="From one YAML file to a trained, evaluated agent on any OpenEnv environment.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a traceback is ours, and is to be seen whole
+)
+
+Overrides = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="OVERRIDES",
+        default_factory=list,
+        help="conf=NAME, group=CHOICE and key=VALUE, as in: conf=wordle model=hub trainer.steps=10",
+        autocompletion=complete_override,
+        show_default=False,
+    ),
+]
+
+
+class Format(StrEnum):
+    """How `show` prints."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
+@app.command()
+def train(overrides: Overrides) -> None:
+    """Train an agent, and evaluate it against where it started.
+
+    \b
+    openenv-pipe train conf=wordle
+    openenv-pipe train conf=wordle model=qwen3_0_6b trainer.steps=50
+    """
+    from openenv_pipe.config.compose import compose
+
+    composed = compose(overrides)
+    from openenv_pipe import pipeline
+
+    pipeline.train(composed, _command())
+
+
+@app.command("eval")
+def evaluate(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A run folder, or conf=NAME for a model that no run has trained.",
+            autocompletion=complete_override,
+        ),
+    ],
+    overrides: Overrides,
+) -> None:
+    """Evaluate a trained run, or a model as it is.
+
+    \b
+    openenv-pipe eval runs/wordle/latest
+    openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
+    """
+    if not Path(target).is_dir() and "=" not in target:
+        raise RunFolderError(
+            f"{target!r} is not a folder; expected a run folder such as runs/wordle/latest "
+            "(`openenv-pipe runs` lists them), or overrides such as conf=wordle"
+        )
+    from openenv_pipe.config.compose import compose
+
+    if Path(target).is_dir():
+        from openenv_pipe.evaluate import evaluate_run
+
+        evaluate_run(Path(target), overrides, _command())
+        return
+    composed = compose([target, *overrides])
+    from openenv_pipe.evaluate import evaluate_config
+
+    evaluate_config(composed, _command())
+
+
+@app.command()
+def show(
+    overrides: Overrides,
+    form: Annotated[Format, typer.Option("--format", help="yaml, or json as runs keep it")] = (
+        Format.YAML
+    ),
+) -> None:
+    """Print the configuration: every key, its value, and where that came from.
+
+    \b
+    openenv-pipe show conf=wordle
+    openenv-pipe show conf=wordle model=qwen3_1_7b --format json
+    """
+    from openenv_pipe.config.compose import compose
+    from openenv_pipe.config.render import as_yaml
+
+    composed = compose(overrides)
+    text = as_yaml(composed) if form is Format.YAML else composed.config.model_dump_json(indent=2)
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    Console().print(Syntax(text, form.value, background_color="default", word_wrap=True))
+
+
+@app.command()
+def check(overrides: Overrides) -> None:
+    """Try everything a run needs for a moment, and leave nothing behind.
+
+    Exit code 1 if something would fail.
+
+    \b
+    openenv-pipe check conf=wordle
+    """
+    from openenv_pipe.config.compose import compose
+
+    composed = compose(overrides)
+    from rich.console import Console
+
+    from openenv_pipe import preflight
+
+    lines = preflight.run_checks(composed.config)
+    Console(soft_wrap=not sys.stdout.isatty()).print(preflight.as_table(lines))
+    if preflight.has_failed(lines):
+        raise typer.Exit(1)
+
+
+@app.command()
+def runs(
+    runs_dir: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("runs"),
+) -> None:
+    """List the runs, with their status and results.
+
+    \b
+    openenv-pipe runs
+    """
+    if not runs_dir.is_dir():
+        raise RunFolderError(
+            f"there is no folder {str(runs_dir)!r}; `openenv-pipe train conf=wordle` makes the "
+            "first run, and `openenv-pipe runs DIR` lists those of another folder"
+        )
+    from rich.console import Console
+
+    from openenv_pipe.runs.listing import list_runs, runs_table
+
+    Console().print(runs_table(list_runs(runs_dir)))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"openenv-pipe {__version__}")
+
+
+def _command() -> list[str]:
+    """The command line as it was typed, for the run folder."""
+    return ["openenv-pipe", *sys.argv[1:]]
+
+
+def _print_error(error: PipeError) -> None:
+    red, reset = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{red}error:{reset} {error}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Errors meant for people become a message and an exit code."""
+    # torch's idle threads must sleep, not spin: the environment servers need those cores. Spinning
+    # made runs up to 20 times slower on a busy machine. Read once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if os.environ.get("_OPENENV_PIPE_COMPLETE") == "complete_bash" and complete_bash_value():
+        return
+    try:
+        app(arguments, prog_name="openenv-pipe")
+    except PipeError as error:
+        _print_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

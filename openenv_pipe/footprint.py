@@ -1,0 +1,125 @@
+"""How much memory and disk a run will need, before anything is loaded. Estimates, rounded up.
+
+Weights are counted exactly; activations are a rule of thumb for decoders with gated MLPs.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.schema import RunConfig, TinyModelConfig
+
+BYTES = {"float32": 4, "bfloat16": 2}
+TINY_VOCABULARY = 261  # 256 bytes and five markers
+LOGITS_AT_ONCE = 1 << 24  # the learner works in chunks of this many
+LOGITS_COPIES = 4  # logits, their softmax, and the gradients of both
+OPTIMIZER_COPIES = 2  # Adam's two moments
+BYTES_PER_EPISODE_TOKEN = 12  # id, mask, logprob and text in a run folder, compressed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What of a model decides its size."""
+
+    num_parameters: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    attention_width: int  # all heads together
+    cache_width: int  # all key heads together
+    vocabulary: int
+
+
+def tiny_shape(config: TinyModelConfig) -> Shape:
+    """The shape of a model that is built from its block; its embeddings are tied."""
+    attention_width = config.num_heads * config.head_size
+    cache_width = config.num_kv_heads * config.head_size
+    layer = (
+        2 * config.hidden_size * (attention_width + cache_width)
+        + 3 * config.hidden_size * config.intermediate_size
+        + 2 * (config.hidden_size + config.head_size)
+    )
+    embeddings = TINY_VOCABULARY * config.hidden_size
+    return Shape(
+        num_parameters=embeddings + config.num_layers * layer + config.hidden_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        attention_width=attention_width,
+        cache_width=cache_width,
+        vocabulary=TINY_VOCABULARY,
+    )
+
+
+def folder_shape(folder: Path) -> Shape:
+    """The shape of a model from its config.json and its safetensors files' headers.
+
+    Raises OSError, ValueError or KeyError where they are missing or of another kind.
+    """
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+    head_size = config.get("head_dim") or hidden_size // heads
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise FileNotFoundError(f"there are no *.safetensors files in {folder}")
+    return Shape(
+        num_parameters=sum(map(_count_parameters, weights)),
+        hidden_size=hidden_size,
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        attention_width=heads * head_size,
+        cache_width=config.get("num_key_value_heads", heads) * head_size,
+        vocabulary=config["vocab_size"],
+    )
+
+
+def _count_parameters(path: Path) -> int:
+    """A safetensors file begins with the length of its header, which is JSON."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
+
+
+def num_trained(shape: Shape, config: RunConfig) -> int:
+    """Parameters that learn: all, or those of the adapter on every linear layer."""
+    rank = config.model.lora.rank
+    if rank == 0:
+        return shape.num_parameters
+    attention = 4 * shape.hidden_size + 2 * (shape.attention_width + shape.cache_width)
+    return shape.num_layers * rank * (attention + 3 * (shape.hidden_size + shape.intermediate_size))
+
+
+def memory_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
+    """What is held at the same time in training, by its kind."""
+    model, trainer = config.model, config.trainer
+    weights = shape.num_parameters * BYTES[model.dtype]
+    full = model.lora.rank == 0
+    trained_bytes = num_trained(shape, config) * (BYTES[model.dtype] if full else 4)
+    per_token = (10 * shape.hidden_size + 4 * shape.intermediate_size) * shape.num_layers
+    logits = min(trainer.tokens_per_batch * shape.vocabulary, LOGITS_AT_ONCE)
+    needed = {
+        "weights": weights + (0 if full else trained_bytes),
+        "gradients and optimizer": trained_bytes * (1 + OPTIMIZER_COPIES),
+        "activations": trainer.tokens_per_batch * per_token * BYTES[model.autocast],
+        "logits": logits * 4 * LOGITS_COPIES,
+    }
+    if trainer.loss.kl_coef and full:
+        needed["reference model"] = weights
+    if config.engine.type == "local":
+        cached_tokens = config.engine.max_batch * config.env.max_episode_tokens
+        per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
+        needed["cache of the engine"] = cached_tokens * per_cached
+    return needed
+
+
+def disk_bytes(shape: Shape, config: RunConfig) -> int:
+    """Checkpoints with their optimizer, and every token of every episode at its longest."""
+    trainer = config.trainer
+    width = BYTES[config.model.dtype] if config.model.lora.rank == 0 else 4
+    checkpoint = num_trained(shape, config) * width * (1 + OPTIMIZER_COPIES)
+    num_checkpoints = trainer.steps // trainer.checkpoint_every + 2  # the first and the last
+    num_episodes = trainer.steps * trainer.tasks_per_step * trainer.group_size
+    episodes = num_episodes * config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
+    return num_checkpoints * checkpoint + episodes

@@ -1,0 +1,103 @@
+"""`check` against real servers: what it finds, and that nothing is left."""
+
+import json
+import tempfile
+
+import psutil
+import pytest
+
+from openenv_pipe import preflight
+from openenv_pipe.config.compose import compose
+from openenv_pipe.footprint import folder_shape
+from openenv_pipe.preflight import Result, run_checks
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path, monkeypatch):
+    """Neither files, here or among temporary ones, nor processes."""
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert list((tmp_path / "folder").iterdir()) == []
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def check(*overrides: str) -> dict[str, preflight.Line]:
+    config = compose(["host.sessions_per_server=4", "device=cpu", *overrides]).config
+    lines = run_checks(config)
+    assert preflight.has_failed(lines) == any(line.result is Result.FAIL for line in lines)
+    assert preflight.as_table(lines).row_count == len(lines)
+    return {line.name: line for line in lines}
+
+
+def test_a_shipped_experiment_passes():
+    lines = check("conf=wordle", "trainer.tasks_per_step=3", "trainer.group_size=2")
+    assert {name for name, line in lines.items() if line.result is not Result.OK} == set()
+    assert set(lines) == {
+        *("adapter", "rewards", "policy", "environment", "servers", "sessions"),
+        *("seeds", "tasks", "model", "memory", "disk"),
+    }
+    assert "4 opened; the 6 episodes" in lines["sessions"].text
+
+
+def test_problems_of_several_kinds_are_all_told():
+    lines = check(
+        "conf=wordle",
+        "env.package=wordel",
+        "env.adapter.pattern='('",
+        "model=hub",
+        "model.path=no such model",
+    )
+    assert {name for name, line in lines.items() if line.result is Result.FAIL} == {
+        *("code", "environment", "model"),
+    }
+    assert "did you mean wordle" in lines["environment"].text
+
+
+def test_a_server_that_dies_is_shown_with_its_last_words():
+    command = "env.command=[python3,-c,'print(\"no flour\"); raise SystemExit(3)']"
+    line = check("conf=echo", command)["environment"]
+    assert line.result is Result.FAIL
+    assert "no flour" in line.text
+    assert "/temporary/" not in line.text
+
+
+def test_tasks_that_are_all_the_same_are_warned_about():
+    lines = check("conf=wordle", "env.tasks.train.index_key=null", "env.tasks.train.num_tasks=2")
+    assert lines["seeds"].result is Result.OK  # the seed decides, where no index does
+    reset = "{index: 3}"
+    lines = check("conf=wordle", "env.tasks.train.index_key=null", f"env.tasks.train.reset={reset}")
+    assert lines["tasks"].result is Result.WARN
+
+
+def test_a_template_that_names_a_missing_field_fails():
+    line = check("conf=echo", "env.adapter.first='{{ lettre }}'")["environment"]
+    assert line.result is Result.FAIL
+    assert "lettre" in line.text
+
+
+def test_what_does_not_fit_into_memory_fails():
+    line = check("conf=wordle", "trainer.tokens_per_batch=1000000000")["memory"]
+    assert line.result is Result.FAIL
+    assert "trainer.tokens_per_batch" in line.text
+
+
+def test_the_shape_of_a_model_folder(tmp_path):
+    values = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 99,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    header = {"a": {"shape": [99, 32]}, "b": {"shape": [32]}, "__metadata__": {"format": "pt"}}
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    shape = folder_shape(tmp_path)
+    assert (shape.num_parameters, shape.cache_width) == (99 * 32 + 32, 16)

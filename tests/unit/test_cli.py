@@ -1,0 +1,207 @@
+"""The commands as a person meets them: processes, exit codes, what is printed where."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from openenv_pipe import cli, resources
+from openenv_pipe.config.completion import complete_override
+from openenv_pipe.errors import ConfigError, HostError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def openenv_pipe(tmp_path):
+    """Runs the command in an empty folder, away from the checkout."""
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", "openenv_pipe.cli", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **variables},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_help_lists_the_commands_and_loads_nothing_heavy(openenv_pipe):
+    result = openenv_pipe("--help")
+    assert result.returncode == 0
+    for command in ("train", "eval", "show", "check", "runs", "version"):
+        assert command in result.stdout
+    code = (
+        "import sys, openenv_pipe.cli\n"
+        "heavy = {'torch', 'transformers', 'hydra', 'numpy', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_help_is_quick(openenv_pipe):
+    durations = []
+    for _ in range(3):
+        started = time.perf_counter()
+        openenv_pipe("--help")
+        durations.append(time.perf_counter() - started)
+    assert min(durations) < 1.0  # 0.35 s on two idle cores
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "show", "check", "runs", "version"])
+def test_every_command_explains_itself(openenv_pipe, command):
+    result = openenv_pipe(command, "--help")
+    assert result.returncode == 0
+    assert command == "version" or f"openenv-pipe {command}" in result.stdout
+
+
+def test_version(openenv_pipe):
+    assert re.fullmatch(r"openenv-pipe \d+\.\d+\.\d+\n", openenv_pipe("version").stdout)
+
+
+def test_show_prints_plain_yaml_with_origins(openenv_pipe):
+    result = openenv_pipe("show", "conf=wordle", "trainer.steps=3")
+    assert result.returncode == 0
+    assert yaml.safe_load(result.stdout)["trainer"]["steps"] == 3
+    assert "override trainer.steps=3" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_show_as_json_is_what_a_run_folder_keeps(openenv_pipe):
+    values = json.loads(openenv_pipe("show", "conf=echo", "--format", "json").stdout)
+    assert values["env"]["name"] == "echo"
+    assert values["num_threads"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["show"], "echo, smoke, wordle"),
+        (["train", "conf=wordle", "trainer.stpes=1"], "did you mean trainer.steps"),
+        (["check", "conf=wordle", "model=qwen"], "qwen3_0_6b"),
+        (["eval", "runs/wordle/0007"], "'runs/wordle/0007' is not a folder"),
+        (["runs"], "openenv-pipe train conf=wordle"),
+        (["shw"], "Did you mean 'show'"),
+        (["eval"], "Missing argument"),
+        (["train", "--nope"], "No such option"),
+    ],
+)
+def test_mistakes_exit_2_with_a_message_and_no_traceback(openenv_pipe, arguments, expected):
+    result = openenv_pipe(*arguments)
+    assert result.returncode == 2
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "shown"),
+    [
+        (ConfigError("mend this"), 2, "error: mend this\n"),
+        (HostError("it died"), 1, "error: it died\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_exit_codes(monkeypatch, capsys, error, code, shown):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr("openenv_pipe.config.compose.compose", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["show", "conf=wordle"])
+    assert ended.value.code == code
+    assert capsys.readouterr().err == shown
+
+
+def test_our_own_bugs_keep_their_traceback(monkeypatch):
+    def fail(_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("openenv_pipe.config.compose.compose", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["show", "conf=wordle"])
+
+
+# --- completion --------------------------------------------------------------------------------
+
+
+def test_completion_offers_groups_with_choices_and_keys():
+    assert complete_override("conf=") == ["conf=echo", "conf=smoke", "conf=wordle"]
+    assert "model=tiny" in complete_override("mo")
+    assert {"seed=", "device=auto"} <= set(complete_override(""))
+    assert "trainer.loss.type=dr_grpo" in complete_override("trainer.loss.t")
+    assert "trainer.steps=" in complete_override("trainer.s")
+    assert complete_override("device=") == ["device=auto", "device=cpu", "device=cuda"]
+    assert complete_override("nothing.like=") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["conf", "=", "wo"], ["wordle"]),  # bash breaks words at `=`
+        (["conf", "="], ["echo", "smoke", "wordle"]),
+        (["conf=wo"], ["conf=wordle"]),
+        (["env"], ["env=base", "env=echo", "env=wordle"]),
+    ],
+)
+def test_completion_in_bash(openenv_pipe, words, expected):
+    words = ["openenv-pipe", "train", *words]
+    result = openenv_pipe(
+        _OPENENV_PIPE_COMPLETE="complete_bash",
+        COMP_WORDS="\n".join(words),
+        COMP_CWORD=str(len(words) - 1),
+    )
+    assert set(expected) <= set(result.stdout.split())
+
+
+# --- what names in the YAML lead to ------------------------------------------------------------
+
+
+def test_callables_load_from_envs_and_from_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_terms_of_this_test.py").write_text("class Own:\n    def term(self): ...\n")
+    assert resources.load_callable("wordle.policies:consistent").__name__ == "consistent"
+    assert resources.load_callable("my_terms_of_this_test:Own.term").__name__ == "term"
+
+
+@pytest.mark.parametrize(
+    ("dotted", "expected"),
+    [
+        ("no_such_module:name", "no module 'no_such_module'"),
+        ("wordle.nothing:name", "no module 'wordle.nothing'"),
+        ("wordle.policies:consistnt", "did you mean consistent"),
+        ("wordle.rules:LENGTH", "is a int"),
+        ("broken_of_this_test:name", "raised ZeroDivisionError"),
+        ("needy_of_this_test:name", "needs 'no_such_package'"),
+    ],
+)
+def test_a_callable_that_is_not_there_is_explained(tmp_path, monkeypatch, dotted, expected):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "broken_of_this_test.py").write_text("1 / 0\n")
+    (tmp_path / "needy_of_this_test.py").write_text("import no_such_package\n")
+    with pytest.raises(ConfigError) as caught:
+        resources.load_callable(dotted)
+    assert expected in str(caught.value)
+
+
+def test_environments_are_found_by_name_or_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resources.find_env("wordle") == resources.shipped_dir("envs") / "wordle"
+    (tmp_path / "envs/wordle").mkdir(parents=True)
+    assert resources.find_env("wordle") == tmp_path / "envs/wordle"
+    assert resources.find_env("./envs/wordle") == tmp_path / "envs/wordle"
+    for name, expected in (("wordel", "did you mean wordle"), ("./nowhere", "is not a folder")):
+        with pytest.raises(ConfigError, match=expected):
+            resources.find_env(name)

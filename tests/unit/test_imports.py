@@ -1,0 +1,88 @@
+"""Imports point downward, rooms of one layer keep apart, and heavy libraries have one door."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
+
+# From the bottom up. A room may import those of lower layers, and itself.
+LAYERS = (
+    {"errors", "types", "progress", "__init__"},
+    {"process", "guard", "grpo", "chat", "statistics", "resources"},
+    {"session", "config"},
+    {"tasks", "scoring", "footprint"},
+    {"adapters", "rewards", "engines", "learner", "hosts", "trackers", "runs"},
+    {"rollout"},  # of what it plays with it knows the contracts alone: see below
+    {"assembly"},
+    {"evaluate", "preflight"},
+    {"pipeline"},
+    {"cli"},
+)
+LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+
+# Each may be imported in these places only.
+DOORS = {
+    "hydra": {"config/compose.py"},
+    "omegaconf": {"config/compose.py"},
+    "typer": {"cli.py"},
+    "websockets": {"session.py"},
+    "peft": {"learner/*"},
+    "openenv": set(),  # a library for servers
+    "trl": set(),  # an oracle of the tests
+}
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+FILES = [path for path in FILES if not path.startswith(("envs/", "conf/"))]
+
+
+def room_of(path: str) -> str:
+    return path.split("/")[0].removesuffix(".py")
+
+
+def imported_modules(path: str) -> set[str]:
+    """Full names of all that a file imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: name the module in full"
+            assert node.module
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def imported_rooms(path: str) -> set[str]:
+    names = (name.split(".") for name in imported_modules(path))
+    rooms = {name[1] for name in names if name[0] == "openenv_pipe" and len(name) > 1}
+    return {room if room in LEVELS else "__init__" for room in rooms}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_imports_point_downward(path):
+    room = room_of(path)
+    assert room in LEVELS, f"{path}: say in LAYERS where the room {room!r} belongs"
+    upward = {other for other in imported_rooms(path) - {room} if LEVELS[other] >= LEVELS[room]}
+    assert not upward, f"{path} may not import {', '.join(sorted(upward))}"
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_heavy_libraries_have_one_door(path):
+    for name in imported_modules(path):
+        doors = DOORS.get(name.split(".")[0])
+        if doors is not None:
+            assert any(Path(path).match(door) for door in doors), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) == "rollout"])
+def test_rollout_knows_contracts_only(path):
+    for name in imported_modules(path):
+        _, room, module, *_ = [*name.split("."), "", ""]
+        if room in LAYERS[4] and name.startswith("openenv_pipe."):
+            assert module == "base", f"{path} imports {name}"
+        assert name.split(".")[0] not in ("torch", "transformers"), f"{path} imports {name}"
+
+
+def test_every_room_of_the_table_is_spelt_once():
+    assert sum(map(len, LAYERS)) == len(LEVELS)
