@@ -2,8 +2,9 @@
 
 A task is (split, index). The order of a list's tasks is that of the SHA-256 of each word, which
 needs no seed and never changes. With `holdout` the last fifth is `eval` and the others are
-`train`; without it both splits ask for every word, as in the real game, whose list is known to its
-players. All words of a list may be guessed in both splits. Where the lists come from is told in `data/README.md`.
+`train`; without it both splits ask for every word, as in the real game, whose list is known to
+its players. All words of a list may be guessed in both splits. Where the lists come from is told
+in `data/README.md`.
 """
 
 import hashlib

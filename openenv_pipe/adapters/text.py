@@ -68,8 +68,8 @@ def _message(role: str, template: jinja2.Template, fields: Observation) -> Messa
         return {"role": role, "content": template.render(fields)}
     except jinja2.UndefinedError as error:
         raise ConfigError(
-            f"an env.adapter template asks for a field that the observation lacks: {error.message}; "
-            f"it has {', '.join(sorted(fields))}"
+            f"an env.adapter template asks for a field that the observation lacks: "
+            f"{error.message}; it has {', '.join(sorted(fields))}"
         ) from None
     except (jinja2.TemplateRuntimeError, TypeError) as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`train` and `eval` as a user starts them: real servers, real models, as processes of their own."""
+"""`train` and `eval` as a user starts them: real servers, real models, real processes."""
 
 import json
 import os
@@ -48,7 +48,10 @@ def servers_of(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            paths = [process.cwd(), *(os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in (1, 2))]
+            paths = [
+                process.cwd(),
+                *(str(Path(f"/proc/{process.pid}/fd/{fd}").readlink()) for fd in (1, 2)),
+            ]
         except (psutil.Error, OSError):
             continue
         if any(path.startswith(str(folder)) for path in paths) and process.pid != os.getpid():
