@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TaskRange
 from openenv_pipe.progress import clock
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
 from openenv_pipe.runs.evals import STAGES, read_reports
@@ -149,8 +149,9 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
     warm_start = f"{warm.steps} steps on episodes of `{warm.policy}`" if warm.steps else "none"
     gpus = f", {', '.join(record.machine.gpus)}" if record.machine.gpus else ""
     rows = {
-        "environment": f"{env.name}, at most {env.max_turns} turns, "
-        f"{env.tasks.train.num_tasks} train tasks",
+        "environment": f"{env.name}, at most {env.max_turns} turns",
+        "train tasks": _tasks(env.tasks.train),
+        "eval tasks": _tasks(env.tasks.eval),
         "model": _model(config.model, record.facts),
         "reward": terms,
         "warm start": warm_start,
@@ -161,6 +162,11 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         "command": f"`{' '.join(record.command)}`",
     }
     return "## What was run\n\n" + _table(["", ""], [list(row) for row in rows.items()])
+
+
+def _tasks(tasks: TaskRange) -> str:
+    keywords = ", ".join(f"{name}={value}" for name, value in tasks.reset.items())
+    return f"{tasks.num_tasks}{f', reset with {keywords}' if keywords else ''}"
 
 
 def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Episodes as text to read, on paper and on terminals.
 
-Long texts are cut in the middle and control characters shown as dots; the episodes file has all.
+Of an observation only what has changed is shown. Long texts are cut in the middle and control
+characters shown as dots; the episodes file has all.
 """
 
 import json
@@ -10,16 +11,19 @@ from typing import Any
 
 from openenv_pipe.types import Episode, Turn
 
-LONGEST_TEXT = 600  # characters of one reply or observation
+LONGEST_TEXT = 600  # characters of one reply
+LONGEST_FIELD = 120  # characters of one field of an observation
 
 
 def transcript(episode: Episode) -> str:
     """What the environment and the model said to each other, line by line."""
-    lines = ["env    " + _observation(episode.first_observation)]
+    seen = episode.first_observation
+    lines = ["env    " + _changes({}, seen)]
     for number, turn in enumerate(episode.turns, start=1):
-        lines += _turn_lines(number, turn)
+        lines += _turn_lines(number, turn, seen)
+        seen = turn.observation or seen
     if episode.error:
-        lines.append("error  " + _cut(episode.error))
+        lines.append("error  " + _cut(episode.error, LONGEST_TEXT))
     return "\n".join(line.replace("\n", "\n       ") for line in lines)
 
 
@@ -40,24 +44,33 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{text}\n{fence}"
 
 
-def _turn_lines(number: int, turn: Turn) -> list[str]:
-    reply = f"{number:>2} llm " + (_cut(turn.reply.strip()) or "(nothing)")
+def _turn_lines(number: int, turn: Turn, seen: Mapping[str, Any]) -> list[str]:
+    reply = f"{number:>2} llm " + (_cut(turn.reply.strip(), LONGEST_TEXT) or "(nothing)")
     if turn.unusable is not None:
-        return [reply, f"       unusable: {_cut(turn.unusable)}"]
-    return [reply, f"env    {_observation(turn.observation)}  (reward {turn.reward:.3g})"]
+        return [reply, f"       unusable: {_cut(turn.unusable, LONGEST_TEXT)}"]
+    reward = f"reward {turn.reward:.3g}"
+    return [reply, f"env    {_changes(seen, turn.observation)}  [{reward}]"]
 
 
-def _observation(observation: Mapping[str, Any]) -> str:
-    """A text field alone stands for itself, anything else is JSON."""
-    values = list(observation.values())
-    if len(values) == 1 and isinstance(values[0], str):
-        return _cut(values[0].strip())
-    return _cut(json.dumps(observation, ensure_ascii=False))
+def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:
+    """The fields that differ from what was seen before, empty ones left out."""
+    fields = {
+        name: value for name, value in observation.items() if value and value != seen.get(name)
+    }
+    values = list(fields.values())
+    if len(observation) == 1 and values and isinstance(values[0], str):
+        return _cut(values[0].strip(), LONGEST_TEXT)
+    return "  ".join(f"{name}: {_field(value)}" for name, value in fields.items())
 
 
-def _cut(text: str) -> str:
+def _field(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return _cut(text, LONGEST_FIELD)
+
+
+def _cut(text: str, longest: int) -> str:
     text = "".join(char if char.isprintable() or char == "\n" else "·" for char in text)
-    if len(text) <= LONGEST_TEXT:
+    if len(text) <= longest:
         return text
-    half = LONGEST_TEXT // 2
+    half = longest // 2
     return f"{text[:half]} [… {len(text) - 2 * half} characters …] {text[-half:]}"

@@ -1,6 +1,7 @@
 """Chat formats: golden ids, and templates that must be refused. Trap numbers: tests/README.md."""
 
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -148,10 +149,10 @@ def test_a_grown_conversation_is_the_template_applied_to_the_whole(tokenizer, re
     chat = ChatFormat(tokenizer)
     for system in ([], [{"role": "system", "content": "be brief"}]):
         first = [*system, user("one")]
-        grown = sum(grow(chat, first, (reply, [user("two")]), (reply, [user("three")])), [])
+        pieces = grow(chat, first, (reply, [user("two")]), (reply, [user("three")]))
         whole = [*first, assistant(reply), user("two"), assistant(reply), user("three")]
         text = tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=True)
-        assert grown == tokenizer.encode(text, add_special_tokens=False)
+        assert [*chain(*pieces)] == tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_a_reply_that_was_cut_off_gets_the_end_token_that_it_lacks():

@@ -20,6 +20,7 @@ from fakes import (
     tiny_policy,
 )
 
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines import Request
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
@@ -78,6 +79,15 @@ def test_training_at_temperature_zero_is_refused(temperature):
     """Trap 4."""
     with pytest.raises(ValueError, match=r"trainer\.temperature"):
         run_config({"trainer.temperature": temperature})
+
+
+@pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])
+def test_truncated_distributions_are_refused(key):
+    """Trap 6: logprobs would be of another distribution than the trainer's. There is no key."""
+    values = run_config().model_dump()
+    values["trainer"][key] = 0.5
+    with pytest.raises(ValueError, match=key):
+        RunConfig.model_validate(values)
 
 
 async def test_logprobs_belong_to_the_sampled_ids():

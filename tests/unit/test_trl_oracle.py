@@ -40,7 +40,8 @@ class StandIn:
 
     _get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
 
-    def __init__(self, loss_type: str, beta: float) -> None:
+    def __init__(self, model: torch.nn.Module, loss_type: str, beta: float) -> None:
+        self.model = model
         self.loss_type = loss_type
         self.beta = beta
         self.epsilon_low, self.epsilon_high = CLIPS["loss.clip_low"], CLIPS["loss.clip_high"]
@@ -111,8 +112,8 @@ def trl_loss_and_gradients(policy, samples, loss_type, temperature, reference_lo
     inner = model.get_base_model() if policy.has_adapter else model
     add_fused_lm_head(inner, temperature=temperature, outputs=("log_probs", "entropy"))
     beta = 0.0 if reference_logprobs is None else KL_COEF
-    trainer, inputs = StandIn(loss_type, beta), trl_inputs(samples, reference_logprobs)
-    loss = GRPOTrainer._compute_loss(trainer, model.train(), inputs)
+    trainer = StandIn(model.train(), loss_type, beta)
+    loss = GRPOTrainer._compute_loss(trainer, model, trl_inputs(samples, reference_logprobs))
     loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     return loss.item(), gradients
