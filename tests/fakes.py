@@ -130,7 +130,9 @@ class FakeHost:
 # --- models and engines -------------------------------------------------------------------------
 
 
-def tiny_model(*, lora_rank: int = 0, dropout: float = 0.0) -> TinyModelConfig:
+def tiny_model(
+    *, lora_rank: int = 0, dropout: float = 0.0, autocast: str = "float32"
+) -> TinyModelConfig:
     """A model of some ten thousand weights, spread enough for its distributions to differ."""
     values = _shipped()["model"] | {
         "hidden_size": 32,
@@ -140,6 +142,8 @@ def tiny_model(*, lora_rank: int = 0, dropout: float = 0.0) -> TinyModelConfig:
         "num_kv_heads": 1,
         "head_size": 16,
         "init_std": 0.15,
+        "dtype": "float32",
+        "autocast": autocast,
         "lora": {
             "rank": lora_rank,
             "alpha": 8.0,
@@ -150,9 +154,12 @@ def tiny_model(*, lora_rank: int = 0, dropout: float = 0.0) -> TinyModelConfig:
     return TinyModelConfig.model_validate(values)
 
 
-def tiny_policy(*, seed: int = 0, lora_rank: int = 0, ends: bool = False) -> Policy:
+def tiny_policy(
+    *, seed: int = 0, lora_rank: int = 0, ends: bool = False, autocast: str = "float32"
+) -> Policy:
     """A policy with random weights. If `ends`, about every tenth token ends the turn."""
-    policy = load_policy(tiny_model(lora_rank=lora_rank), seed=seed, device=CPU)
+    config = tiny_model(lora_rank=lora_rank, autocast=autocast)
+    policy = load_policy(config, seed=seed, device=CPU)
     if ends:
         embeddings = policy.model.get_input_embeddings().weight.data  # tied: the head as well
         embeddings[:, 0] = 1.0

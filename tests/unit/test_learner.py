@@ -345,9 +345,9 @@ def test_an_optimizer_step_moves_every_weight_and_clears_the_gradients(kind):
 # --- determinism --------------------------------------------------------------------------------
 
 
-async def train_a_little(*, order, lora_rank=0, updates_per_step=1):
+async def train_a_little(*, order, lora_rank, updates_per_step, autocast):
     """Three steps of the real thing: collect, advantages, update, publish. Returns all weights."""
-    policy = tiny_policy(ends=True, lora_rank=lora_rank)
+    policy = tiny_policy(ends=True, lora_rank=lora_rank, autocast=autocast)
     engine = local_engine(policy)
     learner = learner_of(
         policy,
@@ -366,10 +366,17 @@ async def train_a_little(*, order, lora_rank=0, updates_per_step=1):
     return weights_of(policy)
 
 
-@pytest.mark.parametrize(("lora_rank", "updates_per_step"), [(0, 1), (2, 2)])
-async def test_equal_trainings_are_equal_to_the_bit(lora_rank, updates_per_step):
+@pytest.mark.parametrize(
+    ("lora_rank", "updates_per_step", "autocast"),
+    [(0, 1, "float32"), (2, 2, "float32"), (0, 2, "bfloat16")],
+)
+async def test_equal_trainings_are_equal_to_the_bit(lora_rank, updates_per_step, autocast):
     """Whatever order the environments answered in."""
-    options = {"lora_rank": lora_rank, "updates_per_step": updates_per_step}
+    options = {
+        "lora_rank": lora_rank,
+        "updates_per_step": updates_per_step,
+        "autocast": autocast,
+    }
     first = await train_a_little(order=1, **options)
     second = await train_a_little(order=2, **options)
     assert all(map(torch.equal, first, second))

@@ -74,6 +74,17 @@ async def test_sampler_and_trainer_agree(temperature, lora_rank):
     assert (other - sampler).abs().max() > 1e-2  # the test could see a wrong temperature
 
 
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+async def test_sampler_and_trainer_agree_in_bfloat16(temperature, lora_rank):
+    """Trap 4: both round alike, so they stay far closer than bfloat16 is to float32."""
+    policy = tiny_policy(ends=True, lora_rank=lora_rank, autocast="bfloat16")
+    episodes = all_episodes(await collect(policy, temperature=temperature))
+    trained, sampler = trainer_logprobs(policy, episodes, temperature)
+    assert (trained - sampler).abs().mean() < 5e-3
+    assert (trained - sampler).abs().max() < 0.1
+
+
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_training_at_temperature_zero_is_refused(temperature):
     """Trap 4."""

@@ -46,6 +46,23 @@ def test_logprobs_and_entropies_are_those_of_the_model(lora_rank, temperature):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
+def test_bfloat16_is_near_float32(lora_rank):
+    """The attention of its own that a CPU gets for it is causal too, and trains the same."""
+    gradients = []
+    for autocast in ("bfloat16", "float32"):
+        policy = tiny_policy(lora_rank=lora_rank, autocast=autocast)
+        change(policy)
+        logprobs, _ = policy.logprobs(BATCH, 1.0)
+        assert logprobs.dtype == torch.float32
+        logprobs.mean().backward()
+        flat = [parameter.grad.flatten() for parameter in trained_tensors(policy)]
+        gradients.append((logprobs.detach(), torch.cat(flat)))
+    (rounded, rounded_gradient), (exact, exact_gradient) = gradients
+    assert (rounded - exact).abs().max() < 0.3
+    assert torch.cosine_similarity(rounded_gradient, exact_gradient, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_reference_stays_what_the_policy_was(lora_rank):
     """With an adapter: the model with its adapter off, and no copy. In full: a frozen copy."""
     policy = tiny_policy(lora_rank=lora_rank)
