@@ -17,6 +17,7 @@ from openenv_pipe.config.schema import LocalEngineConfig, RunConfig
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.errors import FailureError
 from openenv_pipe.hosts.process import ProcessHost
 from openenv_pipe.learner.load import load_policy, select_device
 from openenv_pipe.learner.policy import Policy
@@ -71,6 +72,7 @@ class Parts:
         for group in groups:
             for episode in group.episodes:
                 self.scorer.score(episode)
+        _refuse_total_failure(groups)
         return groups
 
     def scripted_engine(self, policy: str) -> ScriptedEngine:
@@ -109,6 +111,16 @@ async def assembled(
     finally:
         await asyncio.shield(host.close())
         torch_thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _refuse_total_failure(groups: list[Group]) -> None:
+    """One failed episode is data; when all have failed, something is broken."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    if episodes and all(episode.failed for episode in episodes):
+        raise FailureError(
+            f"all {len(episodes)} episodes failed, the first with: {episodes[0].error}; "
+            "`openenv-pipe check` tries the environment alone"
+        )
 
 
 def _build_engine(config: RunConfig, policy: Policy, torch_thread: ThreadPoolExecutor) -> Engine:

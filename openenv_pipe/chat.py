@@ -32,6 +32,7 @@ class ChatFormat:
         self._backend = tokenizer.backend_tokenizer
         self.end_id: int = tokenizer.eos_token_id
         self._end_text: str = tokenizer.eos_token
+        self._special_tokens: list[str] = tokenizer.all_special_tokens
         self._after_reply = self._render((*_OPENING, _assistant(_REPLY)), prompt=False)
         self._check_ends_turns()
         for reply in _PROBES:
@@ -39,7 +40,7 @@ class ChatFormat:
 
     def first_ids(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation's beginning, up to where the model writes."""
-        return self._encode(self._render(messages, prompt=True))
+        return self._encode(self._render(self._without_markup(messages), prompt=True))
 
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
         """Ids between a completion and the next one.
@@ -47,7 +48,8 @@ class ChatFormat:
         `ended` says whether the completion has its end-of-turn token; a reply that was cut off
         lacks it, and gets it here, as a token that the model did not choose.
         """
-        text = self._render((*_OPENING, _assistant(_REPLY), *messages), prompt=True)
+        conversation = (*_OPENING, _assistant(_REPLY), *self._without_markup(messages))
+        text = self._render(conversation, prompt=True)
         turn_end = self._after_reply.rindex(self._end_text) + len(self._end_text)
         following = text[turn_end:]
         return self._encode(following if ended else self._end_text + following)
@@ -66,6 +68,16 @@ class ChatFormat:
         return self._tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=prompt
         )
+
+    def _without_markup(self, messages: Sequence[Message]) -> list[Message]:
+        """Breaks up special tokens in what an environment says: it must not forge turns."""
+        return [{**message, "content": self._harmless(message["content"])} for message in messages]
+
+    def _harmless(self, text: str) -> str:
+        for token in self._special_tokens:
+            if token in text:
+                text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
 
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids

@@ -12,7 +12,7 @@ from openenv_pipe.config.compose import Composed
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.evaluate import evaluate
 from openenv_pipe.grpo.advantages import group_advantages
-from openenv_pipe.grpo.samples import build_sample, is_trainable
+from openenv_pipe.grpo.samples import build_sample
 from openenv_pipe.learner.checkpoint import save_checkpoint
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.warm_start import WarmStart
@@ -224,11 +224,11 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
 def _build_samples(
     groups: Sequence[Group], advantages: Sequence[Mapping[int, list[float]] | None]
 ) -> list[Sample]:
-    """The samples worth a forward pass: those of groups with a signal, and with one themselves."""
-    samples = [
+    """The samples of groups that have a signal; episodes over before their first turn have none."""
+    return [
         build_sample(group.id, episode, by_member[episode.member])
         for group, by_member in zip(groups, advantages, strict=True)
         if by_member is not None
         for episode in group.scored
+        if episode.turns
     ]
-    return [sample for sample in samples if is_trainable(sample)]

@@ -131,10 +131,11 @@ class FakeHost:
 
 
 def tiny_model(
-    *, lora_rank: int = 0, dropout: float = 0.0, autocast: str = "float32"
+    *, seed: int = 0, lora_rank: int = 0, dropout: float = 0.0, autocast: str = "float32"
 ) -> TinyModelConfig:
     """A model of some ten thousand weights, spread enough for its distributions to differ."""
     values = _shipped()["model"] | {
+        "seed": seed,
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_layers": 2,
@@ -158,7 +159,7 @@ def tiny_policy(
     *, seed: int = 0, lora_rank: int = 0, ends: bool = False, autocast: str = "float32"
 ) -> Policy:
     """A policy with random weights. If `ends`, about every tenth token ends the turn."""
-    config = tiny_model(lora_rank=lora_rank, autocast=autocast)
+    config = tiny_model(seed=seed, lora_rank=lora_rank, autocast=autocast)
     policy = load_policy(config, seed=seed, device=CPU)
     if ends:
         embeddings = policy.model.get_input_embeddings().weight.data  # tied: the head as well

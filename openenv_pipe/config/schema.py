@@ -225,6 +225,7 @@ class TinyModelConfig(_Model):
     """A Qwen3 with random weights and a byte-level tokenizer, built on the spot from the seed."""
 
     type: Literal["tiny"]
+    seed: NonNegativeInt = Field(description="of the weights")
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
     num_layers: PositiveInt

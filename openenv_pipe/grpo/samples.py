@@ -19,8 +19,3 @@ def build_sample(group: str, episode: Episode, advantages: Sequence[float]) -> S
         sample.logprobs += [0.0] * given + turn.logprobs
         sample.advantages += [0.0] * given + [advantage] * chosen
     return sample
-
-
-def is_trainable(sample: Sample) -> bool:
-    """True if any token of the sample carries an advantage."""
-    return any(sample.advantages)

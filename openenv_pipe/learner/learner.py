@@ -92,14 +92,15 @@ class Learner:
     def _backward(self, batch: Batch, weights_N: torch.Tensor, sums: _Sums, *, first: bool) -> None:
         loss: LossConfig = self._config.loss
         temperature = self._config.temperature
+        reference_N = self.policy.reference_logprobs(batch, temperature) if loss.kl_coef else None
         logprobs_N, entropy_N = self.policy.logprobs(batch, temperature)
         old_N, advantages_N = batch.logprobs[batch.loss_mask], batch.advantages[batch.loss_mask]
         clips = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
         loss_N, ratio_N = clipped_loss(logprobs_N, old_N, advantages_N, **clips)
         objective = (weights_N * loss_N).sum()
         sums.policy_loss += objective.item()
-        if loss.kl_coef:
-            kl_N = kl_k3(logprobs_N, self.policy.reference_logprobs(batch, temperature))
+        if reference_N is not None:
+            kl_N = kl_k3(logprobs_N, reference_N)
             objective = objective + loss.kl_coef * (weights_N * kl_N).sum()
             sums.kl += kl_N.detach().sum().item()
         objective.backward()

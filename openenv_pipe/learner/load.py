@@ -27,19 +27,23 @@ def select_device(name: str) -> torch.device:
 def load_policy(
     config: ModelConfig, *, seed: int, device: torch.device, checkpoint: Path | None = None
 ) -> Policy:
-    """The policy at its start, or as a checkpoint's folder holds it. Raises ConfigError."""
+    """The policy at its start, or as a checkpoint's folder holds it. Raises ConfigError.
+
+    `seed` draws a new adapter's weights; those of a tiny model come from its own.
+    """
     transformers.logging.disable_progress_bar()  # the run has one of its own
-    torch.manual_seed(seed)
     full_checkpoint = checkpoint if config.lora.rank == 0 else None
     if isinstance(config, TinyModelConfig):
         model, tokenizer = _build_tiny(config, full_checkpoint)
     else:
         model, tokenizer = _load_hub(config, full_checkpoint)
+    _refuse_sliding_attention(model)
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
     if config.autocast == "bfloat16" and device.type == "cpu":
         use_float32_attention(model)
     if config.lora.rank:
+        torch.manual_seed(seed)
         model = _with_adapter(model, config, checkpoint)
     return Policy(model, tokenizer, device=device, autocast=_DTYPES[config.autocast])
 
@@ -48,6 +52,7 @@ def _build_tiny(config: TinyModelConfig, checkpoint: Path | None) -> tuple[Any, 
     tokenizer = tiny.build_tokenizer()
     if checkpoint is not None:
         return _read(str(checkpoint), dtype=_DTYPES[config.dtype]), tokenizer
+    torch.manual_seed(config.seed)
     model = Qwen3ForCausalLM(tiny.model_config(config, tokenizer))
     return model.to(_DTYPES[config.dtype]), tokenizer
 
@@ -72,8 +77,21 @@ def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> tuple[Any, Any
 
 def _read(path: str, **options: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(
-        path, use_safetensors=True, trust_remote_code=False, **options
+        path,
+        use_safetensors=True,
+        trust_remote_code=False,
+        attn_implementation="sdpa",  # the engine's masks are made for it
+        **options,
     )
+
+
+def _refuse_sliding_attention(model: Any) -> None:
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ConfigError(
+            f"model.path: this model has layers of {', '.join(sorted(kinds))}; engine=local keeps "
+            "full attention only, so choose a model without sliding windows or linear attention"
+        )
 
 
 def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:

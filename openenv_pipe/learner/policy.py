@@ -4,7 +4,6 @@ Shape letters: B rows, T tokens, N trained tokens of a batch.
 """
 
 import contextlib
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,14 +29,13 @@ class Policy:
         self.chat = ChatFormat(tokenizer)
         self.device = device
         self.end_id = self.chat.end_id
-        self.has_adapter = hasattr(model, "disable_adapter")
-        inner = model.get_base_model() if self.has_adapter else model
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._decoder = inner.get_decoder()
         self._head = inner.get_output_embeddings()
         self._vocabulary_size = inner.config.vocab_size
         self.num_layers = inner.config.num_hidden_layers
         self._autocast = autocast
-        self._reference: Policy | None = None
+        self._reference: list[torch.Tensor] | None = None
         self.model.eval()
 
     @property
@@ -87,24 +85,30 @@ class Policy:
     def keep_reference(self) -> None:
         """From now on `reference_logprobs` answers for the policy as it is.
 
-        With an adapter nothing is copied: the reference is the model with its adapter off.
+        Only what is trained is copied: the adapter where there is one, never the model under it.
         """
-        if not self.has_adapter:
-            self._reference = Policy(
-                copy.deepcopy(self.model).requires_grad_(False),
-                self.tokenizer,
-                device=self.device,
-                autocast=self._autocast,
-            )
+        self._reference = [parameter.data.clone() for _, parameter in self.trained_parameters()]
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
-        """Logprobs [N] of the reference model."""
-        if self.has_adapter:
-            with self.model.disable_adapter():
-                return self.logprobs(batch, temperature)[0]
+        """Logprobs [N] of the reference. Not between a forward pass and its backward pass."""
         assert self._reference is not None, "keep_reference was not called"
-        return self._reference.logprobs(batch, temperature)[0]
+        with self._lent_weights(self._reference):
+            return self.logprobs(batch, temperature)[0]
+
+    @contextlib.contextmanager
+    def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
+        """The trained parameters hold other values inside; nothing is copied."""
+        own = [parameter.data for _, parameter in self.trained_parameters()]
+        self._hold(weights)
+        try:
+            yield
+        finally:
+            self._hold(own)
+
+    def _hold(self, weights: list[torch.Tensor]) -> None:
+        for (_, parameter), values in zip(self.trained_parameters(), weights, strict=True):
+            parameter.data = values
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:

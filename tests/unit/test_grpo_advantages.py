@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.grpo.advantages import group_advantages
-from openenv_pipe.grpo.samples import build_sample, is_trainable
+from openenv_pipe.grpo.samples import build_sample
 from openenv_pipe.pipeline import _build_samples
 from openenv_pipe.types import Group, Status
 
@@ -163,12 +163,6 @@ def test_an_episode_without_turns_counts_in_its_group():
     values = advantages(group, scale="none")
     assert values == {0: [], 1: [0.5]}
     assert len(_build_samples([group], [values])) == 1
-
-
-def test_a_sample_without_advantage_is_not_trainable():
-    sample = build_sample("0", made_up_episode(), [0.0])
-    assert not is_trainable(sample)
-    assert is_trainable(build_sample("0", made_up_episode(), [-0.5]))
 
 
 def test_shipped_configurations_name_a_known_scale():

@@ -64,7 +64,7 @@ def test_bfloat16_is_near_float32(lora_rank):
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_reference_stays_what_the_policy_was(lora_rank):
-    """With an adapter: the model with its adapter off, and no copy. In full: a frozen copy."""
+    """Of the trained parameters alone: with an adapter, not of the model under it."""
     policy = tiny_policy(lora_rank=lora_rank)
     before = logprobs_of(policy, 0.7)
     num_parameters = policy.num_parameters
@@ -74,7 +74,17 @@ def test_the_reference_stays_what_the_policy_was(lora_rank):
     assert torch.equal(policy.reference_logprobs(BATCH, 0.7), before)
     assert not torch.allclose(logprobs_of(policy, 0.7), before, atol=1e-2)
     assert policy.num_parameters == num_parameters
-    assert (policy._reference is None) == bool(lora_rank)
+    kept = sum(tensor.numel() for tensor in policy._reference)
+    assert kept == sum(parameter.numel() for _, parameter in policy.trained_parameters())
+
+
+def test_the_reference_of_an_adapter_is_the_policy_after_its_warm_start():
+    policy = tiny_policy(lora_rank=2)
+    change(policy)
+    warmed = logprobs_of(policy, 1.0)
+    policy.keep_reference()
+    change(policy)
+    assert torch.equal(policy.reference_logprobs(BATCH, 1.0), warmed)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

@@ -109,7 +109,7 @@ def trl_inputs(samples, reference_logprobs=None):
 
 def trl_loss_and_gradients(policy, samples, loss_type, temperature, reference_logprobs=None):
     model = copy.deepcopy(policy.model)
-    inner = model.get_base_model() if policy.has_adapter else model
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     add_fused_lm_head(inner, temperature=temperature, outputs=("log_probs", "entropy"))
     beta = 0.0 if reference_logprobs is None else KL_COEF
     trainer = StandIn(model.train(), loss_type, beta)
