@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from openenv_pipe.adapters import Adapter, UnusableReply, build_adapter
+from openenv_pipe.chat import ChatFormat
 from openenv_pipe.config.schema import HubModelConfig, RunConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError, FailureError, PipeError
 from openenv_pipe.footprint import Shape, disk_bytes, folder_shape, memory_bytes, tiny_shape
@@ -229,8 +230,16 @@ def _check_model(config: RunConfig) -> Iterator[Line]:
         text = "not estimated: the model's size is known after its download"
         yield Line("memory", Result.WARN, text)
         return
+    yield _chat_line(config)
     yield _memory_line(config, shape)
     yield _disk_line(config, disk_bytes(shape, config))
+
+
+def _chat_line(config: RunConfig) -> Line:
+    from openenv_pipe.learner.load import load_tokenizer  # brings transformers
+
+    ChatFormat(load_tokenizer(config.model))
+    return Line("chat", Result.OK, "the template keeps earlier turns as they were written")
 
 
 def _find_model(model: TinyModelConfig | HubModelConfig) -> tuple[Shape | None, Line]:

@@ -1,5 +1,7 @@
 """From a model block to a policy: built from a seed, read from a folder, or fetched from a hub."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,13 @@ def load_policy(
     `seed` draws a new adapter's weights; those of a tiny model come from its own.
     """
     transformers.logging.disable_progress_bar()  # the run has one of its own
+    tokenizer = load_tokenizer(config)
     full_checkpoint = checkpoint if config.lora.rank == 0 else None
     if isinstance(config, TinyModelConfig):
-        model, tokenizer = _build_tiny(config, full_checkpoint)
+        model = _build_tiny(config, tokenizer, full_checkpoint)
     else:
-        model, tokenizer = _load_hub(config, full_checkpoint)
+        model = _load_hub(config, full_checkpoint)
     _refuse_sliding_attention(model)
-    if config.chat_template is not None:
-        tokenizer.chat_template = config.chat_template
     if config.autocast == "bfloat16" and device.type == "cpu":
         use_float32_attention(model)
     if config.lora.rank:
@@ -48,23 +49,39 @@ def load_policy(
     return Policy(model, tokenizer, device=device, autocast=_DTYPES[config.autocast])
 
 
-def _build_tiny(config: TinyModelConfig, checkpoint: Path | None) -> tuple[Any, Any]:
-    tokenizer = tiny.build_tokenizer()
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer with the chat template that the block asks for. Raises ConfigError."""
+    if isinstance(config, TinyModelConfig):
+        tokenizer: Any = tiny.build_tokenizer()
+    else:
+        with _readable_errors(config):
+            tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
+    if config.chat_template is not None:
+        tokenizer.chat_template = config.chat_template
+    return tokenizer
+
+
+def _build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None) -> Any:
     if checkpoint is not None:
-        return _read(str(checkpoint), dtype=_DTYPES[config.dtype]), tokenizer
+        return _read(str(checkpoint), dtype=_DTYPES[config.dtype])
     torch.manual_seed(config.seed)
     model = Qwen3ForCausalLM(tiny.model_config(config, tokenizer))
-    return model.to(_DTYPES[config.dtype]), tokenizer
+    return model.to(_DTYPES[config.dtype])
 
 
-def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> tuple[Any, Any]:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
-        model = _read(
+def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> Any:
+    with _readable_errors(config):
+        return _read(
             str(checkpoint or config.path),
             dtype=_DTYPES[config.dtype],
             revision=None if checkpoint else config.revision,
         )
+
+
+@contextlib.contextmanager
+def _readable_errors(config: HubModelConfig) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(
@@ -72,7 +89,6 @@ def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> tuple[Any, Any
             "config.json and safetensors weights, or an id on a hub that this machine reaches; "
             "model=tiny needs neither"
         ) from None
-    return model, tokenizer
 
 
 def _read(path: str, **options: Any) -> Any:

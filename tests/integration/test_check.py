@@ -39,7 +39,7 @@ def test_a_shipped_experiment_passes():
     assert {name for name, line in lines.items() if line.result is not Result.OK} == set()
     assert set(lines) == {
         *("adapter", "rewards", "policy", "environment", "servers", "sessions"),
-        *("seeds", "tasks", "model", "memory", "disk"),
+        *("seeds", "tasks", "model", "chat", "memory", "disk"),
     }
     assert "4 opened; the 6 episodes" in lines["sessions"].text
 
