@@ -27,7 +27,7 @@ from openenv_pipe.learner.policy import Policy
 from openenv_pipe.rollout import Collector
 from openenv_pipe.session import StepResult
 from openenv_pipe.tasks import make_task
-from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Task, Turn
+from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Step, Task, Turn
 
 torch.set_num_threads(1)  # models of the tests are too small to share, and the machine is not ours
 
@@ -40,7 +40,9 @@ TASK = Task(id="train/0", split="train", index=0, seed=0)
 
 @cache
 def _shipped() -> dict[str, Any]:
-    return compose(["conf=echo"]).config.model_dump()
+    plain = ("type=adamw", "schedule=constant", "final_lr_share=1.0")
+    optimizer = [f"trainer.optimizer.{setting}" for setting in plain]
+    return compose(["conf=echo", "trainer.advantage.discount=1.0", *optimizer]).config.model_dump()
 
 
 def run_config(changes: Mapping[str, Any] | None = None) -> RunConfig:
@@ -280,8 +282,11 @@ def plain_sample(episode: Episode) -> Sample:
 # --- episodes, samples and gradients made up ----------------------------------------------------
 
 
-def made_up_turn(prompt_ids: list[int], completion_ids: list[int], **fields: Any) -> Turn:
+def made_up_turn(
+    prompt_ids: list[int], completion_ids: list[int], *, reward: float = 0.0, **fields: Any
+) -> Turn:
     values = {
+        "steps": [Step(action={}, observation={}, reward=reward)],
         "logprobs": [-1.0] * len(completion_ids),
         "finish": Finish.STOP,
         "policy_version": 0,

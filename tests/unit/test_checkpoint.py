@@ -85,6 +85,18 @@ def test_the_state_of_the_optimizer_and_the_counters_are_kept(tmp_path):
     assert len(tensors) == 3 * num_parameters  # AdamW's two moments, and its count of steps
 
 
+def test_muon_keeps_a_momentum_for_each_hidden_matrix():
+    policy = tiny_policy()
+    changes = {"trainer.optimizer.type": "muon", "trainer.optimizer.lr": 1e-2}
+    learner = Learner(policy, run_config(changes).trainer, max_episode_tokens=120, seed=0)
+    learner.update(random_samples(1), 1)
+    state = learner.optimizer.tensors()
+    hidden = [p for name, p in policy.trained_parameters() if p.ndim == 2 and "embed" not in name]
+    momenta = [name for name in state if name.endswith("momentum_buffer")]
+    others = len(policy.trained_parameters()) - len(hidden)
+    assert (len(momenta), len(state)) == (len(hidden), len(hidden) + 3 * others)
+
+
 def test_a_checkpoint_without_an_optimizer_or_before_its_first_step(tmp_path):
     policy = tiny_policy()
     for name, optimizer in (("none", None), ("fresh", trained()[1].__class__)):
