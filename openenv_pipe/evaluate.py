@@ -18,15 +18,12 @@ from openenv_pipe.runs.evals import read_reports, save_report
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.scoring import EvalReport, summarise
 from openenv_pipe.statistics import Interval
-from openenv_pipe.tasks import make_task
 
 
 async def evaluate(parts: Parts, label: str) -> EvalReport:
     """Plays `eval.num_tasks` tasks of the eval split, `eval.samples_per_task` times each."""
     config = parts.config
-    tasks = [
-        make_task("eval", config.env.tasks.eval, index) for index in range(config.eval.num_tasks)
-    ]
+    tasks = [parts.tasks.eval[index] for index in range(config.eval.num_tasks)]
     groups = await parts.collect(
         tasks,
         group_size=config.eval.samples_per_task,
@@ -48,8 +45,12 @@ def evaluate_run(path: Path, overrides: Sequence[str], command: Sequence[str]) -
             "written, and Ctrl-C writes one"
         )
     logs = folder.path / "logs" / "eval"
-    logs.mkdir(exist_ok=True)
-    report = asyncio.run(_evaluate_alone(config, logs, checkpoints[-1].name, checkpoints[-1]))
+    try:
+        logs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"the evaluation cannot be kept in {folder.path}: {error}") from None
+    label = "scripted" if config.engine.type == "scripted" else checkpoints[-1].name
+    report = asyncio.run(_evaluate_alone(config, logs, label, checkpoints[-1]))
     save_report(folder.path, report)
     _show(read_reports(folder.path), folder.path)
 

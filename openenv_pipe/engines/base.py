@@ -12,6 +12,7 @@ class Request:
     """One completion of one episode."""
 
     episode: int  # its number in the collection; the engine keeps its conversation under it
+    turn: int  # completions of the episode before this one
     new_ids: Sequence[int]  # prompt ids since the last completion: the engine has the rest
     max_tokens: int
     temperature: float  # 0: greedy

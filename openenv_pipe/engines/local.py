@@ -140,13 +140,14 @@ class _Conversations:
 
 def _hand_out(running: asyncio.Future[dict[int, Completion]], wave: Sequence[_Waiting]) -> None:
     """Gives each waiting episode its completion, or the error that the wave ended with."""
+    error = None if running.cancelled() else running.exception()
     for waiting in wave:
         if waiting.completion.done():
             continue
         if running.cancelled():
             waiting.completion.cancel()
-        elif running.exception() is not None:
-            waiting.completion.set_exception(running.exception())
+        elif error is not None:
+            waiting.completion.set_exception(error)
         else:
             waiting.completion.set_result(running.result()[waiting.request.episode])
 

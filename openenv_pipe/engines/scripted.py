@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from openenv_pipe.chat import ChatFormat
 from openenv_pipe.engines.base import Completion, Request
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Finish, Observation
 
 Policy = Callable[[Sequence[Observation], random.Random], str]
@@ -27,8 +28,8 @@ class ScriptedEngine:
         """Nothing to prepare."""
 
     async def generate(self, request: Request) -> Completion:
-        draw = random.Random(f"{request.seed}/{len(request.observations)}")
-        token_ids = self._chat.reply_ids(self._policy(request.observations, draw))
+        draw = random.Random(f"{request.seed}/{request.turn}")
+        token_ids = self._chat.reply_ids(self._reply(request.observations, draw))
         cut = len(token_ids) > request.max_tokens
         token_ids = token_ids[: request.max_tokens]
         return Completion(
@@ -37,6 +38,20 @@ class ScriptedEngine:
             finish=Finish.LENGTH if cut else Finish.STOP,
             policy_version=VERSION,
         )
+
+    def _reply(self, observations: Sequence[Observation], draw: random.Random) -> str:
+        name = f"{self._policy.__module__}:{self._policy.__qualname__}"
+        try:
+            reply = self._policy(observations, draw)
+        except Exception as error:  # whatever a user's policy does
+            fields = ", ".join(sorted(observations[-1]))
+            raise ConfigError(
+                f"the scripted policy {name} raised {type(error).__name__}: {error}; the "
+                f"observation has {fields}"
+            ) from error
+        if not isinstance(reply, str):
+            raise ConfigError(f"the scripted policy {name} returned {reply!r}, expected a string")
+        return reply
 
     def finish(self, episode: int) -> None:
         """Nothing is kept."""

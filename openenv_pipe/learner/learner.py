@@ -60,10 +60,9 @@ class Learner:
         sums = _Sums()
         norms: list[float] = []
         lr = self.optimizer.lr
-        with self.policy.learning():
-            for number, part in enumerate(self._parts(samples, step)):
-                self._accumulate(part, sums, first=number == 0)
-                norms.append(self.optimizer.step())
+        for number, part in enumerate(self._parts(samples, step)):
+            self._accumulate(part, sums, first=number == 0)
+            norms.append(self.optimizer.step())
         return _metrics(sums, norms, lr)
 
     def _parts(self, samples: Sequence[Sample], step: int) -> list[list[Sample]]:

@@ -102,7 +102,9 @@ def _read(path: str, **options: Any) -> Any:
 
 
 def _refuse_sliding_attention(model: Any) -> None:
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    config = model.config.get_text_config()
+    default = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
+    kinds = set(getattr(config, "layer_types", None) or default)
     if kinds != {"full_attention"}:
         raise ConfigError(
             f"model.path: this model has layers of {', '.join(sorted(kinds))}; engine=local keeps "
@@ -120,4 +122,10 @@ def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> A
         target_modules=config.lora.target_modules,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, lora)
+    try:
+        return get_peft_model(model, lora)
+    except ValueError as error:
+        raise ConfigError(
+            f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: "
+            f"{error}; all-linear fits any"
+        ) from None

@@ -14,8 +14,8 @@ class Optimizer:
     """One optimizer step at a time: clip, refuse what is not finite, step, move the rate on.
 
     `muon` orthogonalises the momentum of hidden matrices (Jordan et al. 2024), scaled so that
-    AdamW's learning rates fit (Moonlight, arXiv:2502.16982); embeddings, heads and vectors stay
-    with AdamW (arXiv:1711.05101).
+    AdamW's learning rates fit (Moonlight, arXiv:2502.16982), with a momentum of 0.95; embeddings,
+    heads and vectors stay with AdamW (arXiv:1711.05101), to which betas and eps belong.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ def rate_share(config: OptimizerConfig, step: int, num_steps: int) -> float:
         return (step + 1) / (config.lr_warmup_steps + 1)
     if config.schedule == "constant":
         return 1.0
-    done = (step - config.lr_warmup_steps) / max(1, num_steps - config.lr_warmup_steps)
-    done = min(1.0, done)
+    num_decaying = num_steps - config.lr_warmup_steps - 1  # the last step is to reach the end
+    done = min(1.0, (step - config.lr_warmup_steps) / max(1, num_decaying))
     left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return config.final_lr_share + (1.0 - config.final_lr_share) * left

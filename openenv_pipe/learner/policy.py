@@ -32,8 +32,10 @@ class Policy:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._decoder = inner.get_decoder()
         self._head = inner.get_output_embeddings()
-        self._vocabulary_size = inner.config.vocab_size
-        self.num_layers = inner.config.num_hidden_layers
+        text = inner.config.get_text_config()
+        self._vocabulary_size = text.vocab_size
+        self.num_layers = text.num_hidden_layers
+        self.max_length: int | None = getattr(text, "max_position_embeddings", None)
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
         self.model.eval()
@@ -66,6 +68,17 @@ class Policy:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with self._precision():
             return self._head(hidden)
+
+    def model_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V] as transformers computes them: what all else has to agree with."""
+        with self._precision():
+            return self.model(input_ids=token_ids, use_cache=False).logits
+
+    @property
+    def precision(self) -> torch.dtype:
+        """That of the matrix products."""
+        weights = next(self.model.parameters()).dtype
+        return torch.bfloat16 if torch.bfloat16 in (weights, self._autocast) else torch.float32
 
     def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Logprobs and entropies [N] of the tokens under the loss mask, in row order.
@@ -112,7 +125,10 @@ class Policy:
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """Dropout, where the model has any, acts inside only."""
+        """Dropout, where the model has any, acts inside only.
+
+        For imitation: ratios to a sampler without dropout would be noise.
+        """
         self.model.train()
         try:
             yield

@@ -5,6 +5,7 @@ credits every turn with its own value; any other credits the episode as a whole.
 """
 
 import math
+import numbers
 import re
 from collections.abc import Callable
 from functools import partial
@@ -59,15 +60,21 @@ def from_python(
     episode: Episode, *, name: str, function: Callable, term: PythonTerm
 ) -> list[float]:
     """A callable's value: a number for the episode, or a sequence with one number per turn."""
-    value = function(episode, **term.keywords)
-    if isinstance(value, int | float):
+    try:
+        value = function(episode, **term.keywords)
+        values = None if isinstance(value, numbers.Real) else [float(item) for item in value]
+    except Exception as error:  # whatever a user's function does
+        raise ConfigError(
+            f"reward.terms.{name}.target={term.target!r} raised {type(error).__name__}: {error}; "
+            f"it was called with an episode of task {episode.task.id} and {term.keywords}"
+        ) from error
+    if values is None:
         if term.use == "mean":
             raise ConfigError(
                 f"reward.terms.{name}.target returned one number for the episode, and use=mean is "
                 "for one per turn; set use=sum"
             )
         return _at_the_end(episode, float(value))
-    values = [float(item) for item in value]
     if len(values) != len(episode.turns):
         raise ConfigError(
             f"reward.terms.{name}.target returned {len(values)} values for an episode of "
@@ -92,7 +99,7 @@ class Scorer:
         """Fills in what rewards decide. A failed episode is left at zero: it counts nowhere."""
         if episode.failed:
             return
-        episode.success = sum(turn.reward for turn in episode.turns) >= self._success_reward
+        episode.success = math.fsum(turn.reward for turn in episode.turns) >= self._success_reward
         if any(term.per_turn for term in self._terms.values()):
             episode.turn_rewards = [0.0] * len(episode.turns)
         for name, term in self._terms.items():

@@ -74,10 +74,8 @@ class Collector:
                 engine=self._engine,
                 temperature=temperature,
             )
-            try:
-                await player.play()
-            finally:
-                self._engine.finish(number)
+            await player.play()
+            self._engine.finish(number)  # not after an error: the whole collection ends with it
 
 
 def episode_seed(seed: int, label: str, group: int, member: int) -> int:

@@ -31,7 +31,7 @@ def trained(lora_rank=0, seed=3):
 def saved(folder: Path, lora_rank=0):
     folder.mkdir()
     policy, optimizer = trained(lora_rank)
-    save_checkpoint(folder, policy, optimizer, 2)
+    save_checkpoint(folder, policy, optimizer, steps=2, warm_start_steps=3)
     return policy
 
 
@@ -79,7 +79,7 @@ def test_an_adapters_checkpoint_has_no_weights_of_the_base_model(tmp_path):
 def test_the_state_of_the_optimizer_and_the_counters_are_kept(tmp_path):
     saved(tmp_path / "it")
     counters = json.loads((tmp_path / "it" / "counters.json").read_text())
-    assert counters == {"step": 2, "optimizer_steps": 2}
+    assert counters == {"steps": 2, "warm_start_steps": 3, "optimizer_steps": 2}
     tensors = load_file(tmp_path / "it" / "optimizer.safetensors")
     num_parameters = len(trained()[0].trained_parameters())
     assert len(tensors) == 3 * num_parameters  # AdamW's two moments, and its count of steps
@@ -105,7 +105,7 @@ def test_a_checkpoint_without_an_optimizer_or_before_its_first_step(tmp_path):
         if optimizer is not None:
             config = run_config().trainer.optimizer
             optimizer = optimizer(policy.trained_parameters(), config, 1)
-        save_checkpoint(folder, policy, optimizer, 0)
+        save_checkpoint(folder, policy, optimizer, steps=0)
         assert not (folder / "optimizer.safetensors").exists()
         assert json.loads((folder / "counters.json").read_text())["optimizer_steps"] == 0
 

@@ -322,10 +322,10 @@ def schedule(name, num_steps=10, **changes):
 def test_learning_rates_of_the_schedules():
     """A rise that never starts at zero, a decay that ends at its share and stays there."""
     assert schedule("constant") == pytest.approx([1 / 3, 2 / 3] + [1.0] * 11)
-    linear = [1 - 0.9 * step / 8 for step in range(9)]
-    assert schedule("linear") == pytest.approx([1 / 3, 2 / 3, *linear, 0.1, 0.1])
-    cosine = [0.1 + 0.45 * (1 + math.cos(math.pi * step / 8)) for step in range(9)]
-    assert schedule("cosine") == pytest.approx([1 / 3, 2 / 3, *cosine, 0.1, 0.1])
+    linear = [1 - 0.9 * step / 7 for step in range(8)]  # the tenth and last step has the share
+    assert schedule("linear") == pytest.approx([1 / 3, 2 / 3, *linear, 0.1, 0.1, 0.1])
+    cosine = [0.1 + 0.45 * (1 + math.cos(math.pi * step / 7)) for step in range(8)]
+    assert schedule("cosine") == pytest.approx([1 / 3, 2 / 3, *cosine, 0.1, 0.1, 0.1])
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

@@ -33,6 +33,7 @@ WAIT_S = 60  # for what must not hang
 def request(episode, new_ids, *, max_tokens=10, temperature=1.0, seed=None):
     return Request(
         episode=episode,
+        turn=0,  # only scripted policies look at it
         new_ids=new_ids,
         max_tokens=max_tokens,
         temperature=temperature,

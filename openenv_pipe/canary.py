@@ -1,0 +1,47 @@
+"""Before anything is sampled: do the model's own forward pass and ours agree?
+
+An architecture may scale or cap its logits, or attend in a way that the engine's cache does not
+know. All would go on, with a policy that is another than the model's. So it is tried, once.
+"""
+
+import torch
+
+from openenv_pipe.engines.kv_cache import RaggedCache
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.learner.policy import Policy
+
+LENGTH = 12  # tokens of the probe
+SPLIT = 5  # of which the engine gets these first, and the others with its cache
+BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}  # of a logprob
+
+
+@torch.inference_mode()
+def check_forward(policy: Policy) -> None:
+    """Raises ConfigError with the largest difference of a logprob, if it is over the bound."""
+    token_ids = torch.arange(1, LENGTH + 1, device=policy.device)[None]
+    expected = torch.log_softmax(policy.model_logits(token_ids).float(), dim=-1)
+    ways = {
+        "the learner's": policy.logits(policy.hidden(token_ids)),
+        "engine=local's": _cached(policy, token_ids),
+    }
+    bound = BOUNDS[policy.precision]
+    for whose, logits in ways.items():
+        difference = (torch.log_softmax(logits.float(), dim=-1) - expected).abs().max().item()
+        if not difference <= bound:  # NaN is no agreement
+            raise ConfigError(
+                f"{whose} forward pass differs from the model's own by {difference:.3g} in a "
+                f"logprob, where {bound:g} is allowed for {policy.precision}; this architecture "
+                "is not supported, choose one like Qwen3 or Llama"
+            )
+
+
+def _cached(policy: Policy, token_ids: torch.Tensor) -> torch.Tensor:
+    """Logits [1, LENGTH, V] by the engine's way: the second part sees the first in a cache."""
+    cache = RaggedCache(policy.num_layers)
+    cache.add_rows(1)
+    parts = []
+    for ids, start in ((token_ids[:, :SPLIT], 0), (token_ids[:, SPLIT:], SPLIT)):
+        positions = torch.arange(start, start + ids.shape[1], device=policy.device)[None]
+        mask = cache.write_at(positions)
+        parts.append(policy.logits(policy.hidden(ids, positions, mask, cache)))
+    return torch.cat(parts, dim=1)
