@@ -3,17 +3,38 @@
 What was sampled is never rendered again. Later turns only add: the ids between the model's last
 token and its next one are taken from the chat template, markup and all, so that a conversation
 grown turn by turn has exactly the ids of the template applied to the whole.
+
+Tools are described once, at the beginning: by the template, or in plain words where it cannot, or
+where it would move them when the conversation goes on.
 """
 
+import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
+import jinja2
+
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Message
+from openenv_pipe.types import Message, Tool
 
 _OPENING: tuple[Message, ...] = ({"role": "user", "content": "question"},)
 _REPLY = "answer"
 _PROBES = (_REPLY, "<think>\nwhy\n</think>\n\nanswer")
+_CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
+_RESULT: Message = {"role": "tool", "name": "look_up", "content": "the air above"}
+_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "What a word means.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+    },
+}
+_TOOLS_IN_WORDS = (
+    "You can call tools. Write each call as\n"
+    '<tool_call>{"name": ..., "arguments": {...}}</tool_call>\nThe tools are:\n'
+)
 
 
 class ChatFormat:
@@ -28,19 +49,30 @@ class ChatFormat:
             raise ConfigError(
                 "the tokenizer has no chat template; set model.chat_template to a Jinja template"
             )
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            raise ConfigError(
+                "the model has only a slow tokenizer, without a tokenizer.json; convert it with "
+                "transformers, or choose a model that has one"
+            )
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self.end_id: int = tokenizer.eos_token_id
         self._end_text: str = tokenizer.eos_token
-        self._special_tokens: list[str] = tokenizer.all_special_tokens
+        added = tokenizer.added_tokens_decoder.values()
+        self._special_tokens = [token.content for token in added if token.special]
         self._after_reply = self._render((*_OPENING, _assistant(_REPLY)), prompt=False)
         self._check_ends_turns()
-        for reply in _PROBES:
-            self._check_append_only(reply)
+        self._takes_tools = True
+        self._check_append_only()
+        self._takes_tools = self._template_takes_tools()
 
-    def first_ids(self, messages: Sequence[Message]) -> list[int]:
+    def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a conversation's beginning, up to where the model writes."""
-        return self._encode(self._render(self._without_markup(messages), prompt=True))
+        messages = self._without_markup(messages)
+        tools = json.loads(self._harmless(json.dumps(tools)))
+        if tools and not self._takes_tools:
+            messages, tools = _tools_in_words(messages, tools), ()
+        return self._encode(self._render(messages, prompt=True, tools=tools))
 
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
         """Ids between a completion and the next one.
@@ -48,8 +80,10 @@ class ChatFormat:
         `ended` says whether the completion has its end-of-turn token; a reply that was cut off
         lacks it, and gets it here, as a token that the model did not choose.
         """
-        conversation = (*_OPENING, _assistant(_REPLY), *self._without_markup(messages))
-        text = self._render(conversation, prompt=True)
+        messages = self._without_markup(messages)
+        if not self._takes_tools:
+            messages = _results_as_user(messages)
+        text = self._render((*_OPENING, _assistant(_REPLY), *messages), prompt=True)
         turn_end = self._after_reply.rindex(self._end_text) + len(self._end_text)
         following = text[turn_end:]
         return self._encode(following if ended else self._end_text + following)
@@ -64,14 +98,25 @@ class ChatFormat:
         """Ids of a reply that was not sampled (a scripted one), with its end-of-turn token."""
         return [*self._encode(reply), self.end_id]
 
-    def _render(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        return self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=prompt
-        )
+    def _render(
+        self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Tool] = ()
+    ) -> str:
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), list(tools) or None, tokenize=False, add_generation_prompt=prompt
+            )
+        except jinja2.TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ConfigError(
+                f"the chat template cannot render messages of the roles {roles}: {error}; set "
+                "model.chat_template to one that can"
+            ) from error
 
     def _without_markup(self, messages: Sequence[Message]) -> list[Message]:
         """Breaks up special tokens in what an environment says: it must not forge turns."""
-        return [{**message, "content": self._harmless(message["content"])} for message in messages]
+        return [
+            {key: self._harmless(text) for key, text in message.items()} for message in messages
+        ]
 
     def _harmless(self, text: str) -> str:
         for token in self._special_tokens:
@@ -80,6 +125,8 @@ class ChatFormat:
         return text
 
     def _encode(self, text: str) -> list[int]:
+        """JSON can hold halves of surrogate pairs, which no tokenizer takes: they become `?`."""
+        text = text.encode(errors="replace").decode()
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def _check_ends_turns(self) -> None:
@@ -89,21 +136,64 @@ class ChatFormat:
                 f"end token {self._end_text!r}; set model.chat_template to one that does"
             )
 
-    def _check_append_only(self, reply: str) -> None:
-        conversation: list[Message] = [*_OPENING]
-        grown = self.first_ids(conversation)
-        for question in ("second", "third"):
-            message = {"role": "user", "content": question}
-            grown += self.reply_ids(reply) + self.following_ids([message], ended=True)
-            conversation += [_assistant(reply), message]
-        if grown != self.first_ids(conversation):
-            raise ConfigError(
-                "the chat template rewrites earlier turns when the conversation goes on "
-                f"(seen with the reply {reply!r}), so trained tokens would not be the sampled "
-                "ones; set model.chat_template to one that keeps them, as in "
-                "conf/model/qwen3_0_6b.yaml"
+    def _check_append_only(self) -> None:
+        for reply in _PROBES:
+            if not self._only_grows(reply, [[_user("second")], [_user("third")]]):
+                raise ConfigError(
+                    "the chat template rewrites earlier turns when the conversation goes on "
+                    f"(seen with the reply {reply!r}), so trained tokens would not be the sampled "
+                    "ones; set model.chat_template to one that keeps them, as in "
+                    "conf/model/qwen3_0_6b.yaml"
+                )
+
+    def _template_takes_tools(self) -> bool:
+        """Whether the template shows tools and results, and keeps both where they were."""
+        conversation = (*_OPENING, _assistant(_CALL), _RESULT)
+        try:
+            shown = self._render(conversation, prompt=True, tools=[_TOOL])
+            before, _, after = shown.partition(_CALL)
+            return (
+                _TOOL["function"]["name"] in before
+                and _RESULT["content"] in after
+                and self._only_grows(_CALL, [[_RESULT, _RESULT], [_user("second")]], [_TOOL])
             )
+        except ConfigError:  # raised for a role that the template does not know
+            return False
+
+    def _only_grows(
+        self, reply: str, answers: Sequence[Sequence[Message]], tools: Sequence[Tool] = ()
+    ) -> bool:
+        """Whether a conversation grown answer by answer has the ids of the whole."""
+        conversation: list[Message] = [*_OPENING]
+        grown = self.first_ids(conversation, tools)
+        for messages in answers:
+            grown += self.reply_ids(reply) + self.following_ids(messages, ended=True)
+            conversation += [_assistant(reply), *messages]
+        return grown == self.first_ids(conversation, tools)
 
 
 def _assistant(reply: str) -> Message:
     return {"role": "assistant", "content": reply}
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """The tools before what the first message says: not every template has a system role."""
+    first, *others = messages
+    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    return [{**first, "content": f"{_TOOLS_IN_WORDS}{lines}\n\n{first['content']}"}, *others]
+
+
+def _results_as_user(messages: Sequence[Message]) -> list[Message]:
+    """Results of calls in a row as one user message: many templates want turns to alternate."""
+    changed: list[Message] = []
+    for is_result, group in itertools.groupby(messages, lambda each: each["role"] == "tool"):
+        if is_result:
+            texts = (f"<tool_response>\n{each['content']}\n</tool_response>" for each in group)
+            changed.append(_user("\n".join(texts)))
+        else:
+            changed.extend(group)
+    return changed

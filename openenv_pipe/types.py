@@ -1,9 +1,9 @@
-"""The six data classes that flow through the pipeline, each with one owner.
+"""The data classes that flow through the pipeline, each with one owner.
 
 Shape letters: L tokens of one sample, B rows of a batch, T columns of a batch.
 
-    Task -> Episode(turns: Turn...) -> Group -> Sample -> Batch
-    `------ the environment's side ------'      `- the trainer's -'
+    Task -> Episode(turns: Turn(steps: Step...)...) -> Group -> Sample -> Batch
+    `------------ the environment's side -------------'     `- the trainer's -'
 
 A worked example, Wordle with the tiny tokenizer and two turns:
 
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 Observation = Mapping[str, Any]
 Action = Mapping[str, Any]
 Message = Mapping[str, str]
+Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 
 
 class Status(StrEnum):
     """Why an episode ended."""
 
     DONE = "done"  # the environment said so
+    ANSWERED = "answered"  # a reply without an action, where the adapter takes it for the last
     TURN_LIMIT = "turn_limit"  # env.max_turns replies were given
     TOKEN_LIMIT = "token_limit"  # the next turn would not fit into env.max_episode_tokens
     ERROR = "error"  # a session failed: kept as data, never trained on
@@ -55,9 +57,18 @@ class Task:
     reset: Mapping[str, Any] = field(default_factory=dict)  # keywords beside the seed
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One action of the model's, and what the environment answered."""
+
+    action: Action
+    observation: Observation
+    reward: float = 0.0  # the environment's own, null counted as 0
+
+
 @dataclass(kw_only=True, slots=True)
 class Turn:
-    """One prompt, one completion, one step of the environment."""
+    """One prompt, one completion, and the steps that it asked for: one, or several tool calls."""
 
     prompt_ids: list[int]  # tokens new in this turn: never those of earlier turns
     completion_ids: list[int]  # exactly as sampled, the end token included if there was one
@@ -65,10 +76,18 @@ class Turn:
     finish: Finish
     policy_version: int
     reply: str  # completion_ids as text, without the end token
-    action: Action | None = None  # None: the reply was unusable and never reached the environment
-    observation: Observation = field(default_factory=dict)  # what the step returned
-    reward: float = 0.0  # the environment's own, null counted as 0
-    unusable: str | None = None  # why the reply could not be used
+    steps: list[Step] = field(default_factory=list)  # none: it never reached the environment
+    unusable: str | None = None  # why the reply could not be used, or not to its end
+
+    @property
+    def observation(self) -> Observation:
+        """What the last step returned; empty if there was none."""
+        return self.steps[-1].observation if self.steps else {}
+
+    @property
+    def reward(self) -> float:
+        """What the environment gave for the steps, summed."""
+        return sum((step.reward for step in self.steps), 0.0)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from openenv_pipe.learner.load import load_policy
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.rollout import Collector
 from openenv_pipe.session import StepResult
-from openenv_pipe.tasks import make_task
+from openenv_pipe.tasks import RangeTasks
 from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Step, Task, Turn
 
 torch.set_num_threads(1)  # models of the tests are too small to share, and the machine is not ours
@@ -255,7 +255,8 @@ async def collect(
         chat=policy.chat,
         engine=engine or local_engine(policy),
     )
-    tasks = [make_task("train", config.env.tasks.train, index) for index in range(num_tasks)]
+    train = RangeTasks("train", config.env.tasks.train)
+    tasks = [train[index] for index in range(num_tasks)]
     groups = await collector.collect(
         tasks, group_size=group_size, temperature=temperature, seed=seed, label=label
     )

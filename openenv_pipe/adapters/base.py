@@ -1,22 +1,41 @@
 """What an adapter is. It holds no state of an episode: one adapter serves all of them at once."""
 
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from openenv_pipe.types import Action, Message, Observation
+from openenv_pipe.types import Action, Message, Observation, Tool
+
+Ask = Callable[[Action], Awaitable[Observation]]
 
 
 class UnusableReply(Exception):  # noqa: N818 - data for the model, not an error of the pipeline
     """The reply cannot become an action. The text says why, and goes back to the model."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """How a conversation begins."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()  # for the chat template to describe
+
+
 class Adapter(Protocol):
     """Four translations. Messages are `{"role": ..., "content": ...}`."""
 
-    def open(self, observation: Observation) -> list[Message]:
-        """The conversation's first messages, from what `reset` returned."""
+    async def open(self, observation: Observation, ask: Ask) -> Opening:
+        """The conversation's beginning, from what `reset` returned.
 
-    def read(self, reply: str) -> Action:
-        """The action that the reply asks for. Raises UnusableReply."""
+        `ask` takes a step that is not the model's and returns its observation: for what has to
+        be known of this episode first, such as its tools. It raises SessionError.
+        """
+
+    def read(self, reply: str) -> Sequence[Action]:
+        """The actions that the reply asks for, in their order; none ends the episode.
+
+        Raises UnusableReply.
+        """
 
     def follow(self, observation: Observation) -> list[Message]:
         """The messages after a step."""

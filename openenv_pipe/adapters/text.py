@@ -2,10 +2,8 @@
 
 import re
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from openenv_pipe.adapters.base import UnusableReply
+from openenv_pipe.adapters.base import Ask, Opening, UnusableReply
+from openenv_pipe.adapters.templates import compile_optional, compile_template, render_message
 from openenv_pipe.config.schema import TextAdapterConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Action, Message, Observation
@@ -15,39 +13,29 @@ class TextAdapter:
     """Templates see the observation's fields as variables; an undefined one is an error."""
 
     def __init__(self, config: TextAdapterConfig) -> None:
-        self._system = _template("system", config.system) if config.system else None
-        self._first = _template("first", config.first)
-        self._following = _template("following", config.following)
-        self._unusable = _template("unusable", config.unusable)
+        self._system = compile_optional("system", config.system or None)
+        self._first = compile_template("first", config.first)
+        self._following = compile_template("following", config.following)
+        self._unusable = compile_template("unusable", config.unusable)
         self._pattern = _pattern(config.pattern)
 
-    def open(self, observation: Observation) -> list[Message]:
-        messages = [_message("user", self._first, observation)]
+    async def open(self, observation: Observation, ask: Ask) -> Opening:
+        messages = [render_message("user", self._first, observation)]
         if self._system is not None:
-            messages.insert(0, _message("system", self._system, observation))
-        return messages
+            messages.insert(0, render_message("system", self._system, observation))
+        return Opening(messages=messages)
 
-    def read(self, reply: str) -> Action:
+    def read(self, reply: str) -> list[Action]:
         match = self._pattern.search(reply)
         if match is None:
             raise UnusableReply(f"the reply does not match {self._pattern.pattern}")
-        return {name: text for name, text in match.groupdict().items() if text is not None}
+        return [{name: text for name, text in match.groupdict().items() if text is not None}]
 
     def follow(self, observation: Observation) -> list[Message]:
-        return [_message("user", self._following, observation)]
+        return [render_message("user", self._following, observation)]
 
     def refuse(self, why: str) -> list[Message]:
-        return [_message("user", self._unusable, {"why": why})]
-
-
-def _template(key: str, source: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(
-            f"env.adapter.{key} is not a Jinja template: {error.message} in {source!r}"
-        ) from None
+        return [render_message("user", self._unusable, {"why": why})]
 
 
 def _pattern(source: str) -> re.Pattern[str]:
@@ -61,18 +49,3 @@ def _pattern(source: str) -> re.Pattern[str]:
             "for example (?P<message>.+)"
         )
     return pattern
-
-
-def _message(role: str, template: jinja2.Template, fields: Observation) -> Message:
-    try:
-        return {"role": role, "content": template.render(fields)}
-    except jinja2.UndefinedError as error:
-        raise ConfigError(
-            f"an env.adapter template asks for a field that the observation lacks: "
-            f"{error.message}; it has {', '.join(sorted(fields))}"
-        ) from None
-    except (jinja2.TemplateRuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"an env.adapter template cannot be rendered: {error}; "
-            f"the fields are {', '.join(sorted(fields))}"
-        ) from None

@@ -11,8 +11,12 @@ from openenv_pipe.config.schema import TinyModelConfig
 
 PAD, SYSTEM, USER, ASSISTANT, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 
+# Of a tool its name and parameters are shown; what it returns stands where the user's words do.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }}"
+    "({{ tool.function.parameters.properties | join(',') }})\n{% endfor %}{% endif %}"
+    "{% for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>"
+    "{{ message.content }}"
     "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

@@ -2,21 +2,32 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
-from openenv_pipe.adapters.base import Adapter, UnusableReply
+from openenv_pipe.adapters.base import Adapter, Opening, UnusableReply
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Completion, Engine, Request
-from openenv_pipe.errors import SessionError, StepRefusedError
+from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.hosts.base import Host
 from openenv_pipe.session import Session, StepResult
-from openenv_pipe.types import Action, Episode, Finish, Message, Status, Turn
+from openenv_pipe.types import (
+    Action,
+    Episode,
+    Finish,
+    Message,
+    Observation,
+    Status,
+    Step,
+    Tool,
+    Turn,
+)
 
 
 class Chat(Protocol):
     """What an episode needs of a chat format."""
 
-    def first_ids(self, messages: Sequence[Message]) -> list[int]: ...
+    def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]: ...
     def reply_text(self, completion_ids: Sequence[int]) -> str: ...
 
@@ -48,7 +59,7 @@ class Player:
     async def play(self) -> None:
         """Fills the episode in. A session's failure ends it with status ERROR, as data.
 
-        Raises EngineError and HostError: those end the run.
+        Raises EngineError, HostError and ConfigError: those end the run.
         """
         started = time.perf_counter()
         try:
@@ -67,16 +78,17 @@ class Player:
         episode.first_observation = result.observation
         if result.done:
             return Status.DONE
-        new_ids = self._chat.first_ids(self._adapter.open(result.observation))
+        ask = partial(self._ask, session)
+        new_ids = self._first_ids(await self._adapter.open(result.observation, ask))
         while True:
             room = env.max_episode_tokens - episode.num_tokens - len(new_ids)
             if room < 1:
                 return Status.TOKEN_LIMIT
             turn = await self._reply(new_ids, min(env.max_reply_tokens, room))
             episode.turns.append(turn)
-            messages, done = await self._act(session, turn)
-            if done:
-                return Status.DONE
+            messages, end = await self._act(session, turn)
+            if end is not None:
+                return end
             if len(episode.turns) == env.max_turns:
                 return Status.TURN_LIMIT
             new_ids = self._chat.following_ids(messages, ended=turn.finish is Finish.STOP)
@@ -86,13 +98,14 @@ class Player:
         completion: Completion = await self._engine.generate(
             Request(
                 episode=self._number,
+                turn=len(episode.turns),
                 new_ids=new_ids,
                 max_tokens=max_tokens,
                 temperature=self._temperature,
                 seed=episode.seed,
                 observations=[
                     episode.first_observation,
-                    *(turn.observation for turn in episode.turns if turn.observation),
+                    *(step.observation for turn in episode.turns for step in turn.steps),
                 ],
             )
         )
@@ -105,17 +118,44 @@ class Player:
             reply=self._chat.reply_text(completion.token_ids),
         )
 
-    async def _act(self, session: Session, turn: Turn) -> tuple[list[Message], bool]:
-        """Sends the reply's action. What cannot be used is told to the model, and costs a turn."""
+    def _first_ids(self, opening: Opening) -> list[int]:
+        """The first prompt. Raises ConfigError if the tools alone are more than an episode."""
+        limit = self._env.max_episode_tokens
+        ids = self._chat.first_ids(opening.messages, opening.tools)
+        num_for_tools = 0
+        if len(ids) >= limit and opening.tools:
+            num_for_tools = len(ids) - len(self._chat.first_ids(opening.messages))
+        if num_for_tools >= limit:
+            raise ConfigError(
+                f"the descriptions of {len(opening.tools)} tools take {num_for_tools} tokens, and "
+                f"env.max_episode_tokens={limit}; raise it above that, as far as the model goes"
+            )
+        return ids
+
+    async def _act(self, session: Session, turn: Turn) -> tuple[list[Message], Status | None]:
+        """Takes the reply's steps: the messages that follow, and how the episode ended if it did.
+
+        What cannot be used is told to the model, and costs a turn.
+        """
+        messages: list[Message] = []
         try:
-            turn.action = self._adapter.read(turn.reply)
-            result = await self._step(session, turn.action)
+            actions = self._adapter.read(turn.reply)
+            for action in actions:
+                result = await self._step(session, action)
+                reward = result.reward or 0.0
+                step = Step(action=action, observation=result.observation, reward=reward)
+                turn.steps.append(step)
+                if result.done:
+                    return [], Status.DONE
+                messages += self._adapter.follow(result.observation)
         except UnusableReply as unusable:
             turn.unusable = str(unusable)
-            return self._adapter.refuse(turn.unusable), False
-        turn.observation = result.observation
-        turn.reward = result.reward or 0.0
-        return self._adapter.follow(result.observation), result.done
+            return [*messages, *self._adapter.refuse(turn.unusable)], None
+        return messages, None if actions else Status.ANSWERED
+
+    async def _ask(self, session: Session, action: Action) -> Observation:
+        """A step that is not the model's: no turn has it, and nothing is earned by it."""
+        return (await session.step(action, self._env.step_timeout_s)).observation
 
     async def _step(self, session: Session, action: Action) -> StepResult:
         try:

@@ -23,7 +23,7 @@ from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.files import write_bytes
-from openenv_pipe.types import Episode, Finish, Group, Status, Task, Turn
+from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
 
 GZIP = 31  # zlib's code for a gzip container, without name and time
 FASTEST = 1  # half the size of level 0; level 6 takes five times as long to save another tenth
@@ -110,11 +110,13 @@ def _row_of_turn(turn: Turn) -> dict[str, Any]:
         "finish": turn.finish,
         "policy_version": turn.policy_version,
         "reply": turn.reply,
-        "action": turn.action,
-        "observation": turn.observation,
-        "reward": turn.reward,
+        "steps": [_row_of_step(step) for step in turn.steps],
         "unusable": turn.unusable,
     }
+
+
+def _row_of_step(step: Step) -> dict[str, Any]:
+    return {"action": step.action, "observation": step.observation, "reward": step.reward}
 
 
 def _episode_of_row(task: Task, row: Mapping[str, Any]) -> Episode:
@@ -135,7 +137,11 @@ def _episode_of_row(task: Task, row: Mapping[str, Any]) -> Episode:
 
 
 def _turn_of_row(row: Mapping[str, Any]) -> Turn:
-    unpacked = {"logprobs": _unpack(row["logprobs"]), "finish": Finish(row["finish"])}
+    unpacked = {
+        "logprobs": _unpack(row["logprobs"]),
+        "finish": Finish(row["finish"]),
+        "steps": [Step(**step) for step in row["steps"]],
+    }
     return Turn(**{**row, **unpacked})
 
 

@@ -26,6 +26,7 @@ from pydantic import JsonValue, ValidationError
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.identity import ProcessId
 from openenv_pipe.runs.files import (
     digest_of_file,
     point_symlink,
@@ -45,7 +46,6 @@ from openenv_pipe.runs.hidden import (
 from openenv_pipe.runs.provenance import (
     Checkout,
     Machine,
-    ProcessId,
     Record,
     find_checkouts,
     find_machine,

@@ -1,8 +1,9 @@
 """Keeps secrets out of run folders.
 
 A secret is the value of an environment variable, or of a configuration key, whose name says so
-(HF_TOKEN, api_key, ...). In everything written its place is taken by `<hidden: HF_TOKEN>`;
-reading a configuration back puts the value of the environment variable of that name in again.
+(HF_TOKEN, api_key, Authorization, ...). In everything written its place is taken by
+`<hidden: HF_TOKEN>`; reading a configuration back puts the value of the environment variable of
+that name in again.
 
 It refuses to guess: a secret under a harmless name, or of fewer than 8 characters in running
 text, is not recognised.
@@ -10,13 +11,16 @@ text, is not recognised.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 
-SECRET_NAME = r"\w*(?:api_?key|access_?key|private_?key|secret|token|passw(?:or)?d|credentials?)"
-SECRET_VALUE = r"""'[^']*'|"[^"]*"|[^\s,}]+"""
+SECRET_NAME = (
+    r"[\w-]*(?:(?:api|access|private)[-_]?key|secret|token|passw(?:or)?d|credentials?"
+    r"|authorization|cookie)"
+)
+SECRET_VALUE = r"""'[^']*'|"[^"]*"|(?:(?:Bearer|Basic)\s+)?[^\s,}]+"""
 ASSIGNMENT = re.compile(
     rf"\b({SECRET_NAME})(\s*[=:]\s*)(?!<hidden)(?:{SECRET_VALUE})", re.IGNORECASE
 )
@@ -61,18 +65,26 @@ def restore_in_config(value: Any) -> Any:
 def known_secrets(config: Any) -> dict[str, str]:
     """Values to names of the secrets in a configuration's dump and in this process's environment.
 
-    A value that is in both goes by the variable's name: that is where it can be had again.
+    What is in both goes by the variable's name, also as a part of a configured value such as
+    "Bearer ...": that is where it can be had again.
     """
-    return {
-        value: name
-        for name, value in [*_named_strings(config), *os.environ.items()]
-        if is_secret_name(name) and len(value) >= SHORTEST_SECRET
-    }
+    ours = _long_secrets(os.environ.items())
+    configured = _long_secrets(_named_strings(config))
+    unknown = {value: name for value, name in configured.items() if not any(map(value.count, ours))}
+    return unknown | ours
 
 
 def is_secret_name(name: str) -> bool:
     """True for the name of a variable or key that holds a secret."""
     return re.fullmatch(SECRET_NAME, name, re.IGNORECASE) is not None
+
+
+def _long_secrets(named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {
+        value: name
+        for name, value in named
+        if is_secret_name(name) and len(value) >= SHORTEST_SECRET
+    }
 
 
 def _named_strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Where a run comes from: code, packages, machine and process.
+"""Where a run comes from: code, packages and machine.
 
 Every look outside is bounded in time and none of them can fail a run: what cannot be found out
 is None or left out. Nothing of the process's environment is recorded.
@@ -24,7 +24,6 @@ PACKAGES = (
 )  # fmt: skip
 TOOL_FOLDER = Path(__file__).resolve().parents[1]
 LOOK_TIMEOUT_S = 5.0
-START_TOLERANCE_S = 1.0  # the kernel's clock ticks and its boot time are not exact
 
 
 class Record(BaseModel):
@@ -52,32 +51,6 @@ class Machine(Record):
     num_cpus: int
     memory_mb: int
     gpus: list[str]
-
-
-class ProcessId(Record):
-    """One process for all time: a pid is used again, a pid with its start time is not."""
-
-    host: str
-    pid: int
-    started_s: float
-
-    @classmethod
-    def of_this_process(cls) -> "ProcessId":
-        process = psutil.Process()
-        return cls(host=socket.gethostname(), pid=process.pid, started_s=process.create_time())
-
-    @property
-    def alive(self) -> bool:
-        """False if the process is gone; True on another host, where nobody can tell from here."""
-        if self.host != socket.gethostname():
-            return True
-        try:
-            process = psutil.Process(self.pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            return abs(process.create_time() - self.started_s) < START_TOLERANCE_S
-        except psutil.NoSuchProcess:
-            return False
 
 
 class Diff(NamedTuple):

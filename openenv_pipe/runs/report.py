@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TaskRange
+from openenv_pipe.config.schema import (
+    HubModelConfig,
+    ModelConfig,
+    RunConfig,
+    TaskDataset,
+    TaskFile,
+    TaskRange,
+    TaskServer,
+    TaskSetConfig,
+)
 from openenv_pipe.progress import clock
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
 from openenv_pipe.runs.evals import STAGES, read_reports
@@ -164,9 +173,18 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
     return "## What was run\n\n" + _table(["", ""], [list(row) for row in rows.items()])
 
 
-def _tasks(tasks: TaskRange) -> str:
+def _tasks(tasks: TaskSetConfig) -> str:
+    match tasks:
+        case TaskRange():
+            text = str(tasks.num_tasks)
+        case TaskFile():
+            text = f"the rows of {tasks.path}"
+        case TaskDataset():
+            text = f"the rows of {tasks.path}, split {tasks.split}"
+        case TaskServer():
+            text = f"the server's, split {tasks.split}"
     keywords = ", ".join(f"{name}={value}" for name, value in tasks.reset.items())
-    return f"{tasks.num_tasks}{f', reset with {keywords}' if keywords else ''}"
+    return f"{text}{f', reset with {keywords}' if keywords else ''}"
 
 
 def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:

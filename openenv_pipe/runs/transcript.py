@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from openenv_pipe.types import Episode, Turn
+from openenv_pipe.types import Episode
 
 LONGEST_TEXT = 600  # characters of one reply
 LONGEST_FIELD = 120  # characters of one field of an observation
@@ -20,8 +20,13 @@ def transcript(episode: Episode) -> str:
     seen = episode.first_observation
     lines = ["env    " + _changes({}, seen)]
     for number, turn in enumerate(episode.turns, start=1):
-        lines += _turn_lines(number, turn, seen)
-        seen = turn.observation or seen
+        lines.append(f"{number:>2} llm " + (_cut(turn.reply.strip(), LONGEST_TEXT) or "(nothing)"))
+        for step in turn.steps:
+            changes = _changes(seen, step.observation)
+            lines.append(f"env    {changes}  [reward {step.reward:.3g}]")
+            seen = step.observation
+        if turn.unusable is not None:
+            lines.append(f"       unusable: {_cut(turn.unusable, LONGEST_TEXT)}")
     if episode.error:
         lines.append("error  " + _cut(episode.error, LONGEST_TEXT))
     return "\n".join(line.replace("\n", "\n       ") for line in lines)
@@ -42,14 +47,6 @@ def fenced(text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
-
-
-def _turn_lines(number: int, turn: Turn, seen: Mapping[str, Any]) -> list[str]:
-    reply = f"{number:>2} llm " + (_cut(turn.reply.strip(), LONGEST_TEXT) or "(nothing)")
-    if turn.unusable is not None:
-        return [reply, f"       unusable: {_cut(turn.unusable, LONGEST_TEXT)}"]
-    reward = f"reward {turn.reward:.3g}"
-    return [reply, f"env    {_changes(seen, turn.observation)}  [{reward}]"]
 
 
 def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:

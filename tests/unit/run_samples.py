@@ -13,7 +13,7 @@ from openenv_pipe.runs.evals import save_report
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.scoring import summarise
-from openenv_pipe.types import Episode, Finish, Group, Status, Task, Turn
+from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
 
 
 @cache
@@ -39,9 +39,13 @@ def turn(random: Random, num_tokens: int = 6) -> Turn:
         finish=random.choice(list(Finish)),
         policy_version=random.randrange(5),
         reply="crane\nor “slate” \u2028",
-        action={"guess": "crane"},
-        observation={"marks": "..g.y", "left": 3},
-        reward=random.random(),
+        steps=[
+            Step(
+                action={"guess": "crane"},
+                observation={"marks": "..g.y", "left": 3},
+                reward=random.random(),
+            )
+        ],
     )
 
 

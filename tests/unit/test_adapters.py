@@ -3,6 +3,7 @@
 import pytest
 
 from openenv_pipe.adapters import UnusableReply, build_adapter
+from openenv_pipe.adapters.base import Opening
 from openenv_pipe.adapters.text import TextAdapter
 from openenv_pipe.config.schema import PythonAdapterConfig, TextAdapterConfig
 from openenv_pipe.errors import ConfigError
@@ -24,17 +25,21 @@ def user(text):
     return {"role": "user", "content": text}
 
 
-def test_messages_are_rendered_from_the_observation():
+async def no_questions(action):
+    raise AssertionError(f"this adapter has nothing to ask, and asked {action}")
+
+
+async def test_messages_are_rendered_from_the_observation():
     adapter = text_adapter()
-    assert adapter.open({"length": 5}) == [user("word of 5")]
+    assert await adapter.open({"length": 5}, no_questions) == Opening(messages=[user("word of 5")])
     assert adapter.follow({"marks": "g.y.."}) == [user("g.y..")]
     assert adapter.follow({"marks": ""}) == [user("?")]
     assert adapter.refuse("too long") == [user("no: too long")]
 
 
-def test_the_system_message_comes_first():
+async def test_the_system_message_comes_first():
     adapter = text_adapter(system="{{ length }} letters")
-    assert adapter.open({"length": 5}) == [
+    assert (await adapter.open({"length": 5}, no_questions)).messages == [
         {"role": "system", "content": "5 letters"},
         user("word of 5"),
     ]
@@ -42,8 +47,8 @@ def test_the_system_message_comes_first():
 
 def test_the_named_groups_that_matched_are_the_action():
     adapter = text_adapter()
-    assert adapter.read("I say crane!") == {"guess": "crane"}
-    assert adapter.read("crane maybe") == {"guess": "crane", "note": "maybe"}
+    assert adapter.read("I say crane!") == [{"guess": "crane"}]
+    assert adapter.read("crane maybe") == [{"guess": "crane", "note": "maybe"}]
 
 
 @pytest.mark.parametrize("reply", ["", "CRANE", "cran", "�", "\ud800", "\x00" * 1000])
@@ -89,12 +94,32 @@ class OwnAdapter:
     def __init__(self, *, prefix):
         self.prefix = prefix
 
-    def open(self, observation):
-        return [user(self.prefix)]
+    async def open(self, observation, ask):
+        return Opening(messages=[user(self.prefix)])
+
+    def read(self, reply):
+        return [{"text": reply}]
+
+    def follow(self, observation):
+        return [user(str(observation))]
+
+    def refuse(self, why):
+        return [user(why)]
 
 
-def test_a_python_adapter_is_built_with_its_options():
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [("OwnAdapter", {}, "prefix"), ("OwnAdapter", {"suffix": 1}, "suffix"), ("dict", {}, "refuse")],
+)
+def test_a_python_adapter_that_cannot_be_one_is_refused(target, options, words):
+    module = "builtins" if target == "dict" else __name__
+    config = PythonAdapterConfig(type="python", target=f"{module}:{target}", options=options)
+    with pytest.raises(ConfigError, match=words):
+        build_adapter(config)
+
+
+async def test_a_python_adapter_is_built_with_its_options():
     config = PythonAdapterConfig(
         type="python", target=f"{__name__}:OwnAdapter", options={"prefix": "hello"}
     )
-    assert build_adapter(config).open({}) == [user("hello")]
+    assert (await build_adapter(config).open({}, no_questions)).messages == [user("hello")]

@@ -214,7 +214,7 @@ async def test_a_malformed_reply_goes_back_to_the_model():
     assert len(episode.turns) == 4
     for turn in episode.turns:
         assert turn.unusable is not None
-        assert turn.action is None
+        assert turn.steps == []
         assert turn.reward == 0.0
     text = CHAT.reply_text(episode.turns[1].prompt_ids)
     assert text == f"<|user|>? {episode.turns[0].unusable}<|assistant|>"

@@ -19,7 +19,7 @@ from openenv_pipe.runs.episodes import (
     read_rows,
     write_episodes,
 )
-from openenv_pipe.types import Status
+from openenv_pipe.types import Status, Step
 
 
 @pytest.fixture
@@ -39,9 +39,10 @@ def test_groups_come_back_exactly(path):
     groups = run_samples.groups()
     failed = groups[0].episodes[1]
     failed.status, failed.error, failed.turns = Status.ERROR, "closed", []
-    groups[1].episodes[0].turns[0].action = None
+    groups[1].episodes[0].turns[0].steps *= 2
     groups[1].episodes[0].turns[0].unusable = "no five letters"
-    groups[1].episodes[1].turns[0].observation = {"text": "a lone \ud800, as JSON may hold"}
+    lone = {"text": "a lone \ud800, as JSON may hold"}
+    groups[1].episodes[1].turns[0].steps = [Step(action=lone, observation=lone)]
     write_episodes(path, groups)
     assert read_episodes(path) == _without_durations(groups)
 

@@ -1,0 +1,73 @@
+"""Observations to chat messages: by Jinja templates, or as they are."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.types import Message, Observation
+
+EMPTY = (None, "", [], {})
+
+
+def compile_template(key: str, source: str) -> jinja2.Template:
+    """The template of `env.adapter.<key>`. What it leaves undefined is an error, not a gap.
+
+    Raises ConfigError.
+    """
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"env.adapter.{key} is not a Jinja template: {error.message} in {source!r}"
+        ) from None
+
+
+def compile_optional(key: str, source: str | None) -> jinja2.Template | None:
+    """As `compile_template`, for a key that may be null."""
+    return None if source is None else compile_template(key, source)
+
+
+def render_message(role: str, template: jinja2.Template, fields: Mapping[str, Any]) -> Message:
+    """One message. Raises ConfigError, with the names of the fields that there are."""
+    try:
+        return {"role": role, "content": template.render(fields)}
+    except jinja2.UndefinedError as error:
+        raise ConfigError(
+            f"an env.adapter template asks for a field that the observation lacks: "
+            f"{error.message}; it has {', '.join(sorted(fields))}"
+        ) from None
+    except (jinja2.TemplateRuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"an env.adapter template cannot be rendered: {error}; "
+            f"the fields are {', '.join(sorted(fields))}"
+        ) from None
+
+
+def observation_message(
+    role: str,
+    template: jinja2.Template | None,
+    observation: Observation,
+    plain: Callable[[Observation], str],
+    **more: str,
+) -> Message:
+    """By the template, which sees `more` too; without one, as `plain` has it."""
+    if template is None:
+        return {"role": role, "content": plain(observation)}
+    return render_message(role, template, {**observation, **more})
+
+
+def observation_text(observation: Observation) -> str:
+    """The observation as compact JSON without empty fields; metadata only if that is all."""
+    told = {name: value for name, value in observation.items() if value not in EMPTY}
+    metadata = told.pop("metadata", {})
+    return compact_json(told or metadata)
+
+
+def compact_json(value: Any) -> str:
+    """JSON as short as it gets, letters of all languages as they are."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,129 @@
+"""Adapters `json` and `tool` with real servers: inspected, checked, played and trained on."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from test_train import SMALL, run
+from wild_envs import write_packages
+
+from openenv_pipe.adapters import adapter_for
+from openenv_pipe.chat import ChatFormat
+from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.hosts.process import ProcessHost
+from openenv_pipe.inspect_env import inspect_environment
+from openenv_pipe.learner.tiny import build_tokenizer
+from openenv_pipe.rollout import Collector
+from openenv_pipe.runs.episodes import read_episodes
+from openenv_pipe.targets import find_target
+from openenv_pipe.types import Status, Task
+
+CHAT = ChatFormat(build_tokenizer())
+TINY = (
+    *("model.max_length=2048", "model.hidden_size=32", "model.intermediate_size=64"),
+    *("env.max_episode_tokens=2048", "env.max_reply_tokens=200", "env.max_turns=3"),
+)
+CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Both packages, and the env blocks that `env inspect` writes for them."""
+    folder = tmp_path_factory.mktemp("wild")
+    write_packages(folder)
+    with contextlib.chdir(folder):
+        for name in ("market", "vault"):
+            target = find_target(f"./envs/{name}", [])
+            inspect_environment(target, Path(f"conf/env/{name}.yaml"))
+    return folder
+
+
+async def play(name, replies, *overrides):
+    """One episode in which the replies are given in turn; its conversation as text as well."""
+    config = compose(["conf=echo", f"env={name}", "host.sessions_per_server=1", *TINY, *overrides])
+    env, host_config = config.config.env, config.config.host
+    host = ProcessHost(env, host_config, Path("logs"))
+    seen = iter(replies)
+    try:
+        await host.start()
+        collector = Collector(
+            env=env,
+            host=host,
+            adapter=await adapter_for(env.adapter, host.urls, host.access),
+            chat=CHAT,
+            engine=ScriptedEngine(lambda observations, draw: next(seen), CHAT),
+        )
+        task = Task(id="train/1", split="train", index=1, seed=1)
+        (group,) = await collector.collect(
+            [task], group_size=1, temperature=1.0, seed=0, label="test"
+        )
+    finally:
+        await host.close()
+    (episode,) = group.episodes
+    ids = [id for turn in episode.turns for id in (*turn.prompt_ids, *turn.completion_ids)]
+    return episode, CHAT.reply_text(ids)
+
+
+async def test_orders_on_the_market(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    replies = [
+        '{"side": "hold", "amount": 3}',
+        '```json\n{"side": "sell", "amount": 3, "limits": [0.5, 1]}\n```',
+        'I sell: {"side": "sell", "amount": 10}',
+    ]
+    episode, text = await play("market", replies)
+    assert (episode.status, episode.error) == (Status.DONE, None)
+    assert [len(turn.steps) for turn in episode.turns] == [0, 1, 1]
+    assert episode.turns[1].steps[0].action["limits"] == [0.5, 1]
+    assert sum(turn.reward for turn in episode.turns) == 1.0
+    assert '"side": "buy" | "sell"' in text
+    assert '<|user|>{"price":1.5,"wanted":"sell"}<|assistant|>' in text
+    assert "side: 'hold' is not one of" in text
+    assert '<|user|>{"price":2.5,"wanted":"sell","note":"1.5"}<|assistant|>' in text
+
+
+async def test_calls_that_open_the_vault(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    replies = [
+        CALL.format("ad", '{"a": 1}') + CALL.format("add", '{"c": 1}'),
+        CALL.format("add", '{"a": 1, "b": 2}') + CALL.format("unlock", '{"code": 0}'),
+        CALL.format("unlock", '{"code": 3}') + CALL.format("add", '{"a": 1, "b": 1}'),
+    ]
+    episode, text = await play("vault", replies)
+    assert (episode.status, episode.error) == (Status.DONE, None)
+    assert [len(turn.steps) for turn in episode.turns] == [2, 2, 1]
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 1.0]
+    assert text.startswith("<|system|>add(a,b)\nunlock(code)\n<|system|>Use the tools")
+    assert "The code is 1 + 2." in text
+    assert "<|user|>Error: Unknown tool: 'ad'<|user|>Error: 3 validation errors" in text
+    assert "<|user|>3<|user|>locked<|assistant|>" in text
+
+
+def test_check_passes(folder):
+    code, out, err = run(folder, "check", "conf=echo", "env=vault", "name=vault", *TINY, *SMALL)
+    assert code == 0, out + err
+
+
+@pytest.mark.parametrize("name", ["market", "vault"])
+def test_a_model_is_trained_on_it(folder, name):
+    overrides = ("conf=echo", f"env={name}", f"name={name}", *TINY, *SMALL)
+    steps = ("trainer.steps=2", "trainer.tasks_per_step=2", "trainer.group_size=2")
+    code, _, err = run(
+        folder, "train", *overrides, *steps, "env.max_reply_tokens=8", "eval.num_tasks=2"
+    )
+    assert code == 0, err
+    path = folder / "runs" / name / "0001"
+    assert json.loads((path / "run.json").read_text())["status"] == "finished"
+    for group in read_episodes(path / "episodes" / "step_000002.jsonl.gz"):
+        for episode in group.episodes:
+            assert episode.status in (Status.TURN_LIMIT, Status.TOKEN_LIMIT), episode.error
+            assert all(turn.unusable for turn in episode.turns)
+
+
+def test_a_file_that_is_there_is_not_written_over(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=r"market\.yaml exists"):
+        inspect_environment(find_target("market", []), Path("conf/env/market.yaml"))

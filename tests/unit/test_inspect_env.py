@@ -1,0 +1,52 @@
+"""Which adapter fits which schemas, and that the block written for it composes."""
+
+import pytest
+import yaml
+
+from openenv_pipe.config.compose import compose_env
+from openenv_pipe.description import Description
+from openenv_pipe.inspect_env import adapter_block, env_block
+
+METADATA = {"metadata": {"type": "object"}}
+QUOTE = {"properties": {**METADATA, "done": {}, "reward": {}, "text": {}, "turn": {}}}
+
+
+def description(fields, **keys):
+    action = {"type": "object", "properties": {**METADATA, **fields}, **keys}
+    return Description(
+        name="My Env",
+        text="Two\nlines: of {{ text }}",
+        action=action,
+        first_observation={"properties": {"text": {}}},
+        observation=QUOTE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "pattern"),
+    [
+        ({"text": {"type": "string"}}, "text", r"(?s)(?P<text>\S.*)"),
+        ({"move": {"$ref": "#/$defs/Move"}}, "text", r"\b(?P<move>a|b\.c)\b"),
+        ({"amount": {"type": "integer"}}, "json", None),
+        ({"text": {"type": "string"}, "amount": {"type": "integer"}}, "json", None),
+        ({"a-b": {"type": "string"}}, "json", None),
+        ({"type": {"const": "call_tool"}, "tool_name": {}, "arguments": {}}, "tool", None),
+        ({}, "tool", None),
+    ],
+)
+def test_the_action_decides_the_adapter(tmp_path, monkeypatch, fields, kind, pattern):
+    move = {"type": "string", "enum": ["a", "b.c"]}
+    found = description(fields, **{"$defs": {"Move": move}})
+    assert adapter_block(found)[0] == kind
+    assert adapter_block(found)[1].get("pattern") == pattern
+    monkeypatch.chdir(tmp_path)
+    env = compose_env(["env=echo", "env.package=null", "env.command=[serve,'{port}']"]).env
+    text = env_block(found, env)
+    (tmp_path / "conf/env").mkdir(parents=True)
+    (tmp_path / "conf/env/mine.yaml").write_text(text)
+    written = compose_env(["env=mine"]).env
+    assert (written.name, written.command) == ("my_env", ["serve", "{port}"])
+    assert written.adapter.type == kind
+    if kind == "text":
+        assert written.adapter.first == "{{ text }}"
+        assert yaml.safe_load(text)["adapter"]["following"] == "text: {{ text }}\nturn: {{ turn }}"

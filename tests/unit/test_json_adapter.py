@@ -1,0 +1,195 @@
+"""Adapter `json`: the schema as text, replies as actions. Trap numbers: tests/README.md."""
+
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from openenv_pipe.adapters import UnusableReply, build_adapter
+from openenv_pipe.adapters.schema_text import schema_text
+from openenv_pipe.config.schema import JsonAdapterConfig
+from openenv_pipe.errors import ConfigError
+
+ORDER = {
+    "type": "object",
+    "title": "Order",
+    "additionalProperties": False,
+    "required": ["side", "amount"],
+    "$defs": {
+        "Side": {"type": "string", "enum": ["buy", "sell"]},
+        "Limit": {"type": "object", "properties": {"price": {"type": "number"}}},
+    },
+    "properties": {
+        "metadata": {"type": "object", "description": "Additional metadata for the action"},
+        "side": {"$ref": "#/$defs/Side"},
+        "amount": {"type": "integer", "minimum": 1, "maximum": 10, "description": "How\nmany"},
+        "limits": {"type": "array", "items": {"$ref": "#/$defs/Limit"}},
+        "note": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}], "default": None},
+    },
+}
+SHORT = """{
+  "side": "buy" | "sell",
+  "amount": integer, at least 1, at most 10,  // How many
+  "limits"?: [{
+    "price"?: number
+  }, ...],
+  "note"?: string, at most 3 characters | null, default null
+}"""
+
+
+def json_adapter(schema=None, **changes):
+    values = {
+        "type": "json",
+        "system": "{{ action_schema }}",
+        "first": None,
+        "following": None,
+        "unusable": "no: {{ why }}",
+    }
+    config = JsonAdapterConfig.model_validate(values | changes)
+    return build_adapter(config, ORDER if schema is None else schema)
+
+
+async def opening(adapter, observation):
+    return [
+        (message["role"], message["content"])
+        for message in (await adapter.open(observation, None)).messages
+    ]
+
+
+async def test_the_schema_tells_the_model_what_to_write():
+    assert await opening(json_adapter(), {"price": 1.5}) == [
+        ("system", SHORT),
+        ("user", '{"price":1.5}'),
+    ]
+
+
+async def test_observations_are_json_without_what_is_empty():
+    adapter = json_adapter(system=None)
+    seen = {"price": 0.0, "note": None, "text": "", "list": [], "ok": False, "metadata": {"a": 1}}
+    assert await opening(adapter, seen) == [("user", '{"price":0.0,"ok":false}')]
+    assert adapter.follow({"text": "", "metadata": {"a": "é"}})[0]["content"] == '{"a":"é"}'
+    assert adapter.follow({})[0]["content"] == "{}"
+
+
+async def test_templates_see_the_observation_and_the_schema():
+    adapter = json_adapter(system=None, first="{{ price }} {{ action_schema[:1] }}", following="")
+    assert await opening(adapter, {"price": 2}) == [("user", "2 {")]
+    assert adapter.follow({"price": 2})[0]["content"] == ""
+    assert adapter.refuse("bad") == [{"role": "user", "content": "no: bad"}]
+
+
+GOOD = {"side": "buy", "amount": 3}
+TEXT = json.dumps(GOOD)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        TEXT,
+        f"```json\n{json.dumps(GOOD, indent=2)}\n```",
+        f"I buy: {TEXT}. Done }}",
+        f'<think>{{"side": "sell", "amount": 1}}</think>{TEXT}',
+        f'{{"side": "sell", "amount": 1}} No, rather {TEXT}',
+        "{not this} but " + TEXT,
+    ],
+)
+def test_an_object_is_found_wherever_it_stands(reply):
+    assert json_adapter().read(reply) == [GOOD]
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ("I buy three", "no JSON object"),
+        ('{"side": "buy", "amount": 3', "broken"),
+        ("{'side': 'buy'}", "no JSON object"),
+        ('{"order": {"side": "buy", "amount": 3}', "broken"),
+        (TEXT + ' {"side', "broken"),
+        ('{"side": "buy", "amount": 3,}', "broken"),
+        ('{"side": "hold", "amount": 3}', "side: 'hold' is not one of ['buy', 'sell']"),
+        ('{"side": "buy"}', "'amount' is a required property"),
+        ('{"side": "buy", "amount": 11}', "amount: 11 is greater than the maximum of 10"),
+        ('{"side": "buy", "amount": "3"}', "amount: '3' is not of type 'integer'"),
+        ('{"side": "buy", "amount": 3, "price": 1}', "'price' was unexpected"),
+        ('{"side": "buy", "amount": 3, "metadata": {}}', "'metadata' was unexpected"),
+        ('{"side": "buy", "amount": 3, "limits": [{"price": "x"}]}', "limits.0.price: 'x'"),
+        ('{"side": "buy", "amount": 3, "note": "long"}', "note: 'long' is too long"),
+        ('{"amount": 0}', "'side' is a required property; amount: 0 is less"),
+        ('{"side": "buy", "amount": 3, "limits": [{"price": NaN}]}', "cannot be read"),
+        ('{"side": "buy", "amount": 3, "limits": [{"price": 1e999}]}', "cannot be read"),
+        ('{"side": "buy", "amount": 3, "note": "\\ud800"}', "not Unicode"),
+        ("[1, 2]", "no JSON object"),
+    ],
+)
+def test_what_is_wrong_is_told_by_the_field(reply, why):
+    """Trap 21."""
+    with pytest.raises(UnusableReply) as caught:
+        json_adapter().read(reply)
+    assert why.lower() in str(caught.value).lower()
+
+
+def test_problems_are_told_in_few_words():
+    with pytest.raises(UnusableReply) as caught:
+        json_adapter().read(json.dumps({f"field{n}": "x" * 999 for n in range(99)}))
+    assert len(str(caught.value)) < 800
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(
+    st.one_of(
+        st.text(max_size=60),
+        st.lists(st.sampled_from([*'{}[]",:\\ ', "a", "1", "e9", "NaN", "```", "\\u"])).map(
+            "".join
+        ),
+        st.recursive(st.none() | st.text() | st.floats(), st.lists).map(json.dumps),
+        st.dictionaries(st.text(), st.integers() | st.text() | st.floats()).map(json.dumps),
+    )
+)
+@example("{" * 100_000)
+@example('{"a":' * 5000)
+@example('{"a":' * 5000 + "1" + "}" * 5000)
+@example('{"amount": ' + "9" * 5000 + "}")
+def test_no_reply_breaks_the_adapter(reply):
+    """Trap 21: an action that the schema allows and JSON can hold, or a reason."""
+    for adapter in (json_adapter(), json_adapter({})):
+        try:
+            (action,) = adapter.read(reply)
+        except UnusableReply as unusable:
+            assert str(unusable)
+        else:
+            json.dumps(action, allow_nan=False).encode()
+
+
+def test_a_schema_that_is_none_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match="no JSON Schema"):
+        json_adapter({"type": "objekt"})
+
+
+def test_nothing_outside_of_the_schema_is_looked_up():
+    adapter = json_adapter({"properties": {"a": {"$ref": "http://127.0.0.1:1/schema"}}})
+    with pytest.raises(ConfigError, match="refers to nothing"):
+        adapter.read('{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({}, "any"),
+        ({"const": 1}, "1"),
+        ({"type": ["string", "null"]}, "string | null"),
+        ({"type": "array"}, "array"),
+        ({"type": "array", "prefixItems": [{"type": "integer"}, True]}, "[integer, any]"),
+        ({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"enum": ["x"]}}}, '"x"'),
+        ({"$ref": "#/$defs/gone"}, "any"),
+        ({"type": "object"}, "object"),
+    ],
+)
+def test_kinds_of_schemas(schema, text):
+    assert schema_text(schema) == text
+
+
+def test_a_schema_may_contain_itself():
+    tree = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+    assert schema_text(tree).count("next") == 5
+    assert schema_text({"$ref": "#"}) == "any"
