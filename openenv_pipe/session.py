@@ -26,12 +26,12 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
+from openenv_pipe.web import LOOPBACK, OPEN, Access
 
 CLOSE_LIMIT_S = 2.0
 LAST_LOOK_S = 0.05
 TOO_BIG = 1009  # the WebSocket close code of a message over the size limit
 REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")  # never asked for through a configured proxy
 WEBSOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 # Built once: json.dumps with options builds an encoder for every call.
@@ -67,18 +67,25 @@ class Session:
         *,
         timeout_s: float,
         max_message_mb: int,
-        headers: Mapping[str, str] | None = None,
+        access: Access = OPEN,
     ) -> Self:
-        """Open a session with the server at `url` (http, https, ws or wss; `/ws` is added).
+        """Open a session with the server at `url` (http, https, ws or wss; `/ws` is added), or
+        behind the unix socket of a `url` like unix:///tmp/socket.
 
         A full server accepts this; the first message then raises ServerFullError.
         Raises SessionTimeoutError, SessionClosedError; ValueError for a `url` that is none.
         """
         address = websocket_url(url)
+        options: dict[str, Any] = {}
+        if (parts := urlsplit(url)).scheme == "unix":
+            options = {"unix": True, "path": parts.path}
+        if access.tls is not None and address.startswith("wss:"):
+            options["ssl"] = access.tls
         try:
             connection = await connect(
                 address,
-                additional_headers=headers,
+                **options,
+                additional_headers=access.headers,
                 compression=None,  # costs more than half of the throughput
                 proxy=None if urlsplit(address).hostname in LOOPBACK else True,
                 max_size=max_message_mb * 2**20,
@@ -102,7 +109,7 @@ class Session:
 
     async def reset(self, keywords: Mapping[str, Any], timeout_s: float) -> StepResult:
         """Begin an episode. Raises as `step` does."""
-        return self._result(await self._ask("reset", "observation", keywords, timeout_s))
+        return self._result(await self.ask("reset", "observation", keywords, timeout_s))
 
     async def step(self, action: Mapping[str, Any], timeout_s: float) -> StepResult:
         """Take one action.
@@ -111,11 +118,11 @@ class Session:
         SessionTimeoutError, SessionClosedError or, for an answer that breaks the protocol,
         SessionError, after which it is not.
         """
-        return self._result(await self._ask("step", "observation", action, timeout_s))
+        return self._result(await self.ask("step", "observation", action, timeout_s))
 
     async def state(self, timeout_s: float) -> dict[str, Any]:
         """The environment's state: the cheapest message, without effect on it. Raises as `step`."""
-        return await self._ask("state", "state", None, timeout_s)
+        return await self.ask("state", "state", None, timeout_s)
 
     async def is_responsive(self, timeout_s: float) -> bool:
         """True if the session is usable and the server answers a ping. The environment's part in
@@ -134,10 +141,10 @@ class Session:
         self._in_sync = False
         await self._connection.close()
 
-    async def _ask(
+    async def ask(
         self, kind: str, answer_kind: str, data: Mapping[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
-        """Send one message and return the `data` of its answer."""
+        """Send a message of any kind; the `data` of its answer. Raises as `step` does."""
         message: dict[str, Any] = {"type": kind}
         if data is not None:
             message["data"] = data
@@ -248,6 +255,8 @@ class Session:
 def websocket_url(url: str) -> str:
     """The WebSocket address of a server, `ws://host:port/ws`. Raises ValueError."""
     parts = urlsplit(url)
+    if parts.scheme == "unix" and parts.path:
+        return "ws://localhost/ws"
     if parts.scheme not in WEBSOCKET_SCHEMES or not parts.netloc:
         raise ValueError(f"{url!r} is not a URL like http://127.0.0.1:8000")
     path = parts.path.rstrip("/").removesuffix("/ws") + "/ws"

@@ -10,7 +10,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import JsonValue
+
 from openenv_pipe.session import Session
+from openenv_pipe.web import Access
 
 
 class Host(Protocol):
@@ -23,7 +26,12 @@ class Host(Protocol):
 
     @property
     def urls(self) -> Sequence[str]:
-        """The servers that are up, as http URLs."""
+        """The servers that are up: see `Server.url`."""
+        ...
+
+    @property
+    def access(self) -> Access:
+        """What every request to them has to carry."""
         ...
 
     async def start(self) -> None:
@@ -31,6 +39,10 @@ class Host(Protocol):
 
         Raises HostError or ConfigError, and leaves nothing behind.
         """
+        ...
+
+    def facts(self) -> dict[str, JsonValue]:
+        """Once started: which code the servers run, as digests, for the run's record."""
         ...
 
     def session(self) -> AbstractAsyncContextManager[Session]:
@@ -51,7 +63,7 @@ class Server(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it listens, http://host:port. May change with every start."""
+        """Where it listens, http://host:port or unix:///path. May change with every start."""
         ...
 
     @property

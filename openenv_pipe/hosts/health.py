@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from openenv_pipe.errors import HostError
 
@@ -45,16 +45,15 @@ async def poll(url: str, timeout_s: float) -> None:
 async def health(url: str, timeout_s: float) -> str:
     """The HTTP status of `url`/health as text, or why there is none. Never raises."""
     parts = urlsplit(url)
-    secure = parts.scheme == "https"
+    host, path = parts.netloc, parts.path.rstrip("/") + "/health"
+    if parts.scheme == "unix":
+        host, path = "localhost", "/health"
     writer = None
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(
-                parts.hostname, parts.port or (443 if secure else 80), ssl=secure or None
-            )
-            path = parts.path.rstrip("/") + "/health"
+            reader, writer = await _connect(parts)
             writer.write(
-                f"GET {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode()
+                f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
             )
             status_line = (await reader.readline()).decode("latin-1").split()
     except TimeoutError:
@@ -65,3 +64,11 @@ async def health(url: str, timeout_s: float) -> str:
         if writer is not None:
             writer.close()
     return status_line[1] if len(status_line) > 1 else "a closed connection"
+
+
+async def _connect(parts: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if parts.scheme == "unix":
+        return await asyncio.open_unix_connection(parts.path)
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    return await asyncio.open_connection(parts.hostname, port, ssl=secure or None)

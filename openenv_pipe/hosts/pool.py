@@ -20,6 +20,7 @@ from openenv_pipe.errors import (
     StepRefusedError,
 )
 from openenv_pipe.session import Session
+from openenv_pipe.web import Access
 
 FIRST_RETRY_S = 0.02
 LONGEST_RETRY_S = 1.0
@@ -39,13 +40,20 @@ class SessionPool:
     """Lends sessions of several servers, each of which allows `sessions_per_server`."""
 
     def __init__(
-        self, env_name: str, *, sessions_per_server: int, open_timeout_s: float, max_message_mb: int
+        self,
+        env_name: str,
+        *,
+        sessions_per_server: int,
+        open_timeout_s: float,
+        max_message_mb: int,
+        access: Access,
     ) -> None:
         """open_timeout_s bounds the opening of one session, its environment's making included."""
         self._env_name = env_name
         self._sessions_per_server = sessions_per_server
         self._open_timeout_s = open_timeout_s
         self._max_message_mb = max_message_mb
+        self._access = access
         self._servers: dict[str, Slots] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._closings: set[asyncio.Task[None]] = set()
@@ -185,7 +193,10 @@ class SessionPool:
     async def _open(self, url: str) -> Session:
         """A new session that the server has really accepted. Raises SessionError."""
         session = await Session.connect(
-            url, timeout_s=self._open_timeout_s, max_message_mb=self._max_message_mb
+            url,
+            timeout_s=self._open_timeout_s,
+            max_message_mb=self._max_message_mb,
+            access=self._access,
         )
         try:
             # A full server lets everybody connect; only the first message tells.

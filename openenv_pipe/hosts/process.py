@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.hosts.health import wait_until_healthy
+from openenv_pipe.hosts.package import code_digest, manifest_app
 from openenv_pipe.hosts.supervised import SupervisedHost
 from openenv_pipe.process import KILL_MARGIN_S, ManagedProcess, free_port, port_in_use
 from openenv_pipe.resources import find_env
@@ -46,6 +45,16 @@ class ProcessHost(SupervisedHost):
             open_timeout_s=env.reset_timeout_s,
             max_message_mb=env.max_message_mb,
         )
+        self._package = None if env.command or env.package is None else find_env(env.package)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the servers that were started, each the root of its process tree."""
+        return [server.pid for server in self._servers if server.pid is not None]
+
+    def facts(self) -> dict[str, str]:
+        """See `Host.facts`. What a command starts is not known."""
+        return {} if self._package is None else {"env_code": code_digest(self._package)}
 
 
 class ProcessServer:
@@ -61,6 +70,11 @@ class ProcessServer:
         self._fixed_port = None if config.port is None else config.port + index
         self._command = server_command(env)
         self._process: ManagedProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its guardian's process id, None before the first start."""
+        return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
         """See `Server.start`. A port that we picked and that was taken meanwhile is replaced."""
@@ -136,21 +150,6 @@ def server_command(env: "EnvConfig") -> list[str]:
         *("--ws-per-message-deflate", "false", "--ws-max-size", str(env.max_message_mb * 2**20)),
         *("--ws-ping-interval", str(NEVER_S), "--ws-ping-timeout", str(NEVER_S)),
     ]
-
-
-def manifest_app(package: Path) -> str:
-    """`app` of the package's openenv.yaml, e.g. 'server.app:app'. Raises ConfigError."""
-    path = package / "openenv.yaml"
-    try:
-        manifest = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"env.package={package} is no OpenEnv package: cannot read {path}: {error}"
-        ) from error
-    app = manifest.get("app") if isinstance(manifest, dict) else None
-    if not isinstance(app, str) or ":" not in app:
-        raise ConfigError(f"{path}: app is {app!r}, expected a text like 'server.app:app'")
-    return app
 
 
 def filled_in(part: str, values: Mapping[str, str]) -> str:

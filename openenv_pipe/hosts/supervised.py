@@ -12,6 +12,7 @@ from openenv_pipe.errors import FailureError, HostError
 from openenv_pipe.hosts.base import Server
 from openenv_pipe.hosts.pool import SessionPool, side_by_side
 from openenv_pipe.session import Session
+from openenv_pipe.web import OPEN, Access
 
 
 class SupervisedHost:
@@ -26,9 +27,11 @@ class SupervisedHost:
         max_restarts: int,
         open_timeout_s: float,
         max_message_mb: int,
+        access: Access = OPEN,
     ) -> None:
         """max_restarts counts those of all servers together, over the whole run."""
         self.capacity = len(servers) * sessions_per_server
+        self.access = access
         self._env_name = env_name
         self._servers = servers
         self._max_restarts = max_restarts
@@ -40,6 +43,7 @@ class SupervisedHost:
             sessions_per_server=sessions_per_server,
             open_timeout_s=open_timeout_s,
             max_message_mb=max_message_mb,
+            access=access,
         )
 
     @property
@@ -82,7 +86,7 @@ class SupervisedHost:
                 cause = await server.died()
                 self._pool.remove(url)
                 died = f"env {self._env_name!r}: the server at {url} died ({cause})"
-                await self._restart(server, HostError(died, server.log))
+                await self._revive(server, HostError(died, server.log))
                 self._pool.add(server.url)
         except FailureError as error:
             self._pool.fail(error)
@@ -90,7 +94,7 @@ class SupervisedHost:
             self._pool.fail(HostError(f"env {self._env_name!r}: cannot be watched: {error!r}"))
             raise
 
-    async def _restart(self, server: Server, error: FailureError) -> None:
+    async def _revive(self, server: Server, error: FailureError) -> None:
         """Start a dead server again. Raises HostError when the restarts are used up."""
         while self._num_restarts < self._max_restarts:
             self._num_restarts += 1

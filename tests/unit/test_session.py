@@ -17,6 +17,7 @@ from openenv_pipe.errors import (
     StepRefusedError,
 )
 from openenv_pipe.session import Session, StepResult, error_details, websocket_url
+from openenv_pipe.web import Access
 
 FULL = {"message": "4 of 4 in use", "code": "CAPACITY_REACHED", "max_sessions": 4}
 
@@ -321,7 +322,7 @@ async def test_compression_is_off_and_headers_are_sent():
     async with serve(behave, "127.0.0.1", 0) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         session = await Session.connect(
-            url, timeout_s=5, max_message_mb=1, headers={"Authorization": "x"}
+            url, timeout_s=5, max_message_mb=1, access=Access(headers={"Authorization": "x"})
         )
         await session.close()
     assert seen["Authorization"] == "x"

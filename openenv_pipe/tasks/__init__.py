@@ -1,0 +1,16 @@
+"""What is played: the tasks of both splits, and the order in which training takes them."""
+
+from openenv_pipe.tasks.order import TaskOrder, build_order
+from openenv_pipe.tasks.sets import RangeTasks, TaskSet
+from openenv_pipe.tasks.splits import Splits, known_splits, open_splits, read_known_sets
+
+__all__ = [
+    "RangeTasks",
+    "Splits",
+    "TaskOrder",
+    "TaskSet",
+    "build_order",
+    "known_splits",
+    "open_splits",
+    "read_known_sets",
+]

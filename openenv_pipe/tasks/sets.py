@@ -1,0 +1,73 @@
+"""Task sets: numbered tasks of one split. The number alone decides which task it is."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from openenv_pipe.config.schema import ListedTasks, TaskRange
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.types import Task
+
+
+class TaskSet(Protocol):
+    """The tasks of a split."""
+
+    source: str  # where they come from, for messages
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Task:
+        """Task `index`, from 0 on. Raises IndexError, or ConfigError for a row that is no task."""
+        ...
+
+
+class RangeTasks:
+    """Tasks made of their number: a seed, and a reset keyword if there is an `index_key`."""
+
+    def __init__(self, split: str, config: TaskRange) -> None:
+        self.source = f"a range of {config.num_tasks}"
+        self._split = split
+        self._config = config
+
+    def __len__(self) -> int:
+        return self._config.num_tasks
+
+    def __getitem__(self, index: int) -> Task:
+        index = range(len(self))[index]
+        reset = dict(self._config.reset)
+        if self._config.index_key is not None:
+            reset[self._config.index_key] = index
+        seed = self._config.seed_start + index
+        name = f"{self._split}/{index}"
+        return Task(id=name, split=self._split, index=index, seed=seed, reset=reset)
+
+
+class ListedRows:
+    """Tasks made of rows: each column is a reset keyword, `seed` is the task's seed."""
+
+    def __init__(
+        self, split: str, config: ListedTasks, rows: Sequence[Mapping[str, Any]], source: str
+    ) -> None:
+        """Raises ConfigError if there are no rows."""
+        if not len(rows):
+            raise ConfigError(f"env.tasks.{split}: {source} has no rows, and so no tasks")
+        self.source = source
+        self._split = split
+        self._config = config
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Task:
+        index = range(len(self))[index]
+        reset = {**self._config.reset, **self._rows[index]}
+        start = self._config.seed_start
+        seed = reset.pop("seed", 0 if start is None else start + index)
+        if type(seed) is not int or seed < 0:
+            raise ConfigError(
+                f"env.tasks.{self._split}: row {index + 1} of {self.source} has seed={seed!r}, "
+                "expected a whole number, at least 0"
+            )
+        return Task(
+            id=f"{self._split}/{index}", split=self._split, index=index, seed=seed, reset=reset
+        )

@@ -1,0 +1,251 @@
+"""`AttachHost`: servers that are not ours, behind TLS and tokens, slow, full, gone and back."""
+
+import asyncio
+import json
+import re
+import socket
+import ssl
+import subprocess
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from shutil import which
+
+import pytest
+from websockets.asyncio.server import serve
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
+from openenv_pipe.hosts import attach
+from openenv_pipe.hosts.attach import AttachHost, http_url
+from openenv_pipe.hosts.health import health
+from openenv_pipe.hosts.process import ProcessServer
+from openenv_pipe.process import free_port
+
+TOKEN = "a-token-of-the-tests"
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    monkeypatch.setattr(attach, "POLL_S", 0.05)
+
+
+class Stub:
+    """A server in this process: it counts its sessions, and may want a token or take its time."""
+
+    def __init__(self, *, limit=4, token=None, delay_s=0.0, health=HTTPStatus.OK):
+        self.limit, self.token, self.delay_s, self.health = limit, token, delay_s, health
+        self.num_sessions = self.num_resets = 0
+
+    def respond(self, connection, request):
+        if self.token is not None and request.headers.get("Authorization") != self.token:
+            return connection.respond(HTTPStatus.FORBIDDEN, "no")
+        if request.path == "/env/health":
+            return connection.respond(self.health, "fine")
+        return None if request.path == "/env/ws" else connection.respond(HTTPStatus.NOT_FOUND, "")
+
+    async def play(self, connection):
+        self.num_sessions += 1
+        try:
+            if self.num_sessions > self.limit:
+                data = {"code": "CAPACITY_REACHED", "message": f"{self.limit} in use"}
+                return await connection.send(json.dumps({"type": "error", "data": data}))
+            async for text in connection:
+                kind = json.loads(text)["type"]
+                self.num_resets += kind == "reset"
+                await asyncio.sleep(self.delay_s)
+                data = {} if kind == "state" else {"observation": {}}
+                answer = "state" if kind == "state" else "observation"
+                await connection.send(json.dumps({"type": answer, "data": data}))
+        finally:
+            self.num_sessions -= 1
+
+    @asynccontextmanager
+    async def serving(self, port=0, tls=None):
+        server = await serve(self.play, "localhost", port, process_request=self.respond, ssl=tls)
+        scheme = "http" if tls is None else "https"
+        try:
+            yield f"{scheme}://localhost:{server.sockets[0].getsockname()[1]}/env"
+        finally:
+            server.close(close_connections=True)
+            await server.wait_closed()
+
+
+def settings(*urls, **changes):
+    given = [f"host.{name}={value}" for name, value in changes.items()]
+    config = compose(["conf=echo", "host=attach", f"host.urls=[{','.join(urls)}]", *given]).config
+    return config.env, config.host
+
+
+@asynccontextmanager
+async def attached(*urls, **changes):
+    host = AttachHost(*settings(*urls, **changes))
+    try:
+        await host.start()
+        yield host
+    finally:
+        await host.close()
+
+
+async def refusal(*urls, **changes):
+    with pytest.raises(HostError) as caught:
+        async with asyncio.timeout(10), attached(*urls, **changes):
+            pass
+    return str(caught.value)
+
+
+# --- playing -----------------------------------------------------------------------------------
+
+
+async def test_a_real_server_is_used_and_left_running(tmp_path):
+    config = compose(["conf=echo", "host.sessions_per_server=3"]).config
+    server = ProcessServer(config.env, config.host, 0, tmp_path / "log")
+    try:
+        await server.start()
+        async with attached(server.url, sessions_per_server=3) as host:
+            async with host.session() as session:
+                first = await session.reset({"seed": 1, "split": "train", "index": 0}, 10)
+            assert first.observation["letter"]
+        assert await health(server.url, 5) == "200"
+    finally:
+        await server.stop()
+
+
+async def test_episodes_go_to_the_servers_that_are_free():
+    slow, fast = Stub(delay_s=0.1), Stub()
+    async with (
+        slow.serving() as one,
+        fast.serving() as other,
+        attached(one, other.replace("http:", "ws:") + "/ws", sessions_per_server=2) as host,
+    ):
+        assert (host.capacity, list(host.urls)) == (4, [one, other])
+
+        async def episode():
+            async with host.session() as session:
+                await session.reset({}, 5)
+
+        await asyncio.gather(*(episode() for _ in range(60)))
+        assert slow.num_resets + fast.num_resets == 60
+        assert fast.num_resets > 3 * slow.num_resets > 0
+
+
+async def test_headers_reach_health_and_sessions(monkeypatch):
+    async with Stub(token=f"Bearer {TOKEN}").serving() as url:
+        message = await refusal(url)
+        assert "refuses us with status 403" in message
+        monkeypatch.setenv("MY_TOKEN", TOKEN)
+        (name, value) = re.search(r"'host\.(headers.*?)=(.*)'", message).groups()  # the advice
+        async with attached(url, **{name: value}) as host, host.session() as session:
+            await session.reset({}, 5)
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate for localhost that nobody has signed."""
+    if which("openssl") is None:
+        pytest.skip("not installed: openssl, which makes the certificate")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
+    files = ["-keyout", "key.pem", "-out", "cert.pem"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(
+        [*command.split(), *files, *names], cwd=tmp_path, check=True, capture_output=True
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    return tmp_path / "cert.pem", context
+
+
+async def test_tls_is_verified_unless_it_is_said_otherwise(certificate):
+    path, context = certificate
+    async with Stub().serving(tls=context) as url:
+        assert "its certificate is not trusted" in await refusal(url)
+        for changes in ({"ca_file": path}, {"verify_tls": "false"}):
+            async with attached(url, **changes) as host, host.session() as session:
+                await session.reset({}, 5)
+        with pytest.raises(ConfigError, match=r"host\.ca_file"):
+            AttachHost(*settings(url, ca_file="/no/such/file"))
+    async with Stub().serving() as url:
+        assert "TLS fails" in await refusal(url.replace("http:", "https:"))
+
+
+# --- what is no server -------------------------------------------------------------------------
+
+
+async def test_what_does_not_answer_as_a_server_is_explained():
+    assert "is it running" in await refusal(f"http://localhost:{free_port()}")
+    async with Stub(health=HTTPStatus.NOT_FOUND).serving() as url:
+        assert "/health answers 404" in await refusal(url)
+    async with Stub().serving() as url:
+        assert "is it an OpenEnv server" in await refusal(url.replace("/env", ""))
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        assert "no answer within 0.2 s" in await refusal(url, connect_timeout_s=0.2)
+    async with Stub(limit=1).serving() as url:
+        assert "accepted 1 session" in await refusal(url, sessions_per_server=3)
+
+
+async def test_a_page_without_sessions_is_no_server():
+    def only_health(connection, request):
+        found = request.path == "/health"
+        return connection.respond(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND, "")
+
+    async with serve(Stub().play, "localhost", 0, process_request=only_health) as server:
+        url = f"http://localhost:{server.sockets[0].getsockname()[1]}"
+        message = await refusal(url)
+    assert "HTTP 404" in message
+    assert "/health answers, but is it an OpenEnv server?" in message
+
+
+@pytest.mark.parametrize(
+    "urls", ["[]", "[localhost:8000]", "[http://me:word@a.example]", "[http://a,http://a]"]
+)
+def test_urls_that_are_none_are_refused(urls):
+    with pytest.raises(ConfigError, match=r"host"):
+        compose(["conf=echo", "host=attach", f"host.urls={urls}"])
+
+
+def test_addresses():
+    assert http_url("wss://a.example/env/ws") == "https://a.example/env"
+    assert http_url("http://a.example:1/") == "http://a.example:1"
+
+
+# --- going away --------------------------------------------------------------------------------
+
+
+async def test_a_server_that_comes_back_is_used_again_and_the_lost_session_is_not():
+    port = free_port()
+    async with Stub().serving() as other:
+        staying = attached(other, f"http://localhost:{port}/env", max_outage_s=20)
+        async with Stub().serving(port):
+            host = await staying.__aenter__()
+            sessions = [host.session() for _ in range(2)]
+            lent = [await each.__aenter__() for each in sessions]
+        (lost,) = [session for session in lent if str(port) in session.url]
+        with pytest.raises(SessionClosedError):
+            await lost.step({}, 5)
+        for each in sessions:
+            await each.__aexit__(None, None, None)
+        async with asyncio.timeout(10):
+            while len(host.urls) > 1:
+                await asyncio.sleep(0.02)
+            for _ in range(3):  # the other one goes on alone
+                async with host.session() as session:
+                    await session.reset({}, 5)
+            async with Stub().serving(port) as url:
+                while len(host.urls) < 2:
+                    await asyncio.sleep(0.02)
+                assert url in host.urls
+                async with host.session(), host.session():
+                    pass
+        await staying.__aexit__(None, None, None)
+
+
+async def test_a_server_that_stays_away_ends_the_run():
+    async with Stub().serving() as url:
+        gone = attached(url, max_outage_s=0.3)
+        host = await gone.__aenter__()
+    with pytest.raises(HostError, match=r"no answer 3 times .*host\.max_outage_s=0\.3"):
+        async with asyncio.timeout(10):
+            while True:
+                async with host.session():
+                    await asyncio.sleep(0.05)
+    await gone.__aexit__(None, None, None)

@@ -1,0 +1,120 @@
+"""Tasks that a real server lists, and collections on several servers with one session each."""
+
+import sys
+
+import pytest
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.hosts.process import ProcessHost, ProcessServer
+from openenv_pipe.tasks import known_splits, open_splits
+from openenv_pipe.web import OPEN
+from tests.fakes import collect, run_config, sampled, tiny_policy
+
+# Plays as tests/fakes.py does, a little later each time; it has room for as many as it is told.
+SERVER = """
+import asyncio, json, os, sys
+from http import HTTPStatus
+from websockets.asyncio.server import serve
+
+limit, num_sessions = int(os.environ["MAX_CONCURRENT_ENVS"]), 0
+
+def health(connection, request):
+    if request.path == "/health":
+        return connection.respond(HTTPStatus.OK, "fine")
+
+async def play(connection):
+    global num_sessions
+    num_sessions += 1
+    assert num_sessions <= limit
+    number = seed = 0
+    async for text in connection:
+        message = json.loads(text)
+        if message["type"] == "state":
+            await connection.send(json.dumps({"type": "state", "data": {}}))
+            continue
+        number = 0 if message["type"] == "reset" else number + 1
+        seed = message["data"]["seed"] if number == 0 else seed
+        await asyncio.sleep(os.getpid() % 7 / 300)  # no two servers are equally fast
+        data = {"observation": {"text": f"{seed} {number}"}, "reward": 0.5, "done": number == 2}
+        await connection.send(json.dumps({"type": "observation", "data": data}))
+    num_sessions -= 1
+
+async def main():
+    async with serve(play, "127.0.0.1", int(sys.argv[1]), process_request=health) as server:
+        await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+async def test_four_servers_with_one_session_play_what_one_with_four_plays(tmp_path):
+    policy = tiny_policy(ends=True)
+    found = []
+    for num_servers, sessions_per_server in ((4, 1), (1, 4)):
+        config = run_config({"env.command": [sys.executable, "-c", SERVER, "{port}"]})
+        changes = {"num_servers": num_servers, "sessions_per_server": sessions_per_server}
+        host = ProcessHost(config.env, config.host.model_copy(update=changes), tmp_path)
+        try:
+            await host.start()
+            assert host.capacity == num_servers * sessions_per_server
+            groups = await collect(policy, host=host, config=config, num_tasks=4, group_size=3)
+        finally:
+            await host.close()
+        assert not any(episode.failed for group in groups for episode in group.episodes)
+        found.append(sampled(groups))
+    assert found[0] == found[1]
+
+
+@pytest.fixture
+async def echo_server(tmp_path):
+    config = compose(["conf=echo"]).config
+    server = ProcessServer(config.env, config.host, 0, tmp_path / "log")
+    await server.start()
+    yield server.url
+    await server.stop()
+
+
+def config_with(split, num_eval_tasks=100):
+    values = compose(["conf=echo"]).config.model_dump()
+    values["eval"]["num_tasks"] = num_eval_tasks
+    block = {"type": "server", "seed_start": None, "reset": {"turns": 4}}
+    values["env"]["tasks"] |= {
+        "train": block | {"split": "train"},
+        "eval": block | {"split": split},
+    }
+    return run_config().model_validate(values)
+
+
+async def test_a_server_says_how_many_tasks_it_has(echo_server):
+    async def splits(config):
+        return await open_splits(config, known_splits(config), echo_server, OPEN)
+
+    found = await splits(config_with("eval"))
+    assert (len(found.train), len(found.eval)) == (400, 100)
+    assert found.eval[99].reset == {"split": "eval", "index": 99, "turns": 4}
+    with pytest.raises(ConfigError, match=r"eval\.num_tasks=101 is more than the 100 tasks"):
+        await splits(config_with("eval", 101))
+    with pytest.raises(ConfigError, match=r"env\.tasks\.eval\.split='test'.* train, eval"):
+        await splits(config_with("test"))
+    with pytest.raises(ConfigError, match="share tasks"):
+        await splits(config_with("train"))
+
+
+async def test_a_server_without_the_task_api_is_explained(tmp_path):
+    from openenv_pipe.tasks.server import server_rows
+    from tests.integration.test_process_host import OPENENV_APP, settings
+
+    folder = tmp_path / "parrot"
+    (folder / "server").mkdir(parents=True)
+    for path in (folder / "__init__.py", folder / "server" / "__init__.py"):
+        path.touch()
+    (folder / "openenv.yaml").write_text("name: parrot\napp: server.app:app\n")
+    (folder / "server" / "app.py").write_text(OPENENV_APP)
+    server = ProcessServer(*settings(package=str(folder)), 0, tmp_path / "log")
+    await server.start()
+    try:
+        with pytest.raises(ConfigError, match=r"/parrot/splits answers 501 .*type range, file"):
+            await server_rows(server.url, OPEN, "train", "env.tasks.train")
+    finally:
+        await server.stop()

@@ -1,0 +1,290 @@
+"""Task sets, the separation of splits, and the orders of training."""
+
+import json
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.tasks import RangeTasks, build_order, known_splits, open_splits, read_known_sets
+from openenv_pipe.types import Episode, Group, Status
+from openenv_pipe.web import OPEN
+
+RANGE = compose(["conf=echo"]).config.env.tasks.train
+
+
+def file_block(path, **changes):
+    block = {"type": "file", "path": str(path), "columns": None, "seed_start": None, "reset": {}}
+    return block | changes
+
+
+def configured(train, evaluation, num_eval_tasks=1):
+    """An experiment with these two blocks."""
+    config = compose(["conf=echo", f"eval.num_tasks={num_eval_tasks}"]).config
+    tasks = {"order": "shuffle", "train": train, "eval": evaluation}
+    values = config.model_dump()
+    values["env"]["tasks"] = tasks
+    return type(config).model_validate(values)
+
+
+async def splits(config):
+    return await open_splits(config, known_splits(config), "http://unused", OPEN)
+
+
+def write(path, *rows):
+    path.write_text(
+        "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+    )
+    return path
+
+
+def refusal(config):
+    with pytest.raises(ConfigError) as caught:
+        read_known_sets(config.env.tasks)
+    return str(caught.value)
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+async def test_columns_of_a_file_become_reset_keywords(tmp_path):
+    train = write(tmp_path / "a.jsonl", {"question": "2+2?", "level": 3}, "", {"question": "1?"})
+    held_out = write(tmp_path / "b.csv", "q,n,text", '"a, b",7,007', "c,2.5,true")
+    config = configured(
+        file_block(train, reset={"split": "x"}, seed_start=40),
+        file_block(held_out, columns={"q": "question", "n": "level"}),
+    )
+    found = await splits(config)
+    assert [len(found.train), len(found.eval)] == [2, 2]
+    first, last = found.train[0], found.train[1]
+    assert (first.id, first.index, first.seed) == ("train/0", 0, 40)
+    assert first.reset == {"split": "x", "question": "2+2?", "level": 3}
+    assert (last.seed, last.reset) == (41, {"split": "x", "question": "1?"})
+    assert [task.reset for task in (found.eval[0], found.eval[1])] == [
+        {"question": "a, b", "level": 7},
+        {"question": "c", "level": 2.5},
+    ]
+    assert found.eval[0].seed == found.eval[1].seed == 0
+    with pytest.raises(IndexError):
+        found.train[2]
+
+
+async def test_csv_cells_are_numbers_where_json_says_so(tmp_path):
+    path = write(tmp_path / "a.csv", "a,b,c,d,e", '007,7,true,"""x""",')
+    found = read_known_sets(configured(file_block(path), RANGE.model_dump()).env.tasks)
+    assert found["train"][0].reset == {"a": "007", "b": 7, "c": True, "d": '"x"', "e": ""}
+
+
+def test_a_seed_of_a_row_is_the_tasks_seed(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"seed": 9, "q": 1}, {"seed": "x"}, {"q": 2})
+    train = read_known_sets(configured(file_block(path), RANGE.model_dump()).env.tasks)["train"]
+    assert (train[0].seed, train[0].reset) == (9, {"q": 1})
+    assert train[2].seed == 0
+    with pytest.raises(ConfigError, match=r"row 2 .*seed='x'"):
+        train[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "expected"),
+    [
+        ("a.jsonl", ["{"], ["env.tasks.train.path", "line 1 is not JSON"]),
+        ("a.jsonl", [{"q": 1}, "[1]"], ["line 2 is [1], expected a JSON object"]),
+        ("a.jsonl", [], ["has no rows"]),
+        ("a.jsonl", [{"q": 1}, {"r": 1}], ["line 2 has no 'q'; it has r"]),
+        ("a.csv", ["q,r", "1"], ["row 1 has more or fewer cells"]),
+        ("a.csv", ["q", "1,2"], ["row 1 has more or fewer cells"]),
+        ("none.jsonl", None, ["No such file"]),
+    ],
+)
+def test_a_file_that_is_not_as_said_is_explained(tmp_path, name, rows, expected):
+    path = tmp_path / name
+    if rows is not None:
+        write(path, *rows)
+    message = refusal(configured(file_block(path, columns={"q": "q"}), RANGE.model_dump()))
+    assert [part for part in expected if part not in message] == []
+
+
+# --- data sets ---------------------------------------------------------------------------------
+
+
+def dataset_block(**changes):
+    block = dict.fromkeys(("config", "revision", "data_files", "columns", "seed_start"))
+    return block | {"type": "dataset", "split": "train", "reset": {}, **changes}
+
+
+async def test_a_local_data_set_is_read_by_split_and_column(tmp_path, monkeypatch):
+    pytest.importorskip("datasets", exc_type=ImportError)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = write(tmp_path / "a.jsonl", *({"q": f"q{i}", "answer": i} for i in range(10)))
+    block = dataset_block(path="json", data_files=str(path), columns={"q": "question"})
+    config = configured(block | {"split": "train[:80%]"}, block | {"split": "train[80%:]"})
+    found = await splits(config)
+    assert [len(found.train), len(found.eval)] == [8, 2]
+    assert found.eval[1].reset == {"question": "q9"}
+    overlapping = configured(block, block | {"split": "train[80%:]"})
+    with pytest.raises(ConfigError, match=r"share tasks: row 9 .* row 1 .*q8"):
+        await splits(overlapping)
+    assert "no column 'x'; it has q, answer" in refusal(
+        configured(block | {"columns": {"x": "x"}}, block)
+    )
+    assert "cannot be had" in refusal(configured(block | {"split": "test"}, block))
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    message = refusal(configured(dataset_block(path="json"), RANGE.model_dump()))
+    assert "openenv-pipe[datasets]" in message
+
+
+# --- splits ------------------------------------------------------------------------------------
+
+
+async def test_a_task_in_both_splits_is_refused_with_an_example(tmp_path):
+    train = write(tmp_path / "a.jsonl", {"q": 1}, {"q": 2, "n": 1})
+    held_out = write(tmp_path / "b.jsonl", {"q": 3}, {"n": 1, "q": 2})
+    with pytest.raises(ConfigError, match=r"row 2 of .*a\.jsonl and row 2 of .*b\.jsonl.*\"q\": 2"):
+        await splits(configured(file_block(train), file_block(held_out)))
+    await splits(configured(file_block(train), file_block(held_out, reset={"split": "eval"})))
+    await splits(configured(file_block(train), file_block(held_out, seed_start=1)))
+    with pytest.raises(ConfigError, match="share tasks"):
+        train.write_text('{"index": 3, "seed": 5}\n')
+        range_block = RANGE.model_dump() | {"seed_start": 2, "reset": {}, "num_tasks": 4}
+        await splits(configured(file_block(train), range_block))
+
+
+async def test_more_tasks_than_the_evaluation_has_are_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"q": 1}, {"q": 2})
+    with pytest.raises(
+        ConfigError, match=r"eval\.num_tasks=3 is more than the 2 tasks of .*a\.jsonl"
+    ):
+        await splits(configured(RANGE.model_dump(), file_block(path), num_eval_tasks=3))
+
+
+def test_a_value_that_is_no_json_is_refused(tmp_path):
+    from openenv_pipe.tasks.splits import _identity
+
+    task = SimpleNamespace(seed=0, reset={"image": b""}, id="train/3", split="train")
+    with pytest.raises(ConfigError, match=r"train/3 .*env\.tasks\.train\.columns"):
+        _identity(task)
+
+
+def test_a_type_is_chosen_by_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "env").mkdir(parents=True)
+    (tmp_path / "conf" / "env" / "mine.yaml").write_text(
+        "defaults: [echo, override tasks@tasks.train: file, _self_]\nname: mine\n"
+        "tasks: {order: curriculum, train: {path: rows.jsonl}}\n"
+    )
+    (tmp_path / "conf" / "env" / "own.yaml").write_text(
+        "defaults:\n  - base\n  - override tasks@tasks.train: file\n"
+        "  - override tasks@tasks.eval: server\n  - _self_\n"
+        "name: own\npackage: echo\nmax_episode_tokens: 512\n"
+        "adapter: {first: a, following: a, pattern: '(?P<message>.*)'}\n"
+        "tasks: {train: {path: rows.jsonl}, eval: {split: eval}}\n"
+    )
+    tasks = compose(["conf=echo", "env=own"]).config.env.tasks
+    assert (tasks.train.type, tasks.train.path, tasks.train.seed_start) == (
+        "file",
+        "rows.jsonl",
+        None,
+    )
+    assert (tasks.eval.type, tasks.order) == ("server", "shuffle")
+    with pytest.raises(ConfigError, match=r"num_tasks.*not a key of this type"):
+        compose(["conf=echo", "env=mine"])  # echo's own values are those of a range
+
+
+# --- orders ------------------------------------------------------------------------------------
+
+
+def indices(order, start, count):
+    return [task.index for task in order.take(start, count)]
+
+
+def tasks_of(num_tasks):
+    return RangeTasks("train", RANGE.model_copy(update={"num_tasks": num_tasks}))
+
+
+def played(task, successes):
+    """A group with these successes; None is an episode that failed."""
+    episodes = [
+        Episode(
+            task=task,
+            member=member,
+            seed=0,
+            success=bool(success),
+            status=Status.ERROR if success is None else Status.DONE,
+        )
+        for member, success in enumerate(successes)
+    ]
+    return Group(id="x", task=task, episodes=episodes)
+
+
+def test_every_pass_has_every_task():
+    listed = build_order("seed", tasks_of(5), 7)
+    assert indices(listed, 3, 7) == [3, 4, 0, 1, 2, 3, 4]
+    shuffled = build_order("shuffle", tasks_of(5), 7)
+    first, second = indices(shuffled, 0, 5), indices(shuffled, 5, 5)
+    assert sorted(first) == sorted(second) == list(range(5))
+    assert first != second
+    assert indices(shuffled, 2, 6) == (first + second)[2:8]
+    assert first != indices(build_order("shuffle", tasks_of(5), 8), 0, 5)
+    assert indices(build_order("shuffle", tasks_of(6), 0), 0, 6) == [1, 5, 0, 4, 3, 2]
+
+
+def test_a_curriculum_begins_with_every_task_once():
+    order = build_order("curriculum", tasks_of(12), 0)
+    seen = []
+    for start in (0, 4, 8):
+        tasks = order.take(start, 4)
+        seen += [task.index for task in tasks]
+        order.record([played(task, [False, False]) for task in tasks])
+    assert sorted(seen) == list(range(12))
+    assert sorted(indices(order, 12, 4)) == sorted(seen[:4])  # those played longest ago
+    assert sorted(Counter(indices(order, 0, 30)).values()) == [2] * 6 + [3] * 6
+
+
+def test_a_curriculum_prefers_what_is_solved_at_times():
+    tasks = tasks_of(100)
+    order = build_order("curriculum", tasks, 0)
+    at_times = set(range(0, 100, 5))
+    for index in range(100):
+        order.record([played(tasks[index], [index in at_times, False])])
+    taken = Counter(index for start in range(0, 200, 8) for index in indices(order, start, 8))
+    assert sum(taken[index] for index in at_times) >= 0.7 * taken.total()
+    assert all(len(set(indices(order, start, 8))) == 8 for start in range(0, 80, 8))
+    for _ in range(3):  # what is learnt is left
+        order.record([played(tasks[index], [True, True]) for index in at_times])
+    assert not at_times & set(indices(order, 0, 8))
+
+
+def test_a_curriculum_is_the_same_for_the_same_history():
+    tasks = tasks_of(20)
+
+    def run(num_steps, history=()):
+        order = build_order("curriculum", tasks, 3)
+        for groups in history:
+            order.record(groups)
+        history = list(history)
+        for step in range(len(history), num_steps):
+            groups = [
+                played(task, [(task.index + step + member) % 3 == 0 for member in range(4)])
+                for task in order.take(4 * step, 4)
+            ]
+            order.record(groups)
+            history.append(groups)
+        return history
+
+    whole = run(12)
+    again = run(12, whole[:5])  # as a resumed run has it
+    assert [[g.task.index for g in step] for step in again] == [
+        [g.task.index for g in step] for step in whole
+    ]
+
+
+def test_a_group_that_failed_says_nothing():
+    order = build_order("curriculum", tasks_of(3), 0)
+    order.record([played(order.take(0, 1)[0], [None, None])])
+    assert len(set(indices(order, 0, 3))) == 3
