@@ -1,0 +1,50 @@
+"""One episode: a problem, some attempts at it, and the reward of each."""
+
+from dataclasses import dataclass, field
+
+from .problems import Problem
+from .reply import MAX_CODE, code_of
+from .sandbox import box
+from .scoring import Verdict, judge
+
+OPEN, SOLVED, FAILED, STOPPED = "open", "solved", "failed", "stopped"
+DEFAULT_ATTEMPTS, MAX_ATTEMPTS = 3, 8
+
+
+@dataclass(kw_only=True, slots=True)
+class Episode:
+    """An episode in progress or ended. A violation of the sandbox ends it."""
+
+    problem: Problem
+    attempts: int
+    attempt: int = 0
+    status: str = OPEN
+    best_score: float = 0.0
+    verdict: Verdict = field(default_factory=Verdict)
+
+    def submit(self, text: str) -> float:
+        """Run one attempt and return its reward: what it improves on the best, less penalties.
+
+        Blocks for as long as the program runs. Raises SandboxError.
+        """
+        if self.status != OPEN:
+            return 0.0
+        self.verdict = self._judge(code_of(text))
+        self.attempt += 1
+        if self.verdict.is_solved:
+            self.status = SOLVED
+        elif self.verdict.is_violation:
+            self.status = STOPPED
+        elif self.attempt == self.attempts:
+            self.status = FAILED
+        improvement = max(0.0, self.verdict.score - self.best_score)
+        self.best_score += improvement
+        return round(improvement - self.verdict.penalty, 6)
+
+    def _judge(self, code: str) -> Verdict:
+        if len(code) > MAX_CODE:
+            message = f"{len(code)} characters are more than the {MAX_CODE} that are read"
+            return Verdict(error="TooLong", message=message, feedback=message.capitalize() + ".")
+        examples, hidden = self.problem.tests()
+        batches = [[test.arguments for test in tests] for tests in (examples, hidden)]
+        return judge(box.run(code, self.problem.function, batches), examples, hidden)

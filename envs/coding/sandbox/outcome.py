@@ -1,0 +1,77 @@
+"""What came of a submission: how its run ended, and what each call returned."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+RAN, NOT_LOADED, LIMIT, VIOLATION = "ran", "not loaded", "limit", "violation"
+
+Error = tuple[str, str]  # class and message
+MAX_TEXT = 200  # characters of what a child says
+UNTOLD = "what is not said here, as the hidden tests had begun"
+
+
+class SandboxError(RuntimeError):
+    """Submissions cannot be run safely on this machine."""
+
+
+class Ended(Exception):  # noqa: N818 - an outcome, not an error of the server
+    """The run is over before its time: how it ended, and what was attempted or exceeded."""
+
+    def __init__(self, ending: str, detail: str) -> None:
+        super().__init__(ending, detail)
+        self.ending = ending
+        self.detail = detail
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """Of one call: a value of JSON's types, or an error."""
+
+    value: Any = None
+    error: Error | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Outcome:
+    """`error` is that of loading the code; `results` has one list for each batch of calls."""
+
+    ending: str = RAN
+    detail: str = ""
+    error: Error | None = None
+    results: list[list[Result]] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)
+
+
+def garbled() -> Ended:
+    """The end for an answer that is none."""
+    return Ended(VIOLATION, "an answer of its own making")
+
+
+def raise_if_last(answer: dict[str, Any], is_told: bool = True) -> None:
+    """Raise Ended where the child says what it attempted or exceeded; in its words if `is_told`."""
+    for ending in (VIOLATION, LIMIT):
+        if ending in answer:
+            raise Ended(ending, str(answer[ending])[:MAX_TEXT] if is_told else UNTOLD)
+
+
+def read_results(answer: dict[str, Any], expected: int) -> list[Result]:
+    """The results of a batch of `expected` calls; raises Ended for anything else."""
+    results = answer.get("results")
+    if type(results) is not list or len(results) != expected:
+        raise garbled()
+    return [_read_result(result) for result in results]
+
+
+def read_error(error: Any) -> Error:
+    """Class and message, shortened; raises Ended for anything else."""
+    if type(error) is not list or [type(part) for part in error] != [str, str]:
+        raise garbled()
+    return error[0][:MAX_TEXT], error[1][:MAX_TEXT]
+
+
+def _read_result(result: Any) -> Result:
+    if type(result) is dict and result.keys() == {"value"}:
+        return Result(value=result["value"])
+    if type(result) is dict and result.keys() == {"error"}:
+        return Result(error=read_error(result["error"]))
+    raise garbled()

@@ -1,0 +1,42 @@
+"""The server's ASGI application, and `python -m email_search.server.app` to run it.
+
+`MAX_CONCURRENT_ENVS` in the process's environment bounds the sessions (default 256).
+"""
+
+import argparse
+import os
+
+import uvicorn
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+
+from .email_search_environment import EmailSearchEnvironment
+
+app = create_app(
+    EmailSearchEnvironment,
+    CallToolAction,
+    CallToolObservation,
+    env_name="email_search",
+    max_concurrent_envs=int(os.environ.get("MAX_CONCURRENT_ENVS", "256")),
+)
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(description="Serve email search over OpenEnv's protocol.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    arguments = parser.parse_args()
+    uvicorn.run(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        # Compressing small frames costs more than a call of a tool.
+        ws_per_message_deflate=False,
+        # Clients hold their sockets open: without a bound a stop would wait for them.
+        timeout_graceful_shutdown=2,
+    )
+
+
+if __name__ == "__main__":
+    main()

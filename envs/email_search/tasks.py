@@ -1,0 +1,54 @@
+"""Tasks and splits. Task i is a question of the mailbox i modulo the number of mailboxes.
+
+So the first tasks of a split already are about different mailboxes. The two splits have none in
+common, and every name and number in a mailbox is drawn anew.
+"""
+
+import random
+from dataclasses import dataclass
+
+from .mailbox import QUESTIONS_PER_MAILBOX, Question, mailbox
+
+MAILBOXES = {"train": range(12), "eval": range(1000, 1003)}
+
+
+class TaskError(ValueError, IndexError):
+    """A split, index, seed or number of calls that does not exist.
+
+    It is a ValueError for who calls `reset`, and an IndexError because that is what OpenEnv's
+    task routes answer with status 400 instead of 500.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A question and the number of the mailbox that answers it."""
+
+    mailbox_number: int
+    question: Question
+
+
+def num_tasks(split: str) -> int:
+    """How many tasks a split has; raises TaskError for an unknown split."""
+    if split not in tuple(MAILBOXES):  # A tuple, because a client may send what has no hash.
+        raise TaskError(f"split must be one of {', '.join(MAILBOXES)}, got {split!r}")
+    return len(MAILBOXES[split]) * QUESTIONS_PER_MAILBOX
+
+
+def choose_task(split: str, index: int | None, seed: int | None) -> Task:
+    """The task by `index`, else by `seed`, else random.
+
+    Raises TaskError where a split, index or seed does not exist.
+    """
+    count = num_tasks(split)
+    if index is None:
+        if seed is not None and type(seed) is not int:
+            raise TaskError(f"seed must be an integer or null, got {seed!r}")
+        index = random.Random(seed).randrange(count)
+    if type(index) is not int or not 0 <= index < count:
+        raise TaskError(
+            f"index must be an integer from 0 to {count - 1} for split {split!r}, got {index!r}"
+        )
+    position, place = divmod(index, len(MAILBOXES[split]))
+    number = MAILBOXES[split][place]
+    return Task(mailbox_number=number, question=mailbox(number).questions[position])

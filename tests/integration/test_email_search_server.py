@@ -1,0 +1,202 @@
+"""The server of email_search: tools over the WebSocket, as steps and as MCP calls."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+
+import pytest
+from email_search import policies, tasks
+from test_env_servers import Session, call, serve
+
+from openenv_pipe.adapters.tool_calls import tool_calls
+
+
+@pytest.fixture(scope="module")
+def email_port() -> Iterator[int]:
+    with serve("email_search.server.app") as port:
+        yield port
+
+
+async def use(session: Session, name: str, **arguments: object) -> dict:
+    """One step that calls a tool."""
+    return await session.send("step", type="call_tool", tool_name=name, arguments=arguments)
+
+
+async def play(session: Session, policy, **reset: object) -> list[dict]:
+    """All answers of one episode, that of the reset first; replies go the way of the adapter."""
+    answers, rng = [await session.send("reset", **reset)], random.Random(0)
+    while not answers[-1]["done"]:
+        (action,) = tool_calls(policy([answer["observation"] for answer in answers], rng))
+        answers.append(await session.send("step", **action))
+    return answers
+
+
+def gold_of(index: int) -> tuple[str, str]:
+    """A right answer and its source."""
+    question = tasks.choose_task("train", index, None).question
+    text = f"{question.answer / 100:.2f}" if question.answer_kind == "amount" else question.answer
+    return str(text), question.source
+
+
+def test_an_episode_over_the_wire(email_port):
+    async def scenario():
+        async with Session(email_port) as session:
+            text, source = gold_of(3)
+            first = await session.send("reset", split="train", index=3, episode_id="third")
+            assert first["reward"] is None and not first["done"]
+            assert (first["observation"]["calls_left"], first["observation"]["num_messages"]) == (
+                10,
+                320,
+            )
+            found = await use(session, "search", query="lunch", limit=3)
+            assert len(found["observation"]["result"]["content"][0]["text"].splitlines()) == 6
+            message = await use(session, "read", message_id=source)
+            assert f"Id: {source}" in message["observation"]["result"]["data"]
+            assert (message["reward"], message["done"]) == (0.0, False)
+            last = await use(session, "answer", text=text, message_ids=[source])
+            assert (last["reward"], last["done"]) == (1.0, True)
+            assert last["metadata"] == {"verdict": "right", "citation": 1.0}
+            assert await session.send("state") == {"episode_id": "third", "step_count": 3}
+            late = await use(session, "answer", text=text, message_ids=[source])
+            assert (late["reward"], late["done"]) == (0.0, True)
+            assert "over" in late["observation"]["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_the_tools_can_be_listed_before_and_after_a_reset(email_port):
+    async def scenario():
+        async with Session(email_port) as session:
+            for _ in range(2):
+                listing = await session.send("step", type="list_tools")
+                tools = {tool["name"]: tool for tool in listing["observation"]["tools"]}
+                assert set(tools) == {"search", "read", "answer"}
+                assert tools["search"]["input_schema"]["required"] == ["query"]
+                assert (listing["reward"], listing["done"]) == (None, False)
+                await session.send("reset", index=0)
+
+    asyncio.run(scenario())
+
+
+def test_a_step_before_reset_is_answered(email_port):
+    async def scenario():
+        async with Session(email_port) as session:
+            early = await use(session, "search", query="lunch")
+            assert (early["reward"], early["done"]) == (0.0, True)
+            assert "Reset" in early["observation"]["error"]["message"]
+
+    asyncio.run(scenario())
+
+
+def test_bad_calls_are_errors_that_cost_a_call(email_port):
+    async def scenario():
+        async with Session(email_port) as session:
+            await session.send("reset", index=0, max_calls=4)
+            for name, arguments in (
+                ("search", {}),
+                ("delete", {}),
+                ("read", {"message_id": 7}),
+                ("search", {"query": "x", "limit": "many"}),
+            ):
+                reply = await use(session, name, **arguments)
+                assert reply["observation"]["error"]["message"]
+                assert not reply["done"]
+            reply = await use(session, "search", query="lunch")
+            assert (reply["reward"], reply["done"]) == (0.0, True)
+
+    asyncio.run(scenario())
+
+
+def test_calls_beside_the_steps_count_as_well(email_port):
+    """MCP frames reach the same tools: they are bounded, and an answer there earns nothing."""
+
+    def request(name: str, **arguments: object) -> dict:
+        params = {"name": name, "arguments": arguments}
+        return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+    async def scenario():
+        text, source = gold_of(0)
+        async with Session(email_port) as session:
+            await session.send("reset", index=0, max_calls=2)
+            for _ in range(3):
+                await session.send("mcp", **request("search", query="lunch"))
+            assert (await use(session, "answer", text=text, message_ids=[source]))["reward"] == 0.0
+            await session.send("reset", index=0)
+            await session.send("mcp", **request("answer", text=text, message_ids=[source]))
+            assert (await use(session, "search", query="lunch"))["done"]
+
+    asyncio.run(scenario())
+
+
+def test_the_same_seed_gives_the_same_episode(email_port):
+    async def scenario():
+        async with Session(email_port) as one, Session(email_port) as other:
+            for seed in range(5):
+                episodes = [
+                    await play(session, policies.first_hit, seed=seed)
+                    for session in (one, other, one)
+                ]
+                assert episodes[0] == episodes[1] == episodes[2]
+
+    asyncio.run(scenario())
+
+
+def test_sixteen_sessions_at_once_stay_apart(email_port):
+    async def one_session(index: int) -> None:
+        text, source = gold_of(index)
+        async with Session(email_port) as session:
+            await session.send("reset", index=index)
+            await use(session, "search", query="lunch")
+            reply = await use(session, "answer", text=text, message_ids=[source])
+            assert reply["reward"] == 1.0
+
+    async def scenario():
+        await asyncio.gather(*(one_session(index) for index in range(16)))
+
+    asyncio.run(scenario())
+
+
+def test_nothing_but_messages_has_the_answer(email_port):
+    """Neither the reset, nor the list of tools, nor the state, nor what a wrong answer gets."""
+
+    async def scenario():
+        async with Session(email_port) as session:
+            for index in range(24):
+                text, source = gold_of(index)
+                seen = [
+                    await session.send("reset", split="train", index=index),
+                    await session.send("step", type="list_tools"),
+                    await session.send("state"),
+                    await use(session, "answer", text="I don't know", message_ids=[]),
+                ]
+                assert text not in json.dumps(seen) and source not in json.dumps(seen)
+
+    asyncio.run(scenario())
+
+
+def test_the_baselines_earn_what_the_readme_says(email_port):
+    async def total(policy) -> float:
+        async with Session(email_port) as session:
+            episodes = [
+                await play(session, policy, split="eval", index=index) for index in range(30)
+            ]
+        return sum(reply["reward"] or 0.0 for episode in episodes for reply in episode) / 30
+
+    assert asyncio.run(total(policies.search_and_read)) > 0.7
+    assert 0.2 < asyncio.run(total(policies.first_hit)) < 0.7
+    assert asyncio.run(total(policies.random_message)) < 0.05
+
+
+def test_bad_reset_arguments_are_refused_and_the_task_routes_count(email_port):
+    async def scenario():
+        async with Session(email_port) as session:
+            for reset in ({"split": "x"}, {"index": 960}, {"max_calls": 0}, {"seed": "x"}):
+                error = await session.send("reset", **reset)
+                assert error["code"] == "EXECUTION_ERROR"
+                assert next(iter(reset)) in error["message"]
+
+    asyncio.run(scenario())
+    assert [split["num_tasks"] for split in call(email_port, "/email_search/splits")] == [960, 240]
+    task = call(email_port, "/email_search/task", {"split": "eval", "index": 239})["task"]
+    assert task == {"split": "eval", "index": 239}
