@@ -1,0 +1,30 @@
+"""A typed client on OpenEnv's own: for notebooks and scripts."""
+
+from typing import Any
+
+from openenv.core import EnvClient
+from openenv.core.client_types import StepResult
+from openenv.core.env_server.types import State
+
+from .models import BlackjackAction, BlackjackObservation
+
+
+class BlackjackEnv(EnvClient[BlackjackAction, BlackjackObservation, State]):
+    """One hand at a time over one WebSocket.
+
+    >>> with BlackjackEnv(base_url="http://127.0.0.1:8000").sync() as env:
+    ...     result = env.reset(split="train", index=0)
+    ...     result = env.step(BlackjackAction(action="hit"))
+    ...     print(result.observation.total)
+    """
+
+    def _step_payload(self, action: BlackjackAction) -> dict[str, Any]:
+        return {"action": action.action}
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[BlackjackObservation]:
+        reward, done = payload["reward"], payload["done"]
+        observation = BlackjackObservation(**payload["observation"], reward=reward, done=done)
+        return StepResult(observation=observation, reward=reward, done=done)
+
+    def _parse_state(self, payload: dict[str, Any]) -> State:
+        return State(**payload)

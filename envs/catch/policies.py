@@ -1,0 +1,22 @@
+"""Scripted players, for baselines and for tests of whatever plays.
+
+A policy is called with all observations of the episode so far, as plain dicts, and a
+`random.Random`; it returns the text that a model would write: here, the move.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def perfect(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+    """Towards the ball's column, then stay: catches every ball."""
+    ball, paddle = observations[-1]["ball_column"], observations[-1]["paddle_column"]
+    if ball == paddle:
+        return "stay"
+    return "left" if ball < paddle else "right"
+
+
+def random_move(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+    """Any move, wherever the ball is."""
+    return rng.choice(observations[-1]["legal_actions"])

@@ -1,0 +1,141 @@
+"""Catch as an OpenEnv environment: arguments in, observations out; the game is elsewhere."""
+
+from typing import Any
+from uuid import uuid4
+
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import EnvironmentMetadata, State
+
+from ..game import COLUMNS, DEFAULT_COLUMNS, DEFAULT_ROWS, PLAYING, ROWS, Game
+from ..models import CatchAction, CatchObservation
+from ..tasks import NUM_TASKS, TaskError, chance_of, count_tasks, require_integer
+
+
+class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
+    """One game at a time; `reset` starts the next.
+
+    The asynchronous methods are there for speed: OpenEnv runs them on the server's loop, and
+    the synchronous ones in a thread for each session, which costs more than a turn does.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._game: Game | None = None
+        self._state = State()
+
+    def reset(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        *,
+        split: str = "train",
+        index: int | None = None,
+        rows: int = DEFAULT_ROWS,
+        columns: int = DEFAULT_COLUMNS,
+    ) -> CatchObservation:
+        """Start a game whose ball is given by `index`, else by `seed`, else random.
+
+        Raises TaskError (a ValueError) for a split, index, seed or size that does not exist;
+        the game in progress then goes on.
+        """
+        require_integer("rows", rows, *ROWS)
+        require_integer("columns", columns, *COLUMNS)
+        self._game = Game(chance_of(split, index, seed), rows, columns)
+        self._state = State(episode_id=episode_id or str(uuid4()))
+        message = f"Be under the ball when it lands, in {self._game.num_moves} moves."
+        return _observe(self._game, message, reward=None)
+
+    async def reset_async(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        *,
+        split: str = "train",
+        index: int | None = None,
+        rows: int = DEFAULT_ROWS,
+        columns: int = DEFAULT_COLUMNS,
+    ) -> CatchObservation:
+        """`reset`, on the server's loop. OpenEnv reads the keywords from this signature."""
+        return self.reset(seed, episode_id, split=split, index=index, rows=rows, columns=columns)
+
+    def step(
+        self, action: CatchAction, timeout_s: float | None = None, **_: Any
+    ) -> CatchObservation:
+        """Make one move. The reward is the game's own: 1.0 or -1.0 at the end, 0.0 before.
+
+        Before the first `reset` and after the end: `done`, a message, and no reward.
+        """
+        if self._game is None:
+            message = "No game was started. Reset first."
+            return CatchObservation(message=message, reward=0.0, done=True)
+        was_playing = self._game.status == PLAYING
+        message = self._game.play(action.action)
+        self._state.step_count += was_playing
+        return _observe(self._game, message, reward=self._game.reward if was_playing else 0.0)
+
+    async def step_async(
+        self, action: CatchAction, timeout_s: float | None = None, **_: Any
+    ) -> CatchObservation:
+        """`step`, on the server's loop."""
+        return self.step(action)
+
+    @property
+    def state(self) -> State:
+        """The episode's id and the number of moves made."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What `GET /metadata` answers."""
+        return EnvironmentMetadata(
+            name="catch", description="Move a paddle under a falling ball", version="0.1.0"
+        )
+
+    def list_splits(self) -> list[dict[str, Any]]:
+        """The splits and their numbers of tasks."""
+        return [
+            {
+                "name": split,
+                "type": "train" if split == "train" else "validation",
+                "num_tasks": num_tasks,
+            }
+            for split, num_tasks in NUM_TASKS.items()
+        ]
+
+    def num_tasks(self, split: str) -> int:
+        """How many tasks the split has."""
+        return count_tasks(split)
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """The reset keywords of one task; raises TaskError."""
+        if not 0 <= index < count_tasks(split):
+            raise TaskError(f"split {split!r} has {count_tasks(split)} tasks, got index {index}")
+        return {"split": split, "index": index}
+
+    def get_task_range(
+        self, split: str, start: int | None = None, stop: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        indices = range(count_tasks(split))[start:stop]
+        return [{"split": split, "index": index} for index in indices]
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """The reset keywords of all tasks of the split."""
+        return self.get_task_range(split)
+
+
+def _observe(game: Game, message: str, reward: float | None) -> CatchObservation:
+    return CatchObservation(
+        grid=game.grid,
+        ball_row=game.ball.row,
+        ball_column=game.ball.column,
+        paddle_column=game.paddle.column,
+        legal_actions=game.legal_actions,
+        message=message,
+        turn=game.turn,
+        turns_left=game.num_moves - game.turn,
+        status=game.status,
+        reward=reward,
+        done=game.status != PLAYING,
+    )

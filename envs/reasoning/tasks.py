@@ -1,0 +1,132 @@
+"""Questions of reasoning-gym by task, split and index, and their scores.
+
+A task is the name of one of the library's generators, such as `leg_counting`. Each split has a
+seed of its own, so that no question of `eval` is drawn with a seed that `train` uses.
+"""
+
+import json
+import os
+import random
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from reasoning_gym.factory import DATASETS, create_dataset
+from reasoning_gym.factory import ProceduralDataset as Dataset
+
+DEFAULT_TASK = "leg_counting"
+DEFAULT_SIZE = 1000
+MAX_SIZE = 2**20
+MAX_ANSWER_LENGTH = 10_000
+# The library adds a question's index to the seed: these are further apart than any size.
+SPLIT_SEEDS = {"train": 0, "eval": 2**31}
+# Their scorers run what the player wrote as Python, by `eval` or by sympy's parser.
+EVALUATING_TASKS = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+ALLOW_EVAL = "REASONING_ALLOW_EVAL"
+
+
+class TaskError(ValueError, IndexError):
+    """A task, split, index, seed, size or config that does not exist.
+
+    It is a ValueError for who calls `reset`, and an IndexError because that is what OpenEnv's
+    task routes answer with status 400 instead of 500.
+    """
+
+
+class Question:
+    """One question, its generator's scorer, and what the scorer compares with."""
+
+    def __init__(self, dataset: Dataset, index: int) -> None:
+        """Raises TaskError where the generator fails: with its own config it should not."""
+        self._dataset = dataset
+        try:
+            self._entry = dataset[index]
+        except Exception as error:  # Whatever a generator does with numbers it was not made for.
+            raise TaskError(f"config: question {index} cannot be made: {error!r}") from error
+
+    @property
+    def text(self) -> str:
+        """What the player is asked."""
+        return self._entry["question"]
+
+    def score(self, answer: str) -> float:
+        """The library's own score, 1.0 for a right answer; 0.0 where the scorer fails on it."""
+        if len(answer) > MAX_ANSWER_LENGTH:
+            return 0.0
+        try:
+            return float(self._dataset.score_answer(answer=answer, entry=self._entry))
+        except Exception:  # Scorers parse, and some only what is well formed.
+            return 0.0
+
+
+def choose_question(
+    task: str,
+    split: str,
+    index: int | None,
+    seed: int | None,
+    size: int = DEFAULT_SIZE,
+    config: Mapping[str, Any] | None = None,
+) -> Question:
+    """The question of a task: by `index`, else by `seed`, else random.
+
+    Raises TaskError where a task, split, index, seed, size or config does not exist.
+    """
+    _require_task(task)
+    require_split(split)
+    _require_integer("size", size, 1, MAX_SIZE)
+    if index is None:
+        if seed is not None and type(seed) is not int:
+            raise TaskError(f"seed must be an integer or null, got {seed!r}")
+        index = random.Random(seed).randrange(size)
+    _require_integer("index", index, 0, size - 1)
+    return Question(_load(task, split, size, _as_text(config or {})), index)
+
+
+def require_split(split: object) -> None:
+    """Raise TaskError for an unknown split."""
+    if split not in tuple(SPLIT_SEEDS):  # A tuple, because a client may send what has no hash.
+        raise TaskError(f"split must be one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
+
+
+def _require_task(task: object) -> None:
+    if task not in tuple(DATASETS):
+        raise TaskError(
+            f"task must be one of reasoning-gym's {', '.join(sorted(DATASETS))}; got {task!r}"
+        )
+    if task in EVALUATING_TASKS and os.environ.get(ALLOW_EVAL) != "1":
+        raise TaskError(
+            f"task {task!r} is refused: its scorer runs answers as Python; where players may do "
+            f"that, as in a container of their own, start the server with {ALLOW_EVAL}=1"
+        )
+
+
+def _require_integer(what: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise TaskError(f"{what} must be an integer from {low} to {high}, got {value!r}")
+
+
+def _as_text(config: object) -> str:
+    """The overrides as JSON: a key for the cache."""
+    if not isinstance(config, Mapping) or {"seed", "size"} & set(config):
+        raise TaskError(f"config must map keys other than seed and size, got {config!r}")
+    return json.dumps(config, sort_keys=True)
+
+
+@lru_cache(maxsize=128)  # Some generators read files when they are made, for a second or two.
+def _load(task: str, split: str, size: int, config: str) -> Dataset:
+    try:
+        return create_dataset(task, seed=SPLIT_SEEDS[split], size=size, **json.loads(config))
+    except Exception as error:  # The library asserts; unknown keys are a TypeError.
+        raise TaskError(f"config {config} does not suit task {task!r}: {error}") from error
