@@ -1,0 +1,107 @@
+"""The story of `env check`: start the server, probe it, stop it, and say what was found."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from openenv_pipe.adapters import adapter_for
+from openenv_pipe.adapters.schema_text import Schema
+from openenv_pipe.adapters.tool import LIST_TOOLS, tools_of
+from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.description import describe
+from openenv_pipe.env_check.actions import random_actions
+from openenv_pipe.env_check.bench import Bench
+from openenv_pipe.env_check.memory import probe_memory
+from openenv_pipe.env_check.played import probe_played
+from openenv_pipe.env_check.protocol import probe_protocol
+from openenv_pipe.env_check.seeds import probe_seeds
+from openenv_pipe.env_check.sessions import probe_sessions
+from openenv_pipe.env_check.speed import probe_speed
+from openenv_pipe.errors import FailureError, PipeError
+from openenv_pipe.findings import Line, failed
+from openenv_pipe.hosts.base import Host
+from openenv_pipe.plays import Chooser, Policy, begin, scripted
+from openenv_pipe.resources import load_callable
+from openenv_pipe.targets import Target, one_server, open_tasks
+from openenv_pipe.types import Task, Tool
+
+PROBES: dict[str, Callable[[Bench], AsyncIterator[Line]]] = {
+    "protocol": probe_protocol,
+    "sessions": probe_sessions,
+    "seeds": probe_seeds,
+    "rewards": probe_played,
+    "speed": probe_speed,
+    "memory": probe_memory,
+}
+
+
+def check_environment(
+    target: Target, *, policy: str | None, num_episodes: int, tell: Callable[[str], None]
+) -> list[Line]:
+    """All probes, each with what it found. `tell` is called with what goes on.
+
+    Raises ConfigError for a policy that cannot be used, HostError for a server that does not
+    start; whatever the environment does wrong is a line. Leaves nothing behind.
+    """
+    scripted_policy = load_callable(policy) if policy else None
+    return asyncio.run(_check(target, scripted_policy, num_episodes, tell))
+
+
+async def _check(
+    target: Target, policy: Policy | None, num_episodes: int, tell: Callable[[str], None]
+) -> list[Line]:
+    serving = target.serving
+    num_declared = serving.host.sessions_per_server
+    tell("starting the server")
+    async with one_server(serving, num_sessions=num_declared) as host:
+        tasks = await open_tasks(serving.env, "train", host)
+        bench = Bench(
+            env=serving.env,
+            host=host,
+            tasks=tasks,
+            choosers=await _choosers(serving.env, host, tasks[0], policy),
+            is_experiment=target.is_experiment,
+            num_declared=num_declared,
+            num_episodes=num_episodes,
+            tell=tell,
+        )
+        lines = [line async for line in _probed(bench)]
+        try:
+            async with host.session():
+                pass
+        except FailureError as error:  # it died meanwhile: its last words explain what failed
+            lines.append(failed("server", error))
+        return lines
+
+
+async def _choosers(
+    env: EnvConfig, host: Host, task: Task, policy: Policy | None
+) -> dict[str, Chooser]:
+    """How actions are chosen: by chance, and by the policy if there is one."""
+    schema = (await describe(host.urls[0], host.access)).action
+    choosers = {"random": random_actions(schema, await _tools(env, host, task, schema))}
+    if policy is not None:
+        choosers["scripted"] = scripted(
+            policy, await adapter_for(env.adapter, host.urls, host.access)
+        )
+    return choosers
+
+
+async def _tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequence[Tool]:
+    """The tools of an MCP environment; none of any other."""
+    if "tool_name" not in schema.get("properties", {}):
+        return ()
+    async with host.session() as session:
+        await begin(session, task, env)
+        listing = await session.step(LIST_TOOLS, env.step_timeout_s)
+        await session.close()
+        return tools_of(listing.observation)
+
+
+async def _probed(bench: Bench) -> AsyncIterator[Line]:
+    for name, probe in PROBES.items():
+        bench.tell(name)
+        try:
+            async for line in probe(bench):
+                yield line
+        except PipeError as error:
+            yield failed(name, error)

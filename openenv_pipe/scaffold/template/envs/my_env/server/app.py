@@ -1,0 +1,42 @@
+"""The server's ASGI application, and `python -m my_env.server.app` to run it.
+
+`MAX_CONCURRENT_ENVS` in the process's environment bounds the sessions (default 256).
+"""
+
+import argparse
+import os
+
+import uvicorn
+from openenv.core.env_server.http_server import create_app
+
+from ..models import MyEnvAction, MyEnvObservation
+from .my_env_environment import MyEnvEnvironment
+
+app = create_app(
+    MyEnvEnvironment,
+    MyEnvAction,
+    MyEnvObservation,
+    env_name="my_env",
+    max_concurrent_envs=int(os.environ.get("MAX_CONCURRENT_ENVS", "256")),
+)
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(description="Serve My env over OpenEnv's protocol.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    arguments = parser.parse_args()
+    uvicorn.run(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        # Compressing small frames costs more than a turn.
+        ws_per_message_deflate=False,
+        # Clients hold their sockets open: without a bound a stop would wait for them.
+        timeout_graceful_shutdown=2,
+    )
+
+
+if __name__ == "__main__":
+    main()

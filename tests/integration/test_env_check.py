@@ -1,0 +1,75 @@
+"""`env check` against real servers: a good one has no fault, and of bad ones each is found."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from openenv_pipe.env_check import check_environment, speed
+from openenv_pipe.findings import Line, Result, as_json, has_failed
+from openenv_pipe.targets import find_target
+
+BAD_ENV = str(Path(__file__).parents[1] / "bad_env")
+NUM_EPISODES = 150
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path, monkeypatch):
+    """Neither temporary files nor processes; and the speed is measured for a moment only."""
+    monkeypatch.setattr(speed, "LIMIT_S", 0.2)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    assert list(tmp_path.iterdir()) == []
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def check(target: str, *overrides: str, policy: str | None = None) -> dict[str, Line]:
+    told: list[str] = []
+    found = find_target(target, overrides)
+    lines = check_environment(found, policy=policy, num_episodes=NUM_EPISODES, tell=told.append)
+    assert {"protocol", "memory"} <= set(told)
+    assert json.loads(as_json(lines))["failed"] == has_failed(lines)
+    return {line.name: line for line in lines}
+
+
+def complaints(lines: dict[str, Line]) -> dict[str, Result]:
+    return {name: line.result for name, line in lines.items() if line.result is not Result.OK}
+
+
+def test_a_good_environment():
+    lines = check("echo", policy="echo.policies:perfect")
+    assert complaints(lines) == {}
+    assert {"speed, 1 session", "speed, 8 sessions", "speed, 64 sessions"} <= set(lines)
+    assert lines["rewards, scripted"].measured["lowest"] == pytest.approx(1.0)
+    assert lines["speed, 1 session"].measured["steps_per_s"] > 0
+    assert lines["tasks"].measured == {"tasks": 8, "distinct": 8}
+
+
+def test_faults_of_tasks_answers_rewards_and_memory():
+    faults = "+env.variables.FAULTS='deaf leak rescored hoard'"
+    lines = check(BAD_ENV, faults, "host.sessions_per_server=8")
+    assert complaints(lines) == {
+        "same seed": Result.FAIL,
+        "reset again": Result.FAIL,
+        "fresh session": Result.FAIL,
+        "leaks": Result.FAIL,
+        "memory": Result.FAIL,
+        "step after done": Result.WARN,
+    }
+    assert "`answer`" in lines["leaks"].text
+    assert "observation.hint" in lines["leaks"].text
+    assert lines["memory"].measured["bytes_per_episode"] == pytest.approx(200_000, rel=0.2)
+
+
+def test_faults_of_sessions_and_of_rewards_that_are_all_the_same():
+    lines = check(BAD_ENV, "+env.variables.FAULTS='lonely constant'")
+    assert complaints(lines) == {
+        "sessions": Result.WARN,
+        "learnable": Result.FAIL,
+        "step after done": Result.WARN,
+    }
+    assert lines["sessions"].measured == {"opened": 1, "wanted": 64}
+    assert "speed, 8 sessions" not in lines

@@ -1,0 +1,62 @@
+"""`env new`: what it writes can be played, checked, tested and trained on as it stands."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from openenv_pipe.env_check import check_environment, speed
+from openenv_pipe.findings import Result
+from openenv_pipe.targets import find_target
+from tests.integration.test_train import SMALL, run
+
+NAME = "odd_letters"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workspace")
+    code, out, err = run(folder, "env", "new", NAME)
+    assert code == 0, err
+    assert f"envs/{NAME}/rules.py" in out
+    assert f"train conf={NAME}" in out
+    return folder
+
+
+def test_a_second_one_of_the_same_name_is_refused(folder):
+    code, _, err = run(folder, "env", "new", NAME)
+    assert code == 2
+    assert "error: " in err
+    assert "Traceback" not in err
+
+
+def test_it_passes_its_own_check(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(speed, "LIMIT_S", 0.2)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lines = check_environment(
+        find_target(NAME, []), policy=None, num_episodes=100, tell=lambda _: None
+    )
+    assert [line for line in lines if line.result is not Result.OK] == []
+
+
+def test_its_own_tests_pass(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"envs/{NAME}"],
+        cwd=folder,
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_it_can_be_trained_on(folder):
+    small = ("trainer.steps=2", "trainer.tasks_per_step=2", "trainer.group_size=2", *SMALL)
+    code, _, err = run(folder, "train", f"conf={NAME}", "eval.num_tasks=2", *small)
+    assert code == 0, err
+    assert (folder / f"runs/{NAME}/latest/report.md").is_file()

@@ -1,0 +1,80 @@
+"""`env play` by piped input: the model's view, replies, rewards, and every way to its end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from openenv_pipe import cli
+from tests.integration.test_train import REPOSITORY, servers_of, start
+
+
+def play(folder, replies: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and stdout; stderr has to be empty."""
+    done = subprocess.run(
+        [sys.executable, "-m", "openenv_pipe.cli", "env", "play", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        input=replies,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert servers_of(folder) == []
+    return done.returncode, done.stdout
+
+
+def test_a_whole_episode(tmp_path):
+    code, shown = play(tmp_path, "a\nb\nc\nd\n", "echo", "--split", "eval", "--index", "1")
+    assert code == 0
+    assert shown.startswith("[system]\nYou are shown a letter.")
+    assert shown.count("> ") == shown.count("reward ") - 1 == 4
+    assert "done after 4 turns, with reward 0." in shown
+
+
+def test_a_package_without_a_block_and_the_end_of_the_input(tmp_path):
+    replies = "no object\n"
+    code, shown = play(tmp_path, replies, str(REPOSITORY / "envs/echo"), "--raw", "--seed", "7")
+    assert code == 0
+    assert '"letter": "' in shown
+    assert "there is no JSON object in the reply" in shown
+    assert "left before the end, with reward 0 in all" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["wordel"], "did you mean wordle"),
+        (["echo", "--index", "400"], "tasks 0 to 399"),
+        (["http://127.0.0.1:1", "--web"], "host=attach"),
+    ],
+)
+def test_mistakes_exit_2(capsys, arguments, expected):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["env", "play", *arguments])
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_the_servers_page(tmp_path):
+    process = start(tmp_path, "env", "play", "echo", "--web")
+    try:
+        page = process.stdout.readline().strip()
+        assert page.endswith("/web")
+        with urllib.request.urlopen(f"{page}/", timeout=20) as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    deadline = time.monotonic() + 10
+    while servers_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert servers_of(tmp_path) == []

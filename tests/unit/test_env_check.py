@@ -1,0 +1,175 @@
+"""What `env check` concludes from what it has seen. Its integration test sees real servers."""
+
+import random
+
+import jsonschema
+import pytest
+
+from openenv_pipe.env_check.actions import random_actions, sample
+from openenv_pipe.env_check.leaks import leak_lines
+from openenv_pipe.env_check.memory import growth_line
+from openenv_pipe.env_check.rewards import reward_lines
+from openenv_pipe.findings import Result
+from openenv_pipe.plays import Play
+from openenv_pipe.session import StepResult
+from openenv_pipe.types import Task
+
+MIB = 2**20
+TASK = Task(id="train/0", split="train", index=0, seed=0)
+
+# --- random actions ----------------------------------------------------------------------------
+
+SCHEMA = {
+    "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "integer", "minimum": 3}}}},
+    "type": "object",
+    "properties": {
+        "move": {"enum": ["left", "right"]},
+        "count": {"type": "integer", "minimum": 1, "exclusiveMaximum": 4},
+        "share": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "sure": {"type": "boolean"},
+        "note": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 3}, {"type": "null"}]},
+        "place": {"$ref": "#/$defs/Place"},
+        "weights": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 3},
+        "pair": {"type": "array", "prefixItems": [{"const": "a"}, {"type": "integer"}]},
+        "kind": {"type": ["string", "integer"]},
+        "metadata": {"type": "object"},
+    },
+    "required": ["move", "count", "weights"],
+}
+
+
+def test_random_actions_are_what_the_schema_says():
+    choose, draw = random_actions(SCHEMA), random.Random(0)
+    actions = [choose([], draw)[0] for _ in range(300)]
+    for action in actions:
+        jsonschema.validate(action, SCHEMA)
+    assert {action["move"] for action in actions} == {"left", "right"}
+    assert set().union(*actions) == set(SCHEMA["properties"]) - {"metadata"}
+
+
+def test_a_schema_that_contains_itself_ends():
+    tree = {"properties": {"next": {"$ref": "#"}, "all": {"items": {"$ref": "#"}}}}
+    for seed in range(50):
+        sample(tree, tree, random.Random(seed))
+
+
+def test_tools_are_called_with_arguments_of_their_own():
+    parameters = {"properties": {"word": {"type": "string"}}, "required": ["word"]}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
+    (action,) = random_actions({}, tools)([], random.Random(0))
+    assert (action["type"], action["tool_name"]) == ("call_tool", "look")
+    assert set(action["arguments"]) == {"word"}
+
+
+# --- leaks -------------------------------------------------------------------------------------
+
+
+def played(*observations: dict, action: str = "x", states: tuple = ()) -> Play:
+    """A play of these observations, the last of them at the end."""
+    last = len(observations) - 1
+    results = [
+        StepResult(observation, 0.0, done=place == last)
+        for place, observation in enumerate(observations)
+    ]
+    return Play(task=TASK, results=results, actions=[{"text": action}] * last, states=list(states))
+
+
+ANSWERS = ["crane", "drone", "about", "lemon"]
+
+
+def leaks(plays: list[Play]) -> Result:
+    return {line.name: line.result for line in leak_lines(plays)}["leaks"]
+
+
+def test_an_answer_that_stands_in_an_earlier_observation_or_state():
+    end = [{"answer": answer} for answer in ANSWERS]
+    shown = [played({"answer": "", "tip": f"<{each['answer']}>"}, each) for each in end]
+    assert leaks(shown) is Result.FAIL
+    kept = [played({}, each, states=({"deep": [{"word": each["answer"]}]},)) for each in end]
+    assert leaks(kept) is Result.FAIL
+    hidden = [played({"answer": "", "tip": "cranes"}, each) for each in end]
+    assert leaks(hidden) is Result.OK
+
+
+def test_what_the_agent_wrote_and_what_is_always_shown_is_no_leak():
+    choices = [played({"choices": ANSWERS}, {"answer": answer}) for answer in ANSWERS]
+    assert leaks(choices) is Result.OK
+    guessed = [
+        played({}, {"board": [answer]}, {"board": [answer], "answer": answer}, action=answer)
+        for answer in ANSWERS
+    ]
+    assert leaks(guessed) is Result.OK
+
+
+def test_a_field_whose_name_tells_is_pointed_at():
+    lines = list(leak_lines([played({"metadata": {"solution": "a"}}, {})]))
+    assert [(line.name, line.result) for line in lines] == [
+        ("leaks", Result.OK),
+        ("fields", Result.WARN),
+    ]
+    assert "observation.metadata.solution" in lines[1].text
+
+
+# --- rewards -----------------------------------------------------------------------------------
+
+
+def group(*rewards: float) -> list[Play]:
+    """Plays of one task with these totals."""
+    return [Play(task=TASK, results=[StepResult({}, reward, done=True)]) for reward in rewards]
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ({"random": [group(0, 0), group(0, 1)]}, Result.OK),
+        ({"random": [group(0, 0)], "scripted": [group(1, 0.5)]}, Result.OK),
+        ({"random": [group(0, 0)], "scripted": [group(1, 1)]}, Result.WARN),
+        ({"random": [group(0, 0), group(1, 1)]}, Result.WARN),
+        ({"random": [group(0, 0), group(0, 0)]}, Result.WARN),
+        ({"random": [group(0.5, 0.5), group(0.5, 0.5)]}, Result.FAIL),
+        ({"random": [group(0, 0)], "scripted": [group(0, 0)]}, Result.FAIL),
+        ({"random": []}, Result.WARN),
+    ],
+)
+def test_what_can_be_learned_from_groups(groups, expected):
+    lines = list(reward_lines(groups, success_reward=1.0))
+    assert (lines[-1].name, lines[-1].result) == ("learnable", expected)
+
+
+def test_rewards_are_summed_up():
+    (summary, _) = reward_lines({"random": [group(0.0, 1.0), group(0.5, 0.5)]}, success_reward=1.0)
+    assert summary.measured == {
+        "episodes": 4,
+        "lowest": 0.0,
+        "highest": 1.0,
+        "mean": 0.5,
+        "success": 0.25,
+        "std_in_group": 0.25,
+        "flat_groups": 0.5,
+    }
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def grown(per_episode: float, noise: float, num_samples: int = 50) -> Result:
+    """The result for a server of 100 MiB that grows so, sampled every 20 episodes."""
+    draw = random.Random(0)
+    samples = [
+        (20 * number, round(100 * MIB + 20 * number * per_episode + draw.gauss(0.0, noise)))
+        for number in range(num_samples)
+    ]
+    return growth_line(samples).result
+
+
+def test_growth_is_told_from_noise():
+    assert grown(0.0, MIB) is Result.OK
+    assert grown(100.0, MIB / 8) is Result.OK
+    assert grown(5_000.0, MIB) is Result.WARN
+    assert grown(50_000.0, MIB) is Result.FAIL
+    assert grown(50_000.0, 0.0, num_samples=3) is Result.OK
+
+
+def test_a_cache_that_fills_up_is_no_leak():
+    samples = [(number, 100 * MIB + min(number, 10) * MIB) for number in range(1, 51)]
+    assert growth_line(samples).result is Result.OK
