@@ -48,5 +48,5 @@ $(USER_STAMP): pyproject.toml | $(BIN)/python
 
 $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	@echo "==> installing openenv-pipe and the tools for development into .venv"
-	@$(PIP_INSTALL) '.[dev]' | $(SHOW_PROGRESS)
+	@$(PIP_INSTALL) '.[dev,envs,datasets,kubernetes]' | $(SHOW_PROGRESS)
 	@touch $@ $(USER_STAMP)

@@ -12,19 +12,22 @@ from typing import Any, TypeVar
 
 import torch
 
-from openenv_pipe.adapters import build_adapter
+from openenv_pipe.adapters import Adapter, adapter_for
+from openenv_pipe.canary import check_forward
 from openenv_pipe.config.schema import LocalEngineConfig, RunConfig
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.errors import FailureError
-from openenv_pipe.hosts.process import ProcessHost
+from openenv_pipe.errors import ConfigError, FailureError, TrainingError
+from openenv_pipe.hosts import build_host
+from openenv_pipe.hosts.base import Host
 from openenv_pipe.learner.load import load_policy, select_device
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.resources import load_callable
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import Collector
-from openenv_pipe.types import Group, Task
+from openenv_pipe.tasks import Splits, known_splits, open_splits
+from openenv_pipe.types import Group, Status, Task
 
 Result = TypeVar("Result")
 
@@ -34,7 +37,9 @@ class Parts:
     """What a run works with. All torch work happens in one thread, the event loop in another."""
 
     config: RunConfig
-    host: ProcessHost
+    host: Host
+    adapter: Adapter
+    tasks: Splits
     policy: Policy
     engine: Engine
     scorer: Scorer
@@ -43,7 +48,13 @@ class Parts:
     async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Runs torch work in its thread, while sessions stay alive on the event loop."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.torch_thread, partial(function, *args, **kwargs))
+        try:
+            return await loop.run_in_executor(self.torch_thread, partial(function, *args, **kwargs))
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"out of memory on {self.policy.device}: {error}; lower trainer.tokens_per_batch "
+                "(the learner) or engine.max_batch (the sampler), or train with model.lora.rank=16"
+            ) from error
 
     async def collect(
         self,
@@ -58,7 +69,7 @@ class Parts:
         collector = Collector(
             env=self.config.env,
             host=self.host,
-            adapter=build_adapter(self.config.env.adapter),
+            adapter=self.adapter,
             chat=self.policy.chat,
             engine=engine or self.engine,
         )
@@ -88,9 +99,10 @@ async def assembled(
     Raises ConfigError and HostError. Whatever happens inside, nothing outlives the block.
     """
     device = select_device(config.device)
-    num_threads = config.num_threads or os.cpu_count() or 1
+    num_threads = config.num_threads or _num_cores()
     scorer = Scorer(config.reward, config.env.success_reward)
-    host = ProcessHost(config.env, config.host, logs)
+    known_sets = await asyncio.to_thread(known_splits, config)
+    host = build_host(config, logs)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads))
     try:
         loading = asyncio.get_running_loop().run_in_executor(
@@ -100,9 +112,13 @@ async def assembled(
             ),
         )
         policy, _ = await asyncio.gather(loading, host.start())
+        await asyncio.get_running_loop().run_in_executor(torch_thread, check_forward, policy)
+        _refuse_short_model(config, policy)
         yield Parts(
             config=config,
             host=host,
+            adapter=await adapter_for(config.env.adapter, host.urls, host.access),
+            tasks=await open_splits(config, known_sets, host.urls[0], host.access),
             policy=policy,
             engine=_build_engine(config, policy, torch_thread),
             scorer=scorer,
@@ -121,6 +137,27 @@ def _refuse_total_failure(groups: list[Group]) -> None:
             f"all {len(episodes)} episodes failed, the first with: {episodes[0].error}; "
             "`openenv-pipe check` tries the environment alone"
         )
+    if episodes and not any(episode.turns for episode in episodes):
+        raise FailureError(
+            f"all {len(episodes)} episodes ended before their first turn, the first with status "
+            f"{episodes[0].status}; {Status.TOKEN_LIMIT} asks for a larger env.max_episode_tokens, "
+            f"{Status.DONE} for other reset keywords"
+        )
+
+
+def _refuse_short_model(config: RunConfig, policy: Policy) -> None:
+    limit = policy.max_length
+    if limit is not None and config.env.max_episode_tokens > limit:
+        raise ConfigError(
+            f"env.max_episode_tokens={config.env.max_episode_tokens} is more than the model's "
+            f"{limit} positions; lower it, or choose a model with a longer context"
+        )
+
+
+def _num_cores() -> int:
+    """Those that this process may use, which in a container are fewer than there are."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return allowed or 1
 
 
 def _build_engine(config: RunConfig, policy: Policy, torch_thread: ThreadPoolExecutor) -> Engine:

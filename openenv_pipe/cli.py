@@ -3,6 +3,7 @@
 0 done, 1 the pipeline failed, 2 the command or the YAML has to be mended, 130 interrupted.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -12,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from openenv_pipe import __version__
+from openenv_pipe import __version__, cli_env
 from openenv_pipe.config.completion import complete_bash_value, complete_override
-from openenv_pipe.errors import PipeError, RunFolderError
+from openenv_pipe.errors import FailureError, PipeError, RunFolderError
 
 app = typer.Typer(
     name="openenv-pipe",
@@ -22,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a traceback is ours, and is to be seen whole
 )
+app.add_typer(cli_env.app, name="env")
 
 Overrides = Annotated[
     list[str],
@@ -134,11 +136,11 @@ def check(overrides: Overrides) -> None:
     composed = compose(overrides)
     from rich.console import Console
 
-    from openenv_pipe import preflight
+    from openenv_pipe import findings, preflight
 
     lines = preflight.run_checks(composed.config)
-    Console(soft_wrap=not sys.stdout.isatty()).print(preflight.as_table(lines))
-    if preflight.has_failed(lines):
+    Console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
+    if findings.has_failed(lines):
         raise typer.Exit(1)
 
 
@@ -161,6 +163,31 @@ def runs(
     from openenv_pipe.runs.listing import list_runs, runs_table
 
     Console().print(runs_table(list_runs(runs_dir)))
+
+
+@app.command()
+def hosts(
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove those whose run has died.")
+    ] = False,
+) -> None:
+    """List the containers of runs (host=docker), and remove what dead ones have left.
+
+    Every run with host=docker does this when it starts.
+
+    \b
+    openenv-pipe hosts --prune
+    """
+    from rich.console import Console
+
+    from openenv_pipe.hosts import docker_daemon
+    from openenv_pipe.hosts.docker_listing import containers_table
+
+    with docker_daemon.connected() as client:
+        if prune:
+            print(f"containers of dead runs removed: {len(docker_daemon.remove_orphans(client))}")
+        containers = docker_daemon.owned_containers(client)
+    Console(soft_wrap=not sys.stdout.isatty()).print(containers_table(containers))
 
 
 @app.command()
@@ -191,6 +218,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except PipeError as error:
         _print_error(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        _print_error(FailureError(f"cannot write {error.filename or 'a file'}: {error.strerror}"))
+        sys.exit(FailureError.exit_code)
 
 
 if __name__ == "__main__":

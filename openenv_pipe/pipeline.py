@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from openenv_pipe.assembly import Parts, assembled
 from openenv_pipe.config.compose import Composed
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.evaluate import evaluate
 from openenv_pipe.grpo.advantages import group_advantages
 from openenv_pipe.grpo.samples import build_sample
@@ -23,7 +24,7 @@ from openenv_pipe.runs.evals import save_report
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.report import write_report
-from openenv_pipe.tasks import TaskOrder
+from openenv_pipe.tasks import build_order
 from openenv_pipe.trackers import Tracker, build_tracker
 from openenv_pipe.types import Group, Sample
 
@@ -33,27 +34,34 @@ def train(composed: Composed, command: Sequence[str]) -> None:
     config = composed.config
     if config.engine.type == "scripted":
         raise ConfigError("engine=scripted cannot learn; train with engine=local")
+    if config.model.lora.rank == 0 and config.model.dtype == "bfloat16":
+        raise ConfigError(
+            "model.dtype=bfloat16 with model.lora.rank=0: most updates of full training would be "
+            "rounded away; set model.dtype=float32 model.autocast=bfloat16, or a model.lora.rank"
+        )
     folder = RunFolder.create(config, overrides=composed.overrides, command=command)
     progress = build_progress()
     progress.note(f"run {folder.record.id} in {folder.path}")
+    received: list[int] = []
     try:
-        asyncio.run(_train(folder, composed, progress))
+        asyncio.run(_train(folder, composed, progress, received))
+        folder.finish("finished")
     except BaseException as error:
         _end_early(folder, progress, error)
-        if isinstance(error, asyncio.CancelledError):  # SIGTERM
-            raise SystemExit(128 + signal.SIGTERM) from None
+        if isinstance(error, asyncio.CancelledError) and received:
+            raise SystemExit(128 + received[0]) from None
         raise
-    folder.finish("finished")
     progress.close()
     progress.note(f"report: {write_report(folder)}")
 
 
-async def _train(folder: RunFolder, composed: Composed, progress: Progress) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+async def _train(
+    folder: RunFolder, composed: Composed, progress: Progress, received: list[int]
+) -> None:
+    _stop_on_signals(received, progress)
     async with assembled(composed.config, folder.logs) as parts:
         folder.update(num_parameters=parts.policy.num_parameters, device=str(parts.policy.device))
+        folder.update(**parts.host.facts())
         training = _Training(parts, folder, progress)
         try:
             await training.run()
@@ -61,12 +69,32 @@ async def _train(folder: RunFolder, composed: Composed, progress: Progress) -> N
             await to_the_end(training.close())
 
 
+def _stop_on_signals(received: list[int], progress: Progress) -> None:
+    """SIGINT or SIGTERM cancels the current task; a second one ends the process as it stands.
+
+    That loses the step at hand and nothing else: files are written whole or not at all, and
+    guardians end the servers.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def stop(number: int) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        progress.note("stopping and saving; once more to give up at once")
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+
+
 def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> None:
     """Leaves a folder that says why, and tells a person where to look."""
     interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
     cause = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
     progress.close()
-    with contextlib.suppress(OSError):  # a full disk must not hide the error itself
+    with contextlib.suppress(OSError, PipeError):  # a full disk must not hide the error itself
         folder.finish("interrupted" if interrupted else "failed", cause=cause)
         progress.note(f"{cause.splitlines()[0]}; what is there: {write_report(folder)}")
 
@@ -81,9 +109,13 @@ class _Training:
         self._progress = progress
         self._metrics = MetricsFile(folder.metrics_path)
         self._tracker: Tracker = build_tracker(self._config.tracker, folder.path)
-        self._tasks = TaskOrder("train", self._config.env.tasks.train, self._config.seed)
+        self._tasks = build_order(
+            self._config.env.tasks.order, parts.tasks.train, self._config.seed
+        )
         self._learner: Learner | None = None
         self._steps_done: int | None = None  # of GRPO; None: no weights have changed yet
+        self._warm_start_steps_done = 0
+        self._in_step = False  # weights are between two steps: not to be saved
 
     async def run(self) -> None:
         await self._evaluate("start")
@@ -96,9 +128,12 @@ class _Training:
 
     async def close(self) -> None:
         """Saves the weights that no checkpoint has yet, and closes the files."""
-        await self._save_checkpoint()
-        self._metrics.close()
-        self._tracker.close()
+        try:
+            if not self._in_step:
+                await self._save_checkpoint()
+        finally:
+            self._metrics.close()
+            self._tracker.close()
 
     async def _evaluate(self, label: str) -> None:
         report = await evaluate(self._parts, label)
@@ -136,10 +171,16 @@ class _Training:
         self._steps_done = 0
         self._progress.stage("warm_start", config.steps)
         for step in range(1, config.steps + 1):
-            started = time.perf_counter()
-            metrics = await self._parts.compute(stage.step, samples)
-            self._log("warm_start", step, metrics, started)
-        await self._save_checkpoint()
+            await to_the_end(self._imitate(step, stage, samples))
+        await to_the_end(self._save_checkpoint())
+
+    async def _imitate(self, step: int, stage: WarmStart, samples: Sequence[Sample]) -> None:
+        started = time.perf_counter()
+        self._in_step = True
+        metrics = await self._parts.compute(stage.step, samples)
+        self._warm_start_steps_done = step
+        self._in_step = False
+        self._log("warm_start", step, metrics, started)
 
     async def _reinforce(self) -> None:
         """GRPO: collect groups, turn rewards into advantages, update, publish."""
@@ -168,6 +209,7 @@ class _Training:
         assert self._learner is not None
         collected = time.perf_counter()
         await asyncio.to_thread(write_episodes, episodes_path(self._folder.path, step), groups)
+        self._tasks.record(groups)
         advantage = self._config.trainer.advantage
         advantages = [
             group_advantages(group, scale=advantage.scale, discount=advantage.discount)
@@ -177,14 +219,16 @@ class _Training:
         metrics["groups/trained"] = sum(values is not None for values in advantages)
         metrics["groups/skipped"] = sum(values is None for values in advantages)
         samples = _build_samples(groups, advantages)
+        self._in_step = True
         if samples:
             metrics |= await self._parts.compute(self._learner.update, samples, step)
             self._parts.engine.publish(step)
+        self._steps_done = step
+        self._in_step = False
         ended = time.perf_counter()
         metrics["time/rollout_s"] = collected - started
         metrics["time/learner_s"] = ended - collected
         metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
-        self._steps_done = step
         self._log("grpo", step, metrics, started)
 
     def _log(self, stage: str, step: int, metrics: Mapping[str, Any], started: float) -> None:
@@ -208,7 +252,13 @@ class _Training:
     def _write_checkpoint(self, step: int) -> None:
         optimizer = self._learner.optimizer if self._learner is not None else None
         with self._folder.new_checkpoint(step) as path:
-            save_checkpoint(path, self._parts.policy, optimizer, step)
+            save_checkpoint(
+                path,
+                self._parts.policy,
+                optimizer,
+                steps=step,
+                warm_start_steps=self._warm_start_steps_done,
+            )
 
 
 async def to_the_end(work: Coroutine[Any, Any, None]) -> None:

@@ -9,52 +9,30 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
-from openenv_pipe.adapters import Adapter, UnusableReply, build_adapter
+from openenv_pipe.adapters import Adapter, adapter_for, build_adapter
 from openenv_pipe.chat import ChatFormat
-from openenv_pipe.config.schema import HubModelConfig, RunConfig, TinyModelConfig
-from openenv_pipe.errors import ConfigError, FailureError, PipeError
+from openenv_pipe.config.schema import EnvConfig, HubModelConfig, RunConfig, TinyModelConfig
+from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.findings import Line, Result, failed
 from openenv_pipe.footprint import Shape, disk_bytes, folder_shape, memory_bytes, tiny_shape
-from openenv_pipe.hosts.process import ProcessHost, manifest_app
+from openenv_pipe.hosts import build_host
+from openenv_pipe.hosts.package import manifest_app
+from openenv_pipe.plays import Policy, ask_aside, begin, play_on, scripted
 from openenv_pipe.resources import find_env, load_callable, short_path
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.session import Session
-from openenv_pipe.tasks import make_task
+from openenv_pipe.tasks import known_splits, open_splits
 from openenv_pipe.types import Task
 
 HUB_TIMEOUT_S = 10.0
 TIGHT = 0.8  # of what is available: estimates are not exact
 
-Policy = Callable[[Sequence[Any], random.Random], str]
-Trajectory = list[Any]
-
-
-class Result(StrEnum):
-    """What a check says."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-STYLES = {Result.OK: "green", Result.WARN: "yellow", Result.FAIL: "bold red"}
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the report."""
-
-    name: str
-    result: Result
-    text: str
+Trajectory = list[tuple[Any, ...]]
 
 
 def run_checks(config: RunConfig) -> list[Line]:
@@ -64,29 +42,8 @@ def run_checks(config: RunConfig) -> list[Line]:
         try:
             lines.extend(check(config))
         except PipeError as error:
-            lines.append(Line(name, Result.FAIL, _without_log(error)))
+            lines.append(failed(name, error))
     return lines
-
-
-def has_failed(lines: Sequence[Line]) -> bool:
-    """True if the run would fail."""
-    return any(line.result is Result.FAIL for line in lines)
-
-
-def as_table(lines: Sequence[Line]) -> Table:
-    """The report for a terminal."""
-    table = Table("check", "result", box=None, header_style="bold")
-    table.add_column("what was found", overflow="fold")
-    for line in lines:
-        style = STYLES[line.result]
-        table.add_row(line.name, f"[{style}]{line.result}[/]", escape(line.text))
-    return table
-
-
-def _without_log(error: PipeError) -> str:
-    """The message without the path of a log that is deleted by now; its last lines are in it."""
-    log = error.log if isinstance(error, FailureError) else None
-    return str(error).replace(f" (log: {log})", "")
 
 
 # --- what is written in Python and Jinja -------------------------------------------------------
@@ -114,7 +71,15 @@ def _policy_path(config: RunConfig) -> str | None:
 
 def _check_environment(config: RunConfig) -> Iterator[Line]:
     env = config.env
-    if env.command:
+    if config.host.type == "attach":
+        yield Line("environment", Result.OK, f"at {', '.join(config.host.urls)}")
+    elif config.host.type == "kubernetes":
+        yield Line("environment", Result.OK, f"image {config.host.image}")
+    elif config.host.type == "docker":
+        package = find_env(env.package) if env.package else None
+        built = f"{short_path(package)}, {config.host.dockerfile}" if package else "no package"
+        yield Line("environment", Result.OK, config.host.image or built)
+    elif env.command:
         program = env.command[0]
         if shutil.which(program) is None:
             raise ConfigError(f"env.command starts with {program!r}, which is not a program here")
@@ -131,57 +96,54 @@ def _check_environment(config: RunConfig) -> Iterator[Line]:
 
 async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
     """Start the servers, open all sessions, play a task three times and another one once."""
-    host = ProcessHost(config.env, config.host, log_dir)
-    tasks = config.env.tasks.train
-    first, other = make_task("train", tasks, 0), make_task("train", tasks, tasks.num_tasks - 1)
+    known_sets = known_splits(config)
+    host = build_host(config, log_dir)
     dotted = _policy_path(config)
-    probe = _Probe(config, load_callable(dotted) if dotted else None)
     try:
         await host.start()
+        num_servers = len(host.urls)
+        tasks = (await open_splits(config, known_sets, host.urls[0], host.access)).train
+        first, other = tasks[0], tasks[len(tasks) - 1]
+        adapter = await adapter_for(config.env.adapter, host.urls, host.access)
+        policy = load_callable(dotted) if dotted else None
+        play = partial(_play, adapter=adapter, policy=policy, env=config.env)
         async with host.session() as session:
-            played = [await probe.play(session, task) for task in (first, other, first)]
+            played = [await play(session, task) for task in (first, other, first)]
         # Others play in sessions of their own: some environments honour a seed only once.
         async with host.session() as session:
-            played.append(await probe.play(session, first))
+            played.append(await play(session, first))
     finally:
         await host.close()
     return [
-        Line("servers", Result.OK, f"{config.host.num_servers} started, answered and stopped"),
+        Line("servers", Result.OK, _servers_text(config, num_servers)),
         _sessions_line(config, host.capacity),
         _seed_line(played[0], played[2], played[3]),
-        *_tasks_lines(tasks.num_tasks, played[0], played[1], is_played=dotted is not None),
+        *_tasks_lines(len(tasks), played[0], played[1], is_played=dotted is not None),
     ]
 
 
-class _Probe:
-    """Plays tasks with a scripted policy; without one only their first observation is seen."""
-
-    def __init__(self, config: RunConfig, policy: Policy | None) -> None:
-        self._env = config.env
-        self._adapter: Adapter = build_adapter(config.env.adapter)
-        self._policy = policy
-
-    async def play(self, session: Session, task: Task) -> Trajectory:
-        env, draw = self._env, random.Random(0)
-        result = await session.reset({**task.reset, "seed": task.seed}, env.reset_timeout_s)
-        self._adapter.open(result.observation)  # a template may name a field that is not there
-        observations, trajectory = [result.observation], [_comparable(result)]
-        while self._policy and not result.done and len(trajectory) <= env.max_turns:
-            try:
-                action = self._adapter.read(self._policy(observations, draw))
-            except UnusableReply as unusable:
-                raise ConfigError(f"the scripted policy's reply is unusable: {unusable}") from None
-            result = await session.step(action, env.step_timeout_s)
-            self._adapter.follow(result.observation)
-            observations.append(result.observation)
-            trajectory.append(_comparable(result))
-        return trajectory
+def _servers_text(config: RunConfig, num_servers: int) -> str:
+    if config.host.type == "attach":
+        return f"{num_servers} answered"
+    return f"{num_servers} started, answered and stopped"
 
 
-def _comparable(result: Any) -> tuple[Any, ...]:
-    """An answer without what may differ between two plays of the same task."""
-    seen = {key: value for key, value in result.observation.items() if key != "metadata"}
-    return seen, result.reward, result.done
+async def _play(
+    session: Session, task: Task, adapter: Adapter, policy: Policy | None, env: EnvConfig
+) -> Trajectory:
+    """The task, played by the policy; without one only its first observation is seen.
+
+    Raises ConfigError where a template names a field that is not there.
+    """
+    play = await begin(session, task, env)
+    await adapter.open(play.results[0].observation, partial(ask_aside, session, env))
+    if policy is not None:
+        await play_on(session, play, scripted(policy, adapter), env, random.Random(0))
+    if play.refusals:
+        raise play.refusals[0]
+    for observation in play.observations[1:]:
+        adapter.follow(observation)
+    return play.comparable
 
 
 def _sessions_line(config: RunConfig, capacity: int) -> Line:

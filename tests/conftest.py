@@ -1,7 +1,8 @@
-"""Makes the environment packages importable: `wordle`, `echo`. In CI, no skip for a package."""
+"""Makes the environment packages importable, and Docker usable. In CI, no skip for a package."""
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,16 @@ def _strict(node, report):
             report.outcome = "failed"
             report.longrepr = f"{node.nodeid} is skipped in CI: {reason}"
     return report
+
+
+@pytest.fixture(scope="session")
+def docker_client(tmp_path_factory):
+    """A client of a daemon with the base image of `docker_daemon`, or a skip with the reason."""
+    from tests.docker_daemon import NoDaemonError, docker_daemon
+
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(docker_daemon(tmp_path_factory.mktemp("docker")))
+        except NoDaemonError as error:
+            pytest.skip(f"no Docker daemon: {error}")
+        yield client

@@ -20,6 +20,12 @@ def complete_override(incomplete: str) -> list[str]:
     ]
 
 
+def complete_target(incomplete: str) -> list[str]:
+    """Continuations of a target of `openenv-pipe env`: a block's name, or an experiment."""
+    names = [*group_options("env"), *(f"conf={name}" for name in group_options("conf"))]
+    return [name for name in names if name.startswith(incomplete) and name != "base"]
+
+
 def complete_bash_value() -> bool:
     """Print the values of a key, if that is where bash is; False if not.
 

@@ -22,7 +22,7 @@ from openenv_pipe.config.explain import (
     explain_validation,
     explain_yaml,
 )
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.errors import ConfigError
 
 if TYPE_CHECKING:  # importing Hydra takes longer than all else here
@@ -59,6 +59,26 @@ def compose(overrides: Sequence[str]) -> Composed:
         origins = _origins(loader, parsed, lines)
         config = RunConfig.model_validate(_load(loader, lines))
         return Composed(config=config, origins=origins, overrides=tuple(overrides))
+
+
+def compose_env(overrides: Sequence[str]) -> ServingConfig:
+    """The blocks `env` and `host` alone, without an experiment; raises ConfigError.
+
+    Where no model is named, prompts are those for models that read.
+    """
+    with _readable_errors():
+        loader = _open_loader()
+        parsed = _parse(overrides)
+        for override in parsed:
+            if _block(override).split("/")[0] not in ("env", "host", "model"):
+                raise ConfigError(
+                    f"{override.input_line!r} changes nothing of an environment; expected keys of "
+                    "env and host, or a whole experiment: conf=NAME"
+                )
+        lines = [_as_assignment(loader, override) for override in parsed]
+        if not any(_block(override) == "model" for override in parsed):
+            lines.append("model=hub")
+        return ServingConfig.model_validate(_load(loader, ["~conf", *lines], only=("env", "host")))
 
 
 def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

@@ -25,7 +25,15 @@ def _text(value: Any) -> Any:
 
 Text = Annotated[str, BeforeValidator(_text)]  # YAML and the command line turn 7 into a number
 DottedPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", examples=["wordle.rewards:name"])]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+ServerUrl = Annotated[
+    str,
+    Field(
+        pattern=r"^(https?|wss?)://[^/?#@\s]+(/[^?#\s]*)?$", examples=["https://a.example/wordle"]
+    ),
+]
 
 
 class Block(BaseModel):
@@ -50,6 +58,44 @@ class TextAdapterConfig(Block):
     pattern: str = Field(description="regex searched in the reply; its named groups are the action")
 
 
+class JsonAdapterConfig(Block):
+    """The action as a JSON object, in the form that the environment's own schema gives it.
+
+    Templates see the observation's fields and {{ action_schema }}.
+    """
+
+    type: Literal["json"]
+    system: str | None = Field(description="system message; a Jinja template")
+    first: str | None = Field(
+        description="Jinja template of the first user message; null: the observation as JSON"
+    )
+    following: str | None = Field(
+        description="Jinja template of the user message after each step; null: as first"
+    )
+    unusable: str = Field(
+        description="Jinja template of the answer to an unusable reply: {{ why }}"
+    )
+
+
+class ToolAdapterConfig(Block):
+    """The tools of an MCP environment, called in replies; several calls in one are allowed."""
+
+    type: Literal["tool"]
+    system: str | None = Field(description="system message; a Jinja template of the observation")
+    first: str | None = Field(
+        description="Jinja template of the first user message; null: the observation as JSON"
+    )
+    following: str | None = Field(
+        description="Jinja template of a call's result; null: its text or its error"
+    )
+    unusable: str = Field(
+        description="Jinja template of the answer to an unusable reply: {{ why }}"
+    )
+    plain_reply: Literal["final", "unusable"] = Field(
+        description="what a reply without a call is: the end of the episode, or a mistake"
+    )
+
+
 class PythonAdapterConfig(Block):
     """What YAML cannot say: a class with `open`, `read`, `follow` and `refuse`."""
 
@@ -58,27 +104,85 @@ class PythonAdapterConfig(Block):
     options: dict[str, Any]
 
 
-AdapterConfig = Annotated[TextAdapterConfig | PythonAdapterConfig, Field(discriminator="type")]
+AdapterConfig = Annotated[
+    TextAdapterConfig | JsonAdapterConfig | ToolAdapterConfig | PythonAdapterConfig,
+    Field(discriminator="type"),
+]
 
 
 class TaskRange(Block):
-    """Tasks 0..num_tasks-1 of a split, each one a reset with its own seed."""
+    """Tasks 0..num_tasks-1, each one a reset with its own seed."""
 
+    type: Literal["range"]
     num_tasks: PositiveInt
     seed_start: NonNegativeInt = Field(description="task i is reset with seed seed_start + i")
     index_key: str | None = Field(description="reset keyword that receives i; null: none")
     reset: dict[str, Any] = Field(description="further reset keywords, the same for every task")
 
 
-class TasksConfig(Block):
-    """The two splits. Their seeds must not overlap unless the split is a reset keyword."""
+class ListedTasks(Block):
+    """Base of the task sets whose number is known when they are read."""
 
-    train: TaskRange
-    eval: TaskRange
+    seed_start: NonNegativeInt | None = Field(
+        description="task i is reset with seed seed_start + i; null: each with seed 0"
+    )
+    reset: dict[str, Any] = Field(description="further reset keywords, the same for every task")
+
+
+class TaskRows(ListedTasks):
+    """Base of the task sets made of rows. A keyword `seed` of a row is that task's seed."""
+
+    columns: Annotated[dict[str, str], Field(min_length=1)] | None = Field(
+        description="column: reset keyword that receives it; null: every column, by its own name"
+    )
+
+
+class TaskFile(TaskRows):
+    """A task for each row of a local file."""
+
+    type: Literal["file"]
+    path: str = Field(description="JSON objects, one a line, or .csv with a header")
+
+
+class TaskDataset(TaskRows):
+    """A task for each row of a data set that the package `datasets` loads."""
+
+    type: Literal["dataset"]
+    path: str = Field(description="an id on the hub, a folder, or a format such as json")
+    config: str | None = Field(description="where a data set has several; null: its only one")
+    split: str = Field(description="of the data set; slices such as train[:90%] too")
+    revision: str | None
+    data_files: str | list[str] | None = Field(description="of a format; null: all that are there")
+
+
+class TaskServer(ListedTasks):
+    """The tasks that the environment's server lists: reset keywords `split` and `index`."""
+
+    type: Literal["server"]
+    split: str = Field(description="as the server names it")
+
+
+TaskSetConfig = Annotated[
+    TaskRange | TaskFile | TaskDataset | TaskServer, Field(discriminator="type")
+]
+
+
+class TasksConfig(Block):
+    """The two splits. No task may be in both: the same reset keywords and the same seed."""
+
+    order: Literal["shuffle", "seed", "curriculum"] = Field(
+        description="of training. shuffle: anew for each pass; seed: as they are listed; "
+        "curriculum: mostly those that the model solves at times"
+    )
+    train: TaskSetConfig
+    eval: TaskSetConfig
 
     @model_validator(mode="after")
     def _splits_are_disjoint(self) -> "TasksConfig":
+        """Of ranges; of all others when their rows are known."""
         train, evaluation = self.train, self.eval
+        if not (isinstance(train, TaskRange) and isinstance(evaluation, TaskRange)):
+            return self
         seeds_overlap = (
             train.seed_start < evaluation.seed_start + evaluation.num_tasks
             and evaluation.seed_start < train.seed_start + train.num_tasks
@@ -130,7 +234,95 @@ class ProcessHostConfig(Block):
     max_restarts: NonNegativeInt
 
 
-HostConfig = ProcessHostConfig
+class DockerHostConfig(Block):
+    """Servers in containers of this machine's Docker daemon, one each."""
+
+    type: Literal["docker"]
+    num_servers: PositiveInt
+    sessions_per_server: PositiveInt
+    image: str | None = Field(
+        description="pulled if it is not there; null: built from env.package's Dockerfile"
+    )
+    dockerfile: str = Field(description="within env.package, the folder that is built")
+    build_args: dict[str, Text]
+    build_timeout_s: PositiveFloat = Field(description="of a build or a pull")
+    container_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        description="where the server listens; null: `port` of the package's openenv.yaml"
+    )
+    network: Literal["none-outbound", "bridge"] = Field(
+        description="none-outbound: no way out, by a socket in; bridge: Docker's own network"
+    )
+    mem_limit_mb: PositiveInt
+    cpus: PositiveFloat
+    pids_limit: PositiveInt = Field(description="processes and threads")
+    tmp_mb: PositiveInt = Field(description="size of /tmp, kept in memory")
+    read_only: bool = Field(description="all but /tmp")
+    gpus: Literal["all"] | list[Text] | None = Field(description="ids as nvidia-smi has them")
+    start_timeout_s: PositiveFloat
+    stop_timeout_s: PositiveFloat
+    max_restarts: NonNegativeInt
+
+
+class AttachHostConfig(Block):
+    """Servers that run already, here or elsewhere."""
+
+    type: Literal["attach"]
+    urls: Annotated[list[ServerUrl], Field(min_length=1)]
+    sessions_per_server: PositiveInt
+    headers: dict[str, str] = Field(description="of every request and every connection")
+    verify_tls: bool = Field(description="false: a server may be anybody")
+    ca_file: str | None = Field(description="authorities to trust beside the system's, in PEM")
+    connect_timeout_s: PositiveFloat
+    max_outage_s: NonNegativeFloat = Field(
+        description="how long a server may be gone before the run ends"
+    )
+
+    @model_validator(mode="after")
+    def _urls_differ(self) -> "AttachHostConfig":
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError("urls names a server twice; raise sessions_per_server instead")
+        return self
+
+
+class KubernetesHostConfig(Block):
+    """Servers in pods of a Kubernetes cluster, one each."""
+
+    type: Literal["kubernetes"]
+    num_servers: PositiveInt
+    sessions_per_server: PositiveInt
+    image: str = Field(description="as the cluster's nodes pull it")
+    image_pull_secrets: list[str]
+    container_port: Port
+    kubeconfig: str | None = Field(
+        description="null: $KUBECONFIG or ~/.kube/config, or inside a cluster the pod's own account"
+    )
+    context: str | None = Field(description="of the kubeconfig; null: its current one")
+    namespace: str
+    access: Literal["port_forward", "cluster"] = Field(
+        description="port_forward: through the cluster's API; cluster: by services, from inside"
+    )
+    network: Literal["none-outbound", "open"] = Field(
+        description="none-outbound: a NetworkPolicy without a way out; open: no policy"
+    )
+    mem_limit_mb: PositiveInt
+    cpus: PositiveFloat
+    tmp_mb: PositiveInt = Field(description="size of /tmp, kept in memory")
+    read_only: bool = Field(description="all but /tmp")
+    run_as_non_root: bool = Field(description="refuse images that run as root")
+    gpus: NonNegativeInt
+    secrets: list[str] = Field(description="Secrets whose entries become environment variables")
+    pod_spec: dict[str, Any] = Field(
+        description="further fields of the pods' spec, such as nodeSelector and tolerations"
+    )
+    start_timeout_s: PositiveFloat = Field(description="scheduling and pulling included")
+    stop_timeout_s: PositiveFloat
+    max_restarts: NonNegativeInt
+
+
+HostConfig = Annotated[
+    ProcessHostConfig | DockerHostConfig | AttachHostConfig | KubernetesHostConfig,
+    Field(discriminator="type"),
+]
 
 
 # --- reward: named, weighted terms over an episode ---------------------------------------------
@@ -217,7 +409,7 @@ class LoraConfig(Block):
 class _Model(Block):
     lora: LoraConfig
     dtype: Literal["float32", "bfloat16"] = Field(description="of the weights")
-    autocast: Literal["float32", "bfloat16"] = Field(description="of the learner's matrix products")
+    autocast: Literal["float32", "bfloat16"] = Field(description="of matrix products")
     chat_template: str | None = Field(description="Jinja chat template; null: the tokenizer's own")
 
 
@@ -235,6 +427,15 @@ class TinyModelConfig(_Model):
     max_length: PositiveInt
     rope_theta: PositiveFloat
     init_std: PositiveFloat
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> "TinyModelConfig":
+        if self.num_heads % self.num_kv_heads or self.head_size % 2:
+            raise ValueError(
+                f"num_heads={self.num_heads} has to be a multiple of num_kv_heads="
+                f"{self.num_kv_heads}, and head_size={self.head_size} even"
+            )
+        return self
 
 
 class HubModelConfig(_Model):
@@ -276,8 +477,8 @@ class OptimizerConfig(Block):
 
     type: Literal["adamw", "muon"]
     lr: PositiveFloat
-    beta1: Share
-    beta2: Share
+    beta1: Beta
+    beta2: Beta
     eps: PositiveFloat
     weight_decay: NonNegativeFloat
     max_grad_norm: PositiveFloat
@@ -357,6 +558,13 @@ class TrackerConfig(Block):
     type: Literal["none", "tensorboard"]
 
 
+class ServingConfig(Block):
+    """An environment and where it runs: what `openenv-pipe env` needs of a run."""
+
+    env: EnvConfig
+    host: HostConfig
+
+
 class RunConfig(Block):
     """Everything a run is."""
 
@@ -376,10 +584,11 @@ class RunConfig(Block):
 
     @model_validator(mode="after")
     def _blocks_fit_together(self) -> "RunConfig":
-        if self.eval.num_tasks > self.env.tasks.eval.num_tasks:
+        tasks = self.env.tasks.eval  # of the other types, when their number is known
+        if isinstance(tasks, TaskRange) and self.eval.num_tasks > tasks.num_tasks:
             raise ValueError(
                 f"eval.num_tasks={self.eval.num_tasks} is more than "
-                f"env.tasks.eval.num_tasks={self.env.tasks.eval.num_tasks}"
+                f"env.tasks.eval.num_tasks={tasks.num_tasks}"
             )
         if (
             isinstance(self.model, TinyModelConfig)

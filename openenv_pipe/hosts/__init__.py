@@ -1,1 +1,37 @@
 """Where environment servers run: `base` is the contract, the other files keep it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openenv_pipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import RunConfig
+    from openenv_pipe.hosts.base import Host
+
+
+def build_host(config: "RunConfig", logs: Path) -> "Host":
+    """The host of `config.host.type`, which starts nothing yet. Logs go into the folder `logs`.
+
+    Raises ConfigError if the environment cannot be run this way.
+    """
+    if config.host.type == "docker":
+        from openenv_pipe.hosts.docker import DockerHost  # its SDK is loaded where it is used
+
+        return DockerHost(config.env, config.host, logs)
+    if config.host.type == "attach":
+        from openenv_pipe.hosts.attach import AttachHost
+
+        return AttachHost(config.env, config.host)
+    if config.host.type == "kubernetes":
+        try:
+            from openenv_pipe.hosts.kubernetes import KubernetesHost
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"host=kubernetes needs the package kubernetes ({error}); "
+                "pip install 'openenv-pipe[kubernetes]'"
+            ) from error
+        return KubernetesHost(config.env, config.host, logs)
+    from openenv_pipe.hosts.process import ProcessHost
+
+    return ProcessHost(config.env, config.host, logs)

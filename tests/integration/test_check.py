@@ -6,10 +6,10 @@ import tempfile
 import psutil
 import pytest
 
-from openenv_pipe import preflight
 from openenv_pipe.config.compose import compose
+from openenv_pipe.findings import Line, Result, as_table, has_failed
 from openenv_pipe.footprint import folder_shape
-from openenv_pipe.preflight import Result, run_checks
+from openenv_pipe.preflight import run_checks
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +26,11 @@ def nothing_is_left(tmp_path, monkeypatch):
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
 
 
-def check(*overrides: str) -> dict[str, preflight.Line]:
+def check(*overrides: str) -> dict[str, Line]:
     config = compose(["host.sessions_per_server=4", "device=cpu", *overrides]).config
     lines = run_checks(config)
-    assert preflight.has_failed(lines) == any(line.result is Result.FAIL for line in lines)
-    assert preflight.as_table(lines).row_count == len(lines)
+    assert has_failed(lines) == any(line.result is Result.FAIL for line in lines)
+    assert as_table(lines).row_count == len(lines)
     return {line.name: line for line in lines}
 
 

@@ -29,6 +29,9 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+RANGES = ("range.yaml", "range.yaml", "held_out.yaml")  # of training; what held_out builds on
+
+
 def refusal(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         compose(overrides)
@@ -40,7 +43,7 @@ def refusal(*overrides: str) -> str:
 
 
 def test_later_choices_win_experiment_over_group_and_command_line_over_both(folder):
-    assert compose(["conf=echo"]).config.trainer.optimizer.lr == 1e-3
+    assert compose(["conf=echo"]).config.trainer.optimizer.lr == 4e-3
     config = compose(["conf=echo", "trainer.optimizer.lr=2e-3", "env.variables.A=1"]).config
     assert config.trainer.optimizer.lr == 2e-3
     assert config.env.variables == {"A": "1"}
@@ -69,6 +72,8 @@ def test_own_files_come_first_and_need_no_config_yaml_of_their_own(folder):
     assert composed.config.env.package == "echo"  # from the shipped file it builds on
     assert composed.config.tracker.type == "tensorboard"
     assert composed.origins["env"].files == (
+        shipped_dir("conf") / "env/adapter/text.yaml",
+        *(shipped_dir("conf") / "env/tasks" / name for name in RANGES),
         shipped_dir("conf") / "env/base.yaml",
         shipped_dir("conf") / "env/echo.yaml",
         shipped_dir("conf") / "env/prompts/echo/tiny.yaml",
@@ -146,7 +151,7 @@ def test_amend_changes_keys_and_blocks_and_keeps_the_rest(folder):
 def test_no_experiment_lists_those_that_there_are(folder):
     write(folder / "conf/conf/mine.yaml", "# @package _global_\nname: mine\n")
     message = refusal("trainer.steps=3")
-    assert "echo, mine, smoke, wordle" in message
+    assert "game2048, mine, reasoning" in message
     assert "conf=wordle" in message
 
 
@@ -158,7 +163,7 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("modle=tiny", ['modle="tiny"', "did you mean model"]),
         ("model=qwen", ['model="qwen"', "hub, qwen3_0_6b, qwen3_1_7b, tiny", "./conf/model/"]),
         ("model=7", ["model=7", "hub, qwen3_0_6b"]),
-        ("conf=wordl", ['conf="wordl"', "echo, smoke, wordle", "did you mean wordle"]),
+        ("conf=wordl", ['conf="wordl"', "smoke, wordle", "did you mean wordle"]),
         ("model=hub", ["model.path", "model.path=<text>"]),
         ("trainer.optimizer.lr=fast", ['"fast"', "a number, more than 0"]),
         ("trainer.optimizer.lr=inf", ["trainer.optimizer.lr", "a number, more than 0"]),
@@ -169,9 +174,9 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("host.port=0", ["host.port=0", "at least 1, at most 65535 or null"]),
         ("trainer.loss.type=drgrpo", ["one of grpo, dr_grpo, dapo", "did you mean dr_grpo"]),
         ("env.adapter.pattren=x", ["env.adapter.pattren", "did you mean env.adapter.pattern"]),
-        ("env.adapter.type=txt", ['env.adapter.type="txt"', "'text', 'python'", "mean text"]),
+        ("env.adapter.type=txt", ['env.adapter.type="txt"', "'text', 'json', 'tool'", "mean text"]),
         ("env.adapter.max_turns=3", ["env.adapter.max_turns=3", "did you mean env.max_turns"]),
-        ("~env.adapter.type", ["env.adapter.type is missing", "text, python"]),
+        ("~env.adapter.type", ["env.adapter.type is missing", "text, json, tool, python"]),
         ("~env.name", ["env.name is missing", "expected text"]),
         ("model.path=x", ['model.path="x"', "not a key of this type", "hidden_size"]),
         ("model.lora.target_modules=3", ["target_modules=3", "text or a list of text"]),

@@ -27,6 +27,8 @@ MODELS = group_options("model")
 REQUIRED = {
     "model=hub": ["model.path=somewhere"],
     "engine=scripted": ["engine.policy=wordle.policies:consistent"],
+    "host=attach": ["host.urls=[http://127.0.0.1:8000]"],
+    "host=kubernetes": ["host.image=registry.example/wordle:1"],
 }
 OPTIONS = [f"{group}={name}" for group in group_names() for name in group_options(group)]
 OPTIONS = [each for each in OPTIONS if each != "env=base"]  # to be built on, not chosen

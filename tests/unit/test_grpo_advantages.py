@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.grpo.advantages import group_advantages
-from openenv_pipe.grpo.samples import build_sample
 from openenv_pipe.pipeline import _build_samples
 from openenv_pipe.types import Group, Status
 

@@ -10,14 +10,16 @@ PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 # From the bottom up. A room may import those of lower layers, and itself.
 LAYERS = (
     {"errors", "types", "progress", "__init__"},
-    {"process", "guard", "grpo", "chat", "statistics", "resources"},
-    {"session", "config"},
+    {"process", "guard", "identity", "grpo", "chat", "statistics", "resources", "web", "findings"},
+    {"session", "description", "config"},
     {"tasks", "scoring", "footprint"},
     {"adapters", "rewards", "engines", "learner", "hosts", "trackers", "runs"},
     {"rollout"},  # of what it plays with it knows the contracts alone: see below
-    {"assembly"},
-    {"evaluate", "preflight"},
-    {"pipeline"},
+    {"canary"},
+    {"assembly", "plays", "targets", "scaffold"},
+    {"evaluate", "preflight", "env_check", "env_play"},
+    {"pipeline", "inspect_env"},
+    {"cli_env"},
     {"cli"},
 )
 LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -26,14 +28,17 @@ LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 DOORS = {
     "hydra": {"config/compose.py"},
     "omegaconf": {"config/compose.py"},
-    "typer": {"cli.py"},
+    "typer": {"cli.py", "cli_env.py"},
     "websockets": {"session.py"},
     "peft": {"learner/*"},
+    "docker": {"hosts/docker*.py"},
+    "kubernetes": {"hosts/kubernetes_api.py"},
+    "datasets": {"tasks/rows.py"},
     "openenv": set(),  # a library for servers
     "trl": set(),  # an oracle of the tests
 }
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
-FILES = [path for path in FILES if not path.startswith(("envs/", "conf/"))]
+FILES = [path for path in FILES if not path.startswith(("envs/", "conf/", "scaffold/template/"))]
 
 
 def room_of(path: str) -> str:

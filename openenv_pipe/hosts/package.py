@@ -1,0 +1,61 @@
+"""An environment package in OpenEnv's layout, as files: its manifest, and what its code is."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openenv_pipe.errors import ConfigError
+
+NOT_CODE = ("__pycache__", ".git", ".venv", "build")
+
+
+def manifest(package: Path) -> dict[str, Any]:
+    """The package's openenv.yaml. Raises ConfigError."""
+    path = package / "openenv.yaml"
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"env.package={package} is no OpenEnv package: cannot read {path}: {error}"
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds {values!r:.80}, expected keys and values")
+    return values
+
+
+def manifest_app(package: Path) -> str:
+    """`app` of the package's openenv.yaml, e.g. 'server.app:app'. Raises ConfigError."""
+    app = manifest(package).get("app")
+    if not isinstance(app, str) or ":" not in app:
+        raise ConfigError(
+            f"{package / 'openenv.yaml'}: app is {app!r}, expected a text like 'server.app:app'"
+        )
+    return app
+
+
+def code_digest(package: Path) -> str:
+    """sha256 of the package's files, without what Python and git add to them."""
+    paths = (path.relative_to(package) for path in package.rglob("*"))
+    return digest_of_files(
+        package,
+        (
+            path.as_posix()
+            for path in paths
+            if not any(part in NOT_CODE or part.endswith(".egg-info") for part in path.parts)
+        ),
+    )
+
+
+def digest_of_files(root: Path, names: Iterable[str], beside: str = "") -> str:
+    """sha256 over the sorted relative names and contents of files, and over the text `beside`
+    them; folders do not count."""
+    digest = hashlib.sha256(beside.encode())
+    for name in sorted(names):
+        path = root / name
+        if path.is_file():
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{name}\0{content}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,128 @@
+"""A Docker daemon and a base image for the tests, on a machine that may have neither.
+
+A daemon that answers is used as it is. If none does, root may start one, which ends with the
+tests. No registry is asked: the base image is Debian by debootstrap with the packages that an
+environment's server needs, made once and kept in the daemon. Refused here: installing packages
+(`.ci/run` does), and touching a daemon that others have started.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import docker
+
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.hosts.docker_daemon import connect
+
+BASE_IMAGE = "openenv-pipe-tests:bookworm-1"  # another number for another recipe
+PACKAGES = ("openenv>=0.10,<0.11", "uvicorn", "pip", "setuptools>=69")
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 60.0
+BUILD_LIMIT_S = 900.0
+# The Dockerfiles install the environment itself; all that it needs is there already.
+SETTINGS = (
+    "ENV PYTHONPATH=/opt/packages",
+    "ENV PIP_NO_INDEX=1",
+    "ENV PIP_NO_BUILD_ISOLATION=0",
+    "ENV PIP_BREAK_SYSTEM_PACKAGES=1",
+    "ENV PIP_ROOT_USER_ACTION=ignore",
+)
+
+
+class NoDaemonError(Exception):
+    """Why the tests cannot use Docker here."""
+
+
+@contextmanager
+def docker_daemon(folder: Path) -> Iterator[docker.DockerClient]:
+    """A client of a daemon that has BASE_IMAGE. `folder` receives logs. Raises NoDaemonError."""
+    prefer_the_cli_of_the_daemon()
+    with running_daemon(folder / "dockerd.log") as client:
+        if not client.images.list(BASE_IMAGE):
+            make_base_image(client, folder / "base_image.log")
+        yield client
+        client.close()
+
+
+def prefer_the_cli_of_the_daemon() -> None:
+    """Another `docker`, earlier on PATH, may come without BuildKit: Debian's own has it."""
+    if Path("/usr/bin/docker").exists():
+        os.environ["PATH"] = f"/usr/bin{os.pathsep}{os.environ['PATH']}"
+    if shutil.which("docker") is None:
+        raise NoDaemonError("the docker command is not installed")
+
+
+@contextmanager
+def running_daemon(log: Path) -> Iterator[docker.DockerClient]:
+    """The daemon that answers already, or one of our own."""
+    client = _client()
+    if client is not None:
+        yield client
+        return
+    if shutil.which("dockerd") is None:
+        raise NoDaemonError("none answers, and dockerd is not installed")
+    if os.geteuid() != 0:
+        raise NoDaemonError("none answers, and only root may start one")
+    with log.open("wb") as output:
+        daemon = subprocess.Popen(["dockerd"], stdout=output, stderr=output)
+    try:
+        yield _answering(daemon, log)
+    finally:
+        daemon.terminate()
+        daemon.wait(STOP_LIMIT_S)
+
+
+def _client() -> docker.DockerClient | None:
+    with suppress(HostError, ConfigError):
+        return connect()
+    return None
+
+
+def _answering(daemon: subprocess.Popen, log: Path) -> docker.DockerClient:
+    deadline = time.monotonic() + START_LIMIT_S
+    while daemon.poll() is None and time.monotonic() < deadline:
+        if (client := _client()) is not None:
+            return client
+        time.sleep(0.2)
+    raise NoDaemonError(f"dockerd does not start here: {log.read_text()[-400:]}")
+
+
+def make_base_image(client: docker.DockerClient, log: Path) -> None:
+    """Debian with Python and PACKAGES, without any registry. Takes about two minutes."""
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        raise NoDaemonError("its base image needs root and debootstrap")
+    with TemporaryDirectory(prefix="openenv-pipe-tests-") as folder, log.open("wb") as output:
+        root = Path(folder) / "root"
+
+        def run(*command: str) -> None:
+            done = subprocess.run(command, stdout=output, stderr=output, timeout=BUILD_LIMIT_S)
+            if done.returncode != 0:
+                raise NoDaemonError(f"no base image: {log.read_text(errors='replace')[-400:]}")
+
+        run("debootstrap", "--variant=minbase", "--include=python3", "bookworm", str(root))
+        run(
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--target"),
+            *(str(root / "opt" / "packages"), "--python-version", "3.11"),
+            *("--only-binary", ":all:", *PACKAGES),
+        )
+        for name, command in (("pip", "python3 -m pip"), ("python", "python3")):
+            script = root / "usr" / "local" / "bin" / name
+            script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+            script.chmod(0o755)
+        archive = Path(folder) / "root.tar"
+        with tarfile.open(archive, "w") as tar:
+            tar.add(root, arcname=".", filter=_without_downloads)
+        changes = [f"--change={line}" for line in SETTINGS]
+        run("docker", "import", *changes, str(archive), BASE_IMAGE)
+
+
+def _without_downloads(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if item.name.startswith("./var/cache/apt/archives/") else item

@@ -1,0 +1,327 @@
+"""`DockerHost` with a real daemon: limits, deaths, orphans, and a whole run of Wordle.
+
+Most containers here run PROBE, which is up in a moment and evaluates what a test sends to it.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import HostError, SessionClosedError
+from openenv_pipe.hosts.docker import DockerHost
+from openenv_pipe.hosts.docker_daemon import OWNER, owned_containers
+from openenv_pipe.identity import ProcessId
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from tests.docker_daemon import BASE_IMAGE
+
+pytestmark = pytest.mark.docker
+
+REPOSITORY = Path(__file__).parents[2]
+LIMIT_S = 240.0
+PROBE = """
+import asyncio, json, os, socket, sys
+from http import HTTPStatus
+from websockets.asyncio.server import serve
+
+def health(connection, request):
+    if request.path == "/health":
+        return connection.respond(HTTPStatus.OK, "fine")
+
+def evaluate(text):
+    try:
+        return eval(text)
+    except OSError as error:
+        return str(error)
+
+async def behave(connection):
+    async for text in connection:
+        message = json.loads(text)
+        data = {}
+        if message["type"] != "state":
+            value = evaluate(message.get("data", {}).get("run", "None"))
+            data = {"observation": {"value": value}}
+        kind = "state" if message["type"] == "state" else "observation"
+        await connection.send(json.dumps({"type": kind, "data": data}))
+
+async def main():
+    print("listening", flush=True)
+    async with serve(behave, sys.argv[1], int(sys.argv[2]), process_request=health) as server:
+        await server.serve_forever()
+
+exec(sys.argv[3])
+asyncio.run(main())
+"""
+ON_WORDLE = ("host=docker", f"host.build_args.BASE_IMAGE={BASE_IMAGE}")
+SMALL = ("num_threads=1", "host.sessions_per_server=8", "device=cpu")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(docker_client, tmp_path, monkeypatch):
+    """Neither containers of ours nor folders of sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+        assert socket_folders() == []
+    assert owned_containers(docker_client) == []
+
+
+def socket_folders():
+    return list(Path(tempfile.gettempdir()).glob("openenv-pipe-*"))
+
+
+def probe(at_start="pass", env=None, **host):
+    """Settings for containers of PROBE."""
+    config = compose(["conf=smoke", "host=docker"]).config
+    command = ["python3", "-c", PROBE, "{host}", "{port}", at_start]
+    small = {"image": BASE_IMAGE, "sessions_per_server": 2, "mem_limit_mb": 128}
+    return (
+        config.env.model_copy(update={"command": command, "reset_timeout_s": 10.0, **(env or {})}),
+        config.host.model_copy(update={**small, "max_restarts": 0, **host}),
+    )
+
+
+@asynccontextmanager
+async def running(parts, log_dir):
+    host = DockerHost(*parts, log_dir)
+    try:
+        await host.start()
+        yield host
+    finally:
+        await host.close()
+
+
+async def evaluated(session, text):
+    return (await session.step({"run": text}, 10)).observation["value"]
+
+
+# --- what a container may do -------------------------------------------------------------------
+
+
+async def test_a_container_has_limits_labels_and_no_way_out(docker_client, tmp_path):
+    variables = {"MOOD": "merry"}
+    parts = probe(env={"variables": variables}, cpus=0.5, pids_limit=64, tmp_mb=8)
+    async with running(parts, tmp_path) as host, host.session() as session:
+        (owned,) = owned_containers(docker_client)
+        assert owned.owner == ProcessId.of_this_process()
+        assert owned.logs == str(tmp_path)
+        limits = owned.container.attrs["HostConfig"]
+        assert limits["Memory"] == limits["MemorySwap"] == 128 * 2**20
+        assert (limits["NanoCpus"], limits["PidsLimit"]) == (500_000_000, 64)
+        assert limits["CapDrop"] == ["ALL"]
+        assert limits["SecurityOpt"] == ["no-new-privileges"]
+        assert limits["ReadonlyRootfs"] and limits["Init"]
+        assert limits["NetworkMode"] == "none"
+
+        assert await evaluated(session, "os.environ['MOOD']") == "merry"
+        assert await evaluated(session, "os.environ['MAX_CONCURRENT_ENVS']") == "2"
+        assert await evaluated(session, "[name for _, name in socket.if_nameindex()]") == ["lo"]
+        for address in ("172.17.0.1", "192.0.2.1"):  # Docker's bridge, which is this machine; afar
+            connect = f"socket.create_connection(('{address}', 80), 3).close()"
+            assert "unreachable" in await evaluated(session, connect)
+        assert "Read-only" in await evaluated(session, "open('/file', 'w').close()")
+        assert await evaluated(session, "open('/tmp/file', 'w').write('text')") == 4
+        status = await evaluated(session, "open('/proc/self/status').read()")
+        assert "CapEff:\t0000000000000000" in status
+        assert "NoNewPrivs:\t1" in status
+        assert host.facts()["image"]["id"].startswith("sha256:")
+    assert "listening" in (tmp_path / "env-0.log").read_text()
+
+
+async def test_a_bridge_is_published_on_the_loopback_alone(docker_client, tmp_path):
+    async with running(probe(network="bridge"), tmp_path) as host, host.session() as session:
+        assert host.urls[0].startswith("http://127.0.0.1:")
+        (owned,) = owned_containers(docker_client)
+        (published,) = owned.container.attrs["NetworkSettings"]["Ports"]["8000/tcp"]
+        assert published["HostIp"] == "127.0.0.1"
+        assert "eth0" in await evaluated(session, "[name for _, name in socket.if_nameindex()]")
+
+
+# --- starting ----------------------------------------------------------------------------------
+
+
+async def test_containers_start_side_by_side(tmp_path):
+    started_s = time.monotonic()
+    parts = probe("import time; time.sleep(5)", num_servers=3)
+    async with running(parts, tmp_path) as host:
+        assert len(set(host.urls)) == 3
+        assert time.monotonic() - started_s < 15
+
+
+async def test_a_container_that_ends_at_start_is_noticed_at_once_and_quoted(tmp_path):
+    started_s = time.monotonic()
+    with pytest.raises(HostError, match="exit code 1") as caught:
+        async with running(probe("sys.exit('cannot find the dictionary')"), tmp_path):
+            pass
+    assert time.monotonic() - started_s < 20  # of host.start_timeout_s=60
+    assert "cannot find the dictionary" in str(caught.value)
+    assert caught.value.log == tmp_path / "env-0.log"
+
+
+@pytest.mark.parametrize("network", ["none-outbound", "bridge"])
+async def test_too_little_memory_is_named(tmp_path, network):
+    parts = probe("bytearray(2**30)", mem_limit_mb=64, network=network)
+    with pytest.raises(HostError, match=r"out of memory: host\.mem_limit_mb=64"):
+        async with running(parts, tmp_path):
+            pass
+
+
+async def test_a_server_that_never_answers_is_given_up(tmp_path):
+    parts = probe("import time; time.sleep(60)", start_timeout_s=2.0, stop_timeout_s=1.0)
+    with pytest.raises(HostError, match="within 2 s"):
+        async with running(parts, tmp_path):
+            pass
+
+
+async def test_a_cancelled_start_leaves_nothing(tmp_path):
+    host = DockerHost(*probe("import time; time.sleep(60)", stop_timeout_s=1.0), tmp_path)
+    starting = asyncio.create_task(host.start())
+    await asyncio.sleep(1.5)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+
+async def test_an_image_that_cannot_be_pulled_is_told_with_dockers_words(tmp_path):
+    with pytest.raises(HostError, match=r"docker pull` of localhost:1/none:1 .*\n.*refused"):
+        async with running(probe(image="localhost:1/none:1"), tmp_path):
+            pass
+
+
+async def test_a_failed_build_shows_its_last_lines(tmp_path):
+    package = tmp_path / "broken"
+    (package / "server").mkdir(parents=True)
+    (package / "openenv.yaml").write_text("app: server.app:app\nport: 8000\n")
+    dockerfile = f"FROM {BASE_IMAGE}\nRUN echo the compiler is missing && exit 3\n"
+    (package / "server" / "Dockerfile").write_text(dockerfile)
+    with pytest.raises(HostError, match="docker build` of openenv-pipe/wordle:") as caught:
+        async with running(probe(env={"package": str(package)}, image=None), tmp_path):
+            pass
+    assert "the compiler is missing" in str(caught.value)
+    assert caught.value.log == tmp_path / "docker.log"
+
+
+# --- dying and being left ----------------------------------------------------------------------
+
+
+async def test_a_dead_container_is_replaced_until_the_restarts_are_used_up(docker_client, tmp_path):
+    async with running(probe(max_restarts=1), tmp_path) as host:
+        (first,) = owned_containers(docker_client)
+        async with host.session() as session:
+            with pytest.raises(SessionClosedError):
+                await evaluated(session, "os._exit(9)")
+        async with asyncio.timeout(30), host.session() as session:
+            await session.reset({}, 10)
+            (second,) = owned_containers(docker_client)
+            assert second.container.id != first.container.id
+            await asyncio.to_thread(second.container.kill)
+            with pytest.raises(SessionClosedError):
+                await session.step({}, 10)
+        async with asyncio.timeout(30):
+            with pytest.raises(HostError, match=r"host.max_restarts=1 .*exit code 137"):
+                async with host.session():
+                    pass
+
+
+def orphan(client, **changes):
+    """A container of a process that has died."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    owner = ProcessId(**{**ProcessId.of_this_process().model_dump(), "pid": dead.pid, **changes})
+    dead.wait()
+    return client.containers.create(BASE_IMAGE, "sleep 60", labels={OWNER: owner.model_dump_json()})
+
+
+async def test_a_start_removes_what_dead_runs_left_and_nothing_else(docker_client, tmp_path):
+    dead = orphan(docker_client)
+    elsewhere = orphan(docker_client, host="another-machine")
+    not_ours = docker_client.containers.create(BASE_IMAGE, "sleep 60")
+    try:
+        async with running(probe(), tmp_path):
+            left = {container.id for container in docker_client.containers.list(all=True)}
+            assert dead.id not in left
+            assert {elsewhere.id, not_ours.id} <= left
+    finally:
+        elsewhere.remove(force=True)
+        not_ours.remove(force=True)
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "openenv_pipe.cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_until(condition, what, process=None, limit_s=LIMIT_S):
+    """What the condition gives once it is true, as long as the process lives."""
+    deadline = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {limit_s} s for {what}"
+        assert process is None or process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    return found
+
+
+def test_hosts_lists_and_prunes(docker_client, tmp_path):
+    dead = orphan(docker_client)
+    listing = start(tmp_path, "hosts")
+    out, _ = listing.communicate(timeout=60)
+    assert listing.returncode == 0
+    assert dead.name in out and "orphan" in out
+    out, _ = start(tmp_path, "hosts", "--prune").communicate(timeout=60)
+    assert "removed: 1" in out and dead.name not in out
+
+
+def test_a_run_goes_on_after_its_container_was_killed(docker_client, tmp_path):
+    # Long steps, and every reply goes to the environment: most sessions wait for it at any time.
+    long_steps = ("trainer.steps=3", "trainer.tasks_per_step=8", "trainer.group_size=8")
+    any_reply = "env.adapter.pattern='(?s)(?P<guess>.*)'"
+    process = start(tmp_path, "train", "conf=smoke", *long_steps, any_reply, *ON_WORDLE, *SMALL)
+    folder = tmp_path / "runs" / "smoke" / "0001"
+    try:
+        metrics = folder / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and "grpo" in metrics.read_text(), "a step", process)
+        (first,) = owned_containers(docker_client)
+        time.sleep(1.0)  # into the next step
+        first.container.pause()  # so that episodes are sure to wait for it
+        time.sleep(2.0)
+        first.container.kill()
+        out, _ = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    image = RunFolder.open(folder).record.facts["image"]
+    assert image["name"].startswith("openenv-pipe/wordle:")
+    steps = [record for record in read_metrics(metrics) if record["stage"] == "grpo"]
+    assert len(steps) == 3
+    assert sum(record["episodes/failed"] for record in steps) > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_a_run_that_is_ended(docker_client, tmp_path, number):
+    process = start(tmp_path, "train", "conf=smoke", "trainer.steps=500", *ON_WORDLE, *SMALL)
+    try:
+        wait_until(lambda: owned_containers(docker_client), "the container", process)
+        process.send_signal(number)
+        process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    wait_until(lambda: owned_containers(docker_client) == [], "the container's end")
+    wait_until(lambda: socket_folders() == [], "the end of the sockets' folder")
+    record = json.loads((tmp_path / "runs/smoke/0001/run.json").read_text())
+    assert record["status"] == ("running" if number == signal.SIGKILL else "interrupted")

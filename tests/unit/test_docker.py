@@ -1,0 +1,269 @@
+"""The parts of `host=docker` that need no daemon."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.hosts.docker import container_port
+from openenv_pipe.hosts.docker_container import (
+    DOORWAY,
+    Place,
+    cause_of_death,
+    container_options,
+)
+from openenv_pipe.hosts.docker_daemon import connect, daemon_address
+from openenv_pipe.hosts.docker_image import Image, image_recipe
+from openenv_pipe.hosts.package import code_digest
+from openenv_pipe.identity import ProcessId
+from openenv_pipe.process import free_port
+
+
+@pytest.fixture
+def package(tmp_path):
+    folder = tmp_path / "parrot"
+    (folder / "server").mkdir(parents=True)
+    (folder / "openenv.yaml").write_text("app: server.app:app\nport: 9000\n")
+    (folder / "server" / "Dockerfile").write_text("FROM scratch\n")
+    (folder / ".dockerignore").write_text("# not these\n*.md\n")
+    return folder
+
+
+def settings(package=None, env=None, **host):
+    config = compose(["conf=smoke", "host=docker"]).config
+    name = None if package is None else str(package)
+    return (
+        config.env.model_copy(update={"package": name, "name": "My Parrot", **(env or {})}),
+        config.host.model_copy(update=host),
+    )
+
+
+def options(env=None, start=("serve", "--all"), **host):
+    image = Image("parrot:1", "sha256:1", start)
+    place = Place(client=None, image=image, port=9000, folder=Path("/f"), labels={"run": "7"})
+    return container_options(*settings(env=env, **host), place, Path("/f/0"))
+
+
+# --- the image and its port --------------------------------------------------------------------
+
+
+def test_the_tag_follows_what_the_build_sees(package):
+    def name(**host):
+        return image_recipe(*settings(package, **host)).name
+
+    before = name()
+    assert before.startswith("openenv-pipe/my-parrot:")
+    (package / "notes.md").write_text("ignored")
+    assert name() == before
+    assert name(build_args={"BASE_IMAGE": "other"}) != before
+    (package / "server" / "app.py").write_text("app = None")
+    assert name() != before
+
+
+def test_a_build_is_told_all_that_the_block_says(package):
+    arguments = image_recipe(*settings(package, build_args={"BASE_IMAGE": "mine:1"})).arguments
+    assert arguments[0] == "build"
+    assert "--build-arg=BASE_IMAGE=mine:1" in arguments
+    assert arguments[-1] == str(package)
+
+
+def test_a_named_image_is_pulled_not_built():
+    recipe = image_recipe(*settings(image="registry/parrot:1"))
+    assert (recipe.name, recipe.arguments) == ("registry/parrot:1", ("pull", "registry/parrot:1"))
+
+
+def test_nothing_to_build_from_is_refused(package):
+    with pytest.raises(ConfigError, match=r"env\.package .*host\.image"):
+        image_recipe(*settings())
+    with pytest.raises(ConfigError, match=r"there is no .*/Containerfile; .*host\.dockerfile"):
+        image_recipe(*settings(package, dockerfile="Containerfile"))
+
+
+def test_the_port_is_the_blocks_or_the_manifests(package):
+    assert container_port(*settings(package)) == 9000
+    assert container_port(*settings(package, container_port=80)) == 80
+    with pytest.raises(ConfigError, match=r"host\.container_port"):
+        container_port(*settings())
+    (package / "openenv.yaml").write_text("port: http\n")
+    with pytest.raises(ConfigError, match="port is 'http', expected a number"):
+        container_port(*settings(package))
+
+
+def test_the_digest_of_code_knows_no_caches(package):
+    before = code_digest(package)
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "app.pyc").write_text("cache")
+    assert code_digest(package) == before
+    (package / "app.py").write_text("app = None")
+    assert code_digest(package) != before
+
+
+# --- the container -----------------------------------------------------------------------------
+
+
+def test_without_a_network_the_image_starts_behind_the_door():
+    made = options()
+    assert made["network_mode"] == "none"
+    assert "ports" not in made
+    words = made["entrypoint"] + made["command"]
+    assert words[:4] == ["python3", "-I", "-S", "-c"]
+    assert words[5:] == ["/run/openenv-pipe/door", "9000", "serve", "--all"]
+
+
+def test_on_a_bridge_the_image_starts_as_it_is():
+    made = options(network="bridge")
+    assert made["entrypoint"] + made["command"] == ["serve", "--all"]
+    assert made["ports"] == {"9000/tcp": ("127.0.0.1", None)}
+    assert "mounts" not in made and "network_mode" not in made
+
+
+def test_a_command_replaces_the_images():
+    made = options({"command": ["run", "{host}:{port}", "{}"]}, network="bridge")
+    assert made["entrypoint"] + made["command"] == ["run", "0.0.0.0:9000", "{}"]
+    with pytest.raises(ConfigError, match=r"ENTRYPOINT nor CMD; set env\.command"):
+        options(start=())
+
+
+def test_variables_labels_and_limits_are_passed_on(monkeypatch):
+    monkeypatch.setenv("OURS", "stays here")
+    made = options({"variables": {"MOOD": "merry"}}, sessions_per_server=3, cpus=0.5)
+    assert made["environment"] == {
+        "MAX_CONCURRENT_ENVS": "3",
+        "PYTHONUNBUFFERED": "1",
+        "MOOD": "merry",
+    }
+    assert made["labels"] == {"run": "7"}
+    assert made["nano_cpus"] == 500_000_000
+
+
+def test_gpus_are_asked_for_by_number_or_all_at_once():
+    (every,) = options(gpus="all")["device_requests"]
+    (some,) = options(gpus=["0", "2"])["device_requests"]
+    assert every["Count"] == -1
+    assert some["DeviceIDs"] == ["0", "2"]
+    assert "device_requests" not in options()
+
+
+def test_a_death_for_want_of_memory_names_the_key():
+    assert cause_of_death({"ExitCode": 3, "OOMKilled": False}, 64) == "exit code 3"
+    assert "host.mem_limit_mb=64" in cause_of_death({"ExitCode": 137, "OOMKilled": True}, 64)
+
+
+# --- the daemon and owners ---------------------------------------------------------------------
+
+
+def test_a_daemon_elsewhere_is_refused(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2375")
+    with pytest.raises(ConfigError, match="not a daemon of this machine"):
+        daemon_address()
+
+
+def test_a_daemon_that_does_not_answer_is_told_with_the_next_step(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(HostError, match=r"none\.sock: .*systemctl start docker"):
+        connect()
+
+
+def test_a_process_is_told_from_another_with_its_number():
+    this = ProcessId.of_this_process()
+    assert this.alive
+    assert not this.model_copy(update={"started_s": this.started_s - 100}).alive
+    assert this.model_copy(update={"host": "elsewhere", "pid": 2**22}).alive
+
+
+# --- the door ----------------------------------------------------------------------------------
+
+ECHO = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+while True:
+    connection, _ = server.accept()
+    while data := connection.recv(65536):
+        connection.sendall(data.upper())
+    connection.close()
+"""
+
+
+@pytest.fixture
+def behind_the_door(tmp_path):
+    """Starts a Python program behind a door: the process and the socket's path."""
+    started = []
+
+    def start(program, port):
+        path = f"/tmp/door-{os.getpid()}-{port}"  # a socket's path must be short
+        command = [sys.executable, "-I", "-S", "-c", DOORWAY.read_text(), path, str(port)]
+        process = subprocess.Popen([*command, sys.executable, "-c", program, str(port)])
+        started.append((process, path))
+        return process, path
+
+    yield start
+    for process, path in started:
+        process.terminate()
+        process.wait(10)
+        Path(path).unlink(missing_ok=True)
+
+
+async def opened(path):
+    """A connection through the door to a server that answers."""
+    async with asyncio.timeout(30):
+        while True:
+            await asyncio.sleep(0.05)
+            if not Path(path).exists():
+                continue
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(b"hello")
+            with suppress(OSError):
+                if await reader.read(100) == b"HELLO":
+                    return reader, writer
+            await closed(writer)
+
+
+async def closed(writer):
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+async def test_the_door_passes_on_what_comes_and_the_end_of_it(behind_the_door):
+    process, path = behind_the_door(ECHO, free_port())
+    reader, writer = await opened(path)
+    large = b"abc" * 1_000_000
+    writer.write(large)
+    assert await asyncio.wait_for(reader.readexactly(len(large)), 20) == large.upper()
+    await closed(writer)
+    _, second = await opened(path)  # the server plays with one at a time: it saw the close
+    await closed(second)
+    process.terminate()
+    assert await asyncio.to_thread(process.wait, 10) == 128 + 15
+
+
+@pytest.mark.parametrize(
+    ("program", "code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_door_ends_as_the_server_does(behind_the_door, program, code):
+    process, _ = behind_the_door(program, free_port())
+    assert process.wait(20) == code
+
+
+def test_a_server_that_cannot_be_started_is_named(tmp_path):
+    command = [sys.executable, str(DOORWAY), str(tmp_path / "door"), "1", "no-such-program"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 127
+    assert "no-such-program" in done.stderr
+
+
+def test_who_connects_too_early_is_sent_away(behind_the_door):
+    _, path = behind_the_door("import time; time.sleep(30)", free_port())
+    while not Path(path).exists():
+        pass
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(path)
+        assert client.recv(1) == b""
