@@ -4,10 +4,14 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
+# What `make test` installs beside the package. CI adds those of optional parts, one of which
+# (reasoning-gym) needs a C compiler: EXTRAS=dev,envs,datasets,kubernetes.
+EXTRAS ?= dev
+COMMA := ,
 BIN := .venv/bin
 # Stamps: installing is done again only when pyproject.toml has changed.
 USER_STAMP := .venv/.installed
-DEV_STAMP := .venv/.installed-dev
+DEV_STAMP := .venv/.installed-$(subst $(COMMA),-,$(EXTRAS))
 
 # One line a package instead of silence for minutes.
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable
@@ -48,5 +52,5 @@ $(USER_STAMP): pyproject.toml | $(BIN)/python
 
 $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	@echo "==> installing openenv-pipe and the tools for development into .venv"
-	@$(PIP_INSTALL) '.[dev,envs,datasets,kubernetes]' | $(SHOW_PROGRESS)
+	@$(PIP_INSTALL) '.[$(EXTRAS)]' | $(SHOW_PROGRESS)
 	@touch $@ $(USER_STAMP)
