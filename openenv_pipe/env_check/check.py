@@ -16,7 +16,7 @@ from openenv_pipe.env_check.protocol import probe_protocol
 from openenv_pipe.env_check.seeds import probe_seeds
 from openenv_pipe.env_check.sessions import probe_sessions
 from openenv_pipe.env_check.speed import probe_speed
-from openenv_pipe.errors import FailureError, PipeError
+from openenv_pipe.errors import PipeError
 from openenv_pipe.findings import Line, failed
 from openenv_pipe.hosts.base import Host
 from openenv_pipe.plays import Chooser, Policy, begin, scripted
@@ -68,7 +68,7 @@ async def _check(
         try:
             async with host.session():
                 pass
-        except FailureError as error:  # it died meanwhile: its last words explain what failed
+        except PipeError as error:  # it died meanwhile: its last words explain what failed
             lines.append(failed("server", error))
         return lines
 

@@ -19,6 +19,7 @@ def nothing_is_left(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path / "folder")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))  # made at its import
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     assert list((tmp_path / "temporary").iterdir()) == []

@@ -1,0 +1,107 @@
+"""What the episode loop costs: its environment steps per second against a bare WebSocket loop's.
+
+Both play the same episodes of Wordle on one local server with the same number of sessions, in
+alternation. The bare loop sends ready-made frames and reads the answers; the episode loop does all
+that a training does, with an engine that answers at once.
+
+    python benchmarks/rollout.py [--sessions 1 8 64] [--rounds 5]
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from websockets.asyncio.client import connect
+
+from openenv_pipe.adapters import build_adapter
+from openenv_pipe.chat import ChatFormat
+from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.hosts import build_host
+from openenv_pipe.learner.tiny import build_tokenizer
+from openenv_pipe.rollout import Collector
+from openenv_pipe.session import websocket_url
+from openenv_pipe.types import Task
+
+GUESS = "zzzzz"  # no word: every episode has six steps
+NUM_STEPS = 6
+EPISODES_PER_SESSION = 40
+TASK = Task(id="train/0", split="train", index=0, seed=0, reset={"split": "train", "index": 0})
+
+
+async def bare(url: str, num_sessions: int) -> float:
+    """Steps per second of frames alone."""
+    reset = json.dumps({"type": "reset", "data": {**TASK.reset, "seed": TASK.seed}})
+    step = json.dumps({"type": "step", "data": {"guess": GUESS}})
+    sockets = [await connect(websocket_url(url), compression=None) for _ in range(num_sessions)]
+
+    async def play(socket) -> None:
+        for _ in range(EPISODES_PER_SESSION):
+            for frame in (reset, *[step] * NUM_STEPS):
+                await socket.send(frame)
+                json.loads(await socket.recv())
+
+    started = time.perf_counter()
+    await asyncio.gather(*(play(socket) for socket in sockets))
+    took_s = time.perf_counter() - started
+    await asyncio.gather(*(socket.close() for socket in sockets))
+    return num_sessions * EPISODES_PER_SESSION * NUM_STEPS / took_s
+
+
+async def loop(collector: Collector, num_sessions: int) -> float:
+    """Steps per second of whole episodes."""
+    started = time.perf_counter()
+    groups = await collector.collect(
+        [TASK], group_size=num_sessions * EPISODES_PER_SESSION, temperature=1.0, seed=0, label="b"
+    )
+    took_s = time.perf_counter() - started
+    return sum(len(episode.turns) for episode in groups[0].episodes) / took_s
+
+
+async def measure(num_sessions: int, num_rounds: int) -> tuple[float, float]:
+    """Medians of both, in steps per second."""
+    sessions = f"host.sessions_per_server={num_sessions}"
+    as_many_for_the_bare_loop = f"env.variables.MAX_CONCURRENT_ENVS={2 * num_sessions}"
+    config = compose(["conf=wordle", sessions, as_many_for_the_bare_loop]).config
+    chat = ChatFormat(build_tokenizer())
+    engine = ScriptedEngine(lambda observations, draw: GUESS, chat)
+    engine.max_episodes = num_sessions
+    with tempfile.TemporaryDirectory() as logs:
+        host = build_host(config, Path(logs))
+        try:
+            await host.start()
+            collector = Collector(
+                env=config.env,
+                host=host,
+                adapter=build_adapter(config.env.adapter),
+                chat=chat,
+                engine=engine,
+            )
+            await loop(collector, num_sessions)  # warm
+            pairs = [
+                (await bare(host.urls[0], num_sessions), await loop(collector, num_sessions))
+                for _ in range(num_rounds)
+            ]
+        finally:
+            await host.close()
+    return tuple(statistics.median(values) for values in zip(*pairs, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sessions", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    print("| sessions | bare loop, steps/s | episode loop, steps/s | share |")
+    print("|---|---|---|---|")
+    for num_sessions in arguments.sessions:
+        plain, whole = asyncio.run(measure(num_sessions, arguments.rounds))
+        print(f"| {num_sessions} | {plain:.0f} | {whole:.0f} | {whole / plain:.0%} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
