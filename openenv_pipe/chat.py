@@ -11,6 +11,7 @@ where it would move them when the conversation goes on.
 import itertools
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -31,6 +32,8 @@ _TOOL: Tool = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
     },
 }
+_Frozen = tuple[tuple[tuple[str, str], ...], ...]  # messages as a key: their items
+_NUM_CACHED = 4096  # messages whose ids are kept
 _TOOLS_IN_WORDS = (
     "You can call tools. Write each call as\n"
     '<tool_call>{"name": ..., "arguments": {...}}</tool_call>\nThe tools are:\n'
@@ -62,9 +65,12 @@ class ChatFormat:
         self._special_tokens = [token.content for token in added if token.special]
         self._after_reply = self._render((*_OPENING, _assistant(_REPLY)), prompt=False)
         self._check_ends_turns()
+        # Rendering takes longer than a step of a small environment, which often says the same.
+        self._cached_following_ids = lru_cache(_NUM_CACHED)(self._following_ids)
         self._takes_tools = True
         self._check_append_only()
         self._takes_tools = self._template_takes_tools()
+        self._cached_following_ids.cache_clear()
 
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a conversation's beginning, up to where the model writes."""
@@ -80,7 +86,13 @@ class ChatFormat:
         `ended` says whether the completion has its end-of-turn token; a reply that was cut off
         lacks it, and gets it here, as a token that the model did not choose.
         """
-        messages = self._without_markup(messages)
+        frozen = tuple(tuple(message.items()) for message in messages)
+        return list(self._cached_following_ids(frozen, ended))
+
+    def _following_ids(
+        self, frozen: tuple[tuple[tuple[str, str], ...], ...], ended: bool
+    ) -> list[int]:
+        messages = self._without_markup([dict(items) for items in frozen])
         if not self._takes_tools:
             messages = _results_as_user(messages)
         text = self._render((*_OPENING, _assistant(_REPLY), *messages), prompt=True)
