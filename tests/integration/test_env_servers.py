@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,8 +61,12 @@ def call(port: int, path: str, body: dict | None = None):
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
-    with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT_S) as response:
-        return json.load(response)
+    try:
+        with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT_S) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        raise
 
 
 @pytest.fixture(scope="module")

@@ -153,7 +153,8 @@ def test_an_adapter_is_trained_and_loaded_again(tmp_path):
 def test_a_model_of_a_folder_is_trained(smoke, tmp_path):
     path = smoke / "checkpoints" / "step_000002"
     model = ("model=hub", f"model.path={path}", "model.dtype=float32", "trainer.steps=1")
-    code, _, err = run(tmp_path, "train", "conf=smoke", *model, *SMALL)
+    limits = ("env.max_episode_tokens=400", "env.max_reply_tokens=6")
+    code, _, err = run(tmp_path, "train", "conf=smoke", *model, *limits, *SMALL)
     assert code == 0, err
 
 

@@ -49,7 +49,6 @@ def test_the_template_is_an_environment_as_openenv_lays_it_out():
         ("../escape", "lowercase"),
         ("json", "module 'json'"),
         ("torch", "module 'torch'"),
-        ("wordle", "conf/ has a 'wordle'"),
         ("smoke", "conf/ has a 'smoke'"),
     ],
 )
