@@ -87,7 +87,7 @@ def evaluate(
     if Path(target).is_dir():
         from openenv_pipe.evaluate import evaluate_run
 
-        evaluate_run(Path(target), overrides, _command())
+        evaluate_run(Path(target), overrides)
         return
     composed = compose([target, *overrides])
     from openenv_pipe.evaluate import evaluate_config

@@ -34,7 +34,7 @@ async def evaluate(parts: Parts, label: str) -> EvalReport:
     return summarise(label, episodes, config.eval, config.seed, model=describe_model(config))
 
 
-def evaluate_run(path: Path, overrides: Sequence[str], command: Sequence[str]) -> None:
+def evaluate_run(path: Path, overrides: Sequence[str]) -> None:
     """Evaluates the last checkpoint of a run, and keeps the report in the run's folder."""
     folder = RunFolder.open(path)
     config = amend(folder.config, overrides)

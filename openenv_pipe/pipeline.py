@@ -208,13 +208,15 @@ class _Training:
         """Updates the policy on the groups and writes down what happened, all or nothing."""
         assert self._learner is not None
         collected = time.perf_counter()
-        await asyncio.to_thread(write_episodes, episodes_path(self._folder.path, step), groups)
         self._tasks.record(groups)
         advantage = self._config.trainer.advantage
         advantages = [
             group_advantages(group, scale=advantage.scale, discount=advantage.discount)
             for group in groups
         ]
+        await asyncio.to_thread(
+            write_episodes, episodes_path(self._folder.path, step), groups, advantages
+        )
         metrics = summarise_groups(groups)
         metrics["groups/trained"] = sum(values is not None for values in advantages)
         metrics["groups/skipped"] = sum(values is None for values in advantages)

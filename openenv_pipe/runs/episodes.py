@@ -17,6 +17,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from sys import byteorder
 from typing import Any
@@ -34,18 +35,18 @@ CODES = {"f4": "f", "f8": "d"}  # ours to the array module's
 def write_episodes(
     path: Path,
     groups: Sequence[Group],
-    advantages: Sequence[Sequence[Sequence[float]]] | None = None,
+    advantages: Sequence[Mapping[int, Sequence[float]] | None] = (),
 ) -> None:
     """Write the episodes of one step, whole or not at all.
 
-    advantages: [group][member][turn], kept beside the episodes for those who read the file.
+    advantages: of each group, by member one value a turn; None for a group without signal. Kept
+    for those who read the file; null for an episode that was not trained on.
     """
     lines = []
-    for group_index, group in enumerate(groups):
-        for member_index, episode in enumerate(group.episodes):
+    for group, by_member in zip_longest(groups, advantages):
+        for episode in group.episodes:
             row = _row_of_episode(group.id, episode)
-            if advantages is not None:
-                row["advantages"] = list(advantages[group_index][member_index])
+            row["advantages"] = by_member and by_member.get(episode.member)
             lines.append(LINE.encode(row) + "\n")
     write_bytes(path, zlib.compress("".join(lines).encode(), FASTEST, GZIP))
 

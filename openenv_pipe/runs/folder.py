@@ -172,21 +172,6 @@ class RunFolder:
             cause = hide_secrets(cause, known_secrets(self._read_config()))
         self._write_record(status=status, cause=cause, ended=datetime.now(UTC))
 
-    def start_attempt(self) -> None:
-        """Take an ended run up again in this process, with a log folder of its own.
-
-        Raises RunFolderError if the run's process is alive.
-        """
-        if self.status == "running":
-            process = self.record.process
-            raise RunFolderError(
-                f"{self.path} is still running as process {process.pid} on {process.host}; "
-                "stop it before you resume it"
-            )
-        process = ProcessId.of_this_process()
-        self._write_record(status="running", cause=None, ended=None, process=process)
-        _open_logs(self.path / "logs")
-
     def checkpoint_path(self, step: int) -> Path:
         """Where the checkpoint after `step` training steps lies."""
         return self.path / "checkpoints" / f"step_{step:06d}"
@@ -205,7 +190,7 @@ class RunFolder:
         """
         path = self.checkpoint_path(step)
         if path.exists():
-            raise RunFolderError(f"{path} exists and is not overwritten; resume from it instead")
+            raise RunFolderError(f"{path} exists and is not overwritten")
         partial = path.parent / f".{path.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
         partial.mkdir(parents=True)

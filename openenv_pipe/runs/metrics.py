@@ -1,7 +1,7 @@
 """metrics.jsonl: one line a step, appended and never rewritten.
 
 Equal runs give equal lines once the `time/` keys are taken out (`without_times`). JSON has no
-NaN: a value that is not finite is written as null and counted, so that nobody plots a guess.
+NaN: a value that is not finite is written as null, so that nobody plots a guess.
 """
 
 import json
@@ -23,26 +23,15 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         _cut_unfinished_line(path)
         self._file = path.open("a", encoding="utf-8")
-        self.num_not_finite = 0  # values written as null so far
 
     def append(self, record: Mapping[str, Metric]) -> None:
         """Write one line, step and stage first, the other keys sorted; it survives a kill."""
-        values = {key: self._as_json(record[key]) for key in _ordered(record)}
+        values = {key: _as_json(record[key]) for key in _ordered(record)}
         self._file.write(_dump(values) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
-
-    def _as_json(self, value: Metric) -> Metric | None:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, numbers.Integral):
-            return int(value)
-        if not math.isfinite(value):
-            self.num_not_finite += 1
-            return None
-        return float(value)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -70,6 +59,16 @@ def without_times(line: str) -> str:
     """A line of metrics.jsonl without its `time/` keys: equal for equal runs, byte for byte."""
     record = json.loads(line)
     return _dump({key: value for key, value in record.items() if not key.startswith("time/")})
+
+
+def _as_json(value: Metric) -> Metric | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _ordered(record: Mapping[str, Metric]) -> list[str]:

@@ -72,13 +72,14 @@ def test_equal_episodes_give_equal_bytes_whenever_they_were_played(path):
     assert path.read_bytes() == before
 
 
-def test_one_json_line_an_episode_with_advantages_where_given(path):
+def test_one_json_line_an_episode_with_advantages_where_it_was_trained_on(path):
     groups = run_samples.groups(2, 3)
-    advantages = [[[float(g), float(m), 0.5] for m in range(3)] for g in range(2)]
-    write_episodes(path, groups, advantages)
+    by_member = {0: [0.5, -1.0], 2: [1.0, 0.25]}
+    write_episodes(path, groups, [by_member, None])
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         rows = [json.loads(line) for line in file]
-    assert [row["advantages"] for row in rows] == advantages[0] + advantages[1]
+    trained = [by_member[0], None, by_member[2]]
+    assert [row["advantages"] for row in rows] == [*trained, None, None, None]
     assert rows == list(read_rows(path))
     turn = groups[0].episodes[0].turns[0]
     assert rows[0]["turns"][0]["completion_ids"] == turn.completion_ids
