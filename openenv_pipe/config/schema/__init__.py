@@ -1,0 +1,94 @@
+"""Types, ranges and meaning of every key. The only place of them; values live in `conf/`.
+
+No field has a default: what a run does is what its YAML says. Models are frozen and refuse
+unknown keys. Units are in the names: `_s` seconds, `_mb` mebibytes, `num_` counts.
+A file for each block.
+"""
+
+from openenv_pipe.config.schema.adapter import (
+    AdapterConfig,
+    JsonAdapterConfig,
+    PythonAdapterConfig,
+    TextAdapterConfig,
+    ToolAdapterConfig,
+)
+from openenv_pipe.config.schema.engine import LocalEngineConfig, ScriptedEngineConfig
+from openenv_pipe.config.schema.env import EnvConfig
+from openenv_pipe.config.schema.eval import EvalConfig
+from openenv_pipe.config.schema.host import (
+    AttachHostConfig,
+    DockerHostConfig,
+    KubernetesHostConfig,
+    ProcessHostConfig,
+)
+from openenv_pipe.config.schema.model import HubModelConfig, ModelConfig, TinyModelConfig
+from openenv_pipe.config.schema.reward import (
+    EnvTerm,
+    LengthTerm,
+    PythonTerm,
+    RegexTerm,
+    RewardConfig,
+    SuccessTerm,
+    TermConfig,
+    TurnsTerm,
+    UnusableTerm,
+)
+from openenv_pipe.config.schema.run import RunConfig, ServingConfig
+from openenv_pipe.config.schema.tasks import (
+    ListedTasks,
+    TaskDataset,
+    TaskFile,
+    TaskRange,
+    TasksConfig,
+    TaskServer,
+    TaskSetConfig,
+)
+from openenv_pipe.config.schema.tracker import TrackerConfig
+from openenv_pipe.config.schema.trainer import (
+    LossConfig,
+    OptimizerConfig,
+    TrainerConfig,
+    WarmStartConfig,
+)
+
+__all__ = [
+    "AdapterConfig",
+    "AttachHostConfig",
+    "DockerHostConfig",
+    "EnvConfig",
+    "EnvTerm",
+    "EvalConfig",
+    "HubModelConfig",
+    "JsonAdapterConfig",
+    "KubernetesHostConfig",
+    "LengthTerm",
+    "ListedTasks",
+    "LocalEngineConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ProcessHostConfig",
+    "PythonAdapterConfig",
+    "PythonTerm",
+    "RegexTerm",
+    "RewardConfig",
+    "RunConfig",
+    "ScriptedEngineConfig",
+    "ServingConfig",
+    "SuccessTerm",
+    "TaskDataset",
+    "TaskFile",
+    "TaskRange",
+    "TaskServer",
+    "TaskSetConfig",
+    "TasksConfig",
+    "TermConfig",
+    "TextAdapterConfig",
+    "TinyModelConfig",
+    "ToolAdapterConfig",
+    "TrackerConfig",
+    "TrainerConfig",
+    "TurnsTerm",
+    "UnusableTerm",
+    "WarmStartConfig",
+]

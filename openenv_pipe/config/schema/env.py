@@ -1,0 +1,29 @@
+"""`env`: the environment, how to talk to it, and its tasks."""
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from openenv_pipe.config.schema.adapter import AdapterConfig
+from openenv_pipe.config.schema.base import Block, Text
+from openenv_pipe.config.schema.tasks import TasksConfig
+
+
+class EnvConfig(Block):
+    """An environment and the limits of its episodes."""
+
+    name: str
+    package: str | None = Field(
+        description="folder of an OpenEnv package; a bare name is an envs/ one"
+    )
+    command: list[str] | None = Field(description="starts the server instead; {host} and {port}")
+    variables: dict[str, Text] = Field(description="environment variables of the server")
+    reset_timeout_s: PositiveFloat
+    step_timeout_s: PositiveFloat
+    max_message_mb: PositiveInt
+    max_turns: PositiveInt
+    max_reply_tokens: PositiveInt
+    max_episode_tokens: PositiveInt
+    success_reward: float = Field(
+        description="the environment's reward, summed, from which on it is a success"
+    )
+    adapter: AdapterConfig
+    tasks: TasksConfig

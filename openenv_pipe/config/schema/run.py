@@ -1,0 +1,59 @@
+"""A whole run, and whether its blocks fit together."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from openenv_pipe.config.schema.base import Block
+from openenv_pipe.config.schema.engine import EngineConfig
+from openenv_pipe.config.schema.env import EnvConfig
+from openenv_pipe.config.schema.eval import EvalConfig
+from openenv_pipe.config.schema.host import HostConfig
+from openenv_pipe.config.schema.model import ModelConfig, TinyModelConfig
+from openenv_pipe.config.schema.reward import RewardConfig
+from openenv_pipe.config.schema.tasks import TaskRange
+from openenv_pipe.config.schema.tracker import TrackerConfig
+from openenv_pipe.config.schema.trainer import TrainerConfig
+
+
+class ServingConfig(Block):
+    """An environment and where it runs: what `openenv-pipe env` needs of a run."""
+
+    env: EnvConfig
+    host: HostConfig
+
+
+class RunConfig(Block):
+    """Everything a run is."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
+    seed: NonNegativeInt
+    runs_dir: str
+    device: Literal["auto", "cpu", "cuda"]
+    num_threads: PositiveInt | None = Field(description="of torch on the CPU; null: one per core")
+    env: EnvConfig
+    host: HostConfig
+    reward: RewardConfig
+    model: ModelConfig
+    engine: EngineConfig
+    trainer: TrainerConfig
+    eval: EvalConfig
+    tracker: TrackerConfig
+
+    @model_validator(mode="after")
+    def _blocks_fit_together(self) -> "RunConfig":
+        tasks = self.env.tasks.eval  # of the other types, when their number is known
+        if isinstance(tasks, TaskRange) and self.eval.num_tasks > tasks.num_tasks:
+            raise ValueError(
+                f"eval.num_tasks={self.eval.num_tasks} is more than "
+                f"env.tasks.eval.num_tasks={tasks.num_tasks}"
+            )
+        if (
+            isinstance(self.model, TinyModelConfig)
+            and self.env.max_episode_tokens > self.model.max_length
+        ):
+            raise ValueError(
+                f"env.max_episode_tokens={self.env.max_episode_tokens} is more than "
+                f"model.max_length={self.model.max_length}"
+            )
+        return self
