@@ -73,6 +73,7 @@ class RunRecord(Record):
     versions: dict[str, str]
     machine: Machine
     facts: dict[str, JsonValue]
+    sweep: str | None = None  # the stamp of the sweep that it is a job of: runs/sweeps/<stamp>
 
 
 class RunFolder:
@@ -84,10 +85,16 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, config: RunConfig, *, overrides: Sequence[str], command: Sequence[str]
+        cls,
+        config: RunConfig,
+        *,
+        overrides: Sequence[str],
+        command: Sequence[str],
+        sweep: str | None = None,
     ) -> "RunFolder":
         """Allocate the next folder of `config.name` and describe the run in it.
 
+        sweep: the stamp of the sweep that the run belongs to.
         Raises RunFolderError if `config.runs_dir` cannot be written to.
         """
         parent = Path(config.runs_dir) / config.name
@@ -100,7 +107,7 @@ class RunFolder:
             ) from error
         try:
             aside.chmod(0o755)  # mkdtemp gives 0700: a colleague must be able to read
-            record = _describe(aside, config, overrides, command)
+            record = {**_describe(aside, config, overrides, command), "sweep": sweep}
             path = _allocate(aside, parent, config.name, record)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -161,6 +168,10 @@ class RunFolder:
     def logs(self) -> Path:
         """The folder of the current attempt's logs."""
         return self.path / "logs" / (self.path / "logs" / "latest").readlink()
+
+    def adopt(self) -> None:
+        """Make this process the run's own: the one that allocated the folder only prepared it."""
+        self._write_record(process=ProcessId.of_this_process())
 
     def update(self, **facts: JsonValue) -> None:
         """Add to the record's facts; an equal name is replaced."""
