@@ -1,0 +1,136 @@
+"""Chat completions over HTTP, with limits, retries and a cache. For engines and for judges.
+
+Refused: following redirects, which would carry the key to another host.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import aiohttp
+
+from openenv_pipe.config.schema import OpenAIEngineConfig
+from openenv_pipe.engines.openai.cache import ResponseCache
+from openenv_pipe.engines.openai.limits import RateLimit
+from openenv_pipe.errors import ConfigError, EngineError
+
+_PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses worth another try
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
+_LONGEST_QUOTE = 300  # characters of an answer in an error
+
+
+class ChatClient:
+    """One endpoint. Use it in `async with`; all requests share its connections."""
+
+    def __init__(self, config: OpenAIEngineConfig) -> None:
+        self._config = config
+        self._url = f"{config.base_url.rstrip('/')}/chat/completions"
+        self._cache = ResponseCache(Path(config.cache_dir)) if config.cache_dir else None
+        self._slots = asyncio.Semaphore(config.max_concurrent)
+        self._requests = RateLimit(config.requests_per_minute)
+        self._tokens = RateLimit(config.tokens_per_minute)
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "ChatClient":
+        key = self._config.api_key
+        self._http = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=aiohttp.ClientTimeout(total=self._config.timeout_s),
+            trust_env=True,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._http is not None
+        await self._http.close()
+
+    async def complete(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
+        """The endpoint's JSON for this body; `num_tokens` is what it may cost, for the limit.
+
+        Raises ConfigError for a request that will never do, EngineError when retries are used up.
+        """
+        if self._cache and (known := self._cache.read(self._url, body)) is not None:
+            return known
+        async with self._slots:
+            response = await self._ask(body, num_tokens)
+        if self._cache:
+            self._cache.write(self._url, body, response)
+        return response
+
+    async def _ask(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
+        why = ""
+        for attempt in range(self._config.max_retries + 1):
+            await self._requests.take(1)
+            await self._tokens.take(num_tokens)
+            try:
+                return await self._post(body)
+            except _PassingError as error:
+                why = str(error)
+                if attempt < self._config.max_retries:
+                    await asyncio.sleep(error.wait_s or _backoff_s(attempt))
+        raise EngineError(
+            f"{self._url} gave no answer in {self._config.max_retries + 1} tries, the last time: "
+            f"{why}; see the provider's status, or raise engine.max_retries"
+        )
+
+    async def _post(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._http is not None, "use the client in `async with`"
+        try:
+            async with self._http.post(self._url, json=body, allow_redirects=False) as response:
+                content = await response.read()
+                if response.status in _PASSING:
+                    raise _PassingError(
+                        f"status {response.status}, {_quote(content)}", _asked_wait_s(response)
+                    )
+                if response.status != 200:
+                    self._refuse(response.status, content)
+                answer = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            text = str(error) or f"nothing within engine.timeout_s={self._config.timeout_s:g}"
+            raise _PassingError(f"{type(error).__name__}: {text}") from error
+        if not isinstance(answer, dict) or not answer.get("choices"):
+            raise _PassingError(f"an answer without choices: {_quote(content)}")
+        return answer
+
+    def _refuse(self, status: int, content: bytes) -> NoReturn:
+        if status in (401, 403):
+            expected = "set engine.api_key, best as ${oc.env:OPENAI_API_KEY}"
+        elif status in (301, 302, 307, 308, 404):
+            expected = f"see engine.base_url and engine.model={self._config.model}"
+        else:
+            expected = "engine.parameters adds, changes or (by null) leaves out request fields"
+        raise ConfigError(f"{self._url} answered {status}: {_quote(content)}; {expected}")
+
+
+class _PassingError(Exception):
+    """Another try may do, after `wait_s` if the endpoint said so."""
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+def _asked_wait_s(response: aiohttp.ClientResponse) -> float | None:
+    """Seconds of Retry-After, bounded; a date in its place is left to our own waiting."""
+    try:
+        return min(float(response.headers["Retry-After"]), _LONGEST_WAIT_S)
+    except (KeyError, ValueError):
+        return None
+
+
+def _backoff_s(attempt: int) -> float:
+    """Doubles from try to try; spread, so that those who failed together do not come together."""
+    longest = min(_FIRST_WAIT_S * 2**attempt, _LONGEST_WAIT_S)
+    return longest * (0.5 + random.random() / 2)
+
+
+def _quote(content: bytes) -> str:
+    return repr(content.decode(errors="replace").strip()[:_LONGEST_QUOTE])

@@ -1,0 +1,61 @@
+"""`eval` with engine=openai: a hosted model on the tasks that a trained one is judged by."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.integration.test_train import run
+
+
+class Letters(BaseHTTPRequestHandler):
+    """An endpoint whose model writes the letter that it was asked for last."""
+
+    protocol_version = "HTTP/1.1"
+    num_asked = 0
+
+    def do_POST(self) -> None:
+        Letters.num_asked += 1
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        letter = re.findall(r"\b[a-z]\b", body["messages"][-1]["content"])[-1]
+        choice = {"message": {"content": letter}, "finish_reason": "stop"}
+        content = json.dumps({"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Silence."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Letters) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        server.shutdown()
+        thread.join(10)
+
+
+def test_a_hosted_model_is_evaluated_and_a_second_time_costs_nothing(
+    tmp_path, endpoint, monkeypatch
+):
+    monkeypatch.setenv("HOSTED_API_KEY", "sk-0123456789")
+    engine = ("engine=openai", "engine.model=hosted", "engine.api_key=${oc.env:HOSTED_API_KEY}")
+    where = (f"engine.base_url={endpoint}", f"engine.cache_dir={tmp_path / 'cache'}")
+    num_asked = []
+    for number in ("0001", "0002"):
+        code, out, err = run(tmp_path, "eval", "conf=echo", "eval.num_tasks=8", *engine, *where)
+        assert code == 0, err
+        assert "hosted" in out
+        report = json.loads((tmp_path / "runs/echo" / number / "eval/openai.json").read_text())
+        assert (report["model"], report["success"]["mean"]) == ("hosted", 1.0)
+        num_asked.append(Letters.num_asked)
+    assert num_asked[0] == num_asked[1] > 8
+    written = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    assert "sk-0123456789" not in "".join(written)

@@ -1,0 +1,262 @@
+"""Engine `openai` against a server of our own that answers, refuses and stalls on demand."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from openenv_pipe.adapters.tool_calls import tool_calls
+from openenv_pipe.config.schema import OpenAIEngineConfig
+from openenv_pipe.engines.base import Request
+from openenv_pipe.engines.openai import OpenAIEngine, TextChat
+from openenv_pipe.engines.openai.client import ChatClient
+from openenv_pipe.engines.openai.limits import RateLimit
+from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.types import Finish
+
+Answer = tuple[int, Any, dict[str, str]]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+TOOL = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
+
+
+def said(content: str | None, finish: str = "stop", **message: Any) -> Answer:
+    choice = {"message": {"role": "assistant", "content": content, **message}}
+    return 200, {"choices": [{**choice, "finish_reason": finish}]}, {}
+
+
+class Endpoint:
+    """Gives the answers in their order, the last one for ever, and keeps what it was asked."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[Any] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.json())
+        self.headers.append(request.headers)
+        status, body, headers = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return web.Response(status=status, text=json.dumps(body), headers=headers)
+
+
+@contextmanager
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Seconds that would have been waited between tries."""
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("openenv_pipe.engines.openai.client.asyncio.sleep", noted)
+    yield waits
+    monkeypatch.undo()
+
+
+def run(endpoint: Endpoint, story: Callable[..., Any], **changes: Any) -> Any:
+    async def main() -> Any:
+        application = web.Application()
+        application.router.add_post("/v1/chat/completions", endpoint.answer)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        config = OpenAIEngineConfig(
+            **{
+                "type": "openai",
+                "base_url": f"http://127.0.0.1:{port}/v1",
+                "model": "big",
+                "api_key": "a-secret-key",
+                "max_concurrent": 4,
+                "requests_per_minute": None,
+                "tokens_per_minute": None,
+                "max_tokens_key": "max_tokens",
+                "parameters": {},
+                "timeout_s": 5.0,
+                "max_retries": 2,
+                "cache_dir": None,
+                **changes,
+            }
+        )
+        try:
+            async with ChatClient(config) as client:
+                return await story(OpenAIEngine(config, client))
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(main())
+
+
+def request(new_ids: list[int], turn: int = 0, **changes: Any) -> Request:
+    return Request(
+        **{
+            "episode": 0,
+            "turn": turn,
+            "new_ids": new_ids,
+            "max_tokens": 64,
+            "temperature": 0.5,
+            "seed": 7,
+            "observations": [],
+            **changes,
+        }
+    )
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_a_conversation_is_told_as_a_whole_each_time() -> None:
+    endpoint, chat = Endpoint(said("cräne"), said("sheet", "length")), TextChat()
+
+    async def story(engine: OpenAIEngine) -> None:
+        first = await engine.generate(request(chat.first_ids([user("guess \ud800")])))
+        assert chat.reply_text(first.token_ids) == "cräne"
+        assert (first.finish, len(first.logprobs)) == (Finish.STOP, len(first.token_ids))
+        ids = chat.following_ids([user("again")], ended=True)
+        second = await engine.generate(request(ids, turn=1))
+        assert second.finish is Finish.LENGTH
+
+    run(endpoint, story)
+    assert endpoint.headers[0]["Authorization"] == "Bearer a-secret-key"
+    asked = endpoint.bodies[1]
+    assert [message["content"] for message in asked["messages"]] == ["guess ?", "cräne", "again"]
+    assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("big", 0.5, 64)
+    assert endpoint.bodies[0]["seed"] != asked["seed"]
+    assert "tools" not in asked
+
+
+def test_calls_of_tools_are_read_as_the_adapter_reads_them_and_answered_by_id() -> None:
+    endpoint, chat = Endpoint(said(None, "tool_calls", tool_calls=[CALL]), said("blue")), TextChat()
+
+    async def story(engine: OpenAIEngine) -> None:
+        first = await engine.generate(request(chat.first_ids([user("look")], [TOOL])))
+        (action,) = tool_calls(chat.reply_text(first.token_ids))
+        assert (action["tool_name"], action["arguments"]) == ("look", {"at": "sky"})
+        result = {"role": "tool", "name": "look", "content": "air"}
+        await engine.generate(request(chat.following_ids([result], ended=True), turn=1))
+
+    run(endpoint, story)
+    assert endpoint.bodies[0]["tools"] == endpoint.bodies[1]["tools"] == [TOOL]
+    *_, reply, answer = endpoint.bodies[1]["messages"]
+    assert reply["tool_calls"] == [CALL]
+    assert answer == {"role": "tool", "tool_call_id": "c1", "content": "air"}
+
+
+def test_a_call_that_was_not_made_is_answered_all_the_same() -> None:
+    endpoint, chat = Endpoint(said(None, tool_calls=[CALL]), said("sorry")), TextChat()
+
+    async def story(engine: OpenAIEngine) -> None:
+        await engine.generate(request(chat.first_ids([user("look")], [TOOL])))
+        ids = chat.following_ids([user("that was no call")], ended=True)
+        await engine.generate(request(ids, turn=1))
+
+    run(endpoint, story)
+    roles = [message["role"] for message in endpoint.bodies[1]["messages"]]
+    assert roles == ["user", "assistant", "tool", "user"]
+
+
+def test_a_result_without_a_call_is_a_user_message() -> None:
+    endpoint, chat = Endpoint(said("a call in words"), said("done")), TextChat()
+
+    async def story(engine: OpenAIEngine) -> None:
+        await engine.generate(request(chat.first_ids([user("look")])))
+        result = {"role": "tool", "name": "look", "content": "air"}
+        await engine.generate(request(chat.following_ids([result], ended=True), turn=1))
+
+    run(endpoint, story)
+    assert endpoint.bodies[1]["messages"][-1] == user("air")
+
+
+def test_what_passes_is_tried_again_and_a_wait_that_is_asked_for_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = (429, {"error": "slow down"}, {"Retry-After": "3"})
+    endpoint = Endpoint(busy, (500, {}, {}), said("late"))
+
+    async def story(engine: OpenAIEngine) -> str:
+        completion = await engine.generate(request(TextChat().first_ids([user("hello")])))
+        return TextChat().reply_text(completion.token_ids)
+
+    with no_waiting(monkeypatch) as waits:
+        assert run(endpoint, story) == "late"
+    assert waits[0] == 3.0
+    assert 0 < waits[1] <= 1.0
+
+
+def test_after_the_last_try_the_error_says_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = Endpoint((503, {"error": "overloaded"}, {}))
+
+    async def story(engine: OpenAIEngine) -> None:
+        await engine.generate(request(TextChat().first_ids([user("hello")])))
+
+    with no_waiting(monkeypatch), pytest.raises(EngineError, match=r"in 3 tries.*503.*overloaded"):
+        run(endpoint, story)
+    assert len(endpoint.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "key"), [(401, "api_key"), (404, "base_url"), (302, "base_url"), (400, "parameters")]
+)
+def test_what_never_will_do_is_refused_at_once(status: int, key: str) -> None:
+    endpoint = Endpoint((status, {"error": "no"}, {"Location": "http://127.0.0.1:1/elsewhere"}))
+
+    async def story(engine: OpenAIEngine) -> None:
+        await engine.generate(request(TextChat().first_ids([user("hello")])))
+
+    with pytest.raises(ConfigError, match=f"engine.{key}") as caught:
+        run(endpoint, story)
+    assert len(endpoint.bodies) == 1
+    assert "a-secret-key" not in str(caught.value)
+
+
+def test_the_same_request_is_asked_once_and_another_seed_is_another(tmp_path: Any) -> None:
+    endpoint = Endpoint(said("one"), said("two"))
+
+    async def story(engine: OpenAIEngine) -> list[str]:
+        replies = []
+        for episode, seed in enumerate([7, 7, 8]):
+            ids = TextChat().first_ids([user("hello")])
+            completion = await engine.generate(request(ids, episode=episode, seed=seed))
+            replies.append(TextChat().reply_text(completion.token_ids))
+        return replies
+
+    assert run(endpoint, story, cache_dir=str(tmp_path / "cache")) == ["one", "one", "two"]
+    assert len(endpoint.bodies) == 2
+    kept = [path.read_text() for path in tmp_path.rglob("*.json")]
+    assert len(kept) == 2 and "a-secret-key" not in "".join(kept)
+
+
+def test_parameters_stand_over_ours_and_null_leaves_one_out() -> None:
+    endpoint = Endpoint(said("fine"))
+
+    async def story(engine: OpenAIEngine) -> None:
+        await engine.generate(request(TextChat().first_ids([user("hello")])))
+
+    changes = {"temperature": None, "reasoning_effort": "low"}
+    run(endpoint, story, parameters=changes, api_key=None)
+    assert "temperature" not in endpoint.bodies[0]
+    assert endpoint.bodies[0]["reasoning_effort"] == "low"
+    assert "Authorization" not in endpoint.headers[0]
+
+
+async def test_a_rate_limit_lets_a_minutes_worth_pass_and_then_spreads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+
+    async def noted(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("openenv_pipe.engines.openai.limits.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("openenv_pipe.engines.openai.limits.asyncio.sleep", noted)
+    limit = RateLimit(120)
+    for _ in range(122):
+        await limit.take(1)
+    assert waits == [0.5, 1.0]
