@@ -105,7 +105,7 @@ def memory_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
         "activations": trainer.tokens_per_batch * per_token * BYTES[model.autocast],
         "logits": logits * 4 * LOGITS_COPIES,
     }
-    if trainer.loss.kl_coef and full:
+    if trainer.loss.kl.coef and full:
         needed["reference model"] = weights
     if config.engine.type == "local":
         cached_tokens = config.engine.max_batch * config.env.max_episode_tokens

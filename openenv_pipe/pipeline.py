@@ -12,7 +12,7 @@ from openenv_pipe.assembly import Parts, assembled
 from openenv_pipe.config.compose import Composed
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.evaluate import evaluate
-from openenv_pipe.grpo.advantages import group_advantages
+from openenv_pipe.grpo.advantages import step_advantages
 from openenv_pipe.grpo.samples import build_sample
 from openenv_pipe.learner.checkpoint import save_checkpoint
 from openenv_pipe.learner.learner import Learner
@@ -210,10 +210,12 @@ class _Training:
         collected = time.perf_counter()
         self._tasks.record(groups)
         advantage = self._config.trainer.advantage
-        advantages = [
-            group_advantages(group, scale=advantage.scale, discount=advantage.discount)
-            for group in groups
-        ]
+        advantages = step_advantages(
+            groups,
+            baseline=advantage.baseline,
+            scale=advantage.scale,
+            discount=advantage.discount,
+        )
         await asyncio.to_thread(
             write_episodes, episodes_path(self._folder.path, step), groups, advantages
         )

@@ -380,7 +380,7 @@ class GradientKeeper:
 def loss_and_gradients(
     policy: Policy, samples: Sequence[Sample], changes: Mapping[str, Any] | None = None
 ) -> tuple[float, list[torch.Tensor]]:
-    """The learner's policy loss and all gradients of one update, without taking it."""
+    """The learner's loss and all gradients of one update, without taking it."""
     trainer = run_config(
         {f"trainer.{key}": value for key, value in (changes or {}).items()}
     ).trainer
@@ -388,7 +388,7 @@ def loss_and_gradients(
     learner.optimizer = keeper = GradientKeeper(policy)
     metrics = learner.update(samples, step=1)
     (gradients,) = keeper.updates
-    return metrics["loss/policy"], gradients
+    return metrics["loss/total"], gradients
 
 
 def assert_same_update(

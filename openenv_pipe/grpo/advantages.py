@@ -1,6 +1,6 @@
-"""Rewards of a group to advantages, one per turn.
+"""Rewards of a step's groups to advantages, one per turn.
 
-Shape letter: G scored episodes of a group.
+Shape letter: G scored episodes of a group, or of all groups.
 """
 
 import math
@@ -14,26 +14,57 @@ STD_EPSILON = 1e-4  # as in TRL and verl: keeps the quotient bounded where rewar
 ZERO_SPREAD = 1e-8  # differences below this are rounding, not signal
 
 
-def group_advantages(group: Group, *, scale: str, discount: float) -> dict[int, list[float]] | None:
-    """Advantages of each scored episode's turns, by member number; None where there is no signal.
+Values = list[list[float]]  # of each episode: one for each turn, or one in all
 
-    Without per-turn rewards this is GRPO (Shao et al. 2024, arXiv:2402.03300): an episode's
-    reward minus the group's mean, over the group's standard deviation if `scale` is "std"
-    (Dr. GRPO, arXiv:2503.20783, argues for "none"), the same for each of its turns.
+
+def step_advantages(
+    groups: Sequence[Group], *, baseline: str, scale: str, discount: float
+) -> list[dict[int, list[float]] | None]:
+    """Of each group the advantages of its scored episodes' turns, by member number; None for a
+    group without a signal.
+
+    An advantage is what an episode earned beyond a baseline, over a standard deviation, the same
+    for each of its turns.
+
+    baseline  group: the mean of its group (GRPO, Shao et al. 2024, arXiv:2402.03300)
+              leave_one_out: of the group's others (RLOO, arXiv:2402.14740)
+              batch: of all episodes of the step (REINFORCE++, arXiv:2501.03262)
+    scale     group: the group's (GRPO)
+              batch: that of all advantages of the step (REINFORCE++)
+              none (Dr. GRPO, arXiv:2503.20783, and RLOO)
 
     With per-turn rewards each turn is judged by itself: its value is the discounted sum of its
     own and later per-turn rewards, plus the episode's part of the reward; its baseline the mean
-    over the members that reached the same turn; the divisor the root mean square of the group.
+    over the episodes that reached the same turn; the divisor the root mean square.
 
-    Failed episodes count nowhere. A group with fewer than two scored episodes, or without any
-    spread, is None.
+    Failed episodes count nowhere. A group without any spread is None, and so is one with fewer
+    than two scored episodes, unless it is compared with all others.
     """
-    episodes = group.scored
-    if len(episodes) < 2:
-        return None
-    by_turn = any(episode.turn_rewards for episode in episodes)
-    values_G = _turn_values(episodes, discount) if by_turn else _episode_values(episodes)
-    advantages_G = _scaled(_centred(values_G), scale, ddof=0 if by_turn else 1)
+    alone = 1 if baseline == "batch" else 2
+    counted = [group.scored if len(group.scored) >= alone else [] for group in groups]
+    by_turn = any(episode.turn_rewards for episodes in counted for episode in episodes)
+    values = [
+        _turn_values(episodes, discount) if by_turn else [[e.reward] for e in episodes]
+        for episodes in counted
+    ]
+    if baseline == "batch":
+        centred = _divided(_centred(_joined(values)), values)
+    else:
+        centred = [_centred(each, alone=baseline == "leave_one_out") for each in values]
+    ddof = 0 if by_turn else 1
+    if scale == "batch":
+        centred = _divided(_scaled(_joined(centred), ddof=ddof), centred)
+    elif scale == "group":
+        centred = [_scaled(each, ddof=ddof) for each in centred]
+    return [
+        _by_member(episodes, each, by_turn=by_turn)
+        for episodes, each in zip(counted, centred, strict=True)
+    ]
+
+
+def _by_member(
+    episodes: Sequence[Episode], advantages_G: Values, *, by_turn: bool
+) -> dict[int, list[float]] | None:
     if not any(any(values) for values in advantages_G):
         return None
     return {
@@ -42,11 +73,17 @@ def group_advantages(group: Group, *, scale: str, discount: float) -> dict[int, 
     }
 
 
-def _episode_values(episodes: Sequence[Episode]) -> list[list[float]]:
-    return [[episode.reward] for episode in episodes]
+def _joined(values: Sequence[Values]) -> Values:
+    return [each for group in values for each in group]
 
 
-def _turn_values(episodes: Sequence[Episode], discount: float) -> list[list[float]]:
+def _divided(joined: Values, like: Sequence[Values]) -> list[Values]:
+    """What was joined, in groups again."""
+    rest = iter(joined)
+    return [[next(rest) for _ in group] for group in like]
+
+
+def _turn_values(episodes: Sequence[Episode], discount: float) -> Values:
     """One value per turn: what the episode earned as a whole, and what the turn led to."""
     values_G = []
     for episode in episodes:
@@ -58,26 +95,28 @@ def _turn_values(episodes: Sequence[Episode], discount: float) -> list[list[floa
     return values_G
 
 
-def _centred(values_G: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Each value minus the mean over the members that have one at its place."""
+def _centred(values_G: Values, *, alone: bool = False) -> Values:
+    """Each value minus the mean over the episodes that have one at its place.
+
+    `alone`: minus the mean of the others, which is a constant factor more.
+    """
     columns = [
         [value for value in column if value is not None] for column in zip_longest(*values_G)
     ]
     means = [fmean(column) for column in columns]
     spreads = [max(column) - min(column) for column in columns]
+    factors = [len(column) / max(1, len(column) - 1) if alone else 1.0 for column in columns]
     return [
         [
-            value - mean if spread > ZERO_SPREAD else 0.0
-            for value, mean, spread in zip(values, means, spreads, strict=False)
+            (value - mean) * factor if spread > ZERO_SPREAD else 0.0
+            for value, mean, spread, factor in zip(values, means, spreads, factors, strict=False)
         ]
         for values in values_G
     ]
 
 
-def _scaled(centred_G: list[list[float]], scale: str, *, ddof: int) -> list[list[float]]:
+def _scaled(centred_G: Values, *, ddof: int) -> Values:
     """Over the standard deviation of all values, with `ddof` taken from their number."""
-    if scale == "none":
-        return centred_G
     flat = [value for values in centred_G for value in values]
     deviation = math.sqrt(math.fsum(value * value for value in flat) / max(1, len(flat) - ddof))
     return [[value / (deviation + STD_EPSILON) for value in values] for values in centred_G]

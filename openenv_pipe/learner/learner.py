@@ -1,36 +1,24 @@
 """The learner: one GRPO step on the samples of a step, in optimizer updates and batches.
 
-Shape letters: B rows, T columns, N trained tokens of a batch.
+Shape letter: N trained tokens of a batch.
 """
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from openenv_pipe.config.schema import LossConfig, TrainerConfig
+from openenv_pipe.config.schema import TrainerConfig
 from openenv_pipe.errors import TrainingError
-from openenv_pipe.grpo.losses import clipped_loss, clipped_share, kl_k3, token_weights
+from openenv_pipe.grpo.losses.normalising import Counts
 from openenv_pipe.grpo.packing import collate, split_by_budget
+from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.policy import Policy
+from openenv_pipe.learner.step_metrics import step_metrics
+from openenv_pipe.learner.tally import Tally
 from openenv_pipe.types import Batch, Sample
-
-
-@dataclass(kw_only=True, slots=True)
-class _Sums:
-    """What is summed over the batches of a step, for its metrics."""
-
-    num_tokens: int = 0
-    policy_loss: float = 0.0
-    kl: float = 0.0
-    entropy: float = 0.0
-    clipped: float = 0.0
-    ratio_max: float = 0.0
-    mismatch: float = 0.0
-    mismatch_max: float = 0.0
-    num_first_tokens: int = 0  # tokens of the first update: only they meet the sampler's weights
 
 
 class Learner:
@@ -46,9 +34,10 @@ class Learner:
             config.steps * config.updates_per_step,
         )
         self._config = config
+        self._objective = Objective(config.loss)
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
-        if config.loss.kl_coef:
+        if self._objective.needs_reference:
             policy.keep_reference()
 
     def update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
@@ -57,13 +46,15 @@ class Learner:
         Returns the step's metrics. Raises TrainingError where a number is not finite.
         """
         _refuse_broken(samples)
-        sums = _Sums()
+        tally = Tally()
         norms: list[float] = []
         lr = self.optimizer.lr
-        for number, part in enumerate(self._parts(samples, step)):
-            self._accumulate(part, sums, first=number == 0)
+        parts = self._parts(samples, step)
+        start_logprobs = self._start_logprobs(parts[1:])
+        for number, part in enumerate(parts):
+            self._accumulate(part, tally, start_logprobs, first=number == 0)
             norms.append(self.optimizer.step())
-        return _metrics(sums, norms, lr)
+        return step_metrics(tally, norms, lr)
 
     def _parts(self, samples: Sequence[Sample], step: int) -> list[list[Sample]]:
         """The samples of each optimizer update, of about equal number, drawn by seed and step."""
@@ -73,45 +64,60 @@ class Learner:
             random.Random(f"{self._seed}/{step}").shuffle(order)
         return [[samples[index] for index in order[part::count]] for part in range(count)]
 
-    def _accumulate(self, samples: Sequence[Sample], sums: _Sums, *, first: bool) -> None:
-        """Adds the gradients of all batches; their split does not change the sum."""
-        num_tokens = sum(sum(sample.loss_mask) for sample in samples)
+    def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
         lengths = [len(sample.token_ids) for sample in samples]
         for indices in split_by_budget(lengths, self._config.tokens_per_batch):
-            batch = collate([samples[index] for index in indices], self.policy.device)
-            weights_N = token_weights(
-                batch.loss_mask,
-                loss_type=self._config.loss.type,
-                num_samples=len(samples),
-                num_tokens=num_tokens,
-                max_tokens=self._max_episode_tokens,
-            )
-            self._backward(batch, weights_N, sums, first=first)
+            yield collate([samples[index] for index in indices], self.policy.device)
 
-    def _backward(self, batch: Batch, weights_N: torch.Tensor, sums: _Sums, *, first: bool) -> None:
-        loss: LossConfig = self._config.loss
-        temperature = self._config.temperature
-        reference_N = self.policy.reference_logprobs(batch, temperature) if loss.kl_coef else None
-        logprobs_N, entropy_N = self.policy.logprobs(batch, temperature)
-        old_N, advantages_N = batch.logprobs[batch.loss_mask], batch.advantages[batch.loss_mask]
-        clips = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
-        loss_N, ratio_N = clipped_loss(logprobs_N, old_N, advantages_N, **clips)
-        objective = (weights_N * loss_N).sum()
-        sums.policy_loss += objective.item()
-        if reference_N is not None:
-            kl_N = kl_k3(logprobs_N, reference_N)
-            objective = objective + loss.kl_coef * (weights_N * kl_N).sum()
-            sums.kl += kl_N.detach().sum().item()
-        objective.backward()
-        sums.num_tokens += len(logprobs_N)
-        sums.entropy += entropy_N.sum().item()
-        sums.clipped += clipped_share(ratio_N, advantages_N, **clips).item()
-        sums.ratio_max = max(sums.ratio_max, ratio_N.max().item())
-        if first:
-            mismatch_N = (logprobs_N.detach() - old_N).abs()
-            sums.num_first_tokens += len(mismatch_N)
-            sums.mismatch += mismatch_N.sum().item()
-            sums.mismatch_max = max(sums.mismatch_max, mismatch_N.max().item())
+    @torch.no_grad()
+    def _start_logprobs(self, later_parts: Sequence[Sequence[Sample]]) -> deque[torch.Tensor]:
+        """Of each batch of the later updates, where the loss asks for it: the weights will have
+        changed by then. The first update's own forward pass says it as well."""
+        if not self._objective.needs_start_logprobs:
+            return deque()
+        return deque(
+            self.policy.logprobs(batch, self._config.temperature)[0]
+            for part in later_parts
+            for batch in self._batches(part)
+        )
+
+    def _accumulate(
+        self,
+        samples: Sequence[Sample],
+        tally: Tally,
+        start_logprobs: deque[torch.Tensor],
+        *,
+        first: bool,
+    ) -> None:
+        """Adds the gradients of all batches; their split does not change the sum."""
+        counts = Counts(
+            num_samples=len(samples),
+            num_tokens=sum(sum(sample.loss_mask) for sample in samples),
+            max_tokens=self._max_episode_tokens,
+        )
+        for batch in self._batches(samples):
+            start_N = start_logprobs.popleft() if start_logprobs and not first else None
+            tokens = self._tokens(batch, start_N, first=first)
+            self._objective.loss(tokens, counts, tally).backward()
+
+    def _tokens(self, batch: Batch, start_N: torch.Tensor | None, *, first: bool) -> Tokens:
+        """The batch's trained tokens as the current weights see them."""
+        temperature, objective = self._config.temperature, self._objective
+        reference_N = None
+        if objective.needs_reference:
+            reference_N = self.policy.reference_logprobs(batch, temperature)
+        logprobs_N, entropy_N = self.policy.logprobs(
+            batch, temperature, entropy_gradient=objective.needs_entropy_gradient
+        )
+        return Tokens(
+            logprobs=logprobs_N,
+            entropy=entropy_N,
+            sampled_logprobs=batch.logprobs[batch.loss_mask],
+            start_logprobs=logprobs_N.detach() if first else start_N,
+            reference_logprobs=reference_N,
+            advantages=batch.advantages[batch.loss_mask],
+            sample_index=batch.loss_mask.nonzero()[:, 0],
+        )
 
 
 def _refuse_broken(samples: Sequence[Sample]) -> None:
@@ -123,18 +129,3 @@ def _refuse_broken(samples: Sequence[Sample]) -> None:
             f"{broken} of {len(values)} sampled logprobs are not finite; the engine is at fault: "
             "see its log, or train with model.autocast=float32"
         )
-
-
-def _metrics(sums: _Sums, norms: Sequence[float], lr: float) -> dict[str, float]:
-    return {
-        "loss/policy": sums.policy_loss / len(norms),
-        "loss/kl": sums.kl / sums.num_tokens,
-        "loss/entropy": sums.entropy / sums.num_tokens,
-        "clip/share": sums.clipped / sums.num_tokens,
-        "ratio/max": sums.ratio_max,
-        "mismatch/mean": sums.mismatch / sums.num_first_tokens,
-        "mismatch/max": sums.mismatch_max,
-        "grad/norm": max(norms),
-        "lr": lr,
-        "tokens/trained": sums.num_tokens,
-    }

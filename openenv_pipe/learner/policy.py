@@ -80,7 +80,9 @@ class Policy:
         weights = next(self.model.parameters()).dtype
         return torch.bfloat16 if torch.bfloat16 in (weights, self._autocast) else torch.float32
 
-    def logprobs(self, batch: Batch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(
+        self, batch: Batch, temperature: float, *, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logprobs and entropies [N] of the tokens under the loss mask, in row order.
 
         Rows are padded on the right, so causal attention never reaches the padding.
@@ -93,6 +95,7 @@ class Policy:
             head=self.logits,
             vocabulary_size=self._vocabulary_size,
             temperature=temperature,
+            entropy_gradient=entropy_gradient,
         )
 
     def keep_reference(self) -> None:

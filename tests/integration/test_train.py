@@ -137,7 +137,7 @@ def test_eval_of_a_scripted_policy(tmp_path):
 
 
 def test_an_adapter_is_trained_and_loaded_again(tmp_path):
-    lora = ("model.lora.rank=4", "trainer.loss.kl_coef=0.1", "trainer.steps=1")
+    lora = ("model.lora.rank=4", "trainer.loss.kl.coef=0.1", "trainer.steps=1")
     code, _, err = run(tmp_path, "train", "conf=smoke", *lora, *SMALL)
     assert code == 0, err
     assert (tmp_path / "runs/smoke/0001/checkpoints/step_000001/adapter_model.safetensors").exists()

@@ -139,7 +139,7 @@ def test_completion_offers_groups_with_choices_and_keys():
     assert {"conf=echo", "conf=smoke", "conf=wordle"} <= set(complete_override("conf="))
     assert "model=tiny" in complete_override("mo")
     assert {"seed=", "device=auto"} <= set(complete_override(""))
-    assert "trainer.loss.type=dr_grpo" in complete_override("trainer.loss.t")
+    assert "trainer.loss.type=gspo" in complete_override("trainer.loss.t")
     assert "trainer.steps=" in complete_override("trainer.s")
     assert complete_override("device=") == ["device=auto", "device=cpu", "device=cuda"]
     assert complete_override("nothing.like=") == []

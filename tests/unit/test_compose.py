@@ -172,7 +172,7 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("trainer.steps='10'", ['trainer.steps="10"', "a whole number"]),
         ("seed=true", ["seed=true", "a whole number"]),
         ("host.port=0", ["host.port=0", "at least 1, at most 65535 or null"]),
-        ("trainer.loss.type=drgrpo", ["one of grpo, dr_grpo, dapo", "did you mean dr_grpo"]),
+        ("trainer.loss.type=grppo", ["one of grpo, gspo, cispo", "did you mean grpo"]),
         ("env.adapter.pattren=x", ["env.adapter.pattren", "did you mean env.adapter.pattern"]),
         ("env.adapter.type=txt", ['env.adapter.type="txt"', "'text', 'json', 'tool'", "mean text"]),
         ("env.adapter.max_turns=3", ["env.adapter.max_turns=3", "did you mean env.max_turns"]),

@@ -7,15 +7,16 @@ from fakes import made_up_episode, made_up_group, made_up_turn, run_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.grpo.advantages import group_advantages
+from openenv_pipe.grpo.advantages import step_advantages
 from openenv_pipe.pipeline import _build_samples
 from openenv_pipe.types import Group, Status
 
 REWARDS = st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=8)
 
 
-def advantages(group, scale="std", discount=1.0):
-    return group_advantages(group, scale=scale, discount=discount)
+def advantages(group, scale="group", discount=1.0, baseline="group"):
+    (found,) = step_advantages([group], baseline=baseline, scale=scale, discount=discount)
+    return found
 
 
 def first_values(by_member):

@@ -1,4 +1,4 @@
-"""Losses on tiny numbers, worked out by hand. Trap numbers: tests/README.md."""
+"""Policy losses on tiny numbers, worked out by hand. Trap numbers: tests/README.md."""
 
 import math
 
@@ -7,104 +7,188 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.grpo.losses import clipped_loss, clipped_share, kl_k3, token_weights
+from openenv_pipe.grpo.losses.normalising import Counts, token_weights
+from openenv_pipe.grpo.losses.policy import cispo_loss, grpo_loss, gspo_loss
+from openenv_pipe.grpo.losses.ratios import sample_means
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.3}
-MASK = torch.tensor([[False, True, True, True], [False, False, True, False]])
+ROWS = torch.tensor([0, 0, 0, 1])  # a sample of three trained tokens and one of one
+NORMALISERS = ["sample", "token", "constant"]
+RATIOS = torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])
+ADVANTAGES = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
 
 
-def weights(loss_type, mask=MASK, num_samples=2, num_tokens=4, max_tokens=10):
-    return token_weights(
-        mask,
-        loss_type=loss_type,
-        num_samples=num_samples,
-        num_tokens=num_tokens,
-        max_tokens=max_tokens,
-    ).tolist()
+def weights(normaliser, rows=ROWS):
+    counts = Counts(num_samples=2, num_tokens=4, max_tokens=10)
+    return token_weights(rows, normaliser=normaliser, counts=counts).tolist()
 
 
-@pytest.mark.parametrize(
-    ("loss_type", "expected"),
-    [
-        ("grpo", [1 / 6, 1 / 6, 1 / 6, 1 / 2]),  # a mean in each row, then over two rows
-        ("dr_grpo", [1 / 20] * 4),  # two rows of ten tokens, however many there are
-        ("dapo", [1 / 4] * 4),  # four tokens
-    ],
-)
-def test_weights_of_tokens(loss_type, expected):
-    """Trap 12: a row of three trained tokens and one of one."""
-    assert weights(loss_type) == pytest.approx(expected)
+def gradient(loss_of, logprobs):
+    """What one step on the sum of a loss does to each token's logprob, and the loss."""
+    logprobs = logprobs.clone().requires_grad_()
+    policy = loss_of(logprobs)
+    policy.loss.sum().backward()
+    return logprobs.grad.tolist(), policy
+
+
+# --- what a loss is a mean over -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("loss_type", "expected"),
+    ("normaliser", "expected"),
     [
-        ("grpo", (-2 * 3 / 3 + 4 / 1) / 2),
-        ("dr_grpo", (-2 * 3 + 4) / 20),
-        ("dapo", (-2 * 3 + 4) / 4),
+        ("sample", [1 / 6, 1 / 6, 1 / 6, 1 / 2]),  # a mean in each sample, then over two samples
+        ("constant", [1 / 20] * 4),  # two samples of ten tokens, however many there are
+        ("token", [1 / 4] * 4),
     ],
 )
-def test_length_bias_of_each_loss(loss_type, expected):
-    """Trap 12. On policy a token's loss is minus its advantage: +2 on the long row, -4 on the
-    short one. A mean per row prefers long bad rows and short good ones; the others do not."""
+def test_weights_of_tokens(normaliser, expected):
+    """Trap 12."""
+    assert weights(normaliser) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "expected"),
+    [
+        ("sample", (-2 * 3 / 3 + 4 / 1) / 2),
+        ("constant", (-2 * 3 + 4) / 20),
+        ("token", (-2 * 3 + 4) / 4),
+    ],
+)
+def test_length_bias_of_each_normaliser(normaliser, expected):
+    """Trap 12. On policy a token's loss is minus its advantage: +2 in the long sample, -4 in the
+    short one. A mean per sample prefers long bad ones and short good ones; the others do not."""
     advantages = torch.tensor([2.0, 2.0, 2.0, -4.0])
-    loss, _ = clipped_loss(torch.zeros(4), torch.zeros(4), advantages, **CLIPS)
-    assert torch.dot(torch.tensor(weights(loss_type)), loss).item() == pytest.approx(expected)
+    policy = grpo_loss(torch.zeros(4), torch.zeros(4), advantages, **CLIPS)
+    seen = torch.dot(torch.tensor(weights(normaliser)), policy.loss).item()
+    assert seen == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
-@settings(derandomize=True, deadline=None, max_examples=25)
-@given(st.integers(0, 5), st.integers(0, 5))
-def test_padding_and_environment_tokens_weigh_nothing(loss_type, before, after):
-    """Trap 9: more columns without loss leave every weight as it is."""
-    wider = torch.nn.functional.pad(MASK, (before, after))
-    assert weights(loss_type, mask=wider) == weights(loss_type)
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_samples_of_a_split_weigh_what_they_did_together(normaliser):
+    """Trap 10: counts are those of the whole update; the order of tokens is any."""
+    together = weights(normaliser)
+    apart = [weights(normaliser, ROWS[row == ROWS] - row) for row in (0, 1)]
+    assert apart[0] + apart[1] == together
+    assert weights(normaliser, ROWS.flip(0)) == together[::-1]
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
-def test_rows_of_a_split_weigh_what_they_did_together(loss_type):
-    """Trap 10: counts are those of the whole update."""
-    rows = [weights(loss_type, mask=MASK[row : row + 1]) for row in (0, 1)]
-    assert rows[0] + rows[1] == weights(loss_type)
+def test_means_of_samples_stand_at_their_tokens():
+    values, rows = torch.tensor([1.0, 5.0, 3.0, 7.0]), torch.tensor([0, 2, 0, 2])
+    assert sample_means(values, rows).tolist() == [2.0, 6.0, 2.0, 6.0]
+    assert sample_means(values[:0], rows[:0]).tolist() == []
+
+
+# --- grpo ---------------------------------------------------------------------------------------
 
 
 def test_clipping_by_hand():
     """Trap 12. Ratios 1, 1.5, 0.5, 1.5, 0.5 with clips at 0.8 and 1.3."""
-    ratios = torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])
-    advantages = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
-    loss, seen = clipped_loss(ratios.log(), torch.zeros(5), advantages, **CLIPS)
-    assert loss.tolist() == pytest.approx([-2.0, -1.3, -0.5, 1.5, 0.8])
-    assert seen.tolist() == pytest.approx(ratios.tolist())
-    assert not seen.requires_grad
+    gradients, policy = gradient(
+        lambda logprobs: grpo_loss(logprobs, torch.zeros(5), ADVANTAGES, **CLIPS), RATIOS.log()
+    )
+    assert policy.loss.tolist() == pytest.approx([-2.0, -1.3, -0.5, 1.5, 0.8])
+    assert gradients == pytest.approx([-2.0, 0.0, -0.5, 1.5, 0.0])
+    assert policy.ratio.tolist() == pytest.approx(RATIOS.tolist())
+    assert not policy.ratio.requires_grad
 
 
-def test_the_clip_removes_gradients_and_they_are_counted():
-    ratios = torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])
-    advantages = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
-    logprobs = ratios.log().requires_grad_()
-    loss, seen = clipped_loss(logprobs, torch.zeros(5), advantages, **CLIPS)
-    loss.sum().backward()
-    assert logprobs.grad.tolist() == pytest.approx([-2.0, 0.0, -0.5, 1.5, 0.0])
-    num_clipped = clipped_share(seen, advantages, **CLIPS).item()
-    assert num_clipped == (logprobs.grad == 0).sum().item() == 2
+def test_the_clip_removes_gradients_and_they_are_told_apart():
+    _, policy = gradient(
+        lambda logprobs: grpo_loss(logprobs, torch.zeros(5), ADVANTAGES, **CLIPS), RATIOS.log()
+    )
+    assert policy.clipped_high.tolist() == [False, True, False, False, False]
+    assert policy.clipped_low.tolist() == [False, False, False, False, True]
 
 
-def test_kl_by_hand():
-    """exp(d) - d - 1 with d = reference - policy."""
-    values = kl_k3(torch.tensor([-1.0, -1.0, -2.0]), torch.tensor([-1.0, -2.0, -1.0]))
-    assert values.tolist() == pytest.approx([0.0, math.exp(-1), math.e - 2])
+# --- cispo --------------------------------------------------------------------------------------
+
+
+def test_cispo_by_hand():
+    """Weights 1, 1.3, 0.8, 1.3, 0.8 of REINFORCE: every token keeps a gradient, bounded."""
+    gradients, policy = gradient(
+        lambda logprobs: cispo_loss(logprobs, torch.zeros(5), ADVANTAGES, **CLIPS), RATIOS.log()
+    )
+    assert gradients == pytest.approx([-2.0, -1.3, -0.8, 1.3, 0.8])
+    expected = -torch.tensor([1.0, 1.3, 0.8, 1.3, 0.8]) * ADVANTAGES * RATIOS.log()
+    assert policy.loss.tolist() == pytest.approx(expected.tolist())
+    assert policy.clipped_high.tolist() == [False, True, False, True, False]
+    assert policy.clipped_low.tolist() == [False, False, True, False, True]
+
+
+def test_cispo_without_a_lower_bound():
+    gradients, policy = gradient(
+        lambda logprobs: cispo_loss(
+            logprobs, torch.zeros(2), torch.ones(2), clip_low=1.0, clip_high=4.0
+        ),
+        torch.tensor([0.01, 9.0]).log(),
+    )
+    assert gradients == pytest.approx([-0.01, -5.0])
+    assert not policy.clipped_low.any()
+
+
+# --- gspo ---------------------------------------------------------------------------------------
+
+GSPO_ROWS = torch.tensor([0, 0, 1, 1])
+GSPO_RATIOS = torch.tensor([4.0, 1.0, 1.1, 1.1])  # geometric means 2 and 1.1
+
+
+def gspo(logprobs, advantages, **clips):
+    return gspo_loss(logprobs, torch.zeros(4), torch.tensor(advantages), GSPO_ROWS, **clips)
+
+
+def test_gspo_by_hand():
+    """Trap 22: the ratio of a sample is the geometric mean of its tokens'."""
+    gradients, policy = gradient(
+        lambda logprobs: gspo(logprobs, [1.0, 1.0, -3.0, -3.0], **CLIPS), GSPO_RATIOS.log()
+    )
+    assert policy.ratio.tolist() == pytest.approx([2.0, 2.0, 1.1, 1.1])
+    assert policy.loss.tolist() == pytest.approx([-1.3, -1.3, 3.3, 3.3])
+    assert gradients == pytest.approx([0.0, 0.0, 3.3, 3.3])  # the first sample is clipped whole
+    assert policy.clipped_high.tolist() == [True, True, False, False]
+
+
+def test_gspo_of_one_advantage_a_sample_is_the_papers_objective():
+    """Its mean over a sample's tokens has the value and the gradient of s * A, s the mean ratio."""
+    logprobs = GSPO_RATIOS.log().requires_grad_()
+    (
+        torch.exp(sample_means(logprobs, GSPO_ROWS)) * torch.tensor([2.0, 2.0, -1.0, -1.0]) / 2
+    ).sum().backward()
+    wide = {"clip_low": 0.9, "clip_high": 9.0}
+    gradients, _ = gradient(
+        lambda each: gspo(each, [2.0, 2.0, -1.0, -1.0], **wide), GSPO_RATIOS.log()
+    )
+    assert [-each / 2 for each in gradients] == pytest.approx(logprobs.grad.tolist())
+
+
+def test_gspo_credits_each_token_with_its_own_advantage():
+    """Turns of one episode may have unequal advantages: GSPO-token, its section 4.3."""
+    wide = {"clip_low": 0.9, "clip_high": 9.0}
+    gradients, _ = gradient(
+        lambda each: gspo(each, [1.0, 0.0, 1.0, -1.0], **wide), GSPO_RATIOS.log()
+    )
+    assert gradients == pytest.approx([-2.0, 0.0, -1.1, 1.1])
+
+
+# --- what no loss may do ------------------------------------------------------------------------
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=5))
-def test_kl_is_never_negative(pairs):
-    policy, reference = torch.tensor(pairs).T
-    assert (kl_k3(policy, reference) >= -1e-6).all()
-
-
-def test_kl_estimates_the_divergence():
-    """Its mean under the policy is KL(policy || reference), here summed over all outcomes."""
-    generator = torch.Generator().manual_seed(0)
-    policy, reference = torch.randn(2, 7, generator=generator).log_softmax(dim=-1)
-    expected = (policy.exp() * (policy - reference)).sum()
-    assert torch.allclose((policy.exp() * kl_k3(policy, reference)).sum(), expected, atol=1e-6)
+@given(
+    gaps=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=300),
+    sign=st.sampled_from([-1.0, 1.0]),
+)
+def test_extreme_ratios_stay_finite(gaps, sign):
+    """Trap 22: also for samples of hundreds of tokens that all differ the same way."""
+    old = torch.zeros(len(gaps))
+    rows = torch.zeros(len(gaps), dtype=torch.int64)
+    advantages = torch.full((len(gaps),), sign)
+    for loss_of in (
+        lambda logprobs: grpo_loss(logprobs, old, advantages, **CLIPS),
+        lambda logprobs: gspo_loss(logprobs, old, advantages, rows, **CLIPS),
+        lambda logprobs: cispo_loss(logprobs, old, advantages, **CLIPS),
+    ):
+        gradients, policy = gradient(loss_of, torch.tensor(gaps))
+        assert all(map(math.isfinite, gradients))
+        assert torch.isfinite(policy.loss).all()
+        assert torch.isfinite(policy.ratio).all()

@@ -24,14 +24,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.errors import TrainingError
-from openenv_pipe.grpo.advantages import group_advantages
+from openenv_pipe.grpo.advantages import step_advantages
 from openenv_pipe.grpo.packing import collate
 from openenv_pipe.learner import logprobs as logprobs_module
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer, rate_share
 from openenv_pipe.pipeline import _build_samples
 
-LOSSES = ["grpo", "dr_grpo", "dapo"]
+LOSSES = [  # type and normaliser
+    ("grpo", "sample"),
+    ("grpo", "token"),
+    ("grpo", "constant"),
+    ("gspo", "sample"),
+    ("cispo", "token"),
+]
 FEW = settings(derandomize=True, deadline=None, max_examples=6)
 SEEDS = st.integers(0, 2**32)
 
@@ -39,6 +45,10 @@ SEEDS = st.integers(0, 2**32)
 @pytest.fixture(scope="module")
 def policy():
     return tiny_policy()
+
+
+def named(loss):
+    return {"loss.type": loss[0], "loss.normalise": loss[1]}
 
 
 def learner_of(policy, **changes):
@@ -58,9 +68,9 @@ def unmasked(values, mask, fill):
 # --- traps 8 to 11: what must not matter --------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("fill", [1e30, -3.0])
-def test_numbers_at_masked_positions_change_nothing(policy, loss_type, fill):
+def test_numbers_at_masked_positions_change_nothing(policy, loss, fill):
     """Trap 8: not a bit of loss or gradient."""
     samples = random_samples(1)
     touched = [
@@ -71,15 +81,15 @@ def test_numbers_at_masked_positions_change_nothing(policy, loss_type, fill):
         )
         for sample in samples
     ]
-    changes = {"loss.type": loss_type}
+    changes = named(loss)
     expected = loss_and_gradients(policy, samples, changes)
     seen = loss_and_gradients(policy, touched, changes)
     assert seen[0] == expected[0]
     assert all(map(torch.equal, seen[1], expected[1]))
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
-def test_no_gradient_comes_from_positions_before_tokens_of_the_environment(loss_type):
+@pytest.mark.parametrize("loss", LOSSES)
+def test_no_gradient_comes_from_positions_before_tokens_of_the_environment(loss):
     """Trap 8: exactly zero at every hidden state whose next token the model did not choose."""
     policy, leaves = tiny_policy(), []
 
@@ -90,7 +100,7 @@ def test_no_gradient_comes_from_positions_before_tokens_of_the_environment(loss_
     policy.hidden = hidden
     samples = sorted(random_samples(2), key=lambda sample: -len(sample.token_ids))
     no_clip = {"loss.clip_low": 1e9, "loss.clip_high": 1e9}
-    learner = learner_of(policy, **{"loss.type": loss_type} | no_clip)
+    learner = learner_of(policy, **named(loss) | no_clip)
     learner.optimizer.step = lambda: 0.0
     learner.update(samples, step=1)
     (leaf,) = leaves
@@ -131,14 +141,12 @@ def test_nan_advantages_at_masked_positions_do_not_leak(policy):
     assert all(map(torch.equal, seen[1], expected[1]))
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 @FEW
 @given(seed=SEEDS, extra=st.integers(1, 20))
-def test_more_environment_tokens_or_padding_leave_the_update_unchanged(
-    policy, loss_type, seed, extra
-):
+def test_more_environment_tokens_or_padding_leave_the_update_unchanged(policy, loss, seed, extra):
     """Trap 9: tokens after the last reply, and with them wider batches."""
-    samples, changes = random_samples(seed, count=4), {"loss.type": loss_type}
+    samples, changes = random_samples(seed, count=4), named(loss)
     expected = loss_and_gradients(policy, samples, changes)
     longer = samples[seed % 4]
     longer.token_ids = longer.token_ids + [9] * extra
@@ -148,21 +156,19 @@ def test_more_environment_tokens_or_padding_leave_the_update_unchanged(
     assert_same_update(loss_and_gradients(policy, samples, changes), expected)
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("loss", LOSSES)
 @FEW
 @given(seed=SEEDS, shape=st.tuples(st.integers(1, 12), st.integers(1, 9)))
-def test_the_split_into_batches_leaves_the_update_unchanged(policy, loss_type, seed, shape):
+def test_the_split_into_batches_leaves_the_update_unchanged(policy, loss, seed, shape):
     """Trap 10: one row at a time, two, eight, all at once; also in another order."""
     count, max_tokens = shape
     samples = random_samples(seed, count=count, max_tokens=max_tokens)
     longest = max(len(sample.token_ids) for sample in samples)
     results = [
-        loss_and_gradients(
-            policy, samples, {"loss.type": loss_type, "tokens_per_batch": tokens_per_batch}
-        )
+        loss_and_gradients(policy, samples, named(loss) | {"tokens_per_batch": tokens_per_batch})
         for tokens_per_batch in (1, 2 * longest, 8 * longest, 10**6)
     ]
-    results.append(loss_and_gradients(policy, samples[::-1], {"loss.type": loss_type}))
+    results.append(loss_and_gradients(policy, samples[::-1], named(loss)))
     for result in results[1:]:
         assert_same_update(result, results[0])
 
@@ -174,7 +180,7 @@ def test_the_split_into_batches_leaves_the_kl_part_unchanged(kl_coef):
     move(policy)
     samples = random_samples(5)
     results = [
-        loss_and_gradients(policy, samples, {"loss.kl_coef": kl_coef, "tokens_per_batch": tokens})
+        loss_and_gradients(policy, samples, {"loss.kl.coef": kl_coef, "tokens_per_batch": tokens})
         for tokens in (1, 10**6)
     ]
     assert_same_update(*results)
@@ -219,10 +225,10 @@ def logprob_of(policy, sample):
     return policy.logprobs(collate([sample]), 1.0)[0]
 
 
-@pytest.mark.parametrize("loss_type", LOSSES)
-def test_the_temperature_is_the_samplers(policy, loss_type):
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_temperature_is_the_samplers(policy, loss):
     """Trap 4: at another temperature the ratio is not 1, and the loss is another one."""
-    samples, changes = random_samples(7), {"loss.type": loss_type}
+    samples, changes = random_samples(7), named(loss)
     one = loss_and_gradients(policy, samples, changes | {"temperature": 1.0})
     other = loss_and_gradients(policy, samples, changes | {"temperature": 1.3})
     assert one[0] != pytest.approx(other[0], rel=1e-3)
@@ -273,6 +279,46 @@ def test_several_updates_per_step_share_the_samples_out():
     assert [len(batch.token_ids) for batch in seen] == [3, 2, 2]
     assert metrics["tokens/trained"] == sum(sum(sample.loss_mask) for sample in samples)
     assert learner.optimizer.num_steps_taken == 3
+
+
+@pytest.mark.parametrize("kind", ["truncate", "mask", "geometric"])
+async def test_a_correction_takes_the_ratio_to_where_the_step_began(kind):
+    """Of all tokens, also those of later updates: their sampler was the policy itself, so there is
+    nothing to correct, while the ratio shows how far the updates have gone."""
+    policy = tiny_policy(ends=True)
+    groups = await collect(policy, num_tasks=6)
+    samples = [plain_sample(episode) for episode in all_episodes(groups)]
+    correction = {"type": kind, "low": 0.5, "high": 2.0}
+    learner = learner_of(
+        policy,
+        updates_per_step=3,
+        tokens_per_batch=60,
+        **{"optimizer.lr": 1e-2, "loss.correction": correction},
+    )
+    metrics = learner.update(samples, step=1)
+    assert metrics["mismatch/max"] < 1e-5
+    assert metrics["mismatch/effective_share"] == pytest.approx(1.0)
+    assert metrics["correction/mean"] == pytest.approx(1.0)
+    assert metrics["correction/bounded"] == 0.0
+    assert metrics["ratio/max"] > 1.01
+
+
+def test_without_a_correction_the_ratio_is_taken_to_the_sampler(policy):
+    samples = random_samples(13)
+    batch = collate(samples)
+    with torch.no_grad():
+        gaps = policy.logprobs(batch, 1.0)[0] - batch.logprobs[batch.loss_mask]
+    learner = learner_of(policy)
+    learner.optimizer.step = lambda: 0.0
+    metrics = learner.update(samples, step=1)
+    policy.model.zero_grad()
+    assert metrics["ratio/max"] == pytest.approx(gaps.exp().max().item(), rel=1e-4)
+    assert metrics["ratio/min"] == pytest.approx(gaps.exp().min().item(), rel=1e-4)
+    assert "correction/mean" not in metrics
+    weights = gaps.exp()
+    effective = weights.sum() ** 2 / (len(weights) * weights.square().sum())
+    assert metrics["mismatch/effective_share"] == pytest.approx(effective.item(), rel=1e-4)
+    assert metrics["mismatch/kl"] == pytest.approx(-gaps.mean().item(), rel=1e-3)
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -353,14 +399,14 @@ async def train_a_little(*, order, lora_rank, updates_per_step, autocast):
         policy,
         updates_per_step=updates_per_step,
         temperature=0.9,
-        **{"optimizer.lr": 1e-2, "loss.kl_coef": 0.01},
+        **{"optimizer.lr": 1e-2, "loss.kl.coef": 0.01},
     )
     host = FakeHost(order=random.Random(order), capacity=6)
     for step in (1, 2, 3):
         groups = await collect(
             policy, engine=engine, host=host, temperature=0.9, group_size=3, label=f"step {step}"
         )
-        advantages = [group_advantages(group, scale="std", discount=1.0) for group in groups]
+        advantages = step_advantages(groups, baseline="group", scale="group", discount=1.0)
         learner.update(_build_samples(groups, advantages), step)
         engine.publish(step)
     return weights_of(policy)

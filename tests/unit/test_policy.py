@@ -90,7 +90,7 @@ def test_the_reference_of_an_adapter_is_the_policy_after_its_warm_start():
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_training_does_not_move_the_reference(lora_rank):
     policy = tiny_policy(lora_rank=lora_rank)
-    trainer = run_config({"trainer.loss.kl_coef": 0.1, "trainer.optimizer.lr": 1e-2}).trainer
+    trainer = run_config({"trainer.loss.kl.coef": 0.1, "trainer.optimizer.lr": 1e-2}).trainer
     learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
     before = policy.reference_logprobs(BATCH, 1.0)
     kls = [learner.update(random_samples(0), step)["loss/kl"] for step in range(1, 5)]
@@ -103,7 +103,8 @@ def test_training_does_not_move_the_reference(lora_rank):
 def test_the_pull_of_the_reference_is_towards_it(lora_rank):
     """The gradient of the KL part alone leads back, and is zero where policy is reference."""
     policy = tiny_policy(lora_rank=lora_rank)
-    trainer = run_config({"trainer.loss.kl_coef": 1.0, "trainer.optimizer.lr": 1e-2}).trainer
+    kl = {"coef": 1.0, "estimator": "k3", "importance_weights": False}  # of samples made up
+    trainer = run_config({"trainer.loss.kl": kl, "trainer.optimizer.lr": 1e-2}).trainer
     learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
     change(policy)
     samples = random_samples(0)

@@ -5,6 +5,7 @@ it reads, and on a copy of our model with TRL's own head, left-padded prompts an
 """
 
 import copy
+import itertools
 import random
 from collections import defaultdict
 from contextlib import nullcontext
@@ -21,8 +22,7 @@ from fakes import (
     trained_tensors,
 )
 
-from openenv_pipe.grpo.advantages import group_advantages
-from openenv_pipe.grpo.losses import kl_k3, token_weights
+from openenv_pipe.grpo.advantages import step_advantages
 from openenv_pipe.grpo.packing import collate
 
 pytest.importorskip("trl", reason="not installed: trl")
@@ -32,7 +32,18 @@ from trl.trainer.utils import add_fused_lm_head, nanstd
 
 MAX_TOKENS = 120
 KL_COEF = 0.3
-CLIPS = {"loss.clip_low": 0.1, "loss.clip_high": 0.4}
+ENTROPY_COEF = 0.2
+CLIP_LOW, CLIP_HIGH = 0.1, 0.4
+
+# TRL's names and settings, and ours.
+LOSSES = {
+    "grpo": {"loss.type": "grpo", "loss.normalise": "sample"},
+    "dr_grpo": {"loss.type": "grpo", "loss.normalise": "constant"},
+    "dapo": {"loss.type": "grpo", "loss.normalise": "token"},
+    "bnpo": {"loss.type": "grpo", "loss.normalise": "token"},  # the same for a single batch
+    "cispo": {"loss.type": "cispo", "loss.normalise": "token"},
+    "gspo": {"loss.type": "gspo", "loss.normalise": "sample"},
+}
 
 
 class StandIn:
@@ -40,39 +51,56 @@ class StandIn:
 
     _get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
 
-    def __init__(self, model: torch.nn.Module, loss_type: str, beta: float) -> None:
+    def __init__(self, model: torch.nn.Module, name: str, **extras: float | bool) -> None:
         self.model = model
-        self.loss_type = loss_type
-        self.beta = beta
-        self.epsilon_low, self.epsilon_high = CLIPS["loss.clip_low"], CLIPS["loss.clip_high"]
+        self.loss_type = "grpo" if name == "gspo" else name
+        self.importance_sampling_level = "sequence" if name == "gspo" else "token"
+        self.beta = extras.get("beta", 0.0)
+        self.epsilon_low, self.epsilon_high = CLIP_LOW, CLIP_HIGH
+        if name == "cispo":  # TRL bounds the weight itself, and from above alone
+            self.epsilon_high = 1.0 + CLIP_HIGH
         self.max_completion_length = MAX_TOKENS
-        self.importance_sampling_level = "token"
         self.top_entropy_quantile = 1.0
         self.off_policy_mask_threshold = None
-        self.aux_loss_enabled = self._entropy_bonus_enabled = self.use_vllm = False
+        self.aux_loss_enabled = self.use_adaptive_entropy = False
+        self.entropy_coef = extras.get("entropy_coef", 0.0)
+        self._entropy_bonus_enabled = self.entropy_coef > 0
+        self.use_vllm = self.vllm_importance_sampling_correction = extras.get("corrected", False)
         self.current_gradient_accumulation_steps = 1
         self.args = SimpleNamespace(
-            delta=None, use_bias_correction_kl=False, steps_per_generation=1, report_to=[]
+            delta=None,
+            use_bias_correction_kl=extras.get("weighted_kl", False),
+            steps_per_generation=1,
+            report_to=[],
         )
         self.accelerator = SimpleNamespace(
             num_processes=1,
             is_main_process=True,
             autocast=nullcontext,
+            sync_gradients=True,
             gather=lambda value: value,
             reduce=lambda value, reduction: value,
         )
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
 
 
-def samples_of_turns():
+def samples_of_turns(*, one_advantage=False):
     """Ragged samples of one to three turns. Logprobs are near the model's, so some are clipped."""
     draw = random.Random(0)
     shapes = [[(3, 4)], [(5, 2), (3, 6)], [(1, 1), (7, 2), (2, 5)], [(2, 9)]]
-    return [random_sample(draw, shape) for shape in shapes]
+    samples = [random_sample(draw, shape) for shape in shapes]
+    if one_advantage:
+        for sample in samples:
+            last = sample.advantages[-1]
+            sample.advantages = [last * chosen for chosen in sample.loss_mask]
+    return samples
 
 
-def trl_inputs(samples, reference_logprobs=None):
-    """Our samples as TRL's batch: the first prompt, and all after it with a tool mask."""
+def trl_inputs(samples, **flat):
+    """Our samples as TRL's batch: the first prompt, and all after it with a tool mask.
+
+    `flat` are values of the trained tokens, in order of the samples.
+    """
     first = [sample.loss_mask.index(True) for sample in samples]
 
     def before(name, fill):
@@ -100,23 +128,34 @@ def trl_inputs(samples, reference_logprobs=None):
         "old_per_token_logps": after("logprobs"),
         "num_items_in_batch": tool_mask.sum(),
     }
-    if reference_logprobs is not None:
-        values = torch.zeros(tool_mask.shape)
-        values[tool_mask.bool()] = reference_logprobs
-        inputs["ref_per_token_logps"] = values
+    for name, values in flat.items():
+        inputs[name] = torch.zeros(tool_mask.shape)
+        inputs[name][tool_mask.bool()] = values
     return inputs
 
 
-def trl_loss_and_gradients(policy, samples, loss_type, temperature, reference_logprobs=None):
+def trl_loss_and_gradients(policy, samples, name, temperature, *, flat=None, **extras):
     model = copy.deepcopy(policy.model)
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     add_fused_lm_head(inner, temperature=temperature, outputs=("log_probs", "entropy"))
-    beta = 0.0 if reference_logprobs is None else KL_COEF
-    trainer = StandIn(model.train(), loss_type, beta)
-    loss = GRPOTrainer._compute_loss(trainer, model, trl_inputs(samples, reference_logprobs))
+    trainer = StandIn(model.train(), name, **extras)
+    loss = GRPOTrainer._compute_loss(trainer, model, trl_inputs(samples, **(flat or {})))
     loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     return loss.item(), gradients
+
+
+def our_loss_and_gradients(policy, samples, name, temperature, **changes):
+    """The learner's, with the reference that the policy has already."""
+    clip_low = 1.0 if name == "cispo" else CLIP_LOW
+    clips = {"loss.clip_low": clip_low, "loss.clip_high": CLIP_HIGH}
+    keep, policy.keep_reference = policy.keep_reference, lambda: None
+    try:
+        return loss_and_gradients(
+            policy, samples, LOSSES[name] | clips | {"temperature": temperature} | changes
+        )
+    finally:
+        policy.keep_reference = keep
 
 
 def moved_policy(lora_rank):
@@ -140,62 +179,81 @@ def assert_close(ours, theirs):
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
-def test_loss_and_gradients_are_trls(loss_type, temperature, lora_rank):
-    policy, samples = moved_policy(lora_rank), samples_of_turns()
-    ours = loss_and_gradients(
-        policy, samples, CLIPS | {"loss.type": loss_type, "temperature": temperature}
-    )
-    theirs = trl_loss_and_gradients(policy, samples, loss_type, temperature)
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradients_are_trls(name, temperature, lora_rank):
+    """GSPO with one advantage a sample: of several TRL makes the mean, we credit each token."""
+    policy, samples = moved_policy(lora_rank), samples_of_turns(one_advantage=name == "gspo")
+    ours = our_loss_and_gradients(policy, samples, name, temperature)
+    theirs = trl_loss_and_gradients(policy, samples, name, temperature)
     assert_close(ours, theirs)
     assert abs(theirs[0]) > 1e-3
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo"])
-def test_with_a_reference_loss_and_gradients_are_trls(loss_type, temperature, lora_rank):
-    policy, samples = moved_policy(lora_rank), samples_of_turns()
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo"])
+def test_with_a_reference_loss_and_gradients_are_trls(name, weighted):
+    """Trap 23. TRL's only estimator is k3; its weights under GSPO are those of whole samples."""
+    policy, samples = moved_policy(2), samples_of_turns()
+    reference = policy.reference_logprobs(collate(samples), 0.7)
+    flat = {"ref_per_token_logps": reference}
+    kl = {"coef": KL_COEF, "estimator": "k3", "importance_weights": weighted}
+    ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.kl": kl})
+    extras = {"beta": KL_COEF, "weighted_kl": weighted}
+    theirs = trl_loss_and_gradients(policy, samples, name, 0.7, flat=flat, **extras)
+    assert_close(ours, theirs)
+    plain = our_loss_and_gradients(policy, samples, name, 0.7)
+    assert abs(plain[0] - theirs[0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "gspo"])
+def test_with_an_entropy_bonus_loss_and_gradients_are_trls(name):
+    policy, samples = moved_policy(0), samples_of_turns(one_advantage=True)
+    ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.entropy_coef": ENTROPY_COEF})
+    theirs = trl_loss_and_gradients(policy, samples, name, 0.7, entropy_coef=ENTROPY_COEF)
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *itertools.product(["grpo", "dr_grpo", "dapo", "cispo"], ["truncate", "mask"]),
+        ("grpo", "geometric"),
+        ("gspo", "geometric"),  # of weights per token TRL takes the mean, we weigh each token
+    ],
+)
+def test_with_a_correction_loss_and_gradients_are_trls(name, kind):
+    """TRL's `token_truncate` and `token_mask`; the old logprobs are then the trainer's own."""
+    policy, samples = moved_policy(0), samples_of_turns(one_advantage=True)
     batch = collate(samples)
-    reference = policy.reference_logprobs(batch, temperature)
-    theirs = trl_loss_and_gradients(policy, samples, loss_type, temperature, reference)
-    loss, gradients = kl_update(policy, samples, loss_type, temperature)
-    weights = token_weights(
-        batch.loss_mask,
-        loss_type=loss_type,
-        num_samples=len(samples),
-        num_tokens=int(batch.loss_mask.sum()),
-        max_tokens=MAX_TOKENS,
-    )
     with torch.no_grad():
-        kl = (weights * kl_k3(policy.logprobs(batch, temperature)[0], reference)).sum().item()
-    assert_close((loss + KL_COEF * kl, gradients), theirs)
-    assert kl > 1e-3
-
-
-def kl_update(policy, samples, loss_type, temperature):
-    """The learner's gradients with its KL part; its policy loss is reported without."""
-    keep, policy.keep_reference = policy.keep_reference, lambda: None
-    try:
-        return loss_and_gradients(
-            policy,
-            samples,
-            CLIPS | {"loss.type": loss_type, "temperature": temperature, "loss.kl_coef": KL_COEF},
-        )
-    finally:
-        policy.keep_reference = keep
+        old = policy.logprobs(batch, 0.7)[0]
+    low, high = (0.5, 2.0) if kind != "geometric" else (0.5, 1.2)
+    differences = old - batch.logprobs[batch.loss_mask]
+    if kind == "geometric":
+        lengths = [sum(sample.loss_mask) for sample in samples]
+        parts = differences.split(lengths)
+        differences = torch.cat([part.mean().expand(len(part)) for part in parts])
+    weights = torch.exp(differences)
+    outside = (weights < low) | (weights > high)
+    weights = weights.masked_fill(outside, 0.0) if kind == "mask" else weights.clamp(max=high)
+    assert 0 < outside.sum() < len(outside)
+    correction = {"type": kind, "low": low, "high": high}
+    ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.correction": correction})
+    flat = {"old_per_token_logps": old, "importance_sampling_ratio": weights}
+    theirs = trl_loss_and_gradients(policy, samples, name, 0.7, flat=flat, corrected=True)
+    assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("num_generations", [2, 4, 8])
-@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize("scale", ["group", "none"])
 def test_group_advantages_are_trls(scale, num_generations):
     """The formula of `_generate_and_score_completions`, with TRL's own `nanstd`."""
     rewards = torch.rand(5, num_generations, generator=torch.Generator().manual_seed(0))
     expected = rewards - rewards.nanmean(dim=1, keepdim=True)
-    if scale == "std":
+    if scale == "group":
         expected = expected / (nanstd(rewards, dim=1)[:, None] + 1e-4)
     for row, values in zip(rewards.tolist(), expected.tolist(), strict=True):
-        ours = group_advantages(made_up_group(row), scale=scale, discount=1.0)
+        (ours,) = step_advantages([made_up_group(row)], baseline="group", scale=scale, discount=1.0)
         assert [ours[member][0] for member in range(num_generations)] == pytest.approx(
             values, abs=1e-4
         )

@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from openenv_pipe.config.schema.base import Beta, Block, DottedPath, Share
+from openenv_pipe.config.schema.loss import LossConfig
 
 
 class OptimizerConfig(Block):
@@ -48,19 +49,25 @@ class WarmStartConfig(Block):
 
 
 class AdvantageConfig(Block):
-    """How rewards of a group become advantages."""
+    """How rewards become advantages."""
 
-    scale: Literal["std", "none"]
+    baseline: Literal["group", "leave_one_out", "batch"] = Field(
+        description="the mean that a reward is compared with: of its group, of the group's others, "
+        "or of all episodes of the step"
+    )
+    scale: Literal["group", "batch", "none"] = Field(
+        description="the standard deviation that it is divided by"
+    )
     discount: Share = Field(description="of later turns' per-turn rewards; 0: each turn for itself")
 
-
-class LossConfig(Block):
-    """The policy loss by its name in the literature, and what is added to it."""
-
-    type: Literal["grpo", "dr_grpo", "dapo"]
-    clip_low: PositiveFloat
-    clip_high: PositiveFloat
-    kl_coef: NonNegativeFloat = Field(description="0: no reference model is kept")
+    @model_validator(mode="after")
+    def _one_population(self) -> "AdvantageConfig":
+        if self.baseline == "batch" and self.scale == "group":
+            raise ValueError(
+                "baseline=batch with scale=group: rewards would be compared over all groups and "
+                "scaled group by group; set scale=batch or scale=none"
+            )
+        return self
 
 
 class TrainerConfig(Block):

@@ -1,0 +1,160 @@
+"""What an update minimises: the configured sum of policy loss, KL part and entropy bonus.
+
+Sees trained tokens in one row; of rows, padding and packing it knows nothing. Also counts what
+explains a step, into a Tally. Shape letter: N trained tokens of a batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from openenv_pipe.config.schema import LossConfig
+from openenv_pipe.grpo.losses.corrections import (
+    Correction,
+    geometric_weights,
+    masked_weights,
+    truncated_weights,
+)
+from openenv_pipe.grpo.losses.divergence import kl_estimate, kl_loss
+from openenv_pipe.grpo.losses.normalising import Counts, token_weights
+from openenv_pipe.grpo.losses.policy import PolicyLoss, cispo_loss, grpo_loss, gspo_loss
+from openenv_pipe.grpo.losses.ratios import ratios
+from openenv_pipe.learner.tally import Tally
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """The trained tokens of a batch, all [N]. Only logprobs, and entropy if it counts, have a
+    gradient."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    sampled_logprobs: torch.Tensor
+    start_logprobs: torch.Tensor | None  # the trainer's own when the step began, where known
+    reference_logprobs: torch.Tensor | None  # if the KL part counts
+    advantages: torch.Tensor
+    sample_index: torch.Tensor  # int64: the sample of the batch that a token belongs to
+
+
+class Objective:
+    """The loss of a batch's tokens as its part of the whole update's loss."""
+
+    def __init__(self, config: LossConfig) -> None:
+        self._config = config
+
+    @property
+    def needs_start_logprobs(self) -> bool:
+        """True if every token has to know what the trainer thought of it when the step began."""
+        return self._config.correction.type != "none"
+
+    @property
+    def needs_reference(self) -> bool:
+        return self._config.kl.coef > 0
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        return self._config.entropy_coef > 0
+
+    def loss(self, tokens: Tokens, counts: Counts, tally: Tally) -> torch.Tensor:
+        """A scalar with a gradient. Summed over all batches it is the loss of the update."""
+        old_N = tokens.sampled_logprobs
+        correction = None
+        if self.needs_start_logprobs:
+            assert tokens.start_logprobs is not None
+            old_N = tokens.start_logprobs
+            correction = self._correction(old_N, tokens)
+        policy = self._policy_loss(tokens, old_N)
+        loss_N = policy.loss if correction is None else policy.loss * correction.weight
+        weights_N = token_weights(
+            tokens.sample_index, normaliser=self._config.normalise, counts=counts
+        )
+        loss = (weights_N * loss_N).sum()
+        tally.add(policy_loss=loss)
+        if self.needs_reference:
+            loss = loss + self._kl_part(tokens, old_N, correction, weights_N, tally)
+        if self.needs_entropy_gradient:
+            bonus = self._config.entropy_coef * tokens.entropy.sum() / counts.num_tokens
+            loss = loss - bonus
+        tally.add(loss=loss)
+        _count(tokens, policy, tally)
+        _count_mismatch(tokens, tally)
+        if correction is not None:
+            tally.add(correction=correction.weight, bounded=correction.bounded)
+        return loss
+
+    def _policy_loss(self, tokens: Tokens, old_N: torch.Tensor) -> PolicyLoss:
+        config = self._config
+        clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+        given = (tokens.logprobs, old_N, tokens.advantages)
+        match config.type:
+            case "grpo":
+                return grpo_loss(*given, **clips)
+            case "gspo":
+                return gspo_loss(*given, tokens.sample_index, **clips)
+            case "cispo":
+                return cispo_loss(*given, **clips)
+
+    def _correction(self, old_N: torch.Tensor, tokens: Tokens) -> Correction:
+        config, sampled_N = self._config.correction, tokens.sampled_logprobs
+        match config.type:
+            case "truncate":
+                return truncated_weights(old_N, sampled_N, high=config.high)
+            case "mask":
+                return masked_weights(old_N, sampled_N, low=config.low, high=config.high)
+            case "geometric":
+                return geometric_weights(old_N, sampled_N, tokens.sample_index, high=config.high)
+        raise AssertionError(config.type)
+
+    def _kl_part(
+        self,
+        tokens: Tokens,
+        old_N: torch.Tensor,
+        correction: Correction | None,
+        weights_N: torch.Tensor,
+        tally: Tally,
+    ) -> torch.Tensor:
+        config = self._config.kl
+        assert tokens.reference_logprobs is not None
+        estimate_N = kl_estimate(tokens.logprobs, tokens.reference_logprobs, config.estimator)
+        tally.add(kl=estimate_N)
+        if config.importance_weights:
+            ratio_N = ratios(tokens.logprobs - old_N)
+            if correction is not None:
+                ratio_N = ratio_N * correction.weight
+            estimate_N = kl_loss(estimate_N, ratio_N, config.estimator)
+        return config.coef * (weights_N * estimate_N).sum()
+
+
+def _count(tokens: Tokens, policy: PolicyLoss, tally: Tally) -> None:
+    advantages_N = tokens.advantages
+    tally.add(
+        num_tokens=len(advantages_N),
+        entropy=tokens.entropy,
+        clipped_low=policy.clipped_low,
+        clipped_high=policy.clipped_high,
+        advantage=advantages_N.double(),
+        advantage_square=advantages_N.double().square(),
+    )
+    tally.highest(
+        ratio=policy.ratio,
+        negative_ratio=-policy.ratio,
+        advantage=advantages_N,
+        negative_advantage=-advantages_N,
+    )
+
+
+def _count_mismatch(tokens: Tokens, tally: Tally) -> None:
+    """How far the sampler's logprobs are from the trainer's for the same weights, or from those
+    that the trainer had when the step began."""
+    if tokens.start_logprobs is None:
+        return
+    difference_N = tokens.start_logprobs - tokens.sampled_logprobs
+    weight_N = ratios(difference_N).double()
+    tally.add(
+        num_compared=len(difference_N),
+        mismatch=difference_N.abs(),
+        mismatch_kl=-difference_N.double(),
+        weight=weight_N,
+        weight_square=weight_N.square(),
+    )
+    tally.highest(mismatch=difference_N.abs())

@@ -1,0 +1,37 @@
+"""Sums and extremes over the batches of a step, kept on the device until they are asked for.
+
+Nothing here knows what is counted: names are given by whoever counts.
+"""
+
+import torch
+
+
+class Tally:
+    """Adds up in float64, so that the split into batches shows in no printed digit."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._highest: dict[str, torch.Tensor] = {}
+
+    def add(self, **values: torch.Tensor | float) -> None:
+        """Adds each value, a tensor with all its entries, to the sum of its name."""
+        for name, value in values.items():
+            total = torch.as_tensor(value).detach().sum().double()
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+    def highest(self, **values_N: torch.Tensor) -> None:
+        """Keeps the largest entry of each name; of no entries, nothing."""
+        for name, values in values_N.items():
+            if values.numel():
+                top = values.detach().max().double()
+                self._highest[name] = torch.maximum(self._highest.get(name, top), top)
+
+    def sum(self, name: str) -> float:
+        return self._sums[name].item() if name in self._sums else 0.0
+
+    def max(self, name: str) -> float:
+        """Of a name that was never seen: 0."""
+        return self._highest[name].item() if name in self._highest else 0.0
+
+    def has(self, name: str) -> bool:
+        return name in self._sums
