@@ -86,6 +86,7 @@ def test_origins_name_files_in_order_and_overrides_by_block(folder):
     composed = compose(["conf=wordle", "trainer.steps=3", "model=tiny", "seed=4"])
     assert composed.origins["trainer"].files == (
         shipped / "trainer/grpo.yaml",
+        shipped / "trainer/dapo.yaml",
         shipped / "conf/wordle.yaml",
     )
     assert composed.origins["trainer"].overrides == ("trainer.steps=3",)
@@ -125,7 +126,8 @@ def test_shown_yaml_reads_back_as_the_configuration(folder):
     composed = compose(["conf=wordle", "model=qwen3_0_6b", "trainer.steps=3"])
     text = as_yaml(composed)
     assert yaml.safe_load(text) == composed.config.model_dump()
-    assert "# shipped trainer/grpo.yaml, shipped conf/wordle.yaml, override trainer.steps=3" in text
+    files = "shipped trainer/grpo.yaml, shipped trainer/dapo.yaml, shipped conf/wordle.yaml"
+    assert f"# {files}, override trainer.steps=3" in text
 
 
 def test_amend_changes_keys_and_blocks_and_keeps_the_rest(folder):

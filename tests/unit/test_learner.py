@@ -281,46 +281,6 @@ def test_several_updates_per_step_share_the_samples_out():
     assert learner.optimizer.num_steps_taken == 3
 
 
-@pytest.mark.parametrize("kind", ["truncate", "mask", "geometric"])
-async def test_a_correction_takes_the_ratio_to_where_the_step_began(kind):
-    """Of all tokens, also those of later updates: their sampler was the policy itself, so there is
-    nothing to correct, while the ratio shows how far the updates have gone."""
-    policy = tiny_policy(ends=True)
-    groups = await collect(policy, num_tasks=6)
-    samples = [plain_sample(episode) for episode in all_episodes(groups)]
-    correction = {"type": kind, "low": 0.5, "high": 2.0}
-    learner = learner_of(
-        policy,
-        updates_per_step=3,
-        tokens_per_batch=60,
-        **{"optimizer.lr": 1e-2, "loss.correction": correction},
-    )
-    metrics = learner.update(samples, step=1)
-    assert metrics["mismatch/max"] < 1e-5
-    assert metrics["mismatch/effective_share"] == pytest.approx(1.0)
-    assert metrics["correction/mean"] == pytest.approx(1.0)
-    assert metrics["correction/bounded"] == 0.0
-    assert metrics["ratio/max"] > 1.01
-
-
-def test_without_a_correction_the_ratio_is_taken_to_the_sampler(policy):
-    samples = random_samples(13)
-    batch = collate(samples)
-    with torch.no_grad():
-        gaps = policy.logprobs(batch, 1.0)[0] - batch.logprobs[batch.loss_mask]
-    learner = learner_of(policy)
-    learner.optimizer.step = lambda: 0.0
-    metrics = learner.update(samples, step=1)
-    policy.model.zero_grad()
-    assert metrics["ratio/max"] == pytest.approx(gaps.exp().max().item(), rel=1e-4)
-    assert metrics["ratio/min"] == pytest.approx(gaps.exp().min().item(), rel=1e-4)
-    assert "correction/mean" not in metrics
-    weights = gaps.exp()
-    effective = weights.sum() ** 2 / (len(weights) * weights.square().sum())
-    assert metrics["mismatch/effective_share"] == pytest.approx(effective.item(), rel=1e-4)
-    assert metrics["mismatch/kl"] == pytest.approx(-gaps.mean().item(), rel=1e-3)
-
-
 # --- what is refused ----------------------------------------------------------------------------
 
 

@@ -1,0 +1,161 @@
+"""The sum that an update minimises, and what is told of it. Trap numbers: tests/README.md."""
+
+import dataclasses
+
+import pytest
+import torch
+from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
+
+from openenv_pipe.grpo.losses.normalising import Counts
+from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.objective import Objective, Tokens
+from openenv_pipe.learner.step_metrics import step_metrics
+from openenv_pipe.learner.tally import Tally
+
+ROWS = torch.tensor([0, 0, 1, 1])
+COUNTS = Counts(num_samples=2, num_tokens=4, max_tokens=8)
+SAMPLED = torch.tensor([-1.0, -2.0, -1.0, -2.0])
+START = torch.tensor([-1.1, -1.5, -1.0, -4.0])  # weights 0.9, 1.65, 1, 0.135
+NOW = torch.tensor([-1.2, -1.4, -0.9, -4.1])
+REFERENCE = torch.tensor([-1.0, -1.4, -2.0, -3.0])
+ENTROPY = torch.tensor([0.5, 1.0, 1.5, 2.0])
+ADVANTAGES = torch.tensor([1.0, 1.0, -1.0, -1.0])
+EVERYTHING = {
+    "kl": {"coef": 0.3, "estimator": "k2", "importance_weights": True},
+    "entropy_coef": 0.2,
+    "correction": {"type": "truncate", "low": 0.5, "high": 1.5},
+}
+
+
+def objective(**changes):
+    config = run_config({f"trainer.loss.{key}": value for key, value in changes.items()})
+    return Objective(config.trainer.loss)
+
+
+def tokens(chosen=slice(None)):
+    return Tokens(
+        logprobs=NOW.clone().requires_grad_()[chosen],
+        entropy=ENTROPY.clone().requires_grad_()[chosen],
+        sampled_logprobs=SAMPLED[chosen],
+        start_logprobs=START[chosen],
+        reference_logprobs=REFERENCE[chosen],
+        advantages=ADVANTAGES[chosen],
+        sample_index=ROWS[chosen] - ROWS[chosen][0],
+    )
+
+
+def test_all_parts_are_summed_by_hand():
+    """The ratio is now to start, corrected by start to sampler; 1/4 is what each token weighs."""
+    tally = Tally()
+    loss = objective(normalise="token", **EVERYTHING).loss(tokens(), COUNTS, tally)
+    ratio, weight = torch.exp(NOW - START), torch.exp(START - SAMPLED).clamp(max=1.5)
+    policy = (-ratio * weight * ADVANTAGES).mean()  # no ratio is beyond the clips
+    kl = (0.5 * (NOW - REFERENCE).square() * ratio * weight).mean()
+    assert loss.item() == pytest.approx((policy + 0.3 * kl - 0.2 * ENTROPY.mean()).item())
+    metrics = step_metrics(tally, [1.0], lr=0.5)
+    assert metrics["loss/total"] == pytest.approx(loss.item())
+    assert metrics["loss/policy"] == pytest.approx(policy.item())
+    assert metrics["loss/kl"] == pytest.approx((0.5 * (NOW - REFERENCE).square()).mean().item())
+    assert metrics["loss/entropy"] == pytest.approx(1.25)
+
+
+def test_the_entropy_bonus_is_the_mean_over_tokens_whatever_the_normaliser():
+    for normalise in ("sample", "token", "constant"):
+        given = tokens()
+        given.entropy.retain_grad()
+        loss = objective(normalise=normalise, entropy_coef=0.2).loss(given, COUNTS, Tally())
+        loss.backward()
+        assert given.entropy.grad.tolist() == pytest.approx([-0.05] * 4)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("correction", ["none", "truncate", "mask", "geometric"])
+def test_batches_add_up_to_the_whole(kind, correction):
+    """Trap 10: loss and metrics."""
+    changes = EVERYTHING | {
+        "type": kind,
+        "correction": EVERYTHING["correction"] | {"type": correction},
+    }
+    whole, parts, whole_tally, parts_tally = objective(**changes), 0.0, Tally(), Tally()
+    expected = whole.loss(tokens(), COUNTS, whole_tally).item()
+    for chosen in (slice(0, 2), slice(2, 4)):
+        parts += whole.loss(tokens(chosen), COUNTS, parts_tally).item()
+    assert parts == pytest.approx(expected)
+    once, twice = (step_metrics(tally, [1.0], lr=0.5) for tally in (whole_tally, parts_tally))
+    assert twice == pytest.approx(once)
+
+
+def test_metrics_by_hand():
+    tally = Tally()
+    correction = {"type": "mask", "low": 0.5, "high": 1.5}
+    objective(correction=correction, clip_high=0.1).loss(tokens(), COUNTS, tally)
+    metrics = step_metrics(tally, [1.0, 3.0], lr=0.5)
+    weights = torch.exp(START - SAMPLED)
+    ratio = torch.exp(NOW - START)  # 0.90, 1.11, 1.11, 0.90
+    assert metrics["clip/high"] == 0.25  # the second; the third's advantage is negative
+    assert metrics["clip/low"] == 0.0
+    assert metrics["clip/share"] == 0.25
+    assert metrics["ratio/max"] == pytest.approx(ratio.max().item())
+    assert metrics["ratio/min"] == pytest.approx(ratio.min().item())
+    assert metrics["advantage/mean"] == 0.0
+    assert metrics["advantage/std"] == 1.0
+    assert metrics["advantage/min"] == -1.0
+    assert metrics["advantage/max"] == 1.0
+    assert metrics["correction/mean"] == pytest.approx((weights[0] + weights[2]).item() / 4)
+    assert metrics["correction/bounded"] == 0.5
+    assert metrics["mismatch/mean"] == pytest.approx((START - SAMPLED).abs().mean().item())
+    assert metrics["mismatch/max"] == 2.0
+    assert metrics["mismatch/kl"] == pytest.approx((SAMPLED - START).mean().item())
+    effective = weights.sum() ** 2 / (4 * weights.square().sum())
+    assert metrics["mismatch/effective_share"] == pytest.approx(effective.item())
+    assert metrics["grad/norm"] == 3.0
+
+
+def test_without_a_correction_the_sampler_stands_for_the_old_policy():
+    """And where the start is not known, nothing is said of the mismatch of those tokens."""
+    tally = Tally()
+    objective(normalise="token").loss(tokens(), COUNTS, tally)
+    unknown = dataclasses.replace(tokens(), start_logprobs=None)
+    objective(normalise="token").loss(unknown, COUNTS, tally)
+    metrics = step_metrics(tally, [1.0], lr=0.5)
+    assert metrics["ratio/max"] == pytest.approx(torch.exp(NOW - SAMPLED).max().item())
+    assert metrics["mismatch/mean"] == pytest.approx((START - SAMPLED).abs().mean().item())
+    assert "correction/mean" not in metrics
+
+
+@pytest.mark.parametrize("kind", ["truncate", "mask", "geometric"])
+async def test_a_correction_takes_the_ratio_to_where_the_step_began(kind):
+    """Of all tokens, also those of later updates: their sampler was the policy itself, so there is
+    nothing to correct, while the ratio shows how far the updates have gone."""
+    policy = tiny_policy(ends=True)
+    groups = await collect(policy, num_tasks=3)
+    samples = [plain_sample(episode) for episode in all_episodes(groups)]
+    changes = {
+        "updates_per_step": 3,
+        "tokens_per_batch": 60,
+        "optimizer.lr": 1e-2,
+        "loss.correction": {"type": kind, "low": 0.5, "high": 2.0},
+    }
+    trainer = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer
+    metrics = Learner(policy, trainer, max_episode_tokens=120, seed=0).update(samples, step=1)
+    assert metrics["mismatch/max"] < 1e-5
+    assert metrics["mismatch/effective_share"] == pytest.approx(1.0)
+    assert metrics["correction/mean"] == pytest.approx(1.0)
+    assert metrics["correction/bounded"] == 0.0
+    assert metrics["ratio/max"] > 1.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"type": "gspo", "normalise": "token"}, "set normalise=sample"),
+        ({"correction": {"type": "mask", "low": 1.5, "high": 2.0}}, "has to be between"),
+        (
+            {"kl": {"coef": 0.1, "estimator": "k1", "importance_weights": False}},
+            "zero on average",
+        ),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused(changes, reason):
+    with pytest.raises(ValueError, match=reason):
+        objective(**changes)
