@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from openenv_pipe import __version__, cli_env
+from openenv_pipe import __version__, cli_env, cli_results
 from openenv_pipe.config.completion import complete_bash_value, complete_override
 from openenv_pipe.errors import FailureError, PipeError, RunFolderError
 
@@ -60,39 +60,7 @@ def train(overrides: Overrides) -> None:
     pipeline.train(composed, _command())
 
 
-@app.command("eval")
-def evaluate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="A run folder, or conf=NAME for a model that no run has trained.",
-            autocompletion=complete_override,
-        ),
-    ],
-    overrides: Overrides,
-) -> None:
-    """Evaluate a trained run, or a model as it is.
-
-    \b
-    openenv-pipe eval runs/wordle/latest
-    openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
-    """
-    if not Path(target).is_dir() and "=" not in target:
-        raise RunFolderError(
-            f"{target!r} is not a folder; expected a run folder such as runs/wordle/latest "
-            "(`openenv-pipe runs` lists them), or overrides such as conf=wordle"
-        )
-    from openenv_pipe.config.compose import compose
-
-    if Path(target).is_dir():
-        from openenv_pipe.evaluate import evaluate_run
-
-        evaluate_run(Path(target), overrides)
-        return
-    composed = compose([target, *overrides])
-    from openenv_pipe.evaluate import evaluate_config
-
-    evaluate_config(composed, _command())
+app.command("eval")(cli_results.evaluate)
 
 
 @app.command()

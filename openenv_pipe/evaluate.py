@@ -1,106 +1,143 @@
-"""Evaluation: the same tasks with the same seeds for every model, as a report.
+"""Evaluation: the same tasks with the same seeds for every model, and for scripted players.
 
-The commands `eval RUN` and `eval conf=...` end here; `pipeline` calls `evaluate` for its stages.
+`pipeline` calls this for its stages and between its steps, `side_by_side` for the command `eval`.
+Whoever plays, episode k of a task has the same sampling seed: what differs is the player.
 """
 
-import asyncio
-from collections.abc import Sequence
-from pathlib import Path
-
-from rich.console import Console
-from rich.table import Column, Table
-
-from openenv_pipe.assembly import Parts, assembled
-from openenv_pipe.config.compose import Composed, amend
-from openenv_pipe.config.schema import RunConfig, ScriptedEngineConfig
-from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.evals import read_reports, save_report
-from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.assembly import Parts
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.base import Engine
+from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation
 from openenv_pipe.scoring import EvalReport, summarise
-from openenv_pipe.statistics import Interval
+
+SEEDS_LABEL = "eval"  # of all evaluations: part of what the sampling seeds are hashed from
 
 
 async def evaluate(parts: Parts, label: str) -> EvalReport:
-    """Plays `eval.num_tasks` tasks of the eval split, `eval.samples_per_task` times each."""
-    config = parts.config
-    tasks = [parts.tasks.eval[index] for index in range(config.eval.num_tasks)]
-    groups = await parts.collect(
-        tasks,
-        group_size=config.eval.samples_per_task,
-        temperature=config.eval.temperature,
-        label="eval",
-    )
-    episodes = [episode for group in groups for episode in group.episodes]
-    return summarise(label, episodes, config.eval, config.seed, model=describe_model(config))
+    return (await evaluate_model(parts, label, None))[0].report
 
 
-def evaluate_run(path: Path, overrides: Sequence[str]) -> None:
-    """Evaluates the last checkpoint of a run, and keeps the report in the run's folder."""
-    folder = RunFolder.open(path)
-    config = amend(folder.config, overrides)
-    checkpoints = folder.checkpoints()
-    if not checkpoints:
-        raise RunFolderError(
-            f"{folder.path} has no checkpoint yet; trainer.checkpoint_every says when one is "
-            "written, and Ctrl-C writes one"
+async def evaluate_model(parts: Parts, label: str, step: int | None) -> list[Evaluation]:
+    """The model on `eval.num_tasks` tasks, sampled as `eval` says, and greedy if it says so.
+
+    step: of GRPO behind the model; None if no run has trained it.
+    """
+    config = parts.config.eval
+    played = [
+        await _play(
+            parts,
+            label,
+            model=describe_model(parts.config),
+            step=step,
+            num_tasks=config.num_tasks,
+            samples_per_task=config.samples_per_task,
+            temperature=config.temperature,
         )
-    logs = folder.path / "logs" / "eval"
-    try:
-        logs.mkdir(exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"the evaluation cannot be kept in {folder.path}: {error}") from None
-    label = "scripted" if config.engine.type == "scripted" else checkpoints[-1].name
-    report = asyncio.run(_evaluate_alone(config, logs, label, checkpoints[-1]))
-    save_report(folder.path, report)
-    _show(read_reports(folder.path), folder.path)
+    ]
+    if config.greedy and parts.config.engine.type != "scripted":
+        played.append(
+            await _play(
+                parts,
+                label + GREEDY,
+                model=describe_model(parts.config),
+                step=step,
+                num_tasks=config.num_tasks,
+                samples_per_task=1,
+                temperature=0.0,
+            )
+        )
+    return played
 
 
-def evaluate_config(composed: Composed, command: Sequence[str]) -> None:
-    """Evaluates a model that no run has trained, in a run folder of its own."""
-    config = composed.config
-    folder = RunFolder.create(config, overrides=composed.overrides, command=command)
-    label = "scripted" if isinstance(config.engine, ScriptedEngineConfig) else "start"
-    try:
-        report = asyncio.run(_evaluate_alone(config, folder.logs, label, None))
-    except KeyboardInterrupt:
-        folder.finish("interrupted", cause="interrupted")
-        raise
-    except BaseException as error:
-        folder.finish("failed", cause=f"{type(error).__name__}: {error}")
-        raise
-    save_report(folder.path, report)
-    folder.finish("finished")
-    _show({label: report}, folder.path)
+async def evaluate_during(parts: Parts, step: int) -> Evaluation:
+    """The model between two steps of training, on the first tasks of `eval`."""
+    config = parts.config.eval
+    return await _play(
+        parts,
+        f"{DURING}{step:06d}",
+        model=describe_model(parts.config),
+        step=step,
+        num_tasks=config.during.num_tasks or config.num_tasks,
+        samples_per_task=config.during.samples_per_task or config.samples_per_task,
+        temperature=config.temperature,
+    )
+
+
+async def play_baselines(parts: Parts) -> list[Evaluation]:
+    """The scripted players of `env.baselines` on the tasks of `eval`, if it asks for them.
+
+    None with engine=openai: a script's replies need a tokenizer.
+    """
+    config = parts.config
+    if not config.eval.baselines or config.engine.type == "openai":
+        return []
+    return [
+        await _play(
+            parts,
+            f"{BASELINE}{name}",
+            model=policy,
+            step=None,
+            num_tasks=config.eval.num_tasks,
+            samples_per_task=config.eval.samples_per_task,
+            temperature=None,
+            engine=parts.scripted_engine(policy),
+        )
+        for name, policy in config.env.baselines.items()
+    ]
+
+
+def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
+    """Why training may end with this evaluation, in a sentence; None if it has to go on."""
+    stop = config.eval.during.stop
+    interval = report.success if stop.measure == "success" else report.reward
+    if stop.at is None or interval is None:
+        return None
+    reached = interval.low if stop.bound == "low" else interval.mean
+    if reached < stop.at:
+        return None
+    return (
+        f"stopped early: after step {report.step} the evaluation's {stop.measure} was "
+        f"{interval.mean:.3f} ({interval.low:.3f}..{interval.high:.3f}), and its {stop.bound} "
+        f"had to be at least eval.during.stop.at={stop.at:g}"
+    )
 
 
 def describe_model(config: RunConfig) -> str:
     """The model in a few words, for reports."""
-    if isinstance(config.engine, ScriptedEngineConfig):
+    if config.engine.type == "scripted":
         return config.engine.policy
+    if config.engine.type == "openai":
+        return config.engine.model
     return config.model.type if config.model.type == "tiny" else config.model.path
 
 
-async def _evaluate_alone(
-    config: RunConfig, logs: Path, label: str, checkpoint: Path | None
-) -> EvalReport:
-    async with assembled(config, logs, checkpoint) as parts:
-        return await evaluate(parts, label)
-
-
-def _show(reports: dict[str, EvalReport], path: Path) -> None:
-    console = Console()
-    table = Table(Column("eval", no_wrap=True), "model", "success", "reward", "turns", "failed")
-    for name, report in reports.items():
-        intervals = [report.success, report.reward, report.turns]
-        table.add_row(
-            name,
-            report.model,
-            *("-" if interval is None else _as_text(interval) for interval in intervals),
-            f"{report.num_failed} of {sum(report.statuses.values())}",
-        )
-    console.print(table)
-    console.print(f"{path}/eval", highlight=False)
-
-
-def _as_text(interval: Interval) -> str:
-    return f"{interval.mean:.3f} ({interval.low:.2f}..{interval.high:.2f})"
+async def _play(
+    parts: Parts,
+    label: str,
+    *,
+    model: str,
+    step: int | None,
+    num_tasks: int,
+    samples_per_task: int,
+    temperature: float | None,
+    engine: Engine | None = None,
+) -> Evaluation:
+    """Some tasks of the eval split, each some times, by the policy or by another engine."""
+    config = parts.config
+    groups = await parts.collect(
+        [parts.tasks.eval[index] for index in range(num_tasks)],
+        group_size=samples_per_task,
+        temperature=temperature or 0.0,
+        label=SEEDS_LABEL,
+        engine=engine,
+    )
+    report = summarise(
+        label,
+        [episode for group in groups for episode in group.episodes],
+        config.eval,
+        config.seed,
+        model=model,
+        step=step,
+        temperature=None if config.engine.type == "scripted" else temperature,
+    )
+    return Evaluation(report=report, groups=groups)

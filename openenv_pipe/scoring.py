@@ -4,6 +4,8 @@ Pure functions of episodes. Failed episodes are counted, never scored: a dead se
 look like a bad model.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -12,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
-from openenv_pipe.statistics import Interval, bootstrap_interval, paired_difference
-from openenv_pipe.types import Episode
+from openenv_pipe.statistics import Interval, bootstrap_interval, paired_difference, pass_at_k
+from openenv_pipe.types import Episode, Task
 
 
 class _Frozen(BaseModel):
@@ -25,10 +27,18 @@ class TaskScores(_Frozen):
 
     task: str
     task_seed: int
+    reset_digest: str  # of the keywords: equal ids and seeds may still be different tasks
+    num_failed: int
     seeds: list[int]
     successes: list[bool]
     rewards: list[float]
     turns: list[int]
+    statuses: list[str]
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What makes two tasks the same."""
+        return self.task, self.task_seed, self.reset_digest
 
 
 class EvalReport(_Frozen):
@@ -36,13 +46,17 @@ class EvalReport(_Frozen):
 
     label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # start, warm_start, trained, ...
     model: str
+    step: int | None  # GRPO steps behind the model; None: no run has trained it
+    temperature: float | None  # None: a script, which has none
     num_tasks: int
     samples_per_task: int
     num_failed: int
-    statuses: dict[str, int]
+    statuses: dict[str, int]  # of all episodes
+    unsuccessful: dict[str, int]  # of those without success, failed ones included
     success: Interval | None
     reward: Interval | None
     turns: Interval | None
+    pass_at: dict[int, Interval]  # k from 2 up to samples_per_task: powers of two, and the last
     tasks: list[TaskScores]
 
 
@@ -58,10 +72,18 @@ class Comparison(_Frozen):
 
 
 def summarise(
-    label: str, episodes: Sequence[Episode], config: EvalConfig, seed: int, *, model: str
+    label: str,
+    episodes: Sequence[Episode],
+    config: EvalConfig,
+    seed: int,
+    *,
+    model: str,
+    step: int | None,
+    temperature: float | None,
 ) -> EvalReport:
     """Group episodes by task and put intervals on their means. `seed` is the bootstrap's."""
     tasks = _scores_by_task(episodes)
+    samples_per_task = max(len(task.seeds) + task.num_failed for task in tasks)
 
     def interval(values_of: Callable[[TaskScores], Sequence[float]]) -> Interval | None:
         return bootstrap_interval(
@@ -71,31 +93,32 @@ def summarise(
             seed=seed,
         )
 
+    pass_at = {k: interval(lambda task, k=k: _pass_at_k(task, k)) for k in _ks(samples_per_task)}
     return EvalReport(
         label=label,
         model=model,
+        step=step,
+        temperature=temperature,
         num_tasks=len(tasks),
-        samples_per_task=config.samples_per_task,
+        samples_per_task=samples_per_task,
         num_failed=sum(episode.failed for episode in episodes),
-        statuses=dict(sorted(Counter(str(episode.status) for episode in episodes).items())),
+        statuses=_count_statuses(episodes),
+        unsuccessful=_count_statuses([episode for episode in episodes if not _succeeded(episode)]),
         success=interval(lambda task: task.successes),
         reward=interval(lambda task: task.rewards),
         turns=interval(lambda task: task.turns),
+        pass_at={k: found for k, found in pass_at.items() if found is not None},
         tasks=tasks,
     )
 
 
 def compare(before: EvalReport, after: EvalReport, config: EvalConfig, seed: int) -> Comparison:
-    """Paired differences over the tasks, by id and seed, that both reports have.
+    """Paired differences over the tasks, by id, seed and keywords, that both reports have.
 
     Raises UserError if there is none: the reports are of different environments or splits.
     """
-    old = {(task.task, task.task_seed): task for task in before.tasks}
-    pairs = [
-        (old[task.task, task.task_seed], task)
-        for task in after.tasks
-        if (task.task, task.task_seed) in old
-    ]
+    old = {task.key: task for task in before.tasks}
+    pairs = [(old[task.key], task) for task in after.tasks if task.key in old]
     if not pairs:
         raise UserError(
             f"eval reports {before.label!r} and {after.label!r} have no task in common; "
@@ -121,6 +144,26 @@ def compare(before: EvalReport, after: EvalReport, config: EvalConfig, seed: int
     )
 
 
+def _ks(num_samples: int) -> list[int]:
+    """2, 4, 8, ... and the number of samples itself; pass@1 is the success rate."""
+    powers = [2**i for i in range(1, num_samples.bit_length()) if 2**i < num_samples]
+    return [*powers, num_samples] if num_samples > 1 else []
+
+
+def _pass_at_k(task: TaskScores, k: int) -> list[float]:
+    """The task's estimate, none where too many of its samples failed."""
+    num_samples = len(task.successes)
+    return [pass_at_k(num_samples, sum(task.successes), k)] if num_samples >= k else []
+
+
+def _succeeded(episode: Episode) -> bool:
+    return episode.success and not episode.failed
+
+
+def _count_statuses(episodes: Sequence[Episode]) -> dict[str, int]:
+    return dict(sorted(Counter(str(episode.status) for episode in episodes).items()))
+
+
 def _scores_by_task(episodes: Sequence[Episode]) -> list[TaskScores]:
     """One row for each task, in order of the tasks' indices, members in order."""
     by_task: dict[tuple[int, str, int], list[Episode]] = {}
@@ -132,11 +175,21 @@ def _scores_by_task(episodes: Sequence[Episode]) -> list[TaskScores]:
 
 def _scores(episodes: Sequence[Episode]) -> TaskScores:
     scored = sorted((e for e in episodes if not e.failed), key=lambda episode: episode.member)
+    task = episodes[0].task
     return TaskScores(
-        task=episodes[0].task.id,
-        task_seed=episodes[0].task.seed,
+        task=task.id,
+        task_seed=task.seed,
+        reset_digest=_reset_digest(task),
+        num_failed=len(episodes) - len(scored),
         seeds=[episode.seed for episode in scored],
         successes=[episode.success for episode in scored],
         rewards=[episode.reward for episode in scored],
         turns=[len(episode.turns) for episode in scored],
+        statuses=[str(episode.status) for episode in scored],
     )
+
+
+def _reset_digest(task: Task) -> str:
+    """The first 64 bits of sha256 over the reset keywords, in hex."""
+    text = json.dumps(task.reset, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,16 +1,22 @@
-"""Intervals for means over tasks, by the percentile bootstrap.
+"""Intervals for means over tasks and over runs, and pass@k.
 
-Several samples of one task resemble each other, so tasks, not samples, are drawn again: the
-cluster bootstrap. Every task counts the same, however many of its samples did not fail.
+Over tasks by the percentile bootstrap. Several samples of one task resemble each other, so tasks,
+not samples, are drawn again: the cluster bootstrap. Every task counts the same, however many of
+its samples did not fail. Over a handful of runs by Student's t: the bootstrap of three values is
+far too narrow.
 
 Refuses values that are not finite. The width of an interval over a handful of tasks is a guess.
 
 B. Efron, R. Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13.
 C. Field, A. Welsh, Bootstrapping clustered data, J. R. Stat. Soc. B 69, 2007.
+M. Chen et al., Evaluating Large Language Models Trained on Code, 2021, arXiv:2107.03374.
+M. Abramowitz, I. Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import numpy
 
@@ -64,14 +70,63 @@ def paired_difference(
     return _interval(differences_N, num_resamples, confidence, seed)
 
 
+def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
+    """The chance that k of the samples, drawn without putting back, hold a success.
+
+    Unbiased for the chance that k new samples would (Chen et al. 2021, equation 1).
+    """
+    if not 0 < k <= num_samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples of a task; got {num_samples}")
+    return 1.0 - math.comb(num_samples - num_successes, k) / math.comb(num_samples, k)
+
+
+def interval_over_runs(values: Sequence[float], confidence: float) -> Interval | None:
+    """The mean of independent runs with Student's t interval; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    _refuse_not_finite(numpy.array(values))
+    mean = fmean(values)
+    half = _t_quantile(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Interval(mean=mean, low=mean - half, high=mean + half)
+
+
+def _t_quantile(confidence: float, num_degrees: int) -> float:
+    """t so that |T| <= t with the probability `confidence`, by bisection of a closed form."""
+    low, high = 0.0, math.pi / 2  # of the angle atan(t / sqrt(num_degrees))
+    for _ in range(100):
+        middle = (low + high) / 2
+        if _t_probability(middle, num_degrees) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(num_degrees) * math.tan(low)
+
+
+def _t_probability(angle: float, num_degrees: int) -> float:
+    """P(|T| <= t), where t = sqrt(num_degrees) * tan(angle)."""
+    odd = num_degrees % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if num_degrees > 1 else 0.0
+    for n in range(2 + odd, num_degrees, 2):
+        term *= (n - 1) / n * math.cos(angle) ** 2
+        total += term
+    if odd:
+        return (angle + math.sin(angle) * total) * 2 / math.pi
+    return math.sin(angle) * total
+
+
+def _refuse_not_finite(values_N: numpy.ndarray) -> None:
+    if not numpy.isfinite(values_N).all():
+        raise ValueError("an interval needs finite values; got NaN or infinity")
+
+
 def _interval(
     values_N: numpy.ndarray, num_resamples: int, confidence: float, seed: int
 ) -> Interval | None:
     """Percentile interval of the mean. N: tasks, R: resamples."""
     if not values_N.size:
         return None
-    if not numpy.isfinite(values_N).all():
-        raise ValueError("an interval needs finite values; got NaN or infinity")
+    _refuse_not_finite(values_N)
     draws_RN = numpy.random.default_rng(seed).integers(
         values_N.size, size=(num_resamples, values_N.size)
     )

@@ -1,6 +1,7 @@
 """What the shell offers for overrides when TAB is pressed. Composes nothing, so it is quick."""
 
 import os
+from pathlib import Path
 
 from openenv_pipe.resources import group_names, group_options
 
@@ -18,6 +19,25 @@ def complete_override(incomplete: str) -> list[str]:
         if name.startswith(incomplete)
         for value in _values(name) or [""]
     ]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Continuations of a run's folder, or of a sweep's, below `runs/` or where the word points."""
+    typed = Path(incomplete)
+    bases = {Path("runs"), typed, typed.parent} if incomplete else {Path("runs")}
+    found = {
+        str(path)
+        for base in sorted(bases)
+        for pattern in ("run.json", "*/run.json", "*/*/run.json")
+        for path in (file.parent for file in base.glob(pattern))
+    }
+    found |= {str(path) for base in bases for path in base.glob("sweeps/*") if path.is_dir()}
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+def complete_subject(incomplete: str) -> list[str]:
+    """Continuations of what `eval` takes: runs, and overrides."""
+    return [*complete_run(incomplete), *complete_override(incomplete)]
 
 
 def complete_target(incomplete: str) -> list[str]:

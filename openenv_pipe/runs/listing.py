@@ -9,7 +9,7 @@ from rich.text import Text
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.progress import clock
-from openenv_pipe.runs.evals import read_reports
+from openenv_pipe.runs.evals import read_stages
 from openenv_pipe.runs.files import read_json
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -67,7 +67,7 @@ def _row(path: Path) -> RunRow:
     try:
         folder = RunFolder.open(path)
         steps = [r for r in read_metrics(folder.metrics_path) if r.get("stage") == "grpo"]
-        reports = read_reports(path)
+        reports = read_stages(path)
         return RunRow(
             id=name,
             status=folder.status,

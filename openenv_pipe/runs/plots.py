@@ -50,18 +50,18 @@ SMOOTHED_SHARE = 0.08  # of all steps is the width of the smoothing window
 
 
 def draw_learning_curves(
-    path: Path, records: Records, reports: Mapping[str, EvalReport], num_steps: int
+    path: Path, records: Records, reports: Sequence[EvalReport], num_steps: int
 ) -> bool:
     """Warm start's loss, then reward and success over GRPO steps with the eval points on them.
 
-    reports: by stage (start, warm_start, trained); num_steps: of GRPO when the run is complete.
+    reports: of the stages and during training; num_steps: of GRPO when the run is complete.
     False, and no file, if there is nothing to draw.
     """
     warm, grpo = _of_stage(records, "warm_start"), _of_stage(records, "grpo")
     panels = ["warm_start"] * bool(warm) + ["reward", "success"] * bool(grpo or reports)
     if not panels:
         return False
-    with _canvas(
+    with canvas(
         path, 1, [WARM_START_WIDTH if name == "warm_start" else 1.0 for name in panels]
     ) as axes:
         by_panel = dict(zip(panels, axes, strict=True))
@@ -78,7 +78,7 @@ def draw_learning_curves(
             last_step = grpo[-1]["step"] if grpo else 0
             width = max(num_steps, last_step, 1)
             for axis, measure in ((reward, "reward"), (success, "success")):
-                _draw_eval_points(axis, reports, measure, last_step)
+                _draw_eval_points(axis, reports, measure)
                 axis.set_xlim(-0.04 * width, 1.04 * width)
             success.set_ylim(-0.04, 1.04)
             reward.legend(loc="best")
@@ -100,7 +100,7 @@ def draw_losses(path: Path, records: Records) -> bool:
         return False
     num_columns = min(len(panels), 2)
     num_rows = -(-len(panels) // num_columns)
-    with _canvas(path, num_rows, [1.0] * num_columns) as axes:
+    with canvas(path, num_rows, [1.0] * num_columns) as axes:
         for axis, (title, lines) in zip(axes, panels.items(), strict=False):
             for key, colour in lines.items():
                 _draw_series(axis, grpo, key, colour, label=key.partition("/")[2])
@@ -137,28 +137,31 @@ def _draw_series(axis: "Axes", records: Records, key: str, colour: str, label: s
     )
 
 
-def _draw_eval_points(
-    axis: "Axes", reports: Mapping[str, EvalReport], measure: str, last_step: int
-) -> None:
-    """Eval means with their intervals: before training at step 0, after it at the last step."""
-    places = {
-        "start": (0, GREY, "s", "eval: start"),
-        "warm_start": (0, ORANGE, "^", "eval: after warm start"),
-        "trained": (last_step, INK, "o", "eval: trained"),
+def _draw_eval_points(axis: "Axes", reports: Sequence[EvalReport], measure: str) -> None:
+    """Eval means with their intervals, each at the step behind its model."""
+    looks = {
+        "start": (GREY, "s", "eval: start"),
+        "warm_start": (ORANGE, "^", "eval: after warm start"),
+        "trained": (INK, "o", "eval: trained"),
     }
-    for name, (step, colour, marker, label) in places.items():
-        interval = getattr(reports[name], measure) if name in reports else None
-        if interval is None:
+    during = (INK, ".", "eval: during training")
+    labelled = set()
+    for report in reports:
+        interval = getattr(report, measure)
+        if interval is None or report.step is None:
             continue
+        colour, marker, label = looks.get(report.label, during)
         bars = [[interval.mean - interval.low], [interval.high - interval.mean]]
         axis.errorbar(
-            [step], [interval.mean], yerr=bars, fmt=marker, color=colour, label=label,
+            [report.step], [interval.mean], yerr=bars, fmt=marker, color=colour,
+            label=None if label in labelled else label,
             markersize=5.5, capsize=3.5, elinewidth=1.4, zorder=3, clip_on=False,
         )  # fmt: skip
+        labelled.add(label)
 
 
 @contextmanager
-def _canvas(path: Path, num_rows: int, width_ratios: Sequence[float]) -> "Iterator[list[Axes]]":
+def canvas(path: Path, num_rows: int, width_ratios: Sequence[float]) -> "Iterator[list[Axes]]":
     """Panels to draw on, row by row; written to `path` at the end of the block.
 
     Needs no display, leaves matplotlib's global state alone, and leaves the date out of the PNG.

@@ -20,14 +20,21 @@ from openenv_pipe.config.schema import (
 )
 from openenv_pipe.progress import clock
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
-from openenv_pipe.runs.evals import STAGES, read_reports
+from openenv_pipe.runs.evals import (
+    BASELINE,
+    GREEDY,
+    STAGES,
+    read_during,
+    read_reports,
+    read_stages,
+)
 from openenv_pipe.runs.files import write_text
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.plots import draw_learning_curves, draw_losses
 from openenv_pipe.runs.transcript import fenced, headline, transcript
 from openenv_pipe.scoring import Comparison, EvalReport, compare
-from openenv_pipe.statistics import Interval
 
 Reports = Mapping[str, EvalReport]
 Records = Sequence[Mapping[str, Any]]
@@ -42,13 +49,13 @@ def write_report(folder: RunFolder) -> Path:
     """
     config = folder.written_config
     records = read_metrics(folder.metrics_path)
-    reports = read_reports(folder.path)
+    stages = read_stages(folder.path)
     sections = [
         f"# {folder.record.id}",
         _state(folder, config, records),
-        _outcome(config, reports),
-        _scores_table(config, reports),
-        _pictures(folder.path, config, records, reports),
+        _outcome(config, stages),
+        _scores_table(config, read_reports(folder.path)),
+        _pictures(folder.path, config, records, stages),
         _what_was_run(folder, config),
         _time_table(folder, records),
         _examples(folder.path),
@@ -65,12 +72,15 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
     took = f"{done} in {_seconds(folder.duration_s)}"
     if folder.status == "died":
         return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
-    cause = f" Cause: {folder.record.cause}" if folder.record.cause else ""
-    return f"The run is **{folder.status}**, {took}.{cause}"
+    if folder.record.cause is None:
+        return f"The run is **{folder.status}**, {took}."
+    # A run that finished says why it did before its last step.
+    what = "It" if folder.status == "finished" else "Cause:"
+    return f"The run is **{folder.status}**, {took}. {what} {folder.record.cause}"
 
 
 def _outcome(config: RunConfig, reports: Reports) -> str:
-    """What training changed, in a sentence or two."""
+    """What training changed, in a sentence or two. `reports` are those of the stages."""
     stages = [name for name in STAGES if name in reports]
     if len(stages) < 2:
         return "There is no evaluation before and after training yet, so no result."
@@ -108,38 +118,49 @@ def _on_tasks(change: Comparison, after: EvalReport) -> str:
 def _scores_table(config: RunConfig, reports: Reports) -> str:
     if not reports:
         return ""
+    ks = sorted({k for report in reports.values() for k in report.pass_at})
     rows = [
         [
-            TITLES.get(name, name),
-            _interval(report.success, percent=True),
-            _interval(report.reward),
-            _interval(report.turns),
+            f"[{_title(name)}](eval/{name}.md)",
+            interval_text(report.success, percent=True),
+            *(interval_text(report.pass_at.get(k), percent=True) for k in ks),
+            interval_text(report.reward),
+            interval_text(report.turns),
             f"{report.num_tasks} × {report.samples_per_task}",
-            str(report.num_failed),
+            UNKNOWN if report.temperature is None else f"{report.temperature:g}",
+            _failures(report),
         ]
         for name, report in reports.items()
     ]
-    titles = ["model", "success", "reward", "turns", "tasks × samples", "failed episodes"]
+    passes = [f"pass@{k}" for k in ks]
+    counts = ["tasks × samples", "temperature", "without success"]
+    titles = ["model", "success", *passes, "reward", "turns", *counts]
     caption = (
-        f"Means over eval tasks with {config.eval.confidence:.0%} bootstrap intervals, "
-        f"sampled at temperature {config.eval.temperature:g}."
+        f"Means over eval tasks with {config.eval.confidence:.0%} bootstrap intervals. Each row "
+        "leads to its tasks and its best and worst episodes. A failed episode (status error) "
+        "counts in no mean."
     )
-    return f"{_table(titles, rows)}\n\n{caption}"
+    return f"{table(titles, rows)}\n\n{caption}"
 
 
-def _interval(interval: Interval | None, *, percent: bool = False) -> str:
-    if interval is None:
-        return "–"
-    form = "{:.0%}" if percent else "{:.2f}"
-    mean, low, high = (form.format(x) for x in (interval.mean, interval.low, interval.high))
-    return f"{mean} [{low}, {high}]"
+def _title(name: str) -> str:
+    """A row's name in words: of a stage, of a scripted player, or as the file is called."""
+    if name.startswith(BASELINE):
+        return f"baseline: {name.removeprefix(BASELINE)}"
+    stage = name.removesuffix(GREEDY)
+    return TITLES.get(stage, stage) + (", greedy" if stage != name else "")
+
+
+def _failures(report: EvalReport) -> str:
+    return ", ".join(f"{n} {status}" for status, n in report.unsuccessful.items()) or "none"
 
 
 def _pictures(path: Path, config: RunConfig, records: Records, reports: Reports) -> str:
     plots = path / "plots"
     texts = []
     steps = config.trainer.steps
-    if draw_learning_curves(plots / "learning_curves.png", records, reports, steps):
+    points = [*reports.values(), *read_during(path)]
+    if draw_learning_curves(plots / "learning_curves.png", records, points, steps):
         texts.append("![learning curves](plots/learning_curves.png)")
     if draw_losses(plots / "losses.png", records):
         texts.append("Entropy, KL, gradient norm and mismatch: [losses](plots/losses.png).")
@@ -152,7 +173,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
     terms = ", ".join(f"{term.weight:g} × {name}" for name, term in config.reward.terms.items())
     grpo = (
         f"{trainer.steps} steps of {trainer.tasks_per_step} tasks × {trainer.group_size} episodes, "
-        f"{trainer.loss.type} loss by {trainer.loss.normalise}, lr {trainer.optimizer.lr:g}, "
+        f"{trainer.loss.type} loss, a mean by {trainer.loss.normalise}, lr {trainer.optimizer.lr:g}, "
         f"temperature {trainer.temperature:g}, kl {trainer.loss.kl.coef:g}"
     )
     warm_start = f"{warm.steps} steps on episodes of `{warm.policy}`" if warm.steps else "none"
@@ -170,7 +191,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         "machine": f"{record.machine.cpu}, {record.machine.num_cpus} CPUs{gpus}",
         "command": f"`{' '.join(record.command)}`",
     }
-    return "## What was run\n\n" + _table(["", ""], [list(row) for row in rows.items()])
+    return "## What was run\n\n" + table(["", ""], [list(row) for row in rows.items()])
 
 
 def _tasks(tasks: TaskSetConfig) -> str:
@@ -220,7 +241,7 @@ def _time_table(folder: RunFolder, records: Records) -> str:
     rest_s = max(folder.duration_s - in_steps_s, 0.0)
     rows.append(["everything else", "", _seconds(rest_s), "", "", ""])
     titles = ["stage", "steps", "time", "of it rollout", "of it learner", "tokens trained"]
-    return "## How long it took\n\n" + _table(titles, rows)
+    return "## How long it took\n\n" + table(titles, rows)
 
 
 def _seconds(seconds: float) -> str:
@@ -256,10 +277,3 @@ def _further(path: Path) -> str:
         commands[f"zcat {episodes} | head -n 1"] = "an episode with all its tokens"
     lines = [f"{command}    # {what}" for command, what in commands.items()]
     return "\n".join(["## To look further", "", "```bash", *lines, "```"])
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; bars and line ends inside cells are taken care of."""
-    lines = [titles, ["---"] * len(titles), *rows]
-    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)

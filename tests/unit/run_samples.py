@@ -1,6 +1,7 @@
 """Made-up configurations, episodes and run folders for the tests of `runs/`."""
 
 import math
+from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from random import Random
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
-from openenv_pipe.runs.evals import save_report
+from openenv_pipe.runs.evals import Evaluation, save_evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.scoring import summarise
@@ -100,9 +101,28 @@ def train(folder: RunFolder, num_steps: int = 2) -> None:
             write_episodes(episodes_path(folder.path, step), groups(seed=step))
 
 
-def evaluate(folder: RunFolder, label: str, success_rate: float) -> None:
+def evaluation(
+    folder: RunFolder, label: str, episodes: Sequence[Episode], step: int | None = 0
+) -> Evaluation:
+    """What an evaluation with these episodes gives, one group each."""
+    report = summarise(
+        label,
+        episodes,
+        folder.written_config.eval,
+        0,
+        model="tiny",
+        step=step,
+        temperature=1.0,
+    )
+    played = [
+        Group(id=f"eval/{number}", task=each.task, episodes=[each])
+        for number, each in enumerate(episodes)
+    ]
+    return Evaluation(report=report, groups=played)
+
+
+def evaluate(folder: RunFolder, label: str, success_rate: float, step: int | None = 0) -> None:
     """Save a report over ten tasks, of which a share succeeds."""
     random = Random(0)
     played = [episode(random, i, 0, success=i < 10 * success_rate) for i in range(10)]
-    report = summarise(label, played, folder.written_config.eval, 0, model="tiny")
-    save_report(folder.path, report)
+    save_evaluation(folder.path, evaluation(folder, label, played, step))

@@ -18,8 +18,8 @@ LAYERS = (
     {"canary"},
     {"assembly", "plays", "targets", "scaffold"},
     {"evaluate", "preflight", "env_check", "env_play"},
-    {"pipeline", "inspect_env"},
-    {"cli_env"},
+    {"pipeline", "side_by_side", "inspect_env"},
+    {"cli_env", "cli_results"},
     {"cli"},
 )
 LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -28,7 +28,7 @@ LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 DOORS = {
     "hydra": {"config/compose.py"},
     "omegaconf": {"config/compose.py"},
-    "typer": {"cli.py", "cli_env.py"},
+    "typer": {"cli.py", "cli_*.py"},
     "websockets": {"session.py"},
     "peft": {"learner/*"},
     "docker": {"hosts/docker*.py"},

@@ -1,6 +1,7 @@
 """Evaluation reports, report.md with its plots, and the list of runs."""
 
 import math
+from dataclasses import replace
 from io import StringIO
 from random import Random
 
@@ -10,12 +11,19 @@ import run_samples
 from rich.console import Console
 
 from openenv_pipe.errors import RunFolderError, UserError
-from openenv_pipe.runs.evals import read_report, read_reports, save_report
+from openenv_pipe.runs.episodes import read_episodes
+from openenv_pipe.runs.evals import (
+    read_during,
+    read_report,
+    read_reports,
+    read_stages,
+    save_evaluation,
+)
 from openenv_pipe.runs.listing import list_runs, runs_table
 from openenv_pipe.runs.plots import draw_learning_curves, draw_losses, smooth
 from openenv_pipe.runs.report import write_report
 from openenv_pipe.runs.transcript import fenced, transcript
-from openenv_pipe.scoring import compare, summarise
+from openenv_pipe.scoring import compare
 from openenv_pipe.types import Status
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -36,7 +44,7 @@ def _played(num_tasks=4, samples=2, success=True):
 
 
 def _summary(folder, label, episodes):
-    return summarise(label, episodes, folder.config.eval, 0, model="tiny")
+    return run_samples.evaluation(folder, label, episodes).report
 
 
 def test_failed_episodes_are_counted_and_not_scored(folder):
@@ -76,15 +84,73 @@ def test_reports_of_different_tasks_cannot_be_compared(folder):
         compare(before, moved, folder.config.eval, 0)
 
 
+def _save(folder, label, episodes, step=0):
+    evaluation = run_samples.evaluation(folder, label, episodes, step)
+    return save_evaluation(folder.path, evaluation), evaluation.report
+
+
 def test_saved_reports_come_back_and_none_is_overwritten(folder):
-    first = _summary(folder, "trained", _played())
-    second = _summary(folder, "trained", _played(success=False))
-    assert save_report(folder.path, first) == save_report(folder.path, first)
-    assert save_report(folder.path, second).name == "trained_2.json"
-    save_report(folder.path, _summary(folder, "start", _played()))
+    path, first = _save(folder, "trained", _played())
+    assert _save(folder, "trained", _played()) == (path, first)
+    path, second = _save(folder, "trained", _played(success=False), step=40)
+    assert path.name == "trained_2.json"
+    for label in ("baseline_random", "step_000010", "start_greedy", "start"):
+        _save(folder, label, _played())
     reports = read_reports(folder.path)
-    assert list(reports) == ["start", "trained", "trained_2"]
+    stages, others = ["start", "start_greedy", "trained", "trained_2"], ["step_000010"]
+    assert list(reports) == [*stages, *others, "baseline_random"]
     assert (reports["trained"], reports["trained_2"]) == (first, second)
+    assert read_stages(folder.path) == {"start": reports["start"], "trained": second}
+
+
+def test_reports_during_training_are_a_series_of_their_own(folder):
+    for step in (20, 10):
+        _save(folder, f"during_{step:06d}", _played(), step)
+    _, again = _save(folder, "during_000010", _played(success=False), 10)
+    assert [report.step for report in read_during(folder.path)] == [10, 20]
+    assert read_during(folder.path)[0] == again
+    assert read_reports(folder.path) == {}
+
+
+def test_an_evaluation_keeps_its_episodes_and_a_page_to_read(folder):
+    episodes = [*_played(num_tasks=3, samples=1), *_played(num_tasks=1, success=False)]
+    episodes[-1].status, episodes[-1].error = Status.ERROR, "SessionClosedError: gone"
+    episodes[0].reward = 9.0
+    path, report = _save(folder, "trained", episodes)
+    groups = read_episodes(path.with_suffix(".jsonl.gz"))
+    assert [len(group.episodes) for group in groups] == [1] * 5
+    page = path.with_suffix(".md").read_text()
+    assert report.unsuccessful == {"done": 1, "error": 1}
+    assert "| done | 4 | 1 |" in page and "| error | 1 | 1 |" in page
+    best, worst, failed = (page.index(f"## {title}") for title in ("Best", "Worst", "Failed"))
+    assert failed < page.index("SessionClosedError") < worst < best < page.index("reward 9.000")
+
+
+def test_samples_of_a_task_give_pass_at_k(folder):
+    """By hand: a task solved once in four times is solved by 1 - C(3,2)/C(4,2) = 1/2 of pairs."""
+    random = Random(0)
+    episodes = [
+        run_samples.episode(random, index, member, success=(index, member) == (0, 1))
+        for index in range(2)
+        for member in range(4)
+    ]
+    report = _summary(folder, "trained", episodes)
+    assert {k: found.mean for k, found in report.pass_at.items()} == {2: 0.25, 4: 0.5}
+    episodes[0].status = Status.ERROR  # three samples are left of the first task
+    assert _summary(folder, "trained", episodes).pass_at[4].mean == 0.0
+
+
+def test_tasks_reset_with_other_keywords_are_not_the_same(folder):
+    there = _played()
+    for episode in there:
+        episode.task = replace(episode.task, reset={"words": "others"})
+    with pytest.raises(UserError, match="no task in common"):
+        compare(
+            _summary(folder, "start", _played()),
+            _summary(folder, "trained", there),
+            folder.config.eval,
+            0,
+        )
 
 
 def test_a_damaged_report_is_a_user_error(folder):
@@ -102,7 +168,7 @@ def test_the_report_of_a_finished_run_says_what_training_changed(folder):
     text = write_report(folder).read_text()
     assert "success rate 10% → 90%** (+80 points, 95% interval +" in text
     assert "success rate 40% → 90%" in text
-    assert "| after the warm start | 40% [" in text
+    assert "| [after the warm start](eval/warm_start.md) | 40% [" in text
     assert "1,234,567 parameters" in text
     assert "**Best**: task eval/" in text
     assert f"openenv-pipe eval {folder.path}" in text
@@ -124,6 +190,16 @@ def test_a_run_without_anything_yet_has_a_report(folder):
     assert "png" not in text
 
 
+def test_a_run_that_stopped_early_says_why(folder):
+    run_samples.evaluate(folder, "baseline_expert", 0.9)
+    run_samples.evaluate(folder, "trained", 0.5, step=1)
+    folder.finish("finished", cause="stopped early: it was good enough")
+    text = write_report(folder).read_text()
+    assert "It stopped early: it was good enough" in text
+    assert "| [baseline: expert](eval/baseline_expert.md) | 90% [" in text
+    assert "5 done |" in text
+
+
 def test_a_failed_run_has_a_report_with_its_cause(folder):
     run_samples.train(folder, 1)
     run_samples.evaluate(folder, "start", 0.4)
@@ -136,12 +212,12 @@ def test_a_failed_run_has_a_report_with_its_cause(folder):
 def test_equal_data_give_equal_pictures(tmp_path):
     records = [run_samples.record(step) for step in range(1, 4)]
     for name in ("a.png", "b.png"):
-        assert draw_learning_curves(tmp_path / name, records, {}, 3)
+        assert draw_learning_curves(tmp_path / name, records, [], 3)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
 def test_nothing_to_draw_is_no_picture(tmp_path):
-    assert not draw_learning_curves(tmp_path / "a.png", [], {}, 3)
+    assert not draw_learning_curves(tmp_path / "a.png", [], [], 3)
     assert not draw_losses(tmp_path / "b.png", [{"stage": "grpo", "step": 1, "loss/kl": None}])
     assert not list(tmp_path.iterdir())
 

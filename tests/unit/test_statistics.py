@@ -1,11 +1,17 @@
 """Intervals against closed forms, and what they refuse."""
 
 import math
+from itertools import combinations
 
 import numpy
 import pytest
 
-from openenv_pipe.statistics import bootstrap_interval, paired_difference
+from openenv_pipe.statistics import (
+    bootstrap_interval,
+    interval_over_runs,
+    paired_difference,
+    pass_at_k,
+)
 
 SETTINGS = {"num_resamples": 4000, "confidence": 0.95, "seed": 0}
 Z_95 = 1.959964
@@ -77,3 +83,45 @@ def test_nothing_has_no_interval_and_nan_is_refused():
     assert bootstrap_interval([[], []], **SETTINGS) is None
     with pytest.raises(ValueError, match="finite"):
         bootstrap_interval([[math.nan]], **SETTINGS)
+
+
+@pytest.mark.parametrize("num_successes", range(6))
+@pytest.mark.parametrize("k", range(1, 6))
+def test_pass_at_k_is_the_share_of_draws_with_a_success(num_successes, k):
+    samples = [True] * num_successes + [False] * (5 - num_successes)
+    draws = list(combinations(samples, k))
+    assert pass_at_k(5, num_successes, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_pass_at_k_is_unbiased():
+    """arXiv:2107.03374, figure 13: of n samples, its mean over models is the truth at any n."""
+    rate, num_samples, k = 0.3, 10, 4
+    expected = sum(
+        math.comb(num_samples, c) * rate**c * (1 - rate) ** (num_samples - c) * pass_at_k(10, c, k)
+        for c in range(num_samples + 1)
+    )
+    assert expected == pytest.approx(1 - (1 - rate) ** k)
+
+
+def test_pass_at_k_needs_k_samples():
+    for k in (0, 4):
+        with pytest.raises(ValueError, match="samples"):
+            pass_at_k(3, 1, k)
+
+
+@pytest.mark.parametrize(
+    ("num_runs", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776), (31, 2.042)]
+)
+def test_intervals_over_runs_are_students(num_runs, quantile):
+    """Quantiles from any table of the t distribution."""
+    values = [float(i) for i in range(num_runs)]
+    interval = interval_over_runs(values, 0.95)
+    error = numpy.std(values, ddof=1) / math.sqrt(num_runs)
+    assert interval.high - interval.mean == pytest.approx(quantile * error, rel=1e-3)
+    assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)
+
+
+def test_one_run_has_no_interval_and_nan_is_refused():
+    assert interval_over_runs([1.0], 0.95) is None
+    with pytest.raises(ValueError, match="finite"):
+        interval_over_runs([1.0, math.nan], 0.95)

@@ -3,7 +3,7 @@
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from openenv_pipe.config.schema.adapter import AdapterConfig
-from openenv_pipe.config.schema.base import Block, Text
+from openenv_pipe.config.schema.base import Block, DottedPath, Text
 from openenv_pipe.config.schema.tasks import TasksConfig
 
 
@@ -24,6 +24,9 @@ class EnvConfig(Block):
     max_episode_tokens: PositiveInt
     success_reward: float = Field(
         description="the environment's reward, summed, from which on it is a success"
+    )
+    baselines: dict[str, DottedPath] = Field(
+        description="scripted players, evaluated beside the model: expert, random, ..."
     )
     adapter: AdapterConfig
     tasks: TasksConfig

@@ -1,0 +1,55 @@
+"""The commands about what runs have come to: `eval`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openenv_pipe.config.completion import complete_subject
+from openenv_pipe.errors import RunFolderError
+
+
+def evaluate(
+    subjects: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN... OVERRIDES",
+            help="Run folders, each alone or as RUN@STEP, RUN@best, RUN@start; or conf=NAME for a "
+            "model that no run has trained. Overrides change what is evaluated.",
+            autocompletion=complete_subject,
+        ),
+    ],
+) -> None:
+    """Evaluate a run, several side by side on the same tasks, or a model as it is.
+
+    \b
+    openenv-pipe eval runs/wordle/latest
+    openenv-pipe eval runs/wordle/latest@start runs/wordle/latest runs/wordle/0003
+    openenv-pipe eval runs/wordle/latest eval.samples_per_task=8 eval.temperature=1 eval.greedy=true
+    openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
+    """
+    runs = [word for word in subjects if _is_run(word)]
+    overrides = [word for word in subjects if not _is_run(word)]
+    for word in overrides:
+        if "=" not in word:
+            raise RunFolderError(
+                f"{word!r} is not a folder; expected a run folder such as runs/wordle/latest "
+                "(`openenv-pipe runs` lists them), or overrides such as conf=wordle"
+            )
+    if runs:
+        from openenv_pipe.side_by_side import evaluate_runs
+
+        evaluate_runs(runs, overrides)
+        return
+    from openenv_pipe.config.compose import compose
+
+    composed = compose(overrides)
+    from openenv_pipe.side_by_side import evaluate_config
+
+    evaluate_config(composed, ["openenv-pipe", *sys.argv[1:]])
+
+
+def _is_run(word: str) -> bool:
+    """True for a folder, with or without a checkpoint: RUN, RUN@40."""
+    return Path(word).is_dir() or Path(word.rpartition("@")[0] or "\0").is_dir()

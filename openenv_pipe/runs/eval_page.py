@@ -1,0 +1,101 @@
+"""An evaluation to read: how its episodes ended, each task, the best and the worst episodes."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from openenv_pipe.runs.markdown import UNKNOWN, interval_text, table
+from openenv_pipe.runs.transcript import fenced, headline, transcript
+from openenv_pipe.scoring import EvalReport, TaskScores
+from openenv_pipe.types import Episode, Group
+
+NUM_SHOWN = 3  # episodes of each end of the scale
+LONGEST_TABLE = 500  # tasks; the JSON beside it has all
+
+
+def eval_page(name: str, report: EvalReport, groups: Sequence[Group]) -> str:
+    """The whole page. `name` is that of the files beside it."""
+    sections = [
+        f"# {report.label}: {report.model}",
+        _figures(report),
+        _ends(report),
+        _episodes(groups),
+        _tasks(name, report),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _figures(report: EvalReport) -> str:
+    rows = [["success", interval_text(report.success, percent=True)]]
+    rows += [
+        [f"pass@{k}", interval_text(found, percent=True)]
+        for k, found in sorted(report.pass_at.items())
+    ]
+    rows += [["reward", interval_text(report.reward)], ["turns", interval_text(report.turns)]]
+    how = "a scripted player" if report.temperature is None else _temperature(report.temperature)
+    text = f"{report.num_tasks} tasks, {report.samples_per_task} episodes each, {how}."
+    return f"{text}\n\n{table(['', 'mean over tasks [interval]'], rows)}"
+
+
+def _temperature(temperature: float) -> str:
+    return f"sampled at temperature {temperature:g}" if temperature else "greedy"
+
+
+def _ends(report: EvalReport) -> str:
+    rows = [
+        [status, str(number), str(report.unsuccessful.get(status, 0))]
+        for status, number in report.statuses.items()
+    ]
+    return "## How they ended\n\n" + table(["status", "episodes", "without success"], rows)
+
+
+def _episodes(groups: Sequence[Group]) -> str:
+    """The worst and the best that were scored, and those that failed."""
+    everyone = [episode for group in groups for episode in group.episodes]
+    scored = sorted((each for each in everyone if not each.failed), key=_worth)
+    num_worst = min(NUM_SHOWN, -(-len(scored) // 2))
+    shown = {
+        "Failed": [each for each in everyone if each.failed][:NUM_SHOWN],
+        "Worst": scored[:num_worst],
+        "Best": scored[num_worst:][-NUM_SHOWN:][::-1],
+    }
+    texts = [
+        f"## {title}\n\n" + "\n\n".join(map(_episode, episodes))
+        for title, episodes in shown.items()
+        if episodes
+    ]
+    return "\n\n".join(texts)
+
+
+def _worth(episode: Episode) -> tuple[bool, float, int]:
+    return episode.success, episode.reward, -len(episode.turns)
+
+
+def _episode(episode: Episode) -> str:
+    return f"{headline(episode)}\n\n{fenced(transcript(episode))}"
+
+
+def _tasks(name: str, report: EvalReport) -> str:
+    """The hardest first."""
+    tasks = sorted(report.tasks, key=lambda task: (_mean(task.successes), _mean(task.rewards)))
+    titles = ["task", "seed", "success", "reward", "turns", "ended", "failed"]
+    rows = [_task_row(task) for task in tasks[:LONGEST_TABLE]]
+    more = len(tasks) - len(rows)
+    rest = f"\n\nAnd {more} more, in `{name}.json`." if more else ""
+    return f"## Tasks, the hardest first\n\n{table(titles, rows)}{rest}"
+
+
+def _task_row(task: TaskScores) -> list[str]:
+    scored = bool(task.rewards)
+    return [
+        task.task,
+        str(task.task_seed),
+        f"{sum(task.successes)} of {len(task.successes)}",
+        f"{fmean(task.rewards):.3f}" if scored else UNKNOWN,
+        f"{fmean(task.turns):.1f}" if scored else UNKNOWN,
+        ", ".join(dict.fromkeys(task.statuses)) or UNKNOWN,
+        str(task.num_failed),
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else -1.0
