@@ -13,6 +13,7 @@ from functools import partial
 from openenv_pipe.config.schema import (
     EnvTerm,
     LengthTerm,
+    OverlongTerm,
     PythonTerm,
     RegexTerm,
     RewardConfig,
@@ -50,6 +51,13 @@ def unusable_replies(episode: Episode) -> list[float]:
 
 def reply_length(episode: Episode) -> list[float]:
     return [float(len(turn.completion_ids)) for turn in episode.turns]
+
+
+def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> list[float]:
+    """Soft overlong punishment, DAPO's equation 13 (arXiv:2503.14476), of all tokens: it is all of
+    them that env.max_episode_tokens bounds."""
+    left = limit_tokens - episode.num_tokens
+    return _at_the_end(episode, min(0.0, max(-1.0, left / (buffer_share * limit_tokens) - 1.0)))
 
 
 def matching_replies(episode: Episode, *, pattern: re.Pattern[str]) -> list[float]:
@@ -135,6 +143,8 @@ def _function(name: str, term: TermConfig) -> TermFunction:
             return unusable_replies
         case LengthTerm():
             return reply_length
+        case OverlongTerm():
+            return partial(overlong, limit_tokens=term.limit_tokens, buffer_share=term.buffer_share)
         case RegexTerm():
             return partial(matching_replies, pattern=_compiled(name, term.pattern))
         case PythonTerm():

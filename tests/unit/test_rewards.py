@@ -41,6 +41,17 @@ A_NUMBER = python_term("number", value=4)
 
 
 @pytest.mark.parametrize(
+    ("num_tokens", "expected"),
+    [(70, 0.0), (80, 0.0), (85, -0.25), (95, -0.75), (100, -1.0), (130, -1.0)],
+)
+def test_overlong_falls_from_the_buffer_to_the_limit(num_tokens, expected):
+    """All tokens count: the limit that cuts an episode counts them too."""
+    turns = [made_up_turn([5] * 40, [6] * (num_tokens - 40))]
+    term = {"type": "overlong", "limit_tokens": 100, "buffer_share": 0.2}
+    assert scored({"it": term}, turns=turns).reward == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
     ("term", "values"),
     [
         ({"type": "env", "use": "sum"}, [0.25, 0.5]),
@@ -50,6 +61,7 @@ A_NUMBER = python_term("number", value=4)
         ({"type": "unusable"}, [0.0, 1.0]),
         ({"type": "length"}, [3.0, 1.0]),
         ({"type": "regex", "pattern": "^[a-z]+$"}, [1.0, 0.0]),
+        ({"type": "overlong", "limit_tokens": 8, "buffer_share": 0.5}, [0.0, -0.5]),
         (PER_TURN, [1.5, 0.5]),
         (A_NUMBER, [0.0, 4.0]),
     ],

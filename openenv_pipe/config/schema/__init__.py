@@ -25,6 +25,7 @@ from openenv_pipe.config.schema.model import HubModelConfig, ModelConfig, TinyMo
 from openenv_pipe.config.schema.reward import (
     EnvTerm,
     LengthTerm,
+    OverlongTerm,
     PythonTerm,
     RegexTerm,
     RewardConfig,
@@ -67,6 +68,7 @@ __all__ = [
     "LossConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "OverlongTerm",
     "ProcessHostConfig",
     "PythonAdapterConfig",
     "PythonTerm",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from openenv_pipe.config.schema.base import Block, DottedPath
 
@@ -52,6 +52,16 @@ class RegexTerm(Term):
     pattern: str
 
 
+class OverlongTerm(Term):
+    """DAPO's penalty for episodes near a limit: 0, then falling in a straight line to -1."""
+
+    type: Literal["overlong"]
+    limit_tokens: PositiveInt = Field(description="of a whole episode; from here on it is -1")
+    buffer_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        description="of the limit: how far below it the fall begins"
+    )
+
+
 class PythonTerm(Term):
     """fn(episode, **keywords): a number, or one number per turn."""
 
@@ -62,7 +72,14 @@ class PythonTerm(Term):
 
 
 TermConfig = Annotated[
-    EnvTerm | SuccessTerm | TurnsTerm | UnusableTerm | LengthTerm | RegexTerm | PythonTerm,
+    EnvTerm
+    | SuccessTerm
+    | TurnsTerm
+    | UnusableTerm
+    | LengthTerm
+    | OverlongTerm
+    | RegexTerm
+    | PythonTerm,
     Field(discriminator="type"),
 ]
 

@@ -10,7 +10,7 @@ from openenv_pipe.config.schema.env import EnvConfig
 from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import HostConfig
 from openenv_pipe.config.schema.model import ModelConfig, TinyModelConfig
-from openenv_pipe.config.schema.reward import RewardConfig
+from openenv_pipe.config.schema.reward import OverlongTerm, RewardConfig
 from openenv_pipe.config.schema.tasks import TaskRange
 from openenv_pipe.config.schema.tracker import TrackerConfig
 from openenv_pipe.config.schema.trainer import TrainerConfig
@@ -56,4 +56,15 @@ class RunConfig(Block):
                 f"env.max_episode_tokens={self.env.max_episode_tokens} is more than "
                 f"model.max_length={self.model.max_length}"
             )
+        for name, term in self.reward.terms.items():
+            if isinstance(term, OverlongTerm):
+                self._acts(name, term)
         return self
+
+    def _acts(self, name: str, term: OverlongTerm) -> None:
+        begins = (1.0 - term.buffer_share) * term.limit_tokens
+        if begins >= self.env.max_episode_tokens:
+            raise ValueError(
+                f"reward.terms.{name} begins at {begins:g} tokens, and env.max_episode_tokens="
+                f"{self.env.max_episode_tokens} ends every episode before; lower its limit_tokens"
+            )
