@@ -95,6 +95,8 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
             lines = [_as_assignment(loader, each) for each in parsed if _block(each) in groups]
             if "model" not in groups:
                 lines.append(f"model={config.model.type}")  # an env's prompts depend on it
+            if "engine" not in groups:
+                lines.append(f"engine={config.engine.type}")  # and a trainer's correction on this
             values |= _load(loader, ["~conf", *lines], only=groups)
         for override in parsed:
             if override.is_delete() or override.key_or_group == "conf":

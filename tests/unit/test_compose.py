@@ -101,6 +101,16 @@ def test_two_experiments_can_be_joined_and_interpolations_are_resolved(folder):
     assert (config.env.name, config.name) == ("wordle", "seed-7")
 
 
+def test_an_engine_may_bring_a_trainers_correction_with_it(folder):
+    text = "loss: {correction: {type: mask}}\n"
+    write(folder / "conf/trainer/sampled_by/scripted.yaml", text)
+    scripted = ["engine=scripted", "engine.policy=wordle.policies:consistent"]
+    saved = compose(["conf=wordle", *scripted]).config
+    assert saved.trainer.loss.correction.type == "mask"
+    assert amend(saved, ["trainer=gspo"]).trainer.loss.correction.type == "mask"
+    assert compose(["conf=wordle"]).config.trainer.loss.correction.type == "none"
+
+
 def test_composing_changes_no_folder_and_writes_nothing(folder):
     compose(["conf=wordle"])
     assert Path.cwd() == folder
