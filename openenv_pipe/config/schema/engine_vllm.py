@@ -1,0 +1,99 @@
+"""`engine` of type vllm: a server that is started, or attached to, and sampled over HTTP."""
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from openenv_pipe.config.schema.base import Block, Port, ServerUrl, Text
+
+# What we set ourselves, because what is sampled or its logprobs depend on it.
+OURS = {
+    "--model": "model.path names the model",
+    "--revision": "model.revision names it",
+    "--served-model-name": "requests name the base model by it",
+    "--host": "a managed server listens on the loopback interface",
+    "--port": "engine.port sets it",
+    "--dtype": "engine.dtype sets it",
+    "--max-model-len": "engine.max_model_len sets it",
+    "--max-num-seqs": "engine.max_requests sets it",
+    "--gpu-memory-utilization": "engine.gpu_memory_share sets it",
+    "--logprobs-mode": "training needs the logprobs of the distribution that is sampled",
+    "--generation-config": "a model's own top_p and top_k would apply in silence",
+    "--override-generation-config": "its top_p and top_k would apply in silence",
+    "--enable-lora": "engine.publish decides",
+    "--max-loras": "engine.publish decides",
+    "--max-lora-rank": "model.lora.rank decides",
+    "--worker-extension-cls": "weights are published through ours",
+    "--speculative-config": "logprobs would be those of another way to sample",
+}
+
+
+class SamplingConfig(Block):
+    """What cuts or bends the distribution. For evaluation: see `bends`."""
+
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(description="1: off")
+    top_k: NonNegativeInt = Field(description="0: off")
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(description="0: off")
+    repetition_penalty: PositiveFloat = Field(description="1: off")
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = Field(description="0: off")
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = Field(description="0: off")
+
+    @property
+    def bends(self) -> list[str]:
+        """Settings under which logprobs are not those of the model at a temperature."""
+        off = {"top_p": 1.0, "repetition_penalty": 1.0}
+        values = self.model_dump()
+        return [f"{key}={value}" for key, value in values.items() if value != off.get(key, 0)]
+
+
+class VllmEngineConfig(Block):
+    """A vLLM server, token ids in and out, with every new policy published to it."""
+
+    type: Literal["vllm"]
+    launch: Literal["managed", "docker", "attach"] = Field(
+        description="managed: in an environment of its own; docker: the official image; "
+        "attach: one that runs already"
+    )
+    image: str = Field(description="for launch=docker")
+    url: ServerUrl | None = Field(description="for launch=attach")
+    api_key: str | None = Field(description="that an attached server asks for")
+    port: Port | None = Field(description="null: any free one")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        description="of the server's weights; auto: that of the trainer's matrix products"
+    )
+    max_model_len: PositiveInt = Field(description="tokens of an episode")
+    max_requests: PositiveInt = Field(description="sampled at once; more episodes wait")
+    gpu_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        description="of the GPU's memory, weights included; the trainer needs its own"
+    )
+    cpu_cache_gb: PositiveInt = Field(description="keys and values, on a CPU; gibibytes")
+    publish: Literal["auto", "adapter", "merged", "full"] = Field(
+        description="adapter: LoRA by name; merged: base and adapter in one; full: all weights; "
+        "auto: adapter where model.lora.rank > 0, else full"
+    )
+    weights_dir: str | None = Field(
+        description="where the server reads new weights; null: in memory, as /dev/shm"
+    )
+    sampling: SamplingConfig
+    arguments: list[str] = Field(description="further ones of the server")
+    variables: dict[str, Text] = Field(description="of the server's environment")
+    start_timeout_s: PositiveFloat
+    request_timeout_s: PositiveFloat = Field(description="of one completion, waiting included")
+    stop_timeout_s: NonNegativeFloat
+    max_restarts: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "VllmEngineConfig":
+        if self.launch == "attach" and self.url is None:
+            raise ValueError("launch=attach needs engine.url, as in http://127.0.0.1:8000")
+        for argument in self.arguments:
+            if why := OURS.get(argument.split("=")[0]):
+                raise ValueError(f"arguments may not hold {argument!r}: {why}")
+        return self

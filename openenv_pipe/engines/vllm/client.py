@@ -1,0 +1,181 @@
+"""The HTTP side of one vLLM server: completions by token id, adapters, weights, metrics.
+
+Refused: retrying. A request that met no server raises ServerGoneError; whether there will be one
+again is for `life.py` to say.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from openenv_pipe.errors import EngineError
+
+BASE = "base"  # the model's name without an adapter
+KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer
+CALL_LIMIT_S = 120.0  # of calls that are no completions
+NO_LOGPROB = -9999.0
+QUOTE = 500  # characters of an answer in an error
+
+
+class ServerGoneError(Exception):
+    """No answer: the connection broke, or the server's engine has died."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """One completion. `versions` names the weights that sampled it, in their order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[str]
+
+
+class VllmClient:
+    """One server. Use it in `async with`; all requests share its connections."""
+
+    def __init__(self, url: str, *, api_key: str | None, request_timeout_s: float) -> None:
+        self.url = url.rstrip("/")
+        self._api_key = api_key
+        self._request_timeout_s = request_timeout_s
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "VllmClient":
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        self._http = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._http is not None
+        await self._http.close()
+
+    async def generate(
+        self, model: str, token_ids: Sequence[int], sampling: Mapping[str, Any]
+    ) -> list[Sampled]:
+        """sampling["n"] completions of one prompt, in the order of their numbers."""
+        answer = await self._generate(model, token_ids, {"logprobs": 0, **sampling})
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        return [_sampled(choice) for choice in choices]
+
+    async def next_logprobs(
+        self, model: str, token_ids: Sequence[int], wanted: Sequence[int], temperature: float
+    ) -> list[float]:
+        """What the server samples from after the prompt: the logprobs of the `wanted` ids."""
+        # The sampled id comes first in the answer, which is cut to the number of ids asked for.
+        asked = [*wanted, wanted[0]]
+        sampling = {
+            "temperature": temperature,
+            "max_tokens": 1,
+            "logprobs": len(asked),
+            "logprob_token_ids": asked,
+        }
+        answer = await self._generate(model, token_ids, sampling)
+        (content,) = answer["choices"][0]["logprobs"]["content"]
+        found = {entry["token_id"]: _logprob(entry) for entry in content["top_logprobs"]}
+        return [found[id] for id in wanted]
+
+    async def is_healthy(self, limit_s: float) -> bool:
+        assert self._http is not None
+        limit = aiohttp.ClientTimeout(total=limit_s)
+        try:
+            async with self._http.get(f"{self.url}/health", timeout=limit) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def reload_weights(self, folder: Path, version: str) -> None:
+        """All weights from a folder. Requests under way go on with them from their next token."""
+        await self._post("/pause?mode=keep")
+        try:
+            path = {"weights_path": str(folder)}
+            answer = await self._post(
+                "/collective_rpc", {"method": "reload_policy", "kwargs": path}
+            )
+            results = json.loads(answer)["results"]
+            if problems := [each["problem"] for each in results if each["problem"]]:
+                raise EngineError(f"the server does not load {folder}: {problems[0]}")
+            await self._post("/update_weight_version", {"new_version": version})
+            # Keys and values of the old weights, also those of requests that are under way.
+            await self._post("/reset_prefix_cache?reset_running_requests=true")
+        finally:
+            await self._post("/resume")
+
+    async def metrics_text(self) -> str:
+        assert self._http is not None
+        async with self._http.get(f"{self.url}/metrics", timeout=_limit(CALL_LIMIT_S)) as response:
+            return await response.text()
+
+    async def _generate(
+        self, model: str, token_ids: Sequence[int], sampling: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        body = {
+            "model": model,
+            "token_ids": list(token_ids),
+            "sampling_params": {"detokenize": False, **sampling},
+        }
+        content = await self._post("/inference/v1/generate", body, self._request_timeout_s)
+        return json.loads(content)
+
+    async def _post(self, path: str, body: Any = None, limit_s: float = CALL_LIMIT_S) -> bytes:
+        """The answer's content. A cancellation closes the connection: the server then aborts."""
+        assert self._http is not None, "use the client in `async with`"
+        try:
+            async with self._http.post(
+                self.url + path, json=body, timeout=_limit(limit_s)
+            ) as response:
+                content = await response.read()
+        except TimeoutError:
+            raise ServerGoneError(f"{path}: no answer within {limit_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerGoneError(f"{path}: {type(error).__name__}: {error}") from error
+        if response.status == 200:
+            return content
+        quoted = content[:QUOTE].decode(errors="replace")
+        if response.status >= 500 and not await self._survived():
+            raise ServerGoneError(f"{path}: status {response.status}: {quoted}")
+        raise EngineError(f"{self.url}{path} answered with status {response.status}: {quoted}")
+
+    async def _survived(self) -> bool:
+        """Whether the engine is there after an error of the server: it ends soon if it is not."""
+        await asyncio.sleep(1.0)
+        return await self.is_healthy(5.0)
+
+
+def _limit(limit_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=limit_s)
+
+
+def _logprob(entry: Mapping[str, Any]) -> float:
+    """The server writes NaN, and a logprob that is missing, as -9999: nothing to train on."""
+    return entry["logprob"] if entry["logprob"] > NO_LOGPROB else float("nan")
+
+
+def _sampled(choice: Mapping[str, Any]) -> Sampled:
+    content = choice["logprobs"]["content"]
+    for token_id, entry in zip(choice["token_ids"], content, strict=True):
+        if token_id != entry["token_id"]:
+            raise EngineError(f"logprobs are of {entry['token_id']}, sampled was {token_id}")
+    return Sampled(
+        token_ids=choice["token_ids"],
+        logprobs=[_logprob(entry) for entry in content],
+        versions=[span["version"] for span in choice["weight_versions"] or ()],
+    )

@@ -1,0 +1,123 @@
+"""A server in a container of the official image. Not in `launch.py`, because it takes a guard."""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.engines.vllm.install import INSIDE
+from openenv_pipe.engines.vllm.launch import (
+    LOOPBACK,
+    MODULE,
+    POLL_S,
+    end_of,
+    pick_port,
+    stop_quietly,
+)
+from openenv_pipe.engines.vllm.server_command import Plan, server_arguments, server_variables
+from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.identity import ProcessId
+from openenv_pipe.process import ManagedProcess
+
+GUARD_LIMIT_S = 30.0
+CONTAINER_PORT = 8000
+
+
+class DockerServer:
+    """A container of the official image, run by the `docker` command. A guard removes it when we
+    die; `openenv-pipe hosts` lists it."""
+
+    def __init__(
+        self, plan: Plan, config: VllmEngineConfig, log: Path, folders: Sequence[Path]
+    ) -> None:
+        """`folders` are seen in the container under the same names."""
+        self.url = ""
+        self.log: Path | None = log
+        self._plan = plan
+        self._config = config
+        self._folders = folders
+        self._process: ManagedProcess | None = None
+        self._guard: ManagedProcess | None = None
+
+    async def start(self) -> None:
+        if shutil.which("docker") is None:
+            raise ConfigError(
+                "engine.launch=docker needs the `docker` command, which is not on PATH; install "
+                "it, or set engine.launch=managed"
+            )
+        assert self.log is not None
+        port = pick_port(self._config)
+        self.url = f"http://{LOOPBACK}:{port}"
+        label = owner_label()
+        self._guard = await _guarded(label, self.log)
+        self._process = ManagedProcess(
+            docker_command(self._plan, self._config, self._folders, port, label, self.log.parent),
+            log=self.log,
+            environment=os.environ,
+        )
+
+    async def died(self) -> str:
+        assert self._process is not None
+        return await end_of(self._process)
+
+    async def stop(self) -> None:
+        """The guard removes the container, whatever became of `docker run`."""
+        if self._process is not None:
+            await stop_quietly(self._process, self._config.stop_timeout_s)
+        if self._guard is not None:
+            await stop_quietly(self._guard, GUARD_LIMIT_S)
+
+
+def docker_command(
+    plan: Plan,
+    config: VllmEngineConfig,
+    folders: Sequence[Path],
+    port: int,
+    label: str,
+    logs: Path,
+) -> list[str]:
+    """`docker run` of one server, which is reached on the loopback interface only."""
+    inside = "/openenv-pipe"
+    variables = server_variables(plan, config, inside)
+    return [
+        *("docker", "run", "--rm", "--init", "--ipc=host", "--gpus=all"),
+        *("--label", f"openenv-pipe.owner={label}", "--label", f"openenv-pipe.logs={logs}"),
+        *("--publish", f"{LOOPBACK}:{port}:{CONTAINER_PORT}"),
+        *("--volume", f"{INSIDE}:{inside}:ro"),
+        *(f"--volume={folder}:{folder}:ro" for folder in folders),
+        *(f"--env={name}={value}" for name, value in variables.items()),
+        *("--entrypoint", "python3", config.image, "-m", MODULE),
+        *server_arguments(plan, config, "0.0.0.0", CONTAINER_PORT),
+    ]
+
+
+def owner_label() -> str:
+    """Names this process, as `openenv-pipe hosts` reads it, and this container alone: what ends
+    the environments' containers leaves it be."""
+    owner = ProcessId.of_this_process().model_dump()
+    return json.dumps({**owner, "engine": uuid.uuid4().hex[:12]})
+
+
+async def _guarded(label: str, log: Path) -> ManagedProcess:
+    """The process that removes containers with this label when we end it, or have died."""
+    folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-vllm-"))
+    guard = ManagedProcess(
+        [sys.executable, "-m", "openenv_pipe.hosts.docker_guard", label, str(folder)],
+        log=log.with_name("engine-guard.log"),
+        environment=os.environ,
+        grace_s=GUARD_LIMIT_S,
+    )
+    deadline = time.monotonic() + GUARD_LIMIT_S
+    while not (folder / "guarded").exists():
+        if not guard.alive or time.monotonic() > deadline:
+            await stop_quietly(guard, 0.0)
+            raise EngineError("nothing would remove the container", guard.log)
+        await asyncio.sleep(POLL_S)
+    return guard

@@ -1,0 +1,74 @@
+"""The command line and the environment variables of a server: one text for all ways to start it.
+
+The reason for each setting stands beside it; most were found by losing a server without it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.engines.vllm.client import BASE
+from openenv_pipe.engines.vllm.install import Build
+
+MOST_ADAPTERS_KEPT = 3  # published versions that requests may still ask for
+FEWEST_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is to be served."""
+
+    model: str  # a folder, or an id on a hub
+    revision: str | None
+    build: Build
+    dtype: str
+    lora_rank: int  # 0: no adapters are published
+
+
+def server_arguments(plan: Plan, config: VllmEngineConfig, host: str, port: int) -> list[str]:
+    """What follows `python -m vllm.entrypoints.openai.api_server`."""
+    arguments = [
+        *("--model", plan.model, "--served-model-name", BASE),
+        *("--host", host, "--port", str(port)),
+        *("--dtype", plan.dtype, "--max-model-len", str(config.max_model_len)),
+        *("--max-num-seqs", str(config.max_requests)),
+        *("--generation-config", "vllm"),  # not the model's own top_p and top_k
+        *("--logprobs-mode", "processed_logprobs"),  # of what is sampled: with the temperature
+        "--enable-scale-out",  # brings /inference/v1/generate: ids in, ids out
+        "--enable-prefix-caching",
+        "--disable-uvicorn-access-log",  # a line for every request
+        *("--worker-extension-cls", "openenv_pipe_worker.PolicyWorker"),
+    ]
+    if plan.revision is not None:
+        arguments += ["--revision", plan.revision]
+    if plan.lora_rank:
+        # Two versions at work, or requests of a new one wait for the end of the old one's.
+        arguments += ["--enable-lora", "--max-lora-rank", str(_allowed_rank(plan.lora_rank))]
+        arguments += ["--max-loras", "2", "--max-cpu-loras", str(2 * MOST_ADAPTERS_KEPT)]
+    if plan.build == "cpu":
+        # A seed and a prefill in chunks kill the engine there.
+        longest = max(FEWEST_BATCHED_TOKENS, config.max_model_len)
+        arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(longest)]
+    else:
+        arguments += ["--gpu-memory-utilization", str(config.gpu_memory_share)]
+    return arguments + list(config.arguments)
+
+
+def server_variables(plan: Plan, config: VllmEngineConfig, inside: str) -> Mapping[str, str]:
+    """Beside the variables of the place where it runs. `inside` is our folder for its process."""
+    variables = {
+        "PYTHONPATH": inside,
+        "PYTHONUNBUFFERED": "1",  # or a killed server takes its last log lines with it
+        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # 5 s drop requests when the server stalls
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if plan.build == "cpu":
+        variables["VLLM_CPU_KVCACHE_SPACE"] = str(config.cpu_cache_gb)
+    return variables | config.variables
+
+
+def _allowed_rank(rank: int) -> int:
+    """vLLM knows these sizes only."""
+    return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank)
