@@ -61,6 +61,7 @@ def train(overrides: Overrides) -> None:
 
 
 app.command("eval")(cli_results.evaluate)
+app.command("compare")(cli_results.compare)
 
 
 @app.command()

@@ -1,13 +1,23 @@
-"""The commands about what runs have come to: `eval`."""
+"""The commands about what runs have come to: `eval` and `compare`."""
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from openenv_pipe.config.completion import complete_subject
+from openenv_pipe.config.completion import complete_run, complete_subject
 from openenv_pipe.errors import RunFolderError
+
+
+class CompareFormat(StrEnum):
+    """How `compare` prints."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MD = "md"
 
 
 def evaluate(
@@ -48,6 +58,41 @@ def evaluate(
     from openenv_pipe.side_by_side import evaluate_config
 
     evaluate_config(composed, ["openenv-pipe", *sys.argv[1:]])
+
+
+def compare(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...|SWEEP",
+            help="Run folders, or the folder of a sweep.",
+            autocompletion=complete_run,
+        ),
+    ],
+    form: Annotated[
+        CompareFormat, typer.Option("--format", help="What is printed: a table, or its data.")
+    ] = CompareFormat.TABLE,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where compare.png and compare.html go: the sweep's folder, or `compare` beside "
+            "the experiments.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Compare runs: what differs in their settings, and what came of it.
+
+    Runs that differ in nothing but the seed are one row, with an interval over the seeds. Also
+    draws the learning curves, and writes a page that needs no network.
+
+    \b
+    openenv-pipe compare runs/wordle/0003 runs/wordle/0004
+    openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --format md
+    """
+    from openenv_pipe import compare
+
+    compare.compare(targets, form=form.value, output=output)
 
 
 def _is_run(word: str) -> bool:

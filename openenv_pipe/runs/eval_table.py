@@ -14,6 +14,9 @@ from openenv_pipe.scoring import Comparison, EvalReport, compare
 from openenv_pipe.statistics import Interval
 
 
+FILE_WIDTH = 1000  # columns of what is not a terminal: nothing is broken there
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """A report, and who it is about."""
@@ -24,7 +27,7 @@ class Row:
 
 def print_rows(rows: Sequence[Row], config: EvalConfig, seed: int) -> None:
     """The rows, and below them the paired differences to the first."""
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     console.print(_scores(rows))
     first, *others = rows
     compared = [(row.name, _difference(first.report, row.report, config, seed)) for row in others]

@@ -114,6 +114,11 @@ def draw_losses(path: Path, records: Records) -> bool:
     return True
 
 
+def smoothing_window(num_values: int) -> int:
+    """How many values `smooth` should take together; odd, so centred on its step."""
+    return max(1, round(num_values * SMOOTHED_SHARE)) | 1
+
+
 def smooth(values: numpy.ndarray, window: int) -> numpy.ndarray:
     """Centred moving mean of `window` values; at the ends, of those that there are. [N] -> [N]"""
     kernel = numpy.ones(window)
@@ -128,7 +133,7 @@ def _draw_series(axis: "Axes", records: Records, key: str, colour: str, label: s
     if not points:
         return
     steps, values = numpy.array(points, dtype=float).T
-    window = max(1, round(len(values) * SMOOTHED_SHARE)) | 1  # odd: centred on its step
+    window = smoothing_window(len(values))
     if window > 1:
         axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1.0)
     marker = "o" if len(values) == 1 else None

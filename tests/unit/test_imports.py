@@ -17,9 +17,10 @@ LAYERS = (
     {"rollout"},  # of what it plays with it knows the contracts alone: see below
     {"canary"},
     {"assembly", "plays", "targets", "scaffold"},
-    {"evaluate", "preflight", "env_check", "env_play"},
+    {"evaluate", "preflight", "env_check", "env_play", "compare"},
     {"pipeline", "side_by_side", "inspect_env"},
-    {"cli_env", "cli_results"},
+    {"export"},
+    {"cli_engine", "cli_env", "cli_models", "cli_results"},
     {"cli"},
 )
 LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
