@@ -15,7 +15,7 @@ import typer
 
 from openenv_pipe import __version__, cli_env, cli_results
 from openenv_pipe.config.completion import complete_bash_value, complete_override
-from openenv_pipe.errors import FailureError, PipeError, RunFolderError
+from openenv_pipe.errors import ConfigError, FailureError, PipeError, RunFolderError
 
 app = typer.Typer(
     name="openenv-pipe",
@@ -45,13 +45,35 @@ class Format(StrEnum):
 
 
 @app.command()
-def train(overrides: Overrides) -> None:
+def train(
+    overrides: Overrides,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Go on with a run: its folder, its id, or latest."),
+    ] = None,
+    fork: Annotated[
+        str | None,
+        typer.Option(metavar="RUN@STEP", help="A new run from a checkpoint of another one."),
+    ] = None,
+) -> None:
     """Train an agent, and evaluate it against where it started.
 
     \b
     openenv-pipe train conf=wordle
     openenv-pipe train conf=wordle model=qwen3_0_6b trainer.steps=50
+    openenv-pipe train --resume latest
+    openenv-pipe train --fork wordle/0007@40 trainer.optimizer.lr=1e-4
     """
+    if resume and fork:
+        raise ConfigError("--resume goes on with a run, --fork makes a new one; name one of them")
+    if resume or fork:
+        from openenv_pipe import pipeline
+
+        if resume:
+            pipeline.resume(resume, overrides, _command())
+        else:
+            pipeline.fork(fork, overrides, _command())
+        return
     from openenv_pipe.config.compose import compose
 
     composed = compose(overrides)

@@ -115,11 +115,15 @@ def memory_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
 
 
 def disk_bytes(shape: Shape, config: RunConfig) -> int:
-    """Checkpoints with their optimizer, and every token of every episode at its longest."""
+    """Checkpoints, some with their optimizer, and every token of every episode at its longest."""
     trainer = config.trainer
     width = BYTES[config.model.dtype] if config.model.lora.rank == 0 else 4
-    checkpoint = num_trained(shape, config) * width * (1 + OPTIMIZER_COPIES)
-    num_checkpoints = trainer.steps // trainer.checkpoint_every + 2  # the first and the last
+    weights = num_trained(shape, config) * width
+    saved = trainer.checkpoint
+    num_written = trainer.steps // saved.every + 2  # the first and the last
+    num_kept = min(num_written, saved.keep_last + 1 if saved.keep_last else num_written)
+    num_resumable = min(num_kept, saved.num_resumable + 1)  # one more while the next is written
+    checkpoints = weights * (num_kept + OPTIMIZER_COPIES * num_resumable)
     num_episodes = trainer.steps * trainer.tasks_per_step * trainer.group_size
     episodes = num_episodes * config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
-    return num_checkpoints * checkpoint + episodes
+    return checkpoints + episodes

@@ -289,7 +289,7 @@ def _disk_line(config: RunConfig, needed: int) -> Line:
     text = f"up to {_size(needed)} of {_size(free)} free in {config.runs_dir}"
     if needed <= TIGHT * free:
         return Line("disk", Result.OK, text)
-    return Line("disk", Result.WARN, f"{text}; raise trainer.checkpoint_every or set runs_dir")
+    return Line("disk", Result.WARN, f"{text}; lower trainer.checkpoint.keep_last or set runs_dir")
 
 
 def _size(num_bytes: float) -> str:

@@ -6,6 +6,7 @@ report is kept in its own run's folder as soon as it is whole.
 """
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,10 @@ from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.evaluate import evaluate_model, play_baselines
+from openenv_pipe.runs.checkpoints import Place, find_checkpoint
 from openenv_pipe.runs.eval_table import Row, print_rows
 from openenv_pipe.runs.evals import read_reports, save_evaluation
-from openenv_pipe.runs.folder import RunFolder, checkpoint_step
+from openenv_pipe.runs.folder import RunFolder
 
 UNTRAINED = ("scripted", "openai")  # engines that play without a checkpoint
 AT_START = "untrained"  # the label of RUN@start; `start` is that of the run's own first stage
@@ -92,36 +94,19 @@ def find_subject(word: str, overrides: Sequence[str]) -> Subject:
         return Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
     if which == "start":
         return Subject(folder=folder, config=config, checkpoint=None, label=AT_START, step=0)
-    checkpoint = _find_checkpoint(folder, which)
+    checkpoint = find_checkpoint(folder.path, which, _say)
+    place = Place.of(checkpoint)
     return Subject(
         folder=folder,
         config=config,
         checkpoint=checkpoint,
         label=checkpoint.name,
-        step=checkpoint_step(checkpoint),
+        step=place.step if place.stage == "grpo" else 0,
     )
 
 
-def _find_checkpoint(folder: RunFolder, which: str) -> Path:
-    found = folder.checkpoints()
-    if not found:
-        raise RunFolderError(
-            f"{folder.path} has no checkpoint yet; Ctrl-C writes one, and {folder.path}@start is "
-            "its model before training"
-        )
-    if not which:
-        return found[-1]
-    best = folder.path / "checkpoints" / "best"
-    if which == "best" and best.is_dir():
-        return best.resolve()
-    for checkpoint in found:
-        if which == str(checkpoint_step(checkpoint)):
-            return checkpoint
-    steps = ", ".join(str(checkpoint_step(path)) for path in found)
-    raise RunFolderError(
-        f"{folder.path} has no checkpoint {which!r}; there are start, {steps}"
-        f"{' and best' if best.is_dir() else ''}"
-    )
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def on_the_same_tasks(subjects: list[Subject]) -> list[Subject]:

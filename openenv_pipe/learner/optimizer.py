@@ -1,6 +1,7 @@
 """The optimizer and its learning rate over the steps."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -83,6 +84,16 @@ class Optimizer:
             for index, values in part.state_dict()["state"].items()
             for name, value in values.items()
         }
+
+    def load(self, tensors: Mapping[str, torch.Tensor], num_steps_taken: int) -> None:
+        """Goes on from what `tensors` gave after that many steps."""
+        states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in self._parts]
+        for key, value in tensors.items():
+            number, index, name = key.split(".", 2)
+            states[int(number)].setdefault(int(index), {})[name] = value
+        for part, state in zip(self._parts, states, strict=True):
+            part.load_state_dict({**part.state_dict(), "state": state})
+        self.num_steps_taken = num_steps_taken
 
 
 def _is_hidden(name: str, parameter: torch.nn.Parameter) -> bool:

@@ -98,12 +98,18 @@ class Policy:
             entropy_gradient=entropy_gradient,
         )
 
-    def keep_reference(self) -> None:
-        """From now on `reference_logprobs` answers for the policy as it is.
+    def keep_reference(self, weights: list[torch.Tensor] | None = None) -> None:
+        """From now on `reference_logprobs` answers for the policy as it is, or with `weights`.
 
         Only what is trained is copied: the adapter where there is one, never the model under it.
         """
-        self._reference = [parameter.data.clone() for _, parameter in self.trained_parameters()]
+        own = (parameter.data.clone() for _, parameter in self.trained_parameters())
+        self._reference = list(own) if weights is None else weights
+
+    @property
+    def reference(self) -> list[torch.Tensor] | None:
+        """The reference's values of the trained parameters, None if none is kept."""
+        return self._reference
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:

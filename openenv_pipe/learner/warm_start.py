@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from openenv_pipe.config.schema import WarmStartConfig
-from openenv_pipe.grpo.packing import collate, split_by_budget
+from openenv_pipe.learner.batches import batches_of
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.types import Sample
@@ -19,27 +20,34 @@ class WarmStart:
         self._policy = policy
         self._config = config
         self._tokens_per_batch = tokens_per_batch
-        self._optimizer = Optimizer(policy.trained_parameters(), config.optimizer, config.steps)
+        self.optimizer = Optimizer(policy.trained_parameters(), config.optimizer, config.steps)
         self._draw = random.Random(f"{seed}/warm start")
-        self._unseen: list[Sample] = []
+        self._unseen: list[int] = []  # of the samples' numbers
+
+    def state(self) -> dict[str, Any]:
+        """What the next step draws from, as JSON. The optimizer is a matter of its own."""
+        version, words, gauss = self._draw.getstate()
+        return {"draw": [version, list(words), gauss], "unseen": self._unseen}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        version, words, gauss = state["draw"]
+        self._draw.setstate((version, tuple(words), gauss))
+        self._unseen = list(state["unseen"])
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """One optimizer step on a part of the samples; all are seen before any comes again."""
         part = self._next_part(samples)
         num_tokens = sum(sum(sample.loss_mask) for sample in part)
-        lr, total = self._optimizer.lr, 0.0
+        lr, total = self.optimizer.lr, 0.0
         with self._policy.learning():
-            for indices in split_by_budget(
-                [len(sample.token_ids) for sample in part], self._tokens_per_batch
-            ):
-                batch = collate([part[index] for index in indices], self._policy.device)
+            for batch in batches_of(part, self._tokens_per_batch, self._policy):
                 logprobs_N, _ = self._policy.logprobs(batch, temperature=1.0)
                 loss = -logprobs_N.sum() / num_tokens
                 loss.backward()
                 total += loss.item()
         return {
             "loss/supervised": total,
-            "grad/norm": self._optimizer.step(),
+            "grad/norm": self.optimizer.step(),
             "lr": lr,
             "tokens/trained": num_tokens,
         }
@@ -47,8 +55,8 @@ class WarmStart:
     def _next_part(self, samples: Sequence[Sample]) -> list[Sample]:
         size = min(self._config.episodes_per_step, len(samples))
         if len(self._unseen) < size:
-            again = list(samples)
+            again = list(range(len(samples)))
             self._draw.shuffle(again)
             self._unseen += again
         part, self._unseen = self._unseen[:size], self._unseen[size:]
-        return part
+        return [samples[number] for number in part]

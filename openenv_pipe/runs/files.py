@@ -35,14 +35,14 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
-def write_json(path: Path, value: Any) -> None:
-    """`write_text` of indented JSON with sorted keys and a newline at the end."""
-    write_text(path, dump_json(value))
+def write_json(path: Path, value: Any, *, sort_keys: bool = True) -> None:
+    """`write_text` of indented JSON with a newline at the end."""
+    write_text(path, dump_json(value, sort_keys=sort_keys))
 
 
-def dump_json(value: Any) -> str:
+def dump_json(value: Any, *, sort_keys: bool = True) -> str:
     """The one JSON form of the small files: equal values give equal bytes."""
-    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n"
 
 
 def read_json(path: Path) -> Any:

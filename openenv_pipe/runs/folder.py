@@ -15,24 +15,24 @@ Refuses to write into a folder or checkpoint that exists, and to open what is no
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.identity import ProcessId
+from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.files import (
     digest_of_file,
     point_symlink,
     read_json,
     sync,
-    sync_tree,
+    write_bytes,
     write_json,
     write_text,
 )
@@ -43,37 +43,16 @@ from openenv_pipe.runs.hidden import (
     known_secrets,
     restore_in_config,
 )
+from openenv_pipe.runs.lock import hold
 from openenv_pipe.runs.provenance import (
-    Checkout,
-    Machine,
-    Record,
     find_checkouts,
+    find_code_digest,
     find_machine,
     find_versions,
 )
+from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, RunRecord
 
-EndStatus = Literal["finished", "failed", "interrupted"]
-Status = Literal["running", EndStatus]
 SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
-CHECKPOINT = re.compile(r"step_(\d+)")
-
-
-class RunRecord(Record):
-    """run.json. `facts` is what the run learns on its way: image digests, model size, device."""
-
-    id: str  # "wordle/0007"
-    status: Status
-    cause: str | None
-    command: list[str]
-    created: datetime  # UTC, as is `ended`
-    ended: datetime | None
-    process: ProcessId
-    config_digest: str  # sha256 of config.json
-    checkouts: list[Checkout]
-    versions: dict[str, str]
-    machine: Machine
-    facts: dict[str, JsonValue]
-    sweep: str | None = None  # the stamp of the sweep that it is a job of: runs/sweeps/<stamp>
 
 
 class RunFolder:
@@ -82,6 +61,7 @@ class RunFolder:
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
         self.record = record
+        self._lock: int | None = None
 
     @classmethod
     def create(
@@ -91,10 +71,11 @@ class RunFolder:
         overrides: Sequence[str],
         command: Sequence[str],
         sweep: str | None = None,
+        lineage: Lineage | None = None,
     ) -> "RunFolder":
         """Allocate the next folder of `config.name` and describe the run in it.
 
-        sweep: the stamp of the sweep that the run belongs to.
+        sweep: the stamp of the sweep that the run belongs to. lineage: the run it is made from.
         Raises RunFolderError if `config.runs_dir` cannot be written to.
         """
         parent = Path(config.runs_dir) / config.name
@@ -107,7 +88,8 @@ class RunFolder:
             ) from error
         try:
             aside.chmod(0o755)  # mkdtemp gives 0700: a colleague must be able to read
-            record = {**_describe(aside, config, overrides, command), "sweep": sweep}
+            record = _describe(aside, config, overrides, command)
+            record |= {"sweep": sweep, "lineage": lineage}
             path = _allocate(aside, parent, config.name, record)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -154,11 +136,13 @@ class RunFolder:
 
     @property
     def duration_s(self) -> float:
-        """From creation to the end, to now, or to the last sign of life of a dead run."""
-        end = self.record.ended
-        if end is None:
-            end = self._last_sign_of_life() if self.status == "died" else datetime.now(UTC)
-        return (end - self.record.created).total_seconds()
+        """Of all attempts; one goes on to its end, to now, or to the last sign of its life."""
+        spent = [((attempt.ended or self._now()) - attempt.started) for attempt in self.attempts]
+        return sum(each.total_seconds() for each in spent)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        return self.record.attempts
 
     @property
     def metrics_path(self) -> Path:
@@ -169,6 +153,18 @@ class RunFolder:
         """The folder of the current attempt's logs."""
         return self.path / "logs" / (self.path / "logs" / "latest").readlink()
 
+    def checkpoints(self) -> list[Path]:
+        """All whole checkpoints, the oldest first."""
+        return all_checkpoints(self.path)
+
+    def hold(self) -> None:
+        """Keep other processes from working on the run, until this one ends.
+
+        Raises RunFolderError if another one does.
+        """
+        if self._lock is None:
+            self._lock = hold(self.path)
+
     def adopt(self) -> None:
         """Make this process the run's own: the one that allocated the folder only prepared it."""
         self._write_record(process=ProcessId.of_this_process())
@@ -177,42 +173,56 @@ class RunFolder:
         """Add to the record's facts; an equal name is replaced."""
         self._write_record(facts={**self.record.facts, **facts})
 
+    def begin_attempt(
+        self,
+        config: RunConfig,
+        *,
+        command: Sequence[str],
+        checkpoint: str | None,
+        changed: Mapping[str, list[JsonValue]],
+        differences: Sequence[str],
+    ) -> None:
+        """One more attempt, by this process, which holds the folder.
+
+        The configuration of before is kept with the logs of the last attempt.
+        """
+        last = self.attempts[-1]
+        secrets = known_secrets(config.model_dump(mode="json"))
+        if changed:
+            written = self.path / "config.json"
+            write_bytes(self.logs / "config.json", written.read_bytes())
+            _write_config(written, config.model_dump(mode="json"), secrets)
+        if last.ended is None:
+            end = {"ended": self._last_sign_of_life(), "status": "died"}
+            last = last.model_copy(update=end)
+        number = _open_logs(self.path / "logs")
+        attempt = Attempt(
+            number=number,
+            command=[hide_assignments(word, secrets) for word in command],
+            started=datetime.now(UTC),
+            ended=None,
+            status="running",
+            cause=None,
+            checkpoint=checkpoint,
+            changed=hide_in_config(changed, secrets),
+            differences=list(differences),
+        )
+        self._write_record(
+            status="running",
+            cause=None,
+            ended=None,
+            process=ProcessId.of_this_process(),
+            config_digest=digest_of_file(self.path / "config.json"),
+            attempts=[*self.attempts[:-1], last, attempt],
+        )
+
     def finish(self, status: EndStatus, cause: str | None = None) -> None:
         """Close the record. `cause` is the one sentence a person reads first."""
         if cause is not None:
             cause = hide_secrets(cause, known_secrets(self._read_config()))
-        self._write_record(status=status, cause=cause, ended=datetime.now(UTC))
-
-    def checkpoint_path(self, step: int) -> Path:
-        """Where the checkpoint after `step` training steps lies."""
-        return self.path / "checkpoints" / f"step_{step:06d}"
-
-    def checkpoints(self) -> list[Path]:
-        """All whole checkpoints, by step."""
-        found = (self.path / "checkpoints").glob("step_*")
-        whole = [path for path in found if CHECKPOINT.fullmatch(path.name) and path.is_dir()]
-        return sorted(whole, key=checkpoint_step)
-
-    @contextmanager
-    def new_checkpoint(self, step: int) -> Iterator[Path]:
-        """A folder to fill; it becomes the checkpoint if the block ends without an exception.
-
-        Raises RunFolderError if there is a checkpoint of this step: none is ever overwritten.
-        """
-        path = self.checkpoint_path(step)
-        if path.exists():
-            raise RunFolderError(f"{path} exists and is not overwritten")
-        partial = path.parent / f".{path.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
-        partial.mkdir(parents=True)
-        try:
-            yield partial
-            sync_tree(partial)
-            partial.rename(path)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        sync(path.parent)
+        end = {"status": status, "cause": cause, "ended": datetime.now(UTC)}
+        attempts = [*self.attempts[:-1], self.attempts[-1].model_copy(update=end)]
+        self._write_record(**end, attempts=attempts)
 
     def _write_record(self, **changes: Any) -> None:
         record = RunRecord.model_validate({**dict(self.record), **changes})
@@ -232,14 +242,12 @@ class RunFolder:
                 f"{error}"
             ) from error
 
+    def _now(self) -> datetime:
+        return self._last_sign_of_life() if self.status == "died" else datetime.now(UTC)
+
     def _last_sign_of_life(self) -> datetime:
         files = [file for file in (self.metrics_path, self.path / "run.json") if file.exists()]
         return datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC)
-
-
-def checkpoint_step(path: Path) -> int:
-    """The step of a checkpoint by its folder's name."""
-    return int(path.name.removeprefix("step_"))
 
 
 def _describe(
@@ -248,7 +256,7 @@ def _describe(
     """Fill a new folder, but for run.json, whose fields without the id are returned."""
     values = config.model_dump(mode="json")
     secrets = known_secrets(values)
-    write_json(folder / "config.json", hide_in_config(values, secrets))
+    _write_config(folder / "config.json", values, secrets)
     lines = [hide_assignments(override, secrets) + "\n" for override in overrides]
     write_text(folder / "overrides.txt", "".join(lines))
     diffs = find_checkouts()
@@ -258,19 +266,39 @@ def _describe(
     for name in SUBFOLDERS:
         (folder / name).mkdir()
     _open_logs(folder / "logs")
+    words = [hide_assignments(word, secrets) for word in command]
+    started = datetime.now(UTC)
+    first = Attempt(
+        number=1,
+        command=words,
+        started=started,
+        ended=None,
+        status="running",
+        cause=None,
+        checkpoint=None,
+        changed={},
+        differences=[],
+    )
     return {
         "status": "running",
         "cause": None,
-        "command": [hide_assignments(word, secrets) for word in command],
-        "created": datetime.now(UTC),
+        "command": words,
+        "created": started,
         "ended": None,
         "process": ProcessId.of_this_process(),
         "config_digest": digest_of_file(folder / "config.json"),
         "checkouts": [diff.checkout for diff in diffs],
+        "code_digest": find_code_digest(),
         "versions": find_versions(),
         "machine": find_machine(),
         "facts": {},
+        "attempts": [first],
     }
+
+
+def _write_config(path: Path, values: Any, secrets: Mapping[str, str]) -> None:
+    """In its own order: that of reward terms, say, is the order in which they are added up."""
+    write_json(path, hide_in_config(values, secrets), sort_keys=False)
 
 
 def _allocate(aside: Path, parent: Path, name: str, record: dict[str, Any]) -> Path:
@@ -290,11 +318,12 @@ def _allocate(aside: Path, parent: Path, name: str, record: dict[str, Any]) -> P
     raise AssertionError("numbers do not end")
 
 
-def _open_logs(logs: Path) -> None:
-    """A log folder for one more attempt, with `latest` pointing to it."""
+def _open_logs(logs: Path) -> int:
+    """A log folder for one more attempt, with `latest` pointing to it; returns its number."""
     number = _highest(logs, r"attempt_(\d+)") + 1
     (logs / f"attempt_{number}").mkdir()
     point_symlink(logs / "latest", f"attempt_{number}")
+    return number
 
 
 def _highest(folder: Path, pattern: str) -> int:

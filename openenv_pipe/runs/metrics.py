@@ -7,6 +7,7 @@ NaN: a value that is not finite is written as null, so that nobody plots a guess
 import json
 import math
 import numbers
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,14 @@ class MetricsFile:
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, record: Mapping[str, Metric]) -> None:
-        """Write one line, step and stage first, the other keys sorted; it survives a kill."""
+        """Write one line, step and stage first, the other keys sorted; it survives a power cut.
+
+        So every checkpoint finds the lines of its steps.
+        """
         values = {key: _as_json(record[key]) for key in _ordered(record)}
         self._file.write(_dump(values) + "\n")
         self._file.flush()
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

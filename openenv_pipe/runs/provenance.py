@@ -4,6 +4,7 @@ Every look outside is bounded in time and none of them can fail a run: what cann
 is None or left out. Nothing of the process's environment is recorded.
 """
 
+import hashlib
 import os
 import platform
 import socket
@@ -16,7 +17,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from openenv_pipe import __version__
-from openenv_pipe.runs.files import digest_of_bytes
+from openenv_pipe.runs.files import digest_of_bytes, digest_of_file
 
 PACKAGES = (
     "openenv", "openenv-core", "torch", "transformers", "peft", "accelerate",
@@ -67,6 +68,16 @@ def find_checkouts() -> list[Diff]:
         found.append(_toplevel(TOOL_FOLDER))  # else: installed, perhaps inside another checkout
     found.append(_toplevel(Path.cwd()))
     return [_look_at_checkout(folder) for folder in dict.fromkeys(found) if folder is not None]
+
+
+def find_code_digest() -> str:
+    """sha256 over this tool's own Python files: equal code, whatever git says of it."""
+    digest = hashlib.sha256()
+    for file in sorted(TOOL_FOLDER.rglob("*.py")):
+        name = file.relative_to(TOOL_FOLDER).as_posix()
+        if not name.startswith(("conf/", "envs/")):  # of a wheel; those have digests of their own
+            digest.update(f"{name}\0{digest_of_file(file)}\n".encode())
+    return digest.hexdigest()
 
 
 def find_versions() -> dict[str, str]:

@@ -1,16 +1,16 @@
 """The order in which training takes its tasks. All randomness comes from the run's seed.
 
 An order keeps no secrets: what `take` returns follows from the seed, the place in the sequence
-and the groups recorded so far. Replaying the groups of a run's folder brings it back exactly.
+and the groups recorded so far, of which `state` is all that matters.
 """
 
 import heapq
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from openenv_pipe.tasks.sets import TaskSet
 from openenv_pipe.types import Group, Task
@@ -28,6 +28,14 @@ class TaskOrder(Protocol):
 
     def record(self, groups: Sequence[Group]) -> None:
         """Take note of what the policy made of its tasks."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What the groups recorded so far have left, as JSON."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as the order that `state` is of, over the same tasks with the same seed."""
         ...
 
 
@@ -55,6 +63,12 @@ class Passes:
 
     def record(self, groups: Sequence[Group]) -> None:
         """Nothing: the sequence is fixed."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing, for the same reason."""
 
     def _task(self, number: int) -> Task:
         which_pass, place = divmod(number, len(self._tasks))
@@ -93,6 +107,17 @@ class Curriculum:
                 rate = fmean(episode.success for episode in group.scored)
                 rates = self._rates.setdefault(group.task.index, deque(maxlen=NUM_RECENT))
                 rates.append(rate)
+
+    def state(self) -> dict[str, Any]:
+        rates = [[index, list(rates)] for index, rates in self._rates.items()]
+        last_played = [[index, number] for index, number in self._last_played.items()]
+        return {"rates": rates, "last_played": last_played, "num_groups": self._num_groups}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        rates = ((index, deque(rates, maxlen=NUM_RECENT)) for index, rates in state["rates"])
+        self._rates = dict(rates)
+        self._last_played = dict(state["last_played"])
+        self._num_groups = state["num_groups"]
 
     def _round(self, start: int, count: int) -> list[int]:
         """`count` different tasks."""

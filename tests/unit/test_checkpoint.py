@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,16 @@ from fakes import CPU, random_samples, run_config, tiny_model, tiny_policy
 from safetensors.torch import load_file
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.checkpoint import save_checkpoint
+from openenv_pipe.learner.checkpoint import (
+    load_progress,
+    load_weights,
+    save_progress,
+    save_weights,
+)
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.load import load_policy
+from openenv_pipe.learner.optimizer import Optimizer
+from openenv_pipe.learner.randomness import seed_everything
 
 TOKEN_IDS = torch.tensor([[5, 6, 7, 8, 200]])
 TEXT = (".json", ".jinja", ".md")
@@ -31,12 +39,15 @@ def trained(lora_rank=0, seed=3):
 def saved(folder: Path, lora_rank=0):
     folder.mkdir()
     policy, optimizer = trained(lora_rank)
-    save_checkpoint(folder, policy, optimizer, steps=2, warm_start_steps=3)
+    save_weights(folder, policy, steps=2, warm_start_steps=3)
+    (folder / "resume").mkdir()
+    save_progress(folder / "resume", policy, optimizer)
     return policy
 
 
 def digests(folder: Path):
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def logits_of(policy):
@@ -60,7 +71,7 @@ def test_a_saved_policy_is_read_as_it_was(tmp_path, lora_rank):
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_nothing_is_written_that_has_to_be_unpickled(tmp_path, lora_rank):
     saved(tmp_path / "it", lora_rank)
-    for path in (tmp_path / "it").iterdir():
+    for path in (tmp_path / "it").rglob("*.*"):
         assert path.suffix in (".safetensors", *TEXT)
         if path.suffix == ".safetensors":
             assert load_file(path)
@@ -79,8 +90,10 @@ def test_an_adapters_checkpoint_has_no_weights_of_the_base_model(tmp_path):
 def test_the_state_of_the_optimizer_and_the_counters_are_kept(tmp_path):
     saved(tmp_path / "it")
     counters = json.loads((tmp_path / "it" / "counters.json").read_text())
-    assert counters == {"steps": 2, "warm_start_steps": 3, "optimizer_steps": 2}
-    tensors = load_file(tmp_path / "it" / "optimizer.safetensors")
+    assert counters == {"steps": 2, "warm_start_steps": 3}
+    progress = json.loads((tmp_path / "it" / "resume" / "progress.json").read_text())
+    assert progress == {"optimizer_steps": 2}
+    tensors = load_file(tmp_path / "it" / "resume" / "optimizer.safetensors")
     num_parameters = len(trained()[0].trained_parameters())
     assert len(tensors) == 3 * num_parameters  # AdamW's two moments, and its count of steps
 
@@ -97,17 +110,57 @@ def test_muon_keeps_a_momentum_for_each_hidden_matrix():
     assert (len(momenta), len(state)) == (len(hidden), len(hidden) + 3 * others)
 
 
-def test_a_checkpoint_without_an_optimizer_or_before_its_first_step(tmp_path):
+def test_before_the_first_step_an_optimizer_has_nothing_to_keep(tmp_path):
     policy = tiny_policy()
-    for name, optimizer in (("none", None), ("fresh", trained()[1].__class__)):
-        folder = tmp_path / name
-        folder.mkdir()
-        if optimizer is not None:
-            config = run_config().trainer.optimizer
-            optimizer = optimizer(policy.trained_parameters(), config, 1)
-        save_checkpoint(folder, policy, optimizer, steps=0)
-        assert not (folder / "optimizer.safetensors").exists()
-        assert json.loads((folder / "counters.json").read_text())["optimizer_steps"] == 0
+    save_progress(tmp_path, policy, None)
+    assert not (tmp_path / "optimizer.safetensors").exists()
+    config = run_config().trainer.optimizer
+    save_progress(tmp_path, policy, Optimizer(policy.trained_parameters(), config, 1))
+    assert not (tmp_path / "optimizer.safetensors").exists()
+    assert json.loads((tmp_path / "progress.json").read_text())["optimizer_steps"] == 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path, lora_rank, optimizer):
+    """Trap 26, of the learner alone: weights, optimizer, schedule, reference, random states."""
+    changes = {
+        "trainer.optimizer.type": optimizer,
+        "trainer.optimizer.lr": 1e-2,
+        "trainer.optimizer.schedule": "cosine",
+        "trainer.optimizer.lr_warmup_steps": 1,
+        "trainer.loss.kl.coef": 0.1,
+        "trainer.updates_per_step": 2,
+        "trainer.steps": 4,
+    }
+    trainer = run_config(changes).trainer
+
+    def learner():
+        policy = tiny_policy(seed=3, lora_rank=lora_rank)
+        return Learner(policy, trainer, max_episode_tokens=120, seed=0)
+
+    def advance(it, steps):
+        return [it.update(random_samples(step), step) for step in steps] + [random.random()]
+
+    seed_everything(7)
+    whole = learner()
+    metrics = [advance(whole, [1, 2]), advance(whole, [3, 4])]
+    seed_everything(7)
+    first = learner()
+    again = [advance(first, [1, 2])]
+    save_weights(tmp_path, first.policy, steps=2, warm_start_steps=0)
+    (tmp_path / "resume").mkdir()
+    save_progress(tmp_path / "resume", first.policy, first.optimizer)
+    seed_everything(8)
+    second = learner()
+    load_weights(tmp_path, second.policy)
+    load_progress(tmp_path / "resume", second.policy, second.optimizer)
+    again.append(advance(second, [3, 4]))
+    assert again == metrics
+    for (_, expected), (name, seen) in zip(
+        whole.policy.trained_parameters(), second.policy.trained_parameters(), strict=True
+    ):
+        assert torch.equal(seen, expected), name
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

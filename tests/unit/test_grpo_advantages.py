@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.grpo.advantages import step_advantages
-from openenv_pipe.pipeline import _build_samples
+from openenv_pipe.pipeline.reinforce import build_samples
 from openenv_pipe.types import Group, Status
 
 REWARDS = st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=8)
@@ -83,7 +83,7 @@ def test_constant_rewards_give_no_sample_and_so_no_forward_pass(reward):
     group = made_up_group([reward] * 4)
     by_member = advantages(group)
     assert by_member is None
-    assert _build_samples([group], [by_member]) == []
+    assert build_samples([group], [by_member]) == []
 
 
 def test_rounding_is_no_signal():
@@ -94,7 +94,7 @@ def test_rounding_is_no_signal():
 def test_only_groups_with_a_signal_become_samples():
     """Trap 13."""
     flat, alive = made_up_group([1.0, 1.0], id="0"), made_up_group([0.0, 1.0], id="1")
-    samples = _build_samples([flat, alive], [advantages(flat), advantages(alive)])
+    samples = build_samples([flat, alive], [advantages(flat), advantages(alive)])
     assert [sample.group for sample in samples] == ["1", "1"]
 
 
@@ -111,13 +111,13 @@ def test_a_group_below_two_scored_episodes_is_dropped(failed):
     """Trap 14."""
     group = made_up_group([1.0, 2.0, 3.0], failed=failed)
     assert advantages(group) is None
-    assert _build_samples([group], [None]) == []
+    assert build_samples([group], [None]) == []
 
 
 def test_a_failed_episode_is_never_a_sample():
     """Trap 14."""
     group = made_up_group([1.0, 99.0, 2.0], failed=[1])
-    samples = _build_samples([group], [advantages(group)])
+    samples = build_samples([group], [advantages(group)])
     assert len(samples) == 2
 
 
@@ -125,7 +125,7 @@ def test_equal_prompts_in_two_groups_have_baselines_of_their_own():
     """Trap 15: prompts are the same ids, so only the explicit group keeps them apart."""
     low, high = made_up_group([0.0, 1.0], id="0"), made_up_group([10.0, 11.0], id="1")
     assert low.episodes[0].turns[0].prompt_ids == high.episodes[0].turns[0].prompt_ids
-    samples = _build_samples([low, high], [advantages(low), advantages(high)])
+    samples = build_samples([low, high], [advantages(low), advantages(high)])
     assert [sample.group for sample in samples] == ["0", "0", "1", "1"]
     assert [sample.advantages[1] for sample in samples[:2]] == pytest.approx(
         [sample.advantages[1] for sample in samples[2:]]
@@ -162,7 +162,7 @@ def test_an_episode_without_turns_counts_in_its_group():
     group.episodes[0].status = Status.TOKEN_LIMIT
     values = advantages(group, scale="none")
     assert values == {0: [], 1: [0.5]}
-    assert len(_build_samples([group], [values])) == 1
+    assert len(build_samples([group], [values])) == 1
 
 
 def test_shipped_configurations_name_a_known_scale():

@@ -29,7 +29,7 @@ from openenv_pipe.grpo.packing import collate
 from openenv_pipe.learner import logprobs as logprobs_module
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer, rate_share
-from openenv_pipe.pipeline import _build_samples
+from openenv_pipe.pipeline.reinforce import build_samples
 
 LOSSES = [  # type and normaliser
     ("grpo", "sample"),
@@ -367,7 +367,7 @@ async def train_a_little(*, order, lora_rank, updates_per_step, autocast):
             policy, engine=engine, host=host, temperature=0.9, group_size=3, label=f"step {step}"
         )
         advantages = step_advantages(groups, baseline="group", scale="group", discount=1.0)
-        learner.update(_build_samples(groups, advantages), step)
+        learner.update(build_samples(groups, advantages), step)
         engine.publish(step)
     return weights_of(policy)
 

@@ -15,7 +15,10 @@ import run_samples
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs import files
-from openenv_pipe.runs.folder import RunFolder, checkpoint_step
+from openenv_pipe.runs.checkpoints import Place, checkpoint_path, new_checkpoint
+from openenv_pipe.runs.folder import RunFolder
+
+TEN = Place("grpo", 10)
 
 
 def _create_some(runs_dir, num):
@@ -128,11 +131,12 @@ RUN_UNTIL_KILLED = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 import run_samples
+from openenv_pipe.runs.checkpoints import Place, new_checkpoint
 folder = run_samples.create(sys.argv[3])
 run_samples.train(folder)
-with folder.new_checkpoint(1) as path:
+with new_checkpoint(folder.path, Place("grpo", 1)) as path:
     (path / "weights").write_text("whole")
-with folder.new_checkpoint(2) as path:
+with new_checkpoint(folder.path, Place("grpo", 2)) as path:
     (path / "weights").write_text("half")
     with folder.metrics_path.open("a") as file:
         file.write('{"step":3,"sta')
@@ -161,12 +165,12 @@ def killed(tmp_path):
 def test_a_killed_run_has_died_and_shows_whole_checkpoints_only(killed):
     assert killed.status == "died"
     assert killed.record.status == "running"
-    assert [checkpoint_step(path) for path in killed.checkpoints()] == [1]
+    assert [Place.of(path).step for path in killed.checkpoints()] == [1]
     assert killed.duration_s < 60
 
 
 def test_the_half_checkpoint_of_a_killed_run_is_made_anew(killed):
-    with killed.new_checkpoint(2) as path:
+    with new_checkpoint(killed.path, Place("grpo", 2)) as path:
         assert not list(path.iterdir())  # nothing is left of the half one
         (path / "weights").write_text("whole")
     assert [path.name for path in killed.checkpoints()] == ["step_000001", "step_000002"]
@@ -174,18 +178,18 @@ def test_the_half_checkpoint_of_a_killed_run_is_made_anew(killed):
 
 def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
     folder = run_samples.create(tmp_path)
-    with pytest.raises(OSError, match="disk full"), folder.new_checkpoint(10):
+    with pytest.raises(OSError, match="disk full"), new_checkpoint(folder.path, TEN):
         raise OSError("disk full")
     assert not list((folder.path / "checkpoints").iterdir())
 
 
 def test_a_checkpoint_is_never_overwritten(tmp_path):
     folder = run_samples.create(tmp_path)
-    with folder.new_checkpoint(10) as path:
+    with new_checkpoint(folder.path, TEN) as path:
         (path / "weights").write_text("first")
-    with pytest.raises(RunFolderError, match="not overwritten"), folder.new_checkpoint(10):
+    with pytest.raises(RunFolderError, match="not overwritten"), new_checkpoint(folder.path, TEN):
         pytest.fail("the block must not run")
-    assert (folder.checkpoint_path(10) / "weights").read_text() == "first"
+    assert (checkpoint_path(folder.path, TEN) / "weights").read_text() == "first"
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

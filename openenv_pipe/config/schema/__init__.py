@@ -12,6 +12,7 @@ from openenv_pipe.config.schema.adapter import (
     TextAdapterConfig,
     ToolAdapterConfig,
 )
+from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
 from openenv_pipe.config.schema.engine import LocalEngineConfig, ScriptedEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
 from openenv_pipe.config.schema.eval import EvalConfig
@@ -55,6 +56,8 @@ from openenv_pipe.config.schema.trainer import (
 __all__ = [
     "AdapterConfig",
     "AttachHostConfig",
+    "BestConfig",
+    "CheckpointConfig",
     "DockerHostConfig",
     "EnvConfig",
     "EnvTerm",

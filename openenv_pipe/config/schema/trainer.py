@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from openenv_pipe.config.schema.base import Beta, Block, DottedPath, Share
+from openenv_pipe.config.schema.checkpoint import CheckpointConfig
 from openenv_pipe.config.schema.loss import LossConfig
 
 
@@ -85,4 +86,4 @@ class TrainerConfig(Block):
     advantage: AdvantageConfig
     loss: LossConfig
     optimizer: OptimizerConfig
-    checkpoint_every: PositiveInt
+    checkpoint: CheckpointConfig

@@ -1,0 +1,81 @@
+"""The evaluations of a run: each played once in its life, kept, and told."""
+
+from openenv_pipe.assembly import Parts
+from openenv_pipe.evaluate import (
+    evaluate_during,
+    evaluate_model,
+    play_baselines,
+    stop_reason,
+)
+from openenv_pipe.progress import Progress
+from openenv_pipe.runs.evals import (
+    BASELINE,
+    Evaluation,
+    read_during,
+    read_reports,
+    read_stages,
+    save_evaluation,
+)
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.scoring import EvalReport
+
+
+class Evaluations:
+    """Plays what the run folder does not have yet. What it has is taken as it is."""
+
+    def __init__(self, parts: Parts, folder: RunFolder, progress: Progress) -> None:
+        self._parts = parts
+        self._folder = folder.path
+        self._progress = progress
+        self._during = parts.config.eval.during
+
+    async def baselines(self) -> None:
+        """The scripted players."""
+        names = {f"{BASELINE}{name}" for name in self._parts.config.env.baselines}
+        if not names <= set(read_reports(self._folder)):
+            self._keep(await play_baselines(self._parts))
+
+    async def stage(self, label: str, step: int | None) -> None:
+        """The model as it is now, after `step` steps of GRPO."""
+        done = read_stages(self._folder).get(label)
+        if done is None or done.step != step:
+            self._keep(await evaluate_model(self._parts, label, step))
+
+    async def during(self, step: int) -> str | None:
+        """Between two steps, if it is time; why training may end with it, if it may."""
+        if not self._during.every or step == 0 or step % self._during.every:
+            return None
+        done = [report for report in read_during(self._folder) if report.step == step]
+        if not done:
+            evaluation = await evaluate_during(self._parts, step)
+            self._keep([evaluation])
+            done = [evaluation.report]
+        return stop_reason(self._parts.config, done[-1])
+
+    def _keep(self, evaluations: list[Evaluation]) -> None:
+        """The first is written last: where it is, all are."""
+        for evaluation in reversed(evaluations):
+            save_evaluation(self._folder, evaluation)
+        for evaluation in evaluations:
+            self._tell(evaluation.report)
+
+    def _tell(self, report: EvalReport) -> None:
+        if report.success is not None:
+            self._progress.note(
+                f"eval {report.label}: success {report.success.mean:.1%} "
+                f"({report.success.low:.1%}..{report.success.high:.1%})"
+            )
+
+
+class NoEvaluations:
+    """For a run without an environment."""
+
+    async def baselines(self) -> None:
+        """Nothing plays."""
+
+    async def stage(self, label: str, step: int | None) -> None:
+        """Nothing plays."""
+
+    async def during(self, step: int) -> str | None:
+        """Nothing stops it."""
+        return None

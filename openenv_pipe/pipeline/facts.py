@@ -1,0 +1,79 @@
+"""What a run learns of what it runs on, for run.json: sizes, and digests of what it reads.
+
+The host's facts (code of the environment, images) come beside it. Refused here: guesses. What
+cannot be known, such as a server's own tasks, is left out.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import JsonValue
+
+from openenv_pipe.assembly import Parts
+from openenv_pipe.config.schema import RunConfig, TaskFile
+from openenv_pipe.learner.policy import Policy
+from openenv_pipe.resources import load_callable
+from openenv_pipe.runs.files import digest_of_bytes, digest_of_file
+from openenv_pipe.tasks import TaskSet
+
+
+def find_facts(parts: Parts) -> dict[str, JsonValue]:
+    """Call it before the policy learns, where torch works."""
+    config = parts.config
+    return {
+        "device": str(parts.policy.device),
+        "num_parameters": parts.policy.num_parameters,
+        "num_threads": torch.get_num_threads(),
+        **policy_facts(parts.policy),
+        "tasks": {
+            "train": _task_facts(config.env.tasks.train, parts.tasks.train),
+            "eval": _task_facts(config.env.tasks.eval, parts.tasks.eval),
+        },
+        "callables": _callables(config),
+    }
+
+
+def policy_facts(policy: Policy) -> dict[str, JsonValue]:
+    """Digests of the tokenizer and of the model that training starts from."""
+    tokenizer = policy.tokenizer.backend_tokenizer.to_str() + (policy.tokenizer.chat_template or "")
+    return {
+        "model_digest": _digest_of_tensors(policy.model.state_dict().items()),
+        "tokenizer_digest": digest_of_bytes(tokenizer.encode()),
+    }
+
+
+def _digest_of_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in named:
+        raw = tensor.detach().contiguous().cpu().flatten().view(torch.uint8)
+        digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(raw.numpy().data)
+    return digest.hexdigest()
+
+
+def _task_facts(config: Any, tasks: TaskSet) -> dict[str, JsonValue]:
+    facts: dict[str, JsonValue] = {"source": tasks.source, "num_tasks": len(tasks)}
+    if isinstance(config, TaskFile):
+        facts["digest"] = digest_of_file(Path(config.path).expanduser())
+    if (fingerprint := getattr(tasks, "fingerprint", None)) is not None:
+        facts["digest"] = fingerprint
+    return facts
+
+
+def _callables(config: RunConfig) -> dict[str, JsonValue]:
+    """Of the user's own functions and classes the digests of the files that they are in."""
+    named = [term.target for term in config.reward.terms.values() if term.type == "python"]
+    if config.env.adapter.type == "python":
+        named.append(config.env.adapter.target)
+    if config.trainer.warm_start.policy:
+        named.append(config.trainer.warm_start.policy)
+    found: dict[str, JsonValue] = {}
+    for name in named:
+        file = inspect.getsourcefile(inspect.unwrap(load_callable(name)))
+        if file is not None:
+            found[name] = digest_of_file(Path(file))
+    return found

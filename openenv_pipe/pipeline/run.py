@@ -1,0 +1,138 @@
+"""A process that trains: its run folder, its signals, and an end that says why."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from openenv_pipe.assembly import assembled
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.pipeline.evaluations import Evaluations
+from openenv_pipe.pipeline.facts import find_facts
+from openenv_pipe.pipeline.sources import PlayedGroups
+from openenv_pipe.pipeline.steps import to_the_end
+from openenv_pipe.pipeline.story import Story
+from openenv_pipe.progress import Progress, build_progress
+from openenv_pipe.runs.checkpoints import Place
+from openenv_pipe.runs.differences import Difference, find_other_facts
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.report import write_report
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """One attempt at a run: where it begins, and how far it goes."""
+
+    folder: RunFolder
+    config: RunConfig
+    checkpoint: Path | None = None  # to go on from; None: from the beginning
+    stop_after: int | None = None  # steps of GRPO; None: all that the configuration asks for
+    # Told what differs from the facts of `expected`, before anything is played; may refuse.
+    expected: Mapping[str, JsonValue] = field(default_factory=dict)
+    on_differences: Callable[[list[Difference]], None] | None = None
+
+
+def refuse_what_cannot_learn(config: RunConfig) -> None:
+    """Raises ConfigError."""
+    if config.engine.type in ("scripted", "openai"):
+        raise ConfigError(
+            f"engine={config.engine.type} is for evaluation and cannot learn; train with "
+            "engine=local"
+        )
+    if config.engine.type == "vllm" and (bends := config.engine.sampling.bends):
+        raise ConfigError(
+            f"engine.sampling.{', engine.sampling.'.join(bends)}: tokens would be drawn from "
+            "another distribution than the one that is trained, and their logprobs would be of "
+            "that one; for training leave them off, for evaluation they may be set"
+        )
+    if config.model.lora.rank == 0 and config.model.dtype == "bfloat16":
+        raise ConfigError(
+            "model.dtype=bfloat16 with model.lora.rank=0: most updates of full training would be "
+            "rounded away; set model.dtype=float32 model.autocast=bfloat16, or a model.lora.rank"
+        )
+
+
+def run(course: Course, progress: Progress | None = None) -> None:
+    """Runs it to its end. Ctrl-C and SIGTERM save what is there, then end the run."""
+    folder, progress = course.folder, progress or build_progress()
+    progress.note(f"run {folder.record.id} in {folder.path}")
+    received: list[int] = []
+    try:
+        folder.hold()
+        reason = asyncio.run(_train(course, progress, received))
+        folder.finish("finished", cause=reason)
+    except BaseException as error:
+        _end_early(folder, progress, error)
+        if isinstance(error, asyncio.CancelledError) and received:
+            raise SystemExit(128 + received[0]) from None
+        raise
+    progress.close()
+    if reason is not None:
+        progress.note(reason)
+    progress.note(f"report: {write_report(folder)}")
+
+
+async def _train(course: Course, progress: Progress, received: list[int]) -> str | None:
+    folder = course.folder
+    _stop_on_signals(received, progress)
+    async with assembled(course.config, folder.logs) as parts:
+        facts = {**parts.host.facts(), **await parts.compute(find_facts, parts)}
+        if course.on_differences:
+            course.on_differences(find_other_facts(course.expected, facts))
+        folder.update(**facts)
+        story = Story(
+            parts,
+            PlayedGroups(parts),
+            folder,
+            progress,
+            evaluations=Evaluations(parts, folder, progress),
+            origin=_origin(folder),
+            stop_after=course.stop_after,
+        )
+        try:
+            return await story.run(course.checkpoint)
+        finally:
+            await to_the_end(story.close())
+
+
+def _origin(folder: RunFolder) -> Place | None:
+    """The checkpoint that a fork began with."""
+    lineage = folder.record.lineage
+    return Place.of(Path(lineage.checkpoint)) if lineage and lineage.kind == "fork" else None
+
+
+def _stop_on_signals(received: list[int], progress: Progress) -> None:
+    """SIGINT or SIGTERM cancels the current task; a second one ends the process as it stands.
+
+    That loses the step at hand and nothing else: files are written whole or not at all, and
+    guardians end the servers.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def stop(number: int) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        progress.note("stopping and saving; once more to give up at once")
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+
+
+def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> None:
+    """Leaves a folder that says why, and tells a person where to look and how to go on."""
+    interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+    cause = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
+    progress.close()
+    with contextlib.suppress(OSError, PipeError):  # a full disk must not hide the error itself
+        folder.finish("interrupted" if interrupted else "failed", cause=cause)
+        progress.note(f"{cause.splitlines()[0]}; what is there: {write_report(folder)}")
+        progress.note(f"to go on: openenv-pipe train --resume {folder.path}")

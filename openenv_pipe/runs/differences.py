@@ -1,0 +1,78 @@
+"""What is not as it was when a run was made: code, versions, machine, data. Names, not guesses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import JsonValue
+
+from openenv_pipe.runs.provenance import find_code_digest, find_machine, find_versions
+from openenv_pipe.runs.record import RunRecord
+
+Kind = Literal["code", "versions", "machine", "data", "model"]
+# Facts of a run that tell one thing from another, by what they are of. Others are measurements.
+FACTS: dict[str, Kind] = {
+    "env_code": "code",
+    "image": "code",
+    "callables": "code",
+    "tasks": "data",
+    "model_digest": "model",
+    "tokenizer_digest": "model",
+    "device": "machine",
+    "num_threads": "machine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that differs. `name` is what a person would look for."""
+
+    kind: Kind
+    name: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name} was {self.before}, is {self.now}"
+
+
+def find_differences(record: RunRecord) -> list[Difference]:
+    """What can be told before anything is started: the tool's code, packages, the machine."""
+    found = []
+    if record.code_digest is not None and record.code_digest != (code := find_code_digest()):
+        sha = next((f", commit {each.sha[:10]}" for each in record.checkouts if each.sha), "")
+        before = f"{_short(record.code_digest)}{sha}"
+        found.append(Difference("code", "openenv_pipe", before, _short(code)))
+    found += _unequal("versions", "", record.versions, find_versions())
+    now, before = find_machine(), record.machine
+    for name in ("cpu", "num_cpus", "gpus"):
+        if getattr(now, name) != getattr(before, name):
+            texts = str(getattr(before, name)), str(getattr(now, name))
+            found.append(Difference("machine", name, *texts))
+    return found
+
+
+def find_other_facts(
+    before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]
+) -> list[Difference]:
+    """Of what a run learns once it has started: environment, tasks, model."""
+    found = []
+    for key, kind in FACTS.items():
+        if key in before and key in now:
+            found += _unequal(kind, key, before[key], now[key])
+    return found
+
+
+def _unequal(kind: Kind, name: str, before: JsonValue, now: JsonValue) -> list[Difference]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        inner = (
+            _unequal(kind, f"{name}.{key}" if name else key, before.get(key), now.get(key))
+            for key in sorted({*before, *now})
+        )
+        return [difference for each in inner for difference in each]
+    return [] if before == now else [Difference(kind, name, _short(before), _short(now))]
+
+
+def _short(value: JsonValue) -> str:
+    text = "absent" if value is None else str(value)
+    return text[:12] if len(text) == 64 else text

@@ -1,0 +1,71 @@
+"""A run folder taken back to a checkpoint, so that what follows is written once.
+
+Nothing is deleted: what came after goes to `logs/attempt_<n>/set_aside/` of the attempt that
+goes on. Each step can be killed and done again.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.checkpoints import Place, all_checkpoints, remove_leftovers
+from openenv_pipe.runs.evals import DURING, STAGES, read_report
+from openenv_pipe.runs.files import write_bytes
+from openenv_pipe.runs.folder import RunFolder
+
+
+def rewind(folder: RunFolder, place: Place | None) -> None:
+    """Sets aside what the run did after `place`; None: all but the evaluation of its start."""
+    order = place.order if place else (False, 0)
+    grpo_step = place.step if place and place.stage == "grpo" else 0
+    aside = folder.logs / "set_aside"
+    remove_leftovers(folder.path)
+    for path in all_checkpoints(folder.path):
+        if Place.of(path).order > order:
+            _move(path, aside / "checkpoints")
+    for path in sorted((folder.path / "episodes").glob("step_*.jsonl.gz")):
+        if int(path.name.removeprefix("step_").partition(".")[0]) > grpo_step:
+            _move(path, aside / "episodes")
+    _set_evaluations_aside(folder.path / "eval", grpo_step, aside / "eval")
+    _cut_metrics(folder.metrics_path, order, aside)
+
+
+def _set_evaluations_aside(folder: Path, grpo_step: int, aside: Path) -> None:
+    """Those of later weights that training made; what `eval` made stays."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            report = read_report(path)
+        except RunFolderError:
+            continue
+        by_training = report.label.startswith((*STAGES, DURING))
+        if by_training and report.step is not None and report.step > grpo_step:
+            for file in (path, path.with_suffix(".md"), path.with_suffix(".jsonl.gz")):
+                if file.exists():
+                    _move(file, aside)
+
+
+def _cut_metrics(path: Path, order: tuple[bool, int], aside: Path) -> None:
+    if not path.exists():
+        return
+    kept, cut = [], []
+    for line in path.read_bytes().splitlines(keepends=True):
+        (kept if _is_kept(line, order) else cut).append(line)
+    if cut:
+        aside.mkdir(parents=True, exist_ok=True)
+        write_bytes(aside / path.name, b"".join(cut))
+        write_bytes(path, b"".join(kept))
+
+
+def _is_kept(line: bytes, order: tuple[bool, int]) -> bool:
+    """False for what came later, and for a line that a kill has cut off."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return False
+    return line.endswith(b"\n") and (record["stage"] == "grpo", record["step"]) <= order
+
+
+def _move(path: Path, to: Path) -> None:
+    to.mkdir(parents=True, exist_ok=True)
+    path.rename(to / path.name)

@@ -1,0 +1,154 @@
+"""Runs that are killed at random instants and resumed, held against one that nobody touched.
+
+For the tests and for `benchmarks/crash.py`. Kills with SIGKILL, and ends only what it started.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openenv_pipe.runs.files import digest_of_file, digest_of_folder
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import without_times
+
+REPOSITORY = Path(__file__).parents[1]
+LIMIT_S = 300.0
+
+
+def command(runs_dir: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "openenv_pipe.cli", "train", *arguments, f"runs_dir={runs_dir}"]
+
+
+def start(runs_dir: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`openenv-pipe train` with its runs in a folder, output to a file there."""
+    runs_dir.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_WAIT_POLICY": "PASSIVE"}
+    with (runs_dir / "output.txt").open("a") as output:
+        return subprocess.Popen(
+            command(runs_dir, *arguments),
+            cwd=runs_dir,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def finish(process: subprocess.Popen[str]) -> int:
+    try:
+        return process.wait(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What two equal runs have in common: `metrics` without times, and all else by its digest."""
+
+    metrics: list[str]
+    digests: dict[str, str]
+
+    @classmethod
+    def of(cls, folder: Path) -> "Result":
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        digests = {path.name: digest_of_folder(path) for path in _checkpoints(folder)}
+        for kind in ("episodes", "eval"):
+            for path in sorted((folder / kind).iterdir()):
+                digests[f"{kind}/{path.name}"] = digest_of_file(path)
+        return cls([without_times(line) for line in lines], digests)
+
+    def difference(self, other: "Result") -> str | None:
+        """The first thing that differs, in words."""
+        for number, (mine, theirs) in enumerate(zip(self.metrics, other.metrics, strict=False)):
+            if mine != theirs:
+                return f"line {number + 1} of metrics.jsonl"
+        if len(self.metrics) != len(other.metrics):
+            return f"{len(self.metrics)} and {len(other.metrics)} lines of metrics.jsonl"
+        for name in sorted({*self.digests, *other.digests}):
+            if self.digests.get(name) != other.digests.get(name):
+                return name
+        return None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [path for path in sorted((folder / "checkpoints").iterdir()) if not path.is_symlink()]
+
+
+@dataclass
+class Trial:
+    """One run, killed and resumed until it ends."""
+
+    folder: Path
+    kills: list[str] = field(default_factory=list)  # how far it had come each time
+    codes: list[int] = field(default_factory=list)
+
+
+def killed_and_resumed(
+    runs_dir: Path, arguments: Sequence[str], name: str, delays_s: Sequence[float]
+) -> Trial:
+    """Starts a run and kills it, resumes and kills it, ...; the last resume is left to end.
+
+    Delays are counted from when the attempt is in its folder: before that there is nothing to
+    lose. A run that has no folder yet when it is killed (a delay below 0) starts anew.
+    """
+    trial = Trial(runs_dir / name / "0001")
+    for delay_s in [*delays_s, None]:
+        resumed = trial.folder.exists()
+        if resumed and RunFolder.open(trial.folder).status == "finished":
+            break  # killed while it wrote its report
+        process = start(runs_dir, *(["--resume", str(trial.folder)] if resumed else arguments))
+        if delay_s is None:
+            trial.codes.append(finish(process))
+            break
+        if delay_s >= 0:
+            _wait_for_attempt(trial.folder, process)
+        try:
+            trial.codes.append(process.wait(timeout=abs(delay_s)))
+            break  # it was faster than the kill
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            trial.kills.append(where(trial.folder))
+    return trial
+
+
+def _wait_for_attempt(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until the process has made the run its own, or has ended."""
+    deadline = time.monotonic() + LIMIT_S
+    while process.poll() is None:
+        assert time.monotonic() < deadline, f"{folder}: no attempt within {LIMIT_S} s"
+        if (
+            folder.exists()
+            and json.loads((folder / "run.json").read_text())["process"]["pid"] == process.pid
+        ):
+            return
+        time.sleep(0.01)
+
+
+def where(folder: Path) -> str:
+    """How far a killed run had come: its lines, its checkpoints, what was half written."""
+    if not folder.exists():
+        return "no folder"
+    metrics = folder / "metrics.jsonl"
+    num_lines = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+    half = sorted(path.name for path in (folder / "checkpoints").glob(".*"))
+    checkpoints = [path.name for path in _checkpoints(folder) if not path.name.startswith(".")]
+    last = checkpoints[-1] if checkpoints else "none"
+    return f"{num_lines} lines, last checkpoint {last}{', ' + half[0] if half else ''}"
+
+
+def timed(runs_dir: Path, arguments: Sequence[str], name: str) -> tuple[Path, float]:
+    """An untouched run's folder, and how long it took from when it had one."""
+    folder = runs_dir / name / "0001"
+    process = start(runs_dir, *arguments)
+    _wait_for_attempt(folder, process)
+    started = time.monotonic()
+    code = finish(process)
+    assert code == 0, (runs_dir / "output.txt").read_text()[-2000:]
+    return folder, time.monotonic() - started
