@@ -4,6 +4,7 @@ Shape letter: N trained tokens of a batch.
 """
 
 import random
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -18,6 +19,7 @@ from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.step_metrics import step_metrics
 from openenv_pipe.learner.tally import Tally
+from openenv_pipe.learner.work import Size, Work, matrix_flops_per_s
 from openenv_pipe.types import Batch, Sample
 
 
@@ -35,6 +37,7 @@ class Learner:
         )
         self._config = config
         self._objective = Objective(config.loss)
+        self._work = Work(policy.model)
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
         if self._objective.needs_reference:
@@ -46,15 +49,28 @@ class Learner:
         Returns the step's metrics. Raises TrainingError where a number is not finite.
         """
         _refuse_broken(samples)
+        started = time.perf_counter()
         tally = Tally()
         norms: list[float] = []
         lr = self.optimizer.lr
         parts = self._parts(samples, step)
-        start_logprobs = self._start_logprobs(parts[1:])
+        start_logprobs = self._start_logprobs(parts[1:], tally)
         for number, part in enumerate(parts):
             self._accumulate(part, tally, start_logprobs, first=number == 0)
             norms.append(self.optimizer.step())
-        return step_metrics(tally, norms, lr)
+        metrics = step_metrics(tally, norms, lr)  # waits for the device
+        return metrics | self._speed(tally, time.perf_counter() - started)
+
+    def _speed(self, tally: Tally, took_s: float) -> dict[str, float]:
+        """Against what the machine's matrix product reaches: measured before the first update."""
+        reachable = matrix_flops_per_s(
+            self.policy.device, self.policy.precision, torch.get_num_threads()
+        )
+        return {
+            "time/learner_tokens_per_s": tally.sum("num_computed") / took_s,
+            "time/matrix_tflops": reachable / 1e12,
+            "time/mfu": tally.sum("flops") / took_s / reachable,
+        }
 
     def _parts(self, samples: Sequence[Sample], step: int) -> list[list[Sample]]:
         """The samples of each optimizer update, of about equal number, drawn by seed and step."""
@@ -70,16 +86,19 @@ class Learner:
             yield collate([samples[index] for index in indices], self.policy.device)
 
     @torch.no_grad()
-    def _start_logprobs(self, later_parts: Sequence[Sequence[Sample]]) -> deque[torch.Tensor]:
+    def _start_logprobs(
+        self, later_parts: Sequence[Sequence[Sample]], tally: Tally
+    ) -> deque[torch.Tensor]:
         """Of each batch of the later updates, where the loss asks for it: the weights will have
         changed by then. The first update's own forward pass says it as well."""
         if not self._objective.needs_start_logprobs:
             return deque()
-        return deque(
-            self.policy.logprobs(batch, self._config.temperature)[0]
-            for part in later_parts
-            for batch in self._batches(part)
-        )
+        found: deque[torch.Tensor] = deque()
+        for part in later_parts:
+            for batch in self._batches(part):
+                found.append(self.policy.logprobs(batch, self._config.temperature)[0])
+                tally.add(flops=self._work.forward(_size(batch)))
+        return found
 
     def _accumulate(
         self,
@@ -99,6 +118,10 @@ class Learner:
             start_N = start_logprobs.popleft() if start_logprobs and not first else None
             tokens = self._tokens(batch, start_N, first=first)
             self._objective.loss(tokens, counts, tally).backward()
+            size = _size(batch)
+            tally.add(num_computed=size.num_tokens, flops=self._work.forward_and_backward(size))
+            if self._objective.needs_reference:
+                tally.add(flops=self._work.forward(size))
 
     def _tokens(self, batch: Batch, start_N: torch.Tensor | None, *, first: bool) -> Tokens:
         """The batch's trained tokens as the current weights see them."""
@@ -118,6 +141,16 @@ class Learner:
             advantages=batch.advantages[batch.loss_mask],
             sample_index=batch.loss_mask.nonzero()[:, 0],
         )
+
+
+def _size(batch: Batch) -> Size:
+    """With its padding, which is computed too."""
+    num_rows, num_columns = batch.token_ids.shape
+    return Size(
+        num_tokens=num_rows * num_columns,
+        num_contexts=num_rows * num_columns * (num_columns + 1) // 2,
+        num_predicted=int(batch.loss_mask.sum()),
+    )
 
 
 def _refuse_broken(samples: Sequence[Sample]) -> None:

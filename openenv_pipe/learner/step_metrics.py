@@ -34,6 +34,7 @@ def step_metrics(tally: Tally, gradient_norms: Sequence[float], lr: float) -> di
         "grad/norm": max(gradient_norms),
         "lr": lr,
         "tokens/trained": int(num_tokens),
+        "tokens/computed": int(tally.sum("num_computed")),
     }
     return metrics | _mismatch(tally) | _correction(tally, num_tokens)
 
