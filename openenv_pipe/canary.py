@@ -1,17 +1,21 @@
 """Before anything is sampled: do the model's own forward pass and ours agree?
 
-An architecture may scale or cap its logits, or attend in a way that the engine's cache does not
-know. All would go on, with a policy that is another than the model's. So it is tried, once.
+An architecture may scale or cap its logits, or attend in a way that the engine's cache or packed
+rows do not know. All would go on, with a policy that is another than the model's. So it is tried,
+once. What packed rows do not fit is trained in padded ones; all else is refused.
 """
 
 import torch
 
 from openenv_pipe.engines.kv_cache import RaggedCache
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.grpo.packing import pack
 from openenv_pipe.learner.policy import Policy
+from openenv_pipe.types import Sample
 
 LENGTH = 12  # tokens of the probe
 SPLIT = 5  # of which the engine gets these first, and the others with its cache
+BRANCH = 7  # where two samples of a packed row part
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}  # of a logprob
 
 
@@ -33,6 +37,31 @@ def check_forward(policy: Policy) -> None:
                 f"logprob, where {bound:g} is allowed for {policy.precision}; this architecture "
                 "is not supported, choose one like Qwen3 or Llama"
             )
+    policy.packs_rows = _packing_difference(policy) <= bound
+
+
+def _packing_difference(policy: Policy) -> float:
+    """Of a logprob, at most, between two samples that share a packed row and each by itself."""
+    ids = list(range(1, LENGTH + 1))
+    rows = [ids, ids[:BRANCH] + ids[::-1]]
+    own = []
+    for row in rows:
+        logits = policy.model_logits(torch.tensor([row], device=policy.device))[0, :-1].float()
+        targets = torch.tensor(row[1:], device=policy.device)[:, None]
+        own.append(torch.log_softmax(logits, dim=-1).gather(1, targets)[:, 0])
+    batch = pack([_sample(row) for row in rows], share=True, device=policy.device)
+    try:
+        packed_N = policy.logprobs(batch, 1.0)[0]
+    except (ConfigError, TypeError):  # attention with something extra, or no door for ours
+        return float("inf")
+    return (packed_N - torch.cat(own)).abs().max().item()
+
+
+def _sample(row: list[int]) -> Sample:
+    """Trained on all but its first token."""
+    mask = [False] + [True] * (len(row) - 1)
+    zeros = [0.0] * len(row)
+    return Sample(group="canary", token_ids=row, loss_mask=mask, logprobs=zeros, advantages=zeros)
 
 
 def _cached(policy: Policy, token_ids: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The data classes that flow through the pipeline, each with one owner.
 
-Shape letters: L tokens of one sample, B rows of a batch, T columns of a batch.
+Shape letters: L tokens of one sample; T tokens of a batch's row, N that are trained on.
 
     Task -> Episode(turns: Turn(steps: Step...)...) -> Group -> Sample -> Batch
     `------------ the environment's side -------------'     `- the trainer's -'
@@ -74,7 +74,7 @@ class Turn:
     completion_ids: list[int]  # exactly as sampled, the end token included if there was one
     logprobs: list[float]  # of completion_ids, at the sampling temperature
     finish: Finish
-    policy_version: int
+    policy_versions: list[int]  # those that sampled it, in order
     reply: str  # completion_ids as text, without the end token
     steps: list[Step] = field(default_factory=list)  # none: it never reached the environment
     unusable: str | None = None  # why the reply could not be used, or not to its end
@@ -154,10 +154,35 @@ class Sample:
 
 
 @dataclass(kw_only=True, slots=True)
-class Batch:
-    """Samples padded to one width. Column t of each tensor belongs to token t of the row."""
+class Node:
+    """A stretch of a packed row: tokens that the same samples have in the same place.
 
-    token_ids: "torch.Tensor"  # [B, T] int64
-    loss_mask: "torch.Tensor"  # [B, T] bool; column 0 is always False
-    logprobs: "torch.Tensor"  # [B, T] float32
-    advantages: "torch.Tensor"  # [B, T] float32
+    Its tokens see each other causally, and all tokens of its ancestors.
+    """
+
+    start: int
+    end: int
+    subtree_end: int  # one past the last token of the nodes below, which follow without a gap
+    depth: int  # the position of its first token in its samples
+    parent: int  # index of the node above; -1: none
+
+
+@dataclass(kw_only=True, slots=True)
+class Batch:
+    """Samples packed into one row of T tokens without padding; what they share may stand once.
+
+    Its N trained tokens are listed sample by sample. Where samples share even tokens that they
+    are trained on, each lists its own: U <= N is how many are left to compute.
+    """
+
+    token_ids: "torch.Tensor"  # [T] int64
+    positions: "torch.Tensor"  # [T] int64, of a token in its sample
+    nodes: list[Node]  # depth first, covering the row
+    predictors: "torch.Tensor"  # [U] int64: the places in the row that predict trained tokens
+    targets: "torch.Tensor"  # [U] int64: the trained tokens' ids
+    places: "torch.Tensor"  # [N] int64: which of the U each trained token is
+    num_samples: int
+    sample_index: "torch.Tensor"  # [N] int64: which of the batch's samples a token belongs to
+    logprobs: "torch.Tensor"  # [N] float32: the sampler's
+    advantages: "torch.Tensor"  # [N] float32
+    is_shared: bool  # True if a token may belong to several samples

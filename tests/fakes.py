@@ -192,6 +192,7 @@ class RecordingEngine:
     def __init__(self, engine: Engine) -> None:
         self.max_episodes = engine.max_episodes
         self.expect, self.finish, self.publish = engine.expect, engine.finish, engine.publish
+        self.metrics, self.facts = engine.metrics, engine.facts
         self.calls: dict[int, list[tuple[Request, Completion]]] = {}
         self._engine = engine
 
@@ -221,14 +222,20 @@ class LengthsEngine:
             token_ids=token_ids,
             logprobs=[-1.0] * len(token_ids),
             finish=Finish.STOP if token_ids[-1] == self._end_id else Finish.LENGTH,
-            policy_version=0,
+            policy_versions=[0],
         )
 
     def finish(self, episode: int) -> None:
         """Nothing is kept."""
 
-    def publish(self, version: int) -> None:
+    async def publish(self, version: int) -> None:
         """Nothing changes."""
+
+    async def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def facts(self) -> Mapping[str, Any]:
+        return {}
 
 
 # --- rollouts -----------------------------------------------------------------------------------
@@ -290,7 +297,7 @@ def made_up_turn(
         "steps": [Step(action={}, observation={}, reward=reward)],
         "logprobs": [-1.0] * len(completion_ids),
         "finish": Finish.STOP,
-        "policy_version": 0,
+        "policy_versions": [0],
         "reply": "",
     }
     return Turn(prompt_ids=prompt_ids, completion_ids=completion_ids, **(values | fields))
@@ -355,6 +362,29 @@ def random_samples(seed: int, count: int = 6, *, max_tokens: int = 6) -> list[Sa
         random_sample(draw, [(length(), length()) for _ in range(draw.randrange(1, 4))])
         for _ in range(count)
     ]
+
+
+def alike_samples(seed: int, count: int = 6, *, max_tokens: int = 12) -> list[Sample]:
+    """Samples of a few trees: of one or two turns they have the beginning, or all, in common."""
+    draw = random.Random(seed)
+    roots = random_samples(seed, count=2, max_tokens=max_tokens)
+    samples = []
+    for number in range(count):
+        root = roots[number % 2]
+        whole = len(root.token_ids) if number < 2 else draw.randrange(1, len(root.token_ids) + 1)
+        tail = random_sample(draw, [(draw.randrange(1, 4), draw.randrange(1, max_tokens))])
+        tail.advantages = [draw.uniform(-2.0, 2.0) * chosen for chosen in tail.loss_mask]
+        samples.append(
+            Sample(
+                group=root.group,
+                token_ids=root.token_ids[:whole] + tail.token_ids,
+                loss_mask=root.loss_mask[:whole] + tail.loss_mask,
+                logprobs=root.logprobs[:whole] + tail.logprobs,
+                advantages=[draw.uniform(-2.0, 2.0) * chosen for chosen in root.loss_mask[:whole]]
+                + tail.advantages,
+            )
+        )
+    return [*samples, samples[-1]]
 
 
 def trained_tensors(policy: Policy) -> list[torch.nn.Parameter]:

@@ -13,7 +13,7 @@ import torch
 from openenv_pipe.config.schema import TrainerConfig
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.grpo.losses.normalising import Counts
-from openenv_pipe.grpo.packing import collate, split_by_budget
+from openenv_pipe.learner.batches import batches_of
 from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.policy import Policy
@@ -81,9 +81,7 @@ class Learner:
         return [[samples[index] for index in order[part::count]] for part in range(count)]
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
-        lengths = [len(sample.token_ids) for sample in samples]
-        for indices in split_by_budget(lengths, self._config.tokens_per_batch):
-            yield collate([samples[index] for index in indices], self.policy.device)
+        return batches_of(samples, self._config.tokens_per_batch, self.policy)
 
     @torch.no_grad()
     def _start_logprobs(
@@ -135,21 +133,20 @@ class Learner:
         return Tokens(
             logprobs=logprobs_N,
             entropy=entropy_N,
-            sampled_logprobs=batch.logprobs[batch.loss_mask],
+            sampled_logprobs=batch.logprobs,
             start_logprobs=logprobs_N.detach() if first else start_N,
             reference_logprobs=reference_N,
-            advantages=batch.advantages[batch.loss_mask],
-            sample_index=batch.loss_mask.nonzero()[:, 0],
+            advantages=batch.advantages,
+            sample_index=batch.sample_index,
         )
 
 
 def _size(batch: Batch) -> Size:
-    """With its padding, which is computed too."""
-    num_rows, num_columns = batch.token_ids.shape
+    """What samples share counts once."""
     return Size(
-        num_tokens=num_rows * num_columns,
-        num_contexts=num_rows * num_columns * (num_columns + 1) // 2,
-        num_predicted=int(batch.loss_mask.sum()),
+        num_tokens=len(batch.token_ids),
+        num_contexts=int(batch.positions.sum()) + len(batch.positions),
+        num_predicted=len(batch.predictors),
     )
 
 

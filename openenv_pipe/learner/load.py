@@ -1,6 +1,7 @@
 """From a model block to a policy: built from a seed, read from a folder, or fetched from a hub."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner import tiny
-from openenv_pipe.learner.attention import use_float32_attention
+from openenv_pipe.learner.attention import use_packed_attention
 from openenv_pipe.learner.policy import Policy
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -41,11 +42,12 @@ def load_policy(
     else:
         model = _load_hub(config, full_checkpoint)
     _refuse_sliding_attention(model)
-    if config.autocast == "bfloat16" and device.type == "cpu":
-        use_float32_attention(model)
+    use_packed_attention(model)
     if config.lora.rank:
         torch.manual_seed(seed)
-        model = _with_adapter(model, config, checkpoint)
+        with warnings.catch_warnings():  # peft 0.21 asks transformers 5 by an old name
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+            model = _with_adapter(model, config, checkpoint)
     return Policy(model, tokenizer, device=device, autocast=_DTYPES[config.autocast])
 
 

@@ -1,6 +1,6 @@
 """The policy: a causal language model, with or without an adapter, that samples and learns.
 
-Shape letters: B rows, T tokens, N trained tokens of a batch.
+Shape letters: B rows, T tokens, N trained tokens of a batch, U of them to compute.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from openenv_pipe.chat import ChatFormat
+from openenv_pipe.learner.attention import PackedRow
 from openenv_pipe.learner.logprobs import token_logprobs
 from openenv_pipe.types import Batch
 
@@ -33,9 +34,9 @@ class Policy:
         self._decoder = inner.get_decoder()
         self._head = inner.get_output_embeddings()
         text = inner.config.get_text_config()
-        self._vocabulary_size = text.vocab_size
         self.num_layers = text.num_hidden_layers
         self.max_length: int | None = getattr(text, "max_position_embeddings", None)
+        self.packs_rows = True  # the canary says whether the architecture allows it
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
         self.model.eval()
@@ -83,20 +84,42 @@ class Policy:
     def logprobs(
         self, batch: Batch, temperature: float, *, entropy_gradient: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprobs and entropies [N] of the tokens under the loss mask, in row order.
+        """Logprobs and entropies [N] of the batch's trained tokens, in its order.
 
-        Rows are padded on the right, so causal attention never reaches the padding.
+        Entropies have a gradient only if it is asked for.
         """
-        chosen_BT = batch.loss_mask[:, 1:]
-        hidden = self.hidden(batch.token_ids)[:, :-1]
-        return token_logprobs(
-            hidden[chosen_BT],
-            batch.token_ids[:, 1:][chosen_BT],
-            head=self.logits,
-            vocabulary_size=self._vocabulary_size,
+        logprobs_U, entropy_U = token_logprobs(
+            self.row_hidden(batch).index_select(0, batch.predictors),
+            batch.targets,
+            head=self._head,
             temperature=temperature,
+            precision=self._autocast,
             entropy_gradient=entropy_gradient,
         )
+        return logprobs_U.index_select(0, batch.places), entropy_U.index_select(0, batch.places)
+
+    def row_hidden(self, batch: Batch) -> torch.Tensor:
+        """Last hidden states [T, hidden size] of a batch's row."""
+        if not self.packs_rows:
+            return self._padded_hidden(batch)
+        no_mask = torch.empty(1, 1, 1, 1, device=self.device)  # four dimensions: taken as it is
+        with self._precision():
+            return self._decoder(
+                input_ids=batch.token_ids[None],
+                attention_mask=no_mask,
+                position_ids=batch.positions[None],
+                use_cache=False,
+                packed_row=PackedRow(batch.nodes, self.device),
+            ).last_hidden_state[0]
+
+    def _padded_hidden(self, batch: Batch) -> torch.Tensor:
+        """The same without any attention of ours: samples side by side, padded on the right."""
+        assert not batch.is_shared, "this model attends in a way that allows no shared tokens"
+        rows = [batch.token_ids[node.start : node.end] for node in batch.nodes]
+        padded_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        lengths_B1 = torch.tensor([[len(row)] for row in rows], device=self.device)
+        is_token_BT = torch.arange(padded_BT.shape[1], device=self.device) < lengths_B1
+        return self.hidden(padded_BT)[is_token_BT]
 
     def keep_reference(self, weights: list[torch.Tensor] | None = None) -> None:
         """From now on `reference_logprobs` answers for the policy as it is, or with `weights`.

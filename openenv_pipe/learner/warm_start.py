@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openenv_pipe.config.schema import WarmStartConfig
-from openenv_pipe.grpo.packing import collate, split_by_budget
+from openenv_pipe.learner.batches import batches_of
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.types import Sample
@@ -40,10 +40,7 @@ class WarmStart:
         num_tokens = sum(sum(sample.loss_mask) for sample in part)
         lr, total = self.optimizer.lr, 0.0
         with self._policy.learning():
-            for indices in split_by_budget(
-                [len(sample.token_ids) for sample in part], self._tokens_per_batch
-            ):
-                batch = collate([part[index] for index in indices], self._policy.device)
+            for batch in batches_of(part, self._tokens_per_batch, self._policy):
                 logprobs_N, _ = self._policy.logprobs(batch, temperature=1.0)
                 loss = -logprobs_N.sum() / num_tokens
                 loss.backward()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fakes import (
     FakeHost,
+    alike_samples,
     all_episodes,
     assert_same_update,
     collect,
@@ -25,7 +26,8 @@ from hypothesis import strategies as st
 
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.grpo.advantages import step_advantages
-from openenv_pipe.grpo.packing import collate
+from openenv_pipe.grpo.packing import pack, shared_share
+from openenv_pipe.learner import batches as batches_module
 from openenv_pipe.learner import logprobs as logprobs_module
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer, rate_share
@@ -91,29 +93,37 @@ def test_numbers_at_masked_positions_change_nothing(policy, loss, fill):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_no_gradient_comes_from_positions_before_tokens_of_the_environment(loss):
     """Trap 8: exactly zero at every hidden state whose next token the model did not choose."""
-    policy, leaves = tiny_policy(), []
+    policy, seen = tiny_policy(), []
 
-    def hidden(token_ids):
-        leaves.append(type(policy).hidden(policy, token_ids).detach().requires_grad_())
-        return leaves[-1]
+    def row_hidden(batch):
+        leaf = type(policy).row_hidden(policy, batch).detach().requires_grad_()
+        seen.append((batch, leaf))
+        return leaf
 
-    policy.hidden = hidden
-    samples = sorted(random_samples(2), key=lambda sample: -len(sample.token_ids))
+    policy.row_hidden = row_hidden
+    samples = random_samples(2)
     no_clip = {"loss.clip_low": 1e9, "loss.clip_high": 1e9}
     learner = learner_of(policy, **named(loss) | no_clip)
     learner.optimizer.step = lambda: 0.0
     learner.update(samples, step=1)
-    (leaf,) = leaves
-    next_chosen = torch.nn.functional.pad(collate(samples).loss_mask[:, 1:], (0, 1))
+    ((batch, leaf),) = seen
+    next_chosen = predicts(batch)
+    assert 0 < next_chosen.sum() < len(next_chosen)
     assert (leaf.grad[~next_chosen] == 0).all()
     assert (leaf.grad[next_chosen].abs().sum(dim=-1) > 0).all()
 
 
-def test_nan_at_masked_and_padded_positions_does_not_leak():
+def predicts(batch):
+    """True at the places of a row whose next token is trained."""
+    found = torch.zeros(len(batch.token_ids), dtype=torch.bool)
+    found[batch.predictors] = True
+    return found
+
+
+def test_nan_at_masked_positions_does_not_leak():
     """Trap 11: hidden states there may be anything; loss and gradients are as without."""
     policy = tiny_policy()
-    batch = collate(random_samples(3))
-    next_chosen = torch.nn.functional.pad(batch.loss_mask[:, 1:], (0, 1))
+    batch = pack(random_samples(3), share=False)
 
     def gradients():
         logprobs, entropies = policy.logprobs(batch, 0.7)
@@ -123,8 +133,8 @@ def test_nan_at_masked_and_padded_positions_does_not_leak():
         return [logprobs.detach(), entropies, *found]
 
     expected = gradients()
-    policy.hidden = lambda token_ids: torch.where(
-        next_chosen[..., None], type(policy).hidden(policy, token_ids), torch.nan
+    policy.row_hidden = lambda batch: torch.where(
+        predicts(batch)[:, None], type(policy).row_hidden(policy, batch), torch.nan
     )
     for seen, value in zip(gradients(), expected, strict=True):
         assert torch.equal(seen, value)
@@ -173,6 +183,22 @@ def test_the_split_into_batches_leaves_the_update_unchanged(policy, loss, seed, 
         assert_same_update(result, results[0])
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+@FEW
+@given(seed=SEEDS, max_tokens=st.integers(2, 40))
+def test_what_samples_share_is_computed_once_and_counts_for_each(policy, loss, seed, max_tokens):
+    """Trap 25: samples that begin alike, some with trained tokens, one twice; the same loss and
+    gradients as for all tokens one by one, whatever the batches."""
+    samples = alike_samples(seed, max_tokens=max_tokens)
+    assert shared_share(samples) > batches_module.MIN_SHARED
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches_module, "MIN_SHARED", 1.0)
+        expected = loss_and_gradients(policy, samples, named(loss))
+    for tokens_per_batch in (10**6, 3 * max_tokens):
+        changes = named(loss) | {"tokens_per_batch": tokens_per_batch}
+        assert_same_update(loss_and_gradients(policy, samples, changes), expected)
+
+
 @pytest.mark.parametrize("kl_coef", [0.0, 0.5])
 def test_the_split_into_batches_leaves_the_kl_part_unchanged(kl_coef):
     """Trap 10."""
@@ -194,11 +220,13 @@ def move(policy):
 
 
 def test_chunks_of_the_head_change_nothing(monkeypatch):
-    """Trap 10: three positions at a time, recomputed in the backward pass."""
+    """Trap 10: fifty tokens of the vocabulary at a time, only some kept for the backward pass."""
     policy, samples = tiny_policy(), random_samples(6)
     changes = {"temperature": 0.7}
     expected = loss_and_gradients(policy, samples, changes)
-    monkeypatch.setattr(logprobs_module, "_CHUNK_ELEMENTS", 3 * 261)
+    monkeypatch.setattr(logprobs_module, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(logprobs_module, "MIN_COLUMNS", 50)
+    monkeypatch.setattr(logprobs_module, "KEPT_ELEMENTS", 10_000)
     assert_same_update(loss_and_gradients(policy, samples, changes), expected)
 
 
@@ -222,7 +250,7 @@ def test_a_good_reply_becomes_more_likely_and_a_bad_one_less():
 
 @torch.no_grad()
 def logprob_of(policy, sample):
-    return policy.logprobs(collate([sample]), 1.0)[0]
+    return policy.logprobs(pack([sample], share=False), 1.0)[0]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -251,10 +279,10 @@ async def test_on_policy_nothing_is_clipped_and_nothing_differs(temperature):
 def test_metrics_on_samples_by_hand(policy):
     """Means over trained tokens, whatever the batches."""
     samples = random_samples(8)
-    batch = collate(samples)
+    batch = pack(samples, share=False)
     with torch.no_grad():
         logprobs, entropies = policy.logprobs(batch, 1.0)
-    gaps = (logprobs - batch.logprobs[batch.loss_mask]).abs()
+    gaps = (logprobs - batch.logprobs).abs()
     learner = learner_of(policy, tokens_per_batch=20)
     learner.optimizer.step = lambda: 0.25
     metrics = learner.update(samples, step=1)
@@ -271,12 +299,15 @@ def test_several_updates_per_step_share_the_samples_out():
     policy, seen = tiny_policy(), []
     learner = learner_of(policy, updates_per_step=3, **{"optimizer.lr": 1e-2})
     logprobs = policy.logprobs
-    policy.logprobs = lambda batch, temperature: (seen.append(batch), logprobs(batch, temperature))[
-        1
-    ]
+
+    def watch(batch, temperature, **options):
+        seen.append(batch)
+        return logprobs(batch, temperature, **options)
+
+    policy.logprobs = watch
     samples = random_samples(9, count=7)
     metrics = learner.update(samples, step=1)
-    assert [len(batch.token_ids) for batch in seen] == [3, 2, 2]
+    assert [batch.num_samples for batch in seen] == [3, 2, 2]
     assert metrics["tokens/trained"] == sum(sum(sample.loss_mask) for sample in samples)
     assert learner.optimizer.num_steps_taken == 3
 
@@ -368,7 +399,7 @@ async def train_a_little(*, order, lora_rank, updates_per_step, autocast):
         )
         advantages = step_advantages(groups, baseline="group", scale="group", discount=1.0)
         learner.update(build_samples(groups, advantages), step)
-        engine.publish(step)
+        await engine.publish(step)
     return weights_of(policy)
 
 

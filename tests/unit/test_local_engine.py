@@ -24,7 +24,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines import Request
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
-from openenv_pipe.grpo.packing import collate
+from openenv_pipe.grpo.packing import pack
 from openenv_pipe.types import Finish, Status
 
 WAIT_S = 60  # for what must not hang
@@ -55,9 +55,9 @@ async def generate_alone(policy, *turns):
 
 def trainer_logprobs(policy, episodes, temperature):
     """What the learner computes for the sampled tokens, and what the sampler said."""
-    batch = collate([plain_sample(episode) for episode in episodes])
+    batch = pack([plain_sample(episode) for episode in episodes], share=True)
     with torch.no_grad():
-        return policy.logprobs(batch, temperature)[0], batch.logprobs[batch.loss_mask]
+        return policy.logprobs(batch, temperature)[0], batch.logprobs
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
@@ -238,13 +238,13 @@ async def test_a_new_collection_knows_nothing_of_old_weights():
     before = await collect(policy, engine=engine)
     for parameter in policy.model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
-    engine.publish(7)
+    await engine.publish(7)
     after = await collect(policy, engine=engine)
     assert sampled(before) != sampled(after)
     trained, sampler = trainer_logprobs(policy, all_episodes(after), 1.0)
     assert (trained - sampler).abs().max() < 1e-5
-    assert {turn.policy_version for e in all_episodes(before) for turn in e.turns} == {0}
-    assert {turn.policy_version for e in all_episodes(after) for turn in e.turns} == {7}
+    assert {v for e in all_episodes(before) for turn in e.turns for v in turn.policy_versions} == {0}
+    assert {v for e in all_episodes(after) for turn in e.turns for v in turn.policy_versions} == {7}
 
 
 async def test_equal_collections_are_equal():

@@ -5,16 +5,17 @@ import torch
 from fakes import CPU, random_samples, run_config, tiny_model, tiny_policy, trained_tensors
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.grpo.packing import collate
+from openenv_pipe.grpo.packing import pack
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.load import load_policy
 
-BATCH = collate(random_samples(0))
+SAMPLES = random_samples(0)
+BATCH = pack(SAMPLES, share=False)
 
 
 def logits_of(policy):
     with torch.no_grad():
-        return policy.logits(policy.hidden(BATCH.token_ids))
+        return policy.logits(policy.hidden(BATCH.token_ids[None]))
 
 
 def logprobs_of(policy, temperature=1.0):
@@ -35,12 +36,16 @@ def test_logprobs_and_entropies_are_those_of_the_model(lora_rank, temperature):
     policy = tiny_policy(lora_rank=lora_rank)
     change(policy)
     with torch.no_grad():
-        logits = policy.model(input_ids=BATCH.token_ids).logits
+        rows = [
+            policy.model(input_ids=torch.tensor([sample.token_ids])).logits[0, :-1]
+            for sample in SAMPLES
+        ]
         logprobs, entropies = policy.logprobs(BATCH, temperature)
-    expected = torch.log_softmax(logits / temperature, dim=-1)[:, :-1]
-    mask, ids = BATCH.loss_mask[:, 1:], BATCH.token_ids[:, 1:]
-    assert torch.allclose(logprobs, expected.gather(2, ids[..., None])[..., 0][mask], atol=1e-5)
-    by_torch = torch.distributions.Categorical(logits=expected[mask]).entropy()
+    mask = torch.tensor([chosen for sample in SAMPLES for chosen in sample.loss_mask[1:]])
+    ids = torch.tensor([token for sample in SAMPLES for token in sample.token_ids[1:]])[mask]
+    expected = torch.log_softmax(torch.cat(rows) / temperature, dim=-1)[mask]
+    assert torch.allclose(logprobs, expected.gather(1, ids[:, None])[:, 0], atol=1e-5)
+    by_torch = torch.distributions.Categorical(logits=expected).entropy()
     assert torch.allclose(entropies, by_torch, atol=1e-5)
     assert not entropies.requires_grad
 

@@ -23,7 +23,7 @@ from fakes import (
 )
 
 from openenv_pipe.grpo.advantages import step_advantages
-from openenv_pipe.grpo.packing import collate
+from openenv_pipe.grpo.packing import pack
 
 pytest.importorskip("trl", reason="not installed: trl")
 
@@ -194,7 +194,7 @@ def test_loss_and_gradients_are_trls(name, temperature, lora_rank):
 def test_with_a_reference_loss_and_gradients_are_trls(name, weighted):
     """Trap 23. TRL's only estimator is k3; its weights under GSPO are those of whole samples."""
     policy, samples = moved_policy(2), samples_of_turns()
-    reference = policy.reference_logprobs(collate(samples), 0.7)
+    reference = policy.reference_logprobs(pack(samples, share=False), 0.7)
     flat = {"ref_per_token_logps": reference}
     kl = {"coef": KL_COEF, "estimator": "k3", "importance_weights": weighted}
     ours = our_loss_and_gradients(policy, samples, name, 0.7, **{"loss.kl": kl})
@@ -224,11 +224,11 @@ def test_with_an_entropy_bonus_loss_and_gradients_are_trls(name):
 def test_with_a_correction_loss_and_gradients_are_trls(name, kind):
     """TRL's `token_truncate` and `token_mask`; the old logprobs are then the trainer's own."""
     policy, samples = moved_policy(0), samples_of_turns(one_advantage=True)
-    batch = collate(samples)
+    batch = pack(samples, share=False)
     with torch.no_grad():
         old = policy.logprobs(batch, 0.7)[0]
     low, high = (0.5, 2.0) if kind != "geometric" else (0.5, 1.2)
-    differences = old - batch.logprobs[batch.loss_mask]
+    differences = old - batch.logprobs
     if kind == "geometric":
         lengths = [sum(sample.loss_mask) for sample in samples]
         parts = differences.split(lengths)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fakes import random_sample, random_samples, run_config, tiny_policy
 
-from openenv_pipe.grpo.packing import collate
+from openenv_pipe.grpo.packing import pack
 from openenv_pipe.learner.warm_start import WarmStart
 
 
@@ -18,7 +18,7 @@ def warm_start(policy, *, tokens_per_batch=8192, **changes):
 def negative_logprob(policy, samples):
     """The mean over the replies' tokens."""
     with torch.no_grad():
-        return -policy.logprobs(collate(samples), 1.0)[0].mean().item()
+        return -policy.logprobs(pack(samples, share=False), 1.0)[0].mean().item()
 
 
 def test_the_loss_is_the_mean_negative_logprob_of_replies():
@@ -60,7 +60,8 @@ def test_every_sample_is_seen_before_any_comes_again(count, size):
     logprobs = policy.logprobs
 
     def watch(batch, temperature):
-        seen.extend(map(tuple, batch.token_ids.tolist()))
+        given = batch.token_ids[batch.predictors][batch.places].tolist()
+        seen.extend(zip(given, batch.targets[batch.places].tolist(), strict=True))
         return logprobs(batch, temperature)
 
     policy.logprobs = watch

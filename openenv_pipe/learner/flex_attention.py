@@ -1,0 +1,48 @@
+"""Packed rows on a GPU, by torch's FlexAttention: one rule says what a token sees.
+
+Not tried on a GPU here; its rule is tested against the CPU's attention.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from openenv_pipe.types import Node
+
+_Rule = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def build_block_mask(nodes: Sequence[Node], device: torch.device) -> Any:
+    """Which blocks of the row see which: made once a batch, used by every layer."""
+    length = nodes[-1].end
+    return create_block_mask(
+        rule(nodes, device), B=None, H=None, Q_LEN=length, KV_LEN=length, device=device.type
+    )
+
+
+def rule(nodes: Sequence[Node], device: torch.device) -> _Rule:
+    """Nodes stand depth first: k is above q, or q itself, if k <= q < the end of k's subtree."""
+    ends_T = torch.cat(
+        [torch.full((node.end - node.start,), node.subtree_end) for node in nodes]
+    ).to(device)
+
+    def sees(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (key <= query) & (query < ends_T[key])
+
+    return sees
+
+
+@functools.cache
+def _compiled() -> Callable[..., torch.Tensor]:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def flex(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_mask: Any, scale: float
+) -> torch.Tensor:
+    """Output [1, T, heads, D] of query [1, heads, T, D]; key and value may have fewer heads."""
+    output = _compiled()(query, key, value, block_mask=block_mask, scale=scale, enable_gqa=True)
+    return output.transpose(1, 2)

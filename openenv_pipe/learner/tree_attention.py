@@ -1,0 +1,240 @@
+"""Exact attention over a packed row of tries, forward and backward, as few dense products.
+
+A long stretch that several samples share is a block: all tokens below it attend to it in one
+product without a mask. What is left of each sample is one short row of a padded, causal batch.
+A token's parts are merged by their logsumexp, and the backward pass of each part with the merged
+output and logsumexp gives that part's share of the gradient (as in ring attention,
+arXiv:2310.01889). The kernel is torch's own for CPUs; this module only says what attends to what.
+
+Shape letters: T tokens of the row, A heads, D head size, R rows of a bucket, S tokens of a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from openenv_pipe.types import Node
+
+_forward_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+MIN_BLOCK = (
+    32  # shorter shared stretches are repeated in the rows: cheaper than a part of their own
+)
+BUCKET_SPAN = 0.8  # rows of a bucket are at least this share of its longest
+UNSEEN = 1e30  # as a logsumexp: every probability is 0, and so is every gradient
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Rows of about one length. A token of several rows is owned by one: its query counts there."""
+
+    places: torch.Tensor  # [R * S] int64: the token of the packed row; of padding, any
+    num_rows: int
+    own_slots: torch.Tensor  # [O] int64 into R * S: queries that count
+    own_places: torch.Tensor  # [O] int64 into T: their tokens
+    used_slots: torch.Tensor | None  # of keys: all but padding, where that is more than is owned
+    used_places: torch.Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What attends to what in a packed row."""
+
+    blocks: list[Node]
+    buckets: list[Bucket]
+
+
+def plan_attention(nodes: Sequence[Node]) -> Plan:
+    """The plan of a row that consists of these nodes."""
+    is_inner = [False] * len(nodes)
+    for node in nodes:
+        if node.parent >= 0:
+            is_inner[node.parent] = True
+    is_block: list[bool] = []
+    rows: list[torch.Tensor] = []
+    above: list[list[torch.Tensor]] = []  # of each node: the stretches above it that are no blocks
+    for number, node in enumerate(nodes):
+        stands_high = node.parent < 0 or is_block[node.parent]
+        is_block.append(stands_high and is_inner[number] and node.end - node.start >= MIN_BLOCK)
+        inherited = above[node.parent] if node.parent >= 0 else []
+        own = [] if is_block[-1] else [torch.arange(node.start, node.end)]
+        above.append(inherited + own)
+        if not is_inner[number]:
+            rows.append(torch.cat(above[-1]))
+    blocks = [node for node, chosen in zip(nodes, is_block, strict=True) if chosen]
+    return Plan(blocks=blocks, buckets=_buckets(rows))
+
+
+def _buckets(rows: list[torch.Tensor]) -> list[Bucket]:
+    rows = sorted(rows, key=len, reverse=True)
+    parts: list[list[torch.Tensor]] = []
+    for row in rows:
+        if parts and len(row) >= BUCKET_SPAN * len(parts[-1][0]):
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    seen: set[int] = set()
+    return [_bucket(part, seen) for part in parts]
+
+
+def _bucket(rows: list[torch.Tensor], seen: set[int]) -> Bucket:
+    width = len(rows[0])
+    places = torch.zeros(len(rows), width, dtype=torch.int64)
+    is_used = torch.zeros(len(rows), width, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        places[number, : len(row)] = row
+        is_used[number, : len(row)] = True
+    places, is_used = places.flatten(), is_used.flatten()
+    used_slots = is_used.nonzero()[:, 0]
+    used_places = places[used_slots]
+    is_own = torch.zeros(len(used_slots), dtype=torch.bool)
+    for number, place in enumerate(used_places.tolist()):
+        if place not in seen:
+            seen.add(place)
+            is_own[number] = True
+    repeats = not is_own.all()
+    return Bucket(
+        places=places,
+        num_rows=len(rows),
+        own_slots=used_slots[is_own],
+        own_places=used_places[is_own],
+        used_slots=used_slots if repeats else None,
+        used_places=used_places if repeats else None,
+    )
+
+
+def tree_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: Plan, scale: float
+) -> torch.Tensor:
+    """Output [1, T, A, D] of query, key and value [1, A, T, D], all with the same heads."""
+    return _TreeAttention.apply(query, key, value, plan, scale)
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        plan: Plan,
+        scale: float,
+    ) -> torch.Tensor:
+        query_TAD, key_TAD, value_TAD = (x[0].transpose(0, 1) for x in (query, key, value))
+        out_TAD = torch.empty(query_TAD.shape, dtype=query.dtype)
+        lse_TA = torch.empty(query_TAD.shape[:2], dtype=torch.float32)
+        for bucket in plan.buckets:
+            q, k, v = (_rows(x, bucket) for x in (query_TAD, key_TAD, value_TAD))
+            out, lse = _forward_part(q, k, v, 0.0, True, scale=scale)
+            _put(out_TAD, bucket, out.transpose(1, 2))
+            _put(lse_TA, bucket, lse.transpose(1, 2))
+        for block in plan.blocks:
+            own = slice(block.start, block.end)
+            out, lse = _part(query_TAD, key_TAD, value_TAD, own, own, scale)
+            out_TAD[own], lse_TA[own] = out, lse
+        for block in plan.blocks:
+            below = slice(block.end, block.subtree_end)
+            own = slice(block.start, block.end)
+            out, lse = _part(query_TAD, key_TAD, value_TAD, below, own, scale)
+            _merge(out_TAD[below], lse_TA[below], out, lse)
+        ctx.save_for_backward(query, key, value, out_TAD, lse_TA)
+        ctx.plan, ctx.scale = plan, scale
+        return out_TAD[None]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        query, key, value, out_TAD, lse_TA = ctx.saved_tensors
+        given = [x[0].transpose(0, 1) for x in (query, key, value)]
+        grad_TAD = grad[0]
+        grads = [torch.zeros(out_TAD.shape, dtype=out_TAD.dtype) for _ in range(3)]
+        for bucket in ctx.plan.buckets:
+            _backward_bucket(bucket, given, grad_TAD, out_TAD, lse_TA, ctx.scale, grads)
+        for block in ctx.plan.blocks:
+            own = slice(block.start, block.end)
+            for queries in (own, slice(block.end, block.subtree_end)):
+                _backward_block(queries, own, given, grad_TAD, out_TAD, lse_TA, ctx.scale, grads)
+        return (*(x.transpose(0, 1)[None] for x in grads), None, None)
+
+
+def _backward_bucket(
+    bucket: Bucket,
+    given: list[torch.Tensor],
+    grad_TAD: torch.Tensor,
+    out_TAD: torch.Tensor,
+    lse_TA: torch.Tensor,
+    scale: float,
+    grads: list[torch.Tensor],
+) -> None:
+    """Adds what the bucket's rows give to the gradients of query, key and value."""
+    lse = lse_TA.new_full((len(bucket.places), lse_TA.shape[1]), UNSEEN)
+    lse[bucket.own_slots] = lse_TA[bucket.own_places]
+    lse = lse.view(bucket.num_rows, -1, lse.shape[1]).transpose(1, 2)
+    q, k, v, grad, out = (_rows(x, bucket) for x in (*given, grad_TAD, out_TAD))
+    found = _backward_part(grad, q, k, v, out, lse, 0.0, True, scale=scale)
+    for number, (total, part) in enumerate(zip(grads, found, strict=True)):
+        part = part.transpose(1, 2).reshape(-1, *total.shape[1:])
+        if number == 0 or bucket.used_slots is None:
+            total.index_copy_(0, bucket.own_places, part.index_select(0, bucket.own_slots))
+        else:
+            total.index_add_(0, bucket.used_places, part.index_select(0, bucket.used_slots))
+
+
+def _backward_block(
+    queries: slice,
+    keys: slice,
+    given: list[torch.Tensor],
+    grad_TAD: torch.Tensor,
+    out_TAD: torch.Tensor,
+    lse_TA: torch.Tensor,
+    scale: float,
+    grads: list[torch.Tensor],
+) -> None:
+    """Adds what the queries' attention to a block's keys gives."""
+    q, grad, out = (_heads(x[queries]) for x in (given[0], grad_TAD, out_TAD))
+    k, v = (_heads(x[keys]) for x in given[1:])
+    lse = lse_TA[queries].t()[None]
+    found = _backward_part(grad, q, k, v, out, lse, 0.0, queries == keys, scale=scale)
+    for total, part, where in zip(grads, found, (queries, keys, keys), strict=True):
+        total[where] += part[0].transpose(0, 1)
+
+
+def _part(
+    query_TAD: torch.Tensor,
+    key_TAD: torch.Tensor,
+    value_TAD: torch.Tensor,
+    queries: slice,
+    keys: slice,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of a stretch to a stretch, or causally to itself: [., A, D] and [., A]."""
+    q, k, v = (_heads(x) for x in (query_TAD[queries], key_TAD[keys], value_TAD[keys]))
+    out, lse = _forward_part(q, k, v, 0.0, queries == keys, scale=scale)
+    return out[0].transpose(0, 1), lse[0].t()
+
+
+def _heads(values_TAD: torch.Tensor) -> torch.Tensor:
+    return values_TAD.transpose(0, 1)[None]
+
+
+def _rows(values_TAD: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """The rows of a bucket, [R, A, S, D]."""
+    picked = values_TAD.index_select(0, bucket.places)
+    return picked.view(bucket.num_rows, -1, *values_TAD.shape[1:]).transpose(1, 2)
+
+
+def _put(target: torch.Tensor, bucket: Bucket, values_RS: torch.Tensor) -> None:
+    values = values_RS.reshape(-1, *target.shape[1:])
+    target.index_copy_(0, bucket.own_places, values.index_select(0, bucket.own_slots))
+
+
+def _merge(
+    out_TAD: torch.Tensor, lse_TA: torch.Tensor, part_TAD: torch.Tensor, part_TA: torch.Tensor
+) -> None:
+    """Takes one more part into an output and its logsumexp, in place."""
+    both_TA = torch.logaddexp(lse_TA, part_TA)
+    out_TAD.mul_(torch.exp(lse_TA - both_TA)[..., None])
+    out_TAD.addcmul_(part_TAD, torch.exp(part_TA - both_TA)[..., None])
+    lse_TA.copy_(both_TA)

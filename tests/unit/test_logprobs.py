@@ -1,0 +1,109 @@
+"""The fused head: numbers and gradients of autograd on the whole matrix of logits."""
+
+import pytest
+import torch
+
+from openenv_pipe.learner import logprobs as module
+from openenv_pipe.learner.logprobs import token_logprobs
+
+ROWS, HIDDEN, VOCABULARY = 7, 5, 23
+
+
+@pytest.fixture(params=["all kept", "some kept", "none kept"])
+def chunks(request, monkeypatch):
+    """Stretches of four ids, of which all, some or none are kept for the backward pass."""
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(module, "MIN_COLUMNS", 4)
+    kept = {"all kept": 10**6, "some kept": 60, "none kept": 0}[request.param]
+    monkeypatch.setattr(module, "KEPT_ELEMENTS", kept)
+
+
+class PlusOne(torch.nn.Linear):
+    """A head that is not only a matrix."""
+
+    def forward(self, hidden):
+        return super().forward(hidden) + 1.0
+
+
+def by_autograd(hidden, targets, head, temperature):
+    logprobs = torch.log_softmax(head(hidden) / temperature, dim=-1)
+    entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], entropy
+
+
+def numbers_and_gradients(found, given):
+    logprobs, entropies = found
+    weights = torch.linspace(-1.0, 2.0, ROWS)
+    total = (logprobs * weights).sum()
+    if entropies.requires_grad:
+        total = total + (entropies * weights.flip(0)).sum()
+    return [logprobs, entropies, *torch.autograd.grad(total, given)]
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, PlusOne])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_numbers_and_gradients_are_autograds(chunks, kind, bias, temperature, entropy_gradient):
+    torch.manual_seed(0)
+    head = kind(HIDDEN, VOCABULARY, bias=bias)
+    hidden = torch.randn(ROWS, HIDDEN, requires_grad=True)
+    targets = torch.tensor([0, 3, 4, 22, 11, 11, 19])
+    given = [hidden, *head.parameters()]
+    found = token_logprobs(
+        hidden,
+        targets,
+        head=head,
+        temperature=temperature,
+        precision=torch.float32,
+        entropy_gradient=entropy_gradient,
+    )
+    assert found[1].requires_grad == entropy_gradient
+    expected = by_autograd(hidden, targets, head, temperature)
+    if not entropy_gradient:
+        expected = (expected[0], expected[1].detach())
+    for seen, value in zip(
+        numbers_and_gradients(found, given), numbers_and_gradients(expected, given), strict=True
+    ):
+        assert torch.allclose(seen, value, atol=1e-5)
+
+
+def test_no_stretch_is_larger_than_its_bound(monkeypatch):
+    """Memory does not grow with the vocabulary."""
+    sizes = []
+    take_in = module._take_in
+    monkeypatch.setattr(
+        module,
+        "_take_in",
+        lambda logits, *sums: sizes.append(logits.numel()) or take_in(logits, *sums),
+    )
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 2000)
+    monkeypatch.setattr(module, "MIN_COLUMNS", 2)
+    head = torch.nn.Linear(HIDDEN, 5000)
+    token_logprobs(
+        torch.randn(ROWS, HIDDEN),
+        torch.zeros(ROWS, dtype=torch.int64),
+        head=head,
+        temperature=1.0,
+        precision=torch.float32,
+        entropy_gradient=False,
+    )
+    assert max(sizes) <= 2000
+    assert sum(sizes) == ROWS * 5000
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_frozen_head_gets_no_gradient(requires_grad):
+    head = torch.nn.Linear(HIDDEN, VOCABULARY).requires_grad_(requires_grad)
+    hidden = torch.randn(ROWS, HIDDEN, requires_grad=True)
+    logprobs, _ = token_logprobs(
+        hidden,
+        torch.zeros(ROWS, dtype=torch.int64),
+        head=head,
+        temperature=1.0,
+        precision=torch.float32,
+        entropy_gradient=False,
+    )
+    logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert (head.weight.grad is not None) == requires_grad

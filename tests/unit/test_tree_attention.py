@@ -1,0 +1,85 @@
+"""Attention over packed rows against a plain mask. Trap numbers: tests/README.md."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openenv_pipe.grpo.tries import flat, merged
+from openenv_pipe.learner import tree_attention as module
+from openenv_pipe.learner.flex_attention import rule
+from openenv_pipe.learner.tree_attention import plan_attention, tree_attention
+
+CPU = torch.device("cpu")
+HEADS, HEAD_SIZE = 2, 8
+
+
+def random_rows(draw):
+    """Rows that begin alike, of a few ids, so that there are branches at every depth."""
+    base = [draw.randrange(3) for _ in range(draw.randrange(1, 30))]
+    return [
+        np.array(
+            base[: draw.randrange(len(base) + 1)]
+            + [draw.randrange(3) for _ in range(draw.randrange(1, 12))]
+        )
+        for _ in range(draw.randrange(1, 8))
+    ]
+
+
+def visible(nodes):
+    """The mask [T, T] that FlexAttention is given on a GPU."""
+    places = torch.arange(nodes[-1].end)
+    return rule(nodes, CPU)(0, 0, places[:, None], places[None])
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32), min_block=st.sampled_from([1, 3, 1000]), share=st.booleans())
+def test_output_and_gradients_are_those_of_a_mask(seed, min_block, share):
+    """Traps 10 and 25: also for blocks of one token and for rows without any."""
+    draw = random.Random(seed)
+    trie = (merged if share else flat)(random_rows(draw))
+    torch.manual_seed(seed)
+    shape = (1, HEADS, len(trie.token_ids), HEAD_SIZE)
+    given = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *given, attn_mask=visible(trie.nodes), scale=0.3
+    ).transpose(1, 2)
+    upstream = torch.randn_like(expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MIN_BLOCK", min_block)
+        plan = plan_attention(trie.nodes)
+    output = tree_attention(*given, plan, 0.3)
+    assert torch.allclose(output, expected, atol=1e-5)
+    for seen, value in zip(
+        torch.autograd.grad(output, given, upstream),
+        torch.autograd.grad(expected, given, upstream),
+        strict=True,
+    ):
+        assert torch.allclose(seen, value, atol=1e-4)
+
+
+def test_a_token_sees_its_ancestors_and_itself():
+    """The rule for GPUs, by hand: rows 1 2 3, 1 2 4 5 and 6."""
+    trie = merged([np.array(row) for row in ([1, 2, 3], [1, 2, 4, 5], [6])])
+    assert trie.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert visible(trie.nodes).int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0],
+        [1, 1, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+
+
+def test_a_long_shared_stretch_is_a_block_and_what_hangs_below_it_are_rows():
+    prompt = list(range(module.MIN_BLOCK))
+    rows = [np.array([*prompt, *[100 + member] * 10]) for member in range(4)]
+    plan = plan_attention(merged(rows).nodes)
+    assert [(block.start, block.end) for block in plan.blocks] == [(0, module.MIN_BLOCK)]
+    (bucket,) = plan.buckets
+    assert bucket.num_rows == 4
+    assert len(bucket.places) == 40
