@@ -62,6 +62,11 @@ def step_advantages(
     ]
 
 
+def has_signal(group: Group, *, discount: float) -> bool:
+    """True if members of the group have different advantages."""
+    return step_advantages([group], baseline="group", scale="none", discount=discount) != [None]
+
+
 def _by_member(
     episodes: Sequence[Episode], advantages_G: Values, *, by_turn: bool
 ) -> dict[int, list[float]] | None:

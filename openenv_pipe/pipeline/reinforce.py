@@ -91,6 +91,7 @@ class ReinforceStage:
         if samples:
             metrics |= await self._bench.compute(self._learner.update, samples, step)
             await self._source.publish(step)
+        metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
         metrics |= await self._source.metrics()
         self.step = step
         self.in_step = False

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.assembly import Parts
+from openenv_pipe.grpo.advantages import has_signal
 from openenv_pipe.runs.files import read_json, write_json
 from openenv_pipe.tasks import build_order
 from openenv_pipe.types import Group
@@ -49,13 +50,18 @@ class GroupSource(Protocol):
 
 
 class PlayedGroups:
-    """The policy plays each step's groups when the step begins: on policy."""
+    """The policy plays each step's groups when the step begins: on policy.
+
+    Dynamic sampling (DAPO, arXiv:2503.14476): with `max_sampling_rounds` above 1, groups without a
+    signal are followed by as many of further tasks, until enough have one or the rounds are over.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._config = parts.config
         tasks = parts.config.env.tasks
         self._order = build_order(tasks.order, parts.tasks.train, parts.config.seed)
+        self._num_taken: int | None = None  # of the order; None: as many as without rounds
 
     async def demonstrations(self) -> list[Group]:
         warm_start = self._config.trainer.warm_start
@@ -70,12 +76,28 @@ class PlayedGroups:
 
     async def groups(self, step: int) -> list[Group]:
         trainer = self._config.trainer
+        wanted, discount = trainer.tasks_per_step, trainer.advantage.discount
+        if self._num_taken is None:
+            self._num_taken = (step - 1) * wanted
+        found = await self._play(f"step {step}", wanted)
+        for number in range(2, trainer.max_sampling_rounds + 1):
+            missing = wanted - sum(has_signal(group, discount=discount) for group in found)
+            if missing == 0:
+                break
+            found += await self._play(f"step {step} round {number}", missing)
+        return found
+
+    async def _play(self, label: str, count: int) -> list[Group]:
+        """Groups of the order's next tasks."""
+        assert self._num_taken is not None
+        trainer = self._config.trainer
         groups = await self._parts.collect(
-            self._order.take((step - 1) * trainer.tasks_per_step, trainer.tasks_per_step),
+            self._order.take(self._num_taken, count),
             group_size=trainer.group_size,
             temperature=trainer.temperature,
-            label=f"step {step}",
+            label=label,
         )
+        self._num_taken += count
         self._order.record(groups)
         return groups
 
@@ -86,11 +108,14 @@ class PlayedGroups:
         return await self._parts.engine.metrics()
 
     def save(self, folder: Path) -> None:
-        write_json(folder / ORDER, self._order.state())
+        state = {"num_taken": self._num_taken, "order": self._order.state()}
+        write_json(folder / ORDER, state)
 
     def load(self, folder: Path) -> None:
         if (folder / ORDER).exists():
-            self._order.restore(read_json(folder / ORDER))
+            state = read_json(folder / ORDER)
+            self._num_taken = state["num_taken"]
+            self._order.restore(state["order"])
 
     async def close(self) -> None:
         """Nothing is under way between two steps."""

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from openenv_pipe.types import Group
+from openenv_pipe.types import Finish, Group
 
 
 def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
     """Counts and means over the scored episodes; a failed one is counted and left out.
 
-    `reply/tokens_mean` is in tokens a turn, `turns/mean` in turns an episode. Means are absent
-    where no episode was scored.
+    `reply/tokens_mean` is in tokens a turn, `turns/mean` in turns an episode. Means and extremes
+    are absent where no episode was scored.
     """
     everyone = [episode for group in groups for episode in group.episodes]
     scored = [episode for group in groups for episode in group.scored]
@@ -23,12 +23,17 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
     if not scored:
         return metrics
     rewards = [episode.reward for episode in scored]
-    num_turns = sum(len(episode.turns) for episode in scored)
+    lengths = [episode.num_tokens for episode in scored]
+    replies = [turn for episode in scored for turn in episode.turns]
+    num_turns = len(replies)
     metrics |= {
         "reward/mean": fmean(rewards),
         "reward/std": pstdev(rewards),
         "success/rate": fmean(episode.success for episode in scored),
         "turns/mean": num_turns / len(scored),
+        "episodes/tokens_mean": fmean(lengths),
+        "episodes/tokens_max": max(lengths),
+        "reply/truncated": sum(turn.finish is Finish.LENGTH for turn in replies),
         "reply/tokens_mean": sum(e.num_completion_tokens for e in scored) / max(1, num_turns),
     }
     for name in scored[0].reward_terms:

@@ -77,6 +77,9 @@ class TrainerConfig(Block):
     steps: NonNegativeInt
     tasks_per_step: PositiveInt
     group_size: Annotated[int, Field(ge=2)]
+    max_sampling_rounds: PositiveInt = Field(
+        description="above 1, further rounds replace groups without a signal: dynamic sampling"
+    )
     temperature: PositiveFloat
     updates_per_step: PositiveInt = Field(description="optimizer steps on each step's samples")
     tokens_per_batch: PositiveInt = Field(
@@ -87,3 +90,13 @@ class TrainerConfig(Block):
     loss: LossConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
+
+    @model_validator(mode="after")
+    def _groups_have_their_own_signal(self) -> "TrainerConfig":
+        if self.max_sampling_rounds > 1 and self.advantage.baseline == "batch":
+            raise ValueError(
+                f"max_sampling_rounds={self.max_sampling_rounds} with advantage.baseline=batch: "
+                "rounds replace groups in which all earned the same, which have a signal where "
+                "they are compared with all others; set max_sampling_rounds=1"
+            )
+        return self
