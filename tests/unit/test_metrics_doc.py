@@ -1,0 +1,42 @@
+"""docs/metrics.md lists every name that a step may have."""
+
+import re
+from pathlib import Path
+
+from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
+
+from openenv_pipe.engines.vllm.server_metrics import COUNTERS, GAUGES
+from openenv_pipe.learner.learner import Learner
+from openenv_pipe.rollout.summary import summarise_groups
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def documented() -> set[str]:
+    """The names in the first column of its tables."""
+    rows = re.findall(r"^\| (`[^|]*) \|", PAGE.read_text(), re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+async def test_what_a_step_says_is_documented():
+    policy = tiny_policy(ends=True)
+    groups = await collect(policy)
+    for episode in all_episodes(groups):
+        episode.reward_terms = {"env": episode.reward}
+    changes = {
+        "trainer.loss.correction": {"type": "mask", "low": 0.5, "high": 2.0},
+        "trainer.loss.entropy_coef": 0.1,
+        "trainer.loss.kl": {"coef": 0.1, "estimator": "k3", "importance_weights": True},
+    }
+    learner = Learner(policy, run_config(changes).trainer, max_episode_tokens=120, seed=0)
+    samples = [plain_sample(episode) for episode in all_episodes(groups)]
+    names = set(summarise_groups(groups)) | set(learner.update(samples, step=1))
+    assert names - {"reward/env"} <= documented()
+    assert "reward/NAME" in documented()
+    assert set(GAUGES) | set(COUNTERS) <= documented()
+
+
+def test_no_name_is_listed_twice():
+    rows = re.findall(r"^\| (`[^|]*) \|", PAGE.read_text(), re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(names) == len(set(names)) > 40
