@@ -39,11 +39,12 @@ async def _step(bench: Bench, session: Session) -> tuple[Result, str]:
         return Result.OK, f"{len(play.actions)} random actions answered, reward {play.reward:.3g}"
     what = f"{len(play.refusals)} of {len(play.refusals) + len(play.actions)} actions were refused"
     worst = next((each for each in play.refusals if each.code == "EXECUTION_ERROR"), None)
-    if worst is None:
+    if worst is None or bench.env.step_exception == "unusable":
         return Result.OK, f"{what}, as unusable replies are: {play.refusals[0]!s:.200}"
     return Result.WARN, (
         f"{what} by an exception, which ends an episode of a run as failed; answer what cannot "
-        f"be used with an observation: {worst!s:.200}"
+        "be used with an observation, or, where it is the action that is wrong, set "
+        f"env.step_exception=unusable: {worst!s:.200}"
     )
 
 

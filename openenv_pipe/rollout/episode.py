@@ -161,6 +161,7 @@ class Player:
         try:
             return await session.step(action, self._env.step_timeout_s)
         except StepRefusedError as error:
-            if error.code == "VALIDATION_ERROR":
+            is_reply = error.code == "EXECUTION_ERROR" and self._env.step_exception == "unusable"
+            if is_reply or error.code == "VALIDATION_ERROR":
                 raise UnusableReply(str(error)) from None
             raise

@@ -236,6 +236,19 @@ async def test_an_action_that_the_environment_finds_invalid_goes_back_too():
         assert episode.turns[1].unusable is None
 
 
+async def test_an_exception_of_a_step_may_be_the_models_mistake():
+    def fragile(seed, number, action):
+        if number == 1:
+            raise StepRefusedError("EXECUTION_ERROR", "7 is not a valid Action")
+        return play(seed, number, action)
+
+    config = run_config({"env.step_exception": "unusable"})
+    for episode in await collect_scripted("a", host=FakeHost(fragile), config=config):
+        assert episode.status is Status.DONE
+        assert "7 is not a valid Action" in episode.turns[0].unusable
+        assert "7 is not a valid Action" in CHAT.reply_text(episode.turns[1].prompt_ids)
+
+
 ERRORS = [
     StepRefusedError("EXECUTION_ERROR", "division by zero"),
     SessionClosedError("server died"),

@@ -1,5 +1,7 @@
 """`env`: the environment, how to talk to it, and its tasks."""
 
+from typing import Literal
+
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from openenv_pipe.config.schema.adapter import AdapterConfig
@@ -18,6 +20,10 @@ class EnvConfig(Block):
     variables: dict[str, Text] = Field(description="environment variables of the server")
     reset_timeout_s: PositiveFloat
     step_timeout_s: PositiveFloat
+    step_exception: Literal["failed", "unusable"] = Field(
+        description="what a step is that raises on the server: the end of the episode, as failed, "
+        "or a mistake of the model's, which is told and costs a turn"
+    )
     max_message_mb: PositiveInt
     max_turns: PositiveInt
     max_reply_tokens: PositiveInt
