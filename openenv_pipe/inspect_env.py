@@ -9,6 +9,9 @@ import asyncio
 import contextlib
 import re
 import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,24 @@ from openenv_pipe.adapters.schema_text import Schema, resolved, schema_text
 from openenv_pipe.config.compose import compose_env
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
 from openenv_pipe.description import Description, describe
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, ServerFullError, SessionError
+from openenv_pipe.hosts.base import Host
 from openenv_pipe.resources import env_dirs, find_env, short_path
-from openenv_pipe.targets import Target, one_server
+from openenv_pipe.runs.hidden import MARK, hide_in_config, known_secrets
+from openenv_pipe.targets import NO_BLOCK, Target, one_server, open_session
 
 OWN_FIELDS = ("done", "reward", "metadata")  # of every observation
 TOOL_FIELDS = {"type", "tool_name", "arguments"}  # of an action that calls a tool
+START_KEYS = (
+    *("package", "python", "command", "variables"),
+    *("reset_timeout_s", "step_timeout_s", "max_message_mb"),
+)
+ONE_SESSION = (
+    "A server has one session. Episodes are played side by side by several servers:\n"
+    "host.sessions_per_server=1 host.num_servers=4"
+)
+SLOT_LIMIT_S = 2.0  # to free the slot of a session that was closed
+SLOT_POLL_S = 0.1
 TOOL_SYSTEM = "Use the tools to do what you are asked."
 
 
@@ -36,8 +51,10 @@ def inspect_environment(target: Target, output: Path | None) -> str:
     """
     if output is not None and output.exists():
         raise ConfigError(f"{output} exists; name another file, or remove it")
-    description = asyncio.run(_ask(target.serving))
-    text = env_block(description, target.serving.env)
+    serving = target.serving
+    description, has_one_session = asyncio.run(_ask(serving))
+    notes = [_where(serving), ONE_SESSION if has_one_session else ""]
+    text = env_block(description, serving.env, notes)
     _check(text, description)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -45,21 +62,19 @@ def inspect_environment(target: Target, output: Path | None) -> str:
     return text
 
 
-def env_block(description: Description, env: EnvConfig) -> str:
+def env_block(description: Description, env: EnvConfig, notes: Sequence[str] = ()) -> str:
     """A file for `conf/env/`, with a comment on each value that is a guess.
 
-    Of `env` is taken what starts the server.
+    Of `env` is taken what starts the server; values that are secrets are left in the environment
+    variables that they come from.
     """
     kind, adapter = adapter_block(description)
     override = "" if kind == "text" else f"  - override adapter: {kind}\n"
     form = schema_text(without_metadata(description.action))
-    story = f"{description.text}\nIts action:\n{form}" if kind != "tool" else description.text
+    parts = [description.text, f"Its action:\n{form}" if kind != "tool" else "", *notes]
+    story = "\n".join(filter(None, parts))
     name = Path(env.package).name if env.package else description.name or env.name
-    head: dict[str, Any] = {"name": re.sub(r"\W+", "_", name).lower()}
-    if env.package:
-        head["package"] = _short_package(env.package)
-    if env.command:
-        head["command"] = env.command
+    head = {"name": re.sub(r"\W+", "_", name).lower(), **_start_of(env)}
     return (
         f"{_comment(story)}defaults:\n  - base\n{override}  - _self_\n\n"
         f"{_yaml(head)}"
@@ -69,6 +84,39 @@ def env_block(description: Description, env: EnvConfig) -> str:
         "  train: {num_tasks: 1000}\n"
         "  eval: {num_tasks: 100}\n"
     )
+
+
+def _start_of(env: EnvConfig) -> dict[str, Any]:
+    """The keys of the server's start that are not as in `conf/env/base.yaml`."""
+    usual = compose_env([*NO_BLOCK, "env.name=usual"]).env
+    values = env.model_dump(include=set(START_KEYS))
+    if env.package:
+        values["package"] = _short_package(env.package)
+    changed = {key: values[key] for key in START_KEYS if values[key] != getattr(usual, key)}
+    return _with_references(hide_in_config(changed, known_secrets(changed)))
+
+
+def _with_references(value: Any) -> Any:
+    """Places of secrets as references to environment variables of their names."""
+    if isinstance(value, dict):
+        return {key: _with_references(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_references(item) for item in value]
+    return MARK.sub(r"${oc.env:\1}", value) if isinstance(value, str) else value
+
+
+def _where(serving: ServingConfig) -> str:
+    """What a training has to say beside the block, where the block does not start the server."""
+    host = serving.host
+    match host.type:
+        case "attach":
+            return f"To use it where it runs: host=attach 'host.urls=[{','.join(host.urls)}]'"
+        case "docker" if host.image:
+            port = f" host.container_port={host.container_port}" if host.container_port else ""
+            return f"To start it: host=docker host.image={host.image}{port}"
+        case "kubernetes":
+            return f"To start it: host=kubernetes host.image={host.image}"
+    return ""
 
 
 def adapter_block(description: Description) -> tuple[str, dict[str, Any]]:
@@ -98,7 +146,7 @@ def _pattern(schema: Schema) -> str | None:
         return None
     if "enum" in field:
         return rf"\b(?P<{name}>{'|'.join(map(re.escape, field['enum']))})\b"
-    return rf"(?s)(?P<{name}>\S.*)"
+    return rf"(?s)(?P<{name}>\S(?:.*\S)?)"
 
 
 def _template(observation: Schema) -> str:
@@ -118,10 +166,31 @@ def _short_package(package: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
-async def _ask(serving: ServingConfig) -> Description:
-    """Starts one server for a moment, where it is not running yet."""
-    async with one_server(serving) as host:
-        return await describe(host.urls[0], host.access)
+async def _ask(serving: ServingConfig) -> tuple[Description, bool]:
+    """Starts one server for a moment, where it is not running yet. True: it has one session."""
+    async with one_server(serving, num_sessions=serving.host.sessions_per_server) as host:
+        description = await describe(host.urls[0], host.access)
+        return description, await _has_one_session(serving.env, host)
+
+
+async def _has_one_session(env: EnvConfig, host: Host) -> bool:
+    """True if a second session is refused beside the first. A failure of another kind is not
+    told here: `env check` looks into it."""
+    deadline_s = time.monotonic() + SLOT_LIMIT_S
+    async with AsyncExitStack() as opened:
+        for _ in range(2):
+            while True:
+                try:
+                    session = await open_session(env, host)
+                    break
+                except ServerFullError:  # perhaps with the session that the start has closed
+                    if time.monotonic() > deadline_s:
+                        return True
+                except SessionError:
+                    return False
+                await asyncio.sleep(SLOT_POLL_S)
+            opened.push_async_callback(session.close)
+    return False
 
 
 def _check(text: str, description: Description) -> None:

@@ -10,10 +10,11 @@ from typing import Literal
 
 from openenv_pipe.config.compose import compose, compose_env
 from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskServer
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, HostError, StepRefusedError
 from openenv_pipe.hosts import build_host
 from openenv_pipe.hosts.base import Host
 from openenv_pipe.resources import did_you_mean, find_env, group_options
+from openenv_pipe.session import Session
 from openenv_pipe.tasks import TaskSet, read_known_sets
 from openenv_pipe.tasks.server import server_rows
 from openenv_pipe.tasks.sets import ListedRows
@@ -37,7 +38,8 @@ class Target:
 
 
 def find_target(name: str, overrides: Sequence[str]) -> Target:
-    """The block `env=name`, an experiment `conf=...`, a package's folder or a server's URL.
+    """The block `env=name`, an experiment `conf=...`, a package's folder, a server's URL, or an
+    image with its tag or digest.
 
     Raises ConfigError.
     """
@@ -67,7 +69,7 @@ def _overrides(name: str) -> list[str]:
         raise ConfigError(
             f"{name!r} is no environment; there are {', '.join(blocks)}"
             f"{did_you_mean(name, blocks)}; or give conf=NAME, the folder of a package such as "
-            "./my_env, or the URL of a server"
+            "./my_env, the URL of a server, or an image with its tag, such as my_env:latest"
         )
     return [f"env={name}"]
 
@@ -80,6 +82,24 @@ async def open_tasks(env: EnvConfig, split: Literal["train", "eval"], host: Host
     config: TaskServer = getattr(env.tasks, split)
     rows = await server_rows(host.urls[0], host.access, config.split, f"env.tasks.{split}")
     return ListedRows(split, config, rows, f"split {config.split!r} of the server")
+
+
+async def open_session(env: EnvConfig, host: Host) -> Session:
+    """A session beside the host's pool, which the server has accepted. Raises SessionError."""
+    session = await Session.connect(
+        host.urls[0],
+        timeout_s=env.reset_timeout_s,
+        max_message_mb=env.max_message_mb,
+        access=host.access,
+    )
+    try:
+        await session.state(env.reset_timeout_s)
+    except StepRefusedError:
+        pass  # an environment without a state before reset; it exists, which is the question
+    except BaseException:
+        await session.close()
+        raise
+    return session
 
 
 @asynccontextmanager
@@ -106,5 +126,10 @@ async def one_server(
             async with host.session() as session:
                 await session.close()
             yield host
+        except HostError as error:
+            if error.log is None:
+                raise
+            told = str(error).replace(f" (log: {error.log})", "")  # where nothing will be
+            raise HostError(told) from error
         finally:
             await host.close()

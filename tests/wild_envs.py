@@ -1,8 +1,12 @@
-"""Two environments of kinds that are met in the wild, written to a folder as packages of OpenEnv.
+"""Environments of kinds that are met in the wild, written to a folder as packages of OpenEnv.
 
 `market`: an action of several fields, with an enum, numbers and a list. `vault`: MCP tools.
+`island`: as its container starts it: modules import each other from inside the package, one of
+them has the name of a library's, the manifest is of the older form, without `app` and `port`. It
+has one session, needs a variable, and raises where a move is none.
 """
 
+import sys
 from pathlib import Path
 
 MANIFEST = (
@@ -110,6 +114,82 @@ app = create_app(
     Vault, CallToolAction, CallToolObservation, env_name="vault", max_concurrent_envs=16
 )
 '''
+
+
+ISLAND = {
+    "openenv.yaml": """name: island
+version: "0.1.0"
+description: Walk to the east coast
+action: Move
+observation: Spot
+""",
+    "types.py": """raise RuntimeError("this is no library")
+""",
+    "models.py": """from openenv.core.env_server.types import Action, Observation
+
+
+class Move(Action):
+    direction: str
+
+
+class Spot(Observation):
+    place: str = ""
+    seen_from: list[dict[str, str | None]] = []
+""",
+    "server/app.py": '''import os
+
+from models import Move, Spot
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import State
+
+COASTS = ["west coast", "middle", "east coast"]
+PYTHON = os.environ.get("ISLAND_PYTHON", "")
+
+
+class Island(Environment[Move, Spot, State]):
+    """Reward 1 on the east coast."""
+
+    def __init__(self):
+        super().__init__()
+        if os.environ["ISLAND_NAME"] == "Atlantis":
+            print("the island has sunk")
+            raise RuntimeError
+
+    def reset(self, seed=None, episode_id=None, **_):
+        self._at, self._state = 0, State()
+        return Spot(place=os.environ["ISLAND_NAME"], seen_from=[{"tower": PYTHON, "sea": None}])
+
+    def step(self, action, timeout_s=None, **_):
+        self._at += {"east": 1, "west": -1}[action.direction]
+        done = COASTS[self._at] == "east coast"
+        return Spot(place=COASTS[self._at], reward=float(done), done=done)
+
+    @property
+    def state(self):
+        return self._state
+
+
+app = create_app(Island, Move, Spot, env_name="island")
+''',
+}
+
+
+def write_island(folder: Path) -> Path:
+    """`folder`/island. The package's folder."""
+    for name, text in ISLAND.items():
+        path = folder / "island" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "island"
+
+
+def write_python(folder: Path) -> Path:
+    """Another Python's executable, which tells the environments that it runs of itself."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nISLAND_PYTHON=other exec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 def write_packages(folder: Path) -> None:

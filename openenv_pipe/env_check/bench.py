@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from openenv_pipe.config.schema import EnvConfig
-from openenv_pipe.errors import ServerFullError, StepRefusedError
+from openenv_pipe.errors import ServerFullError
 from openenv_pipe.hosts.base import Host
 from openenv_pipe.plays import Chooser, Play, begin, play_on
 from openenv_pipe.session import Session
+from openenv_pipe.targets import open_session
 from openenv_pipe.tasks import TaskSet
 from openenv_pipe.types import Task
 
@@ -47,20 +48,7 @@ class Bench:
 
     async def open(self) -> Session:
         """A session that the server has accepted. Raises SessionError."""
-        session = await Session.connect(
-            self.host.urls[0],
-            timeout_s=self.env.reset_timeout_s,
-            max_message_mb=self.env.max_message_mb,
-            access=self.host.access,
-        )
-        try:
-            await session.state(self.env.reset_timeout_s)
-        except StepRefusedError:
-            pass  # an environment without a state before reset; it exists, which is the question
-        except BaseException:
-            await session.close()
-            raise
-        return session
+        return await open_session(self.env, self.host)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:

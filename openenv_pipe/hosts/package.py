@@ -10,6 +10,7 @@ import yaml
 from openenv_pipe.errors import ConfigError
 
 NOT_CODE = ("__pycache__", ".git", ".venv", "build")
+USUAL_APP = "server.app:app"  # of OpenEnv's layout; its older manifests do not say it
 
 
 def manifest(package: Path) -> dict[str, Any]:
@@ -27,12 +28,21 @@ def manifest(package: Path) -> dict[str, Any]:
 
 
 def manifest_app(package: Path) -> str:
-    """`app` of the package's openenv.yaml, e.g. 'server.app:app'. Raises ConfigError."""
+    """Where the package has its app, e.g. 'server.app:app': `app` of its openenv.yaml.
+
+    Also if that is given as from a folder above ('envs.my_env.server.app:app'), and where it is
+    left out. Raises ConfigError.
+    """
     app = manifest(package).get("app")
+    if app is None and (package / "server" / "app.py").is_file():
+        return USUAL_APP
     if not isinstance(app, str) or ":" not in app:
         raise ConfigError(
-            f"{package / 'openenv.yaml'}: app is {app!r}, expected a text like 'server.app:app'"
+            f"{package / 'openenv.yaml'}: app is {app!r}, expected a text like {USUAL_APP!r}"
         )
+    first = package / app.partition(".")[0].partition(":")[0]
+    if not first.exists() and not first.with_suffix(".py").exists():
+        return app.rpartition(f"{package.name}.")[2]
     return app
 
 

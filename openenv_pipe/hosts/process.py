@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 ADDRESS = "127.0.0.1"
 POLL_S = 0.05
 NUM_PORTS_TO_TRY = 4  # a free port can be taken between our look and the server's bind
+# A package's modules import each other from above it, or, as in its container, from inside it. Its
+# folder comes last, so that its `types.py` or `client.py` hides nothing.
+RUN = "import sys, uvicorn; sys.path.append(sys.argv.pop(1)); uvicorn.main()"
 NEVER_S = 86_400  # pings of the server: our event loop may be blocked longer than its defaults
 CREDENTIAL = re.compile(
     r"(^|_)(TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
@@ -145,11 +149,24 @@ def server_command(env: "EnvConfig") -> list[str]:
         raise ConfigError(f"env {env.name!r} has neither env.package nor env.command; set one")
     package = find_env(env.package)
     return [
-        *(sys.executable, "-m", "uvicorn", f"{package.name}.{manifest_app(package)}"),
+        *(_interpreter(env), "-c", RUN, str(package), f"{package.name}.{manifest_app(package)}"),
         *("--host", "{host}", "--port", "{port}", "--log-level", "warning"),
         *("--ws-per-message-deflate", "false", "--ws-max-size", str(env.max_message_mb * 2**20)),
         *("--ws-ping-interval", str(NEVER_S), "--ws-ping-timeout", str(NEVER_S)),
     ]
+
+
+def _interpreter(env: "EnvConfig") -> str:
+    """The Python that has what the package needs. Raises ConfigError."""
+    if env.python is None:
+        return sys.executable
+    found = shutil.which(Path(env.python).expanduser())
+    if found is None:
+        raise ConfigError(
+            f"env.python={env.python!r} is not a program here; expected the Python of an "
+            "environment with the package's requirements, such as ./my_env/.venv/bin/python"
+        )
+    return str(Path(found).absolute())  # not resolved: a link is how an environment is told apart
 
 
 def filled_in(part: str, values: Mapping[str, str]) -> str:

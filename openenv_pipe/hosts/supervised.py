@@ -56,11 +56,18 @@ class SupervisedHost:
             await side_by_side(server.start() for server in self._servers)
             for server in self._servers:
                 self._pool.add(server.url)
-            await self._pool.open_all()
+            await self._open_all()
         except BaseException:
             await self.close()
             raise
         self._watchers = [asyncio.create_task(self._watch(server)) for server in self._servers]
+
+    async def _open_all(self) -> None:
+        """All sessions. Why a server cannot make its environment, it may have said in its log."""
+        try:
+            await self._pool.open_all()
+        except HostError as error:
+            raise HostError(str(error), self._servers[0].log) from error
 
     def session(self) -> AbstractAsyncContextManager[Session]:
         return self._pool.lend()

@@ -114,6 +114,7 @@ def settings(**values):
     env = {
         "name": "parrot",
         "package": None,
+        "python": None,
         "command": None,
         "variables": {},
         "reset_timeout_s": 10.0,

@@ -5,14 +5,15 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from test_train import SMALL, run
-from wild_envs import write_packages
+from wild_envs import write_island, write_packages, write_python
 
 from openenv_pipe.adapters import adapter_for
 from openenv_pipe.chat import ChatFormat
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.hosts.process import ProcessHost
 from openenv_pipe.inspect_env import inspect_environment
 from openenv_pipe.learner.tiny import build_tokenizer
@@ -38,6 +39,18 @@ def folder(tmp_path_factory) -> Path:
         for name in ("market", "vault"):
             target = find_target(f"./envs/{name}", [])
             inspect_environment(target, Path(f"conf/env/{name}.yaml"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def island(tmp_path_factory) -> Path:
+    """The env block that `env inspect` writes for a package from elsewhere, with its start."""
+    folder = tmp_path_factory.mktemp("archipelago")
+    package, python = write_island(folder / "elsewhere"), write_python(folder)
+    start = [f"env.python={python}", "+env.variables.ISLAND_NAME=Sark", "env.reset_timeout_s=20"]
+    with contextlib.chdir(folder):
+        path = Path("conf/env/island.yaml")
+        inspect_environment(find_target(str(package), start), path)
     return folder
 
 
@@ -127,3 +140,42 @@ def test_a_file_that_is_there_is_not_written_over(folder, monkeypatch):
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=r"market\.yaml exists"):
         inspect_environment(find_target("market", []), Path("conf/env/market.yaml"))
+
+
+def test_the_block_has_all_that_starts_the_server(island):
+    text = (island / "conf/env/island.yaml").read_text()
+    assert "# A server has one session." in text
+    values = yaml.safe_load(text)
+    assert values["package"] == "./elsewhere/island"
+    assert values["python"] == str(island / "python")
+    assert values["variables"] == {"ISLAND_NAME": "Sark"}
+    assert values["reset_timeout_s"] == 20.0
+    assert "step_timeout_s" not in values
+
+
+async def test_a_walk_on_the_island(island, monkeypatch):
+    monkeypatch.chdir(island)
+    replies = ["north\n", "east\n", "east\n"]
+    episode, text = await play("island", replies, "env.step_exception=unusable")
+    assert (episode.status, episode.error) == (Status.DONE, None)
+    assert [len(turn.steps) for turn in episode.turns] == [0, 1, 1]
+    assert "EXECUTION_ERROR: 'north'" in episode.turns[0].unusable
+    assert episode.turns[1].steps[0].action == {"direction": "east"}
+    assert "place: Sark\nseen_from: [{'tower': 'other', 'sea': None}]" in text
+    failed, _ = await play("island", replies)
+    assert failed.status is Status.ERROR
+
+
+def test_a_python_that_is_none_is_explained(island, monkeypatch):
+    monkeypatch.chdir(island)
+    with pytest.raises(ConfigError, match=r"env\.python='\./nothing' is not a program here"):
+        inspect_environment(find_target("island", ["env.python=./nothing"]), None)
+
+
+def test_an_environment_that_cannot_be_made_shows_its_log(island, monkeypatch):
+    monkeypatch.chdir(island)
+    sunk = find_target("island", ["env.variables.ISLAND_NAME=Atlantis"])
+    with pytest.raises(HostError, match="FACTORY_ERROR") as caught:
+        inspect_environment(sunk, None)
+    assert "the island has sunk" in str(caught.value)
+    assert "log:" not in str(caught.value)  # of a folder that is gone

@@ -25,7 +25,7 @@ def description(fields, **keys):
 @pytest.mark.parametrize(
     ("fields", "kind", "pattern"),
     [
-        ({"text": {"type": "string"}}, "text", r"(?s)(?P<text>\S.*)"),
+        ({"text": {"type": "string"}}, "text", r"(?s)(?P<text>\S(?:.*\S)?)"),
         ({"move": {"$ref": "#/$defs/Move"}}, "text", r"\b(?P<move>a|b\.c)\b"),
         ({"amount": {"type": "integer"}}, "json", None),
         ({"text": {"type": "string"}, "amount": {"type": "integer"}}, "json", None),

@@ -16,6 +16,9 @@ class EnvConfig(Block):
     package: str | None = Field(
         description="folder of an OpenEnv package; a bare name is an envs/ one"
     )
+    python: str | None = Field(
+        description="interpreter of the package's server; null: the one that runs this program"
+    )
     command: list[str] | None = Field(description="starts the server instead; {host} and {port}")
     variables: dict[str, Text] = Field(description="environment variables of the server")
     reset_timeout_s: PositiveFloat
