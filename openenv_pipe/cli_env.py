@@ -30,7 +30,8 @@ TargetName = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="An environment by name, conf=NAME, a package's folder, or the URL of a server.",
+        help="An environment by name, conf=NAME, a package's folder, the URL of a server, or an "
+        "image of Docker with its tag.",
         autocompletion=complete_target,
     ),
 ]
@@ -61,6 +62,7 @@ def inspect(
     openenv-pipe env inspect http://127.0.0.1:8000
     openenv-pipe env inspect ./my_env --output conf/env/my_env.yaml
     openenv-pipe env inspect ./my_env host=docker
+    openenv-pipe env inspect registry.example/my_env:latest
     """
     from openenv_pipe.inspect_env import inspect_environment
     from openenv_pipe.targets import find_target

@@ -1,6 +1,7 @@
 """What a command of `openenv-pipe env` is pointed at, and one running server of it."""
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from openenv_pipe.tasks import TaskSet, read_known_sets
 from openenv_pipe.tasks.server import server_rows
 from openenv_pipe.tasks.sets import ListedRows
 
+IMAGE = re.compile(r"[^./~].*[:@][^/]+")  # with its tag or digest: `host:5000/name` has neither
 # Where there is no block: the action as JSON, and tasks that differ in their seed.
 NO_BLOCK = (
     "env=base",
@@ -61,6 +63,8 @@ def _overrides(name: str) -> list[str]:
     """What composes a target that is no override itself."""
     if "://" in name:
         return [*NO_BLOCK, "env.name=remote", "host=attach", f"host.urls=['{name}']"]
+    if IMAGE.fullmatch(name) and not Path(name).exists():
+        return [*NO_BLOCK, "env.name=image", "host=docker", f"host.image='{name}'"]
     if "/" in name or name.startswith("."):
         package = find_env(name)
         return [*NO_BLOCK, f"env.name={package.name}", f"env.package='{package}'"]

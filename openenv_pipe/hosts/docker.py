@@ -62,7 +62,7 @@ class DockerHost(SupervisedHost):
             )
         self._config = config
         self._log_dir = log_dir
-        self._port = container_port(env, config)
+        self._port = declared_port(env, config)
         self._recipe = image_recipe(env, config)
         self._containers = [
             DockerServer(env, config, index, log_dir / f"env-{index}.log")
@@ -115,7 +115,7 @@ class DockerHost(SupervisedHost):
         place = Place(
             client=self._client,
             image=self._image,
-            port=self._port,
+            port=self._port or exposed_port(self._image),
             folder=self._folder,
             labels={OWNER: owner, LOGS: str(self._log_dir.absolute())},
         )
@@ -145,20 +145,28 @@ class DockerHost(SupervisedHost):
             self._client.close()
 
 
-def container_port(env: "EnvConfig", config: "DockerHostConfig") -> int:
-    """Where the server listens inside the container. Raises ConfigError."""
-    if config.container_port is not None:
+def declared_port(env: "EnvConfig", config: "DockerHostConfig") -> int | None:
+    """Where the server listens inside the container, as the block or the package says; None if
+    neither does. Raises ConfigError.
+    """
+    if config.container_port is not None or env.package is None:
         return config.container_port
-    if env.package is None:
-        raise ConfigError(
-            f"env {env.name!r} has no env.package whose openenv.yaml could name the port; "
-            "set host.container_port"
-        )
     package = find_env(env.package)
     port = manifest(package).get("port")
-    if type(port) is not int or not 1 <= port <= 65535:
+    if port is not None and (type(port) is not int or not 1 <= port <= 65535):
         raise ConfigError(
             f"{package / 'openenv.yaml'}: port is {port!r}, expected a number such as 8000; "
             "or set host.container_port"
         )
     return port
+
+
+def exposed_port(image: Image) -> int:
+    """The one port that the image exposes. Raises ConfigError."""
+    if len(image.ports) != 1:
+        told = f"exposes {', '.join(map(str, image.ports)) or 'no port'}"
+        raise ConfigError(
+            f"image {image.name} {told}, and no openenv.yaml names the one where the environment "
+            "listens; set host.container_port, which is 8000 in most of OpenEnv's images"
+        )
+    return image.ports[0]

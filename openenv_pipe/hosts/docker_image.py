@@ -40,6 +40,7 @@ class Image:
     name: str
     id: str  # sha256:...
     start: tuple[str, ...]
+    ports: tuple[int, ...]  # of TCP, that it exposes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,9 @@ def _find(client: docker.DockerClient, name: str) -> Image | None:
         return None
     settings = image.attrs["Config"]
     start = [*(settings.get("Entrypoint") or ()), *(settings.get("Cmd") or ())]
-    return Image(name, image.id, tuple(start))
+    exposed = [port.partition("/") for port in settings.get("ExposedPorts") or ()]
+    ports = sorted(int(number) for number, _, kind in exposed if kind != "udp")
+    return Image(name, image.id, tuple(start), tuple(ports))
 
 
 async def _run_docker(recipe: Recipe, log: Path, timeout_s: float) -> None:

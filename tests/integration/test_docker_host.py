@@ -17,12 +17,15 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.errors import HostError, SessionClosedError
+from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
 from openenv_pipe.hosts.docker import DockerHost
 from openenv_pipe.hosts.docker_daemon import OWNER, owned_containers
+from openenv_pipe.hosts.docker_image import image_recipe
 from openenv_pipe.identity import ProcessId
+from openenv_pipe.inspect_env import inspect_environment
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.targets import find_target
 from tests.docker_daemon import BASE_IMAGE
 
 pytestmark = pytest.mark.docker
@@ -210,6 +213,17 @@ async def test_a_failed_build_shows_its_last_lines(tmp_path):
             pass
     assert "the compiler is missing" in str(caught.value)
     assert caught.value.log == tmp_path / "docker.log"
+
+
+def test_an_image_is_inspected_by_its_name_alone(docker_client):
+    built = find_target("wordle", [*ON_WORDLE, "host.start_timeout_s=120"])
+    inspect_environment(built, None)
+    name = image_recipe(built.serving.env, built.serving.host).name
+    text = inspect_environment(find_target(name, ["host.start_timeout_s=120"]), None)
+    assert f"# To start it: host=docker host.image={name}\n" in text
+    assert '"guess": string' in text and "(?P<guess>" in text
+    with pytest.raises(ConfigError, match=r"exposes no port, .*host\.container_port"):
+        inspect_environment(find_target(BASE_IMAGE, []), None)
 
 
 # --- dying and being left ----------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, HostError
-from openenv_pipe.hosts.docker import container_port
+from openenv_pipe.hosts.docker import declared_port, exposed_port
 from openenv_pipe.hosts.docker_container import (
     DOORWAY,
     Place,
@@ -46,7 +46,7 @@ def settings(package=None, env=None, **host):
 
 
 def options(env=None, start=("serve", "--all"), **host):
-    image = Image("parrot:1", "sha256:1", start)
+    image = Image("parrot:1", "sha256:1", start, ())
     place = Place(client=None, image=image, port=9000, folder=Path("/f"), labels={"run": "7"})
     return container_options(*settings(env=env, **host), place, Path("/f/0"))
 
@@ -87,13 +87,21 @@ def test_nothing_to_build_from_is_refused(package):
 
 
 def test_the_port_is_the_blocks_or_the_manifests(package):
-    assert container_port(*settings(package)) == 9000
-    assert container_port(*settings(package, container_port=80)) == 80
-    with pytest.raises(ConfigError, match=r"host\.container_port"):
-        container_port(*settings())
+    assert declared_port(*settings(package)) == 9000
+    assert declared_port(*settings(package, container_port=80)) == 80
+    assert declared_port(*settings()) is None
+    (package / "openenv.yaml").write_text("name: an older manifest\n")
+    assert declared_port(*settings(package)) is None
     (package / "openenv.yaml").write_text("port: http\n")
     with pytest.raises(ConfigError, match="port is 'http', expected a number"):
-        container_port(*settings(package))
+        declared_port(*settings(package))
+
+
+@pytest.mark.parametrize(("ports", "seen"), [((), "no port"), ((80, 8000), "80, 8000")])
+def test_a_port_that_nobody_names_is_the_one_that_the_image_exposes(ports, seen):
+    assert exposed_port(Image("parrot:1", "sha256:1", (), (7860,))) == 7860
+    with pytest.raises(ConfigError, match=rf"parrot:1 exposes {seen}, .*host\.container_port"):
+        exposed_port(Image("parrot:1", "sha256:1", (), ports))
 
 
 def test_the_digest_of_code_knows_no_caches(package):

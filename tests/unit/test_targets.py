@@ -34,6 +34,21 @@ def test_a_folder_and_a_url_need_no_block():
 
 
 @pytest.mark.parametrize(
+    "image", ["my_env:latest", "host:5000/team/env:1.2", "a.example/env@sha256:ab"]
+)
+def test_an_image_is_told_by_its_tag_or_its_digest(image):
+    serving = find_target(image, []).serving
+    assert (serving.host.type, serving.host.image) == ("docker", image)
+    assert serving.env.package is None
+
+
+@pytest.mark.parametrize("name", ["host:5000/team/env", "./of:me", "/of:me", "~/of:me"])
+def test_what_may_be_a_folder_is_no_image(name):
+    with pytest.raises(ConfigError, match="not a folder"):
+        find_target(name, [])
+
+
+@pytest.mark.parametrize(
     ("name", "overrides", "expected"),
     [
         ("wordel", [], "did you mean wordle"),

@@ -41,7 +41,8 @@ class DockerHostConfig(Block):
     build_args: dict[str, Text]
     build_timeout_s: PositiveFloat = Field(description="of a build or a pull")
     container_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
-        description="where the server listens; null: `port` of the package's openenv.yaml"
+        description="where the server listens; null: `port` of the package's openenv.yaml, or "
+        "else the one that the image exposes"
     )
     network: Literal["none-outbound", "bridge"] = Field(
         description="none-outbound: no way out, by a socket in; bridge: Docker's own network"
