@@ -1,4 +1,4 @@
-"""Makes the environment packages importable, and Docker usable. In CI, no skip for a package."""
+"""Makes the environment packages importable, and Docker usable. In CI, fewer skips."""
 
 import os
 import sys
@@ -9,8 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 
-# Reasons of skips that an installed package would have prevented: pytest.importorskip's, and ours.
-FOR_WANT_OF_A_PACKAGE = ("could not import", "not installed:")
+# Reasons of skips that are none in CI: pytest.importorskip's, and ours.
+UNWANTED = ("could not import", "not installed:", "broken:")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -24,10 +24,11 @@ def pytest_make_collect_report(collector):
 
 
 def _strict(node, report):
-    """With OPENENV_PIPE_CI set, what CI installs has to be there: such a skip is a failure."""
+    """With OPENENV_PIPE_CI set, what CI installs has to be there and to work: a skip for want of
+    it is a failure. What the machine lacks or forbids stays a skip, whose reason pytest prints."""
     if os.environ.get("OPENENV_PIPE_CI") and report.skipped and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped: ")
-        if reason.startswith(FOR_WANT_OF_A_PACKAGE):
+        if reason.startswith(UNWANTED):
             report.outcome = "failed"
             report.longrepr = f"{node.nodeid} is skipped in CI: {reason}"
     return report
@@ -36,11 +37,13 @@ def _strict(node, report):
 @pytest.fixture(scope="session")
 def docker_client(tmp_path_factory):
     """A client of a daemon with the base image of `docker_daemon`, or a skip with the reason."""
-    from tests.docker_daemon import NoDaemonError, docker_daemon
+    from tests.docker_daemon import BrokenDaemonError, NoDaemonError, docker_daemon
 
     with ExitStack() as stack:
         try:
             client = stack.enter_context(docker_daemon(tmp_path_factory.mktemp("docker")))
         except NoDaemonError as error:
             pytest.skip(f"no Docker daemon: {error}")
+        except BrokenDaemonError as error:
+            pytest.skip(f"broken: {error}")
         yield client

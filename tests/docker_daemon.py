@@ -7,6 +7,7 @@ environment's server needs, made once and kept in the daemon. Refused here: inst
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ PACKAGES = ("openenv>=0.10,<0.11", "uvicorn", "pip", "setuptools>=69")
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
 BUILD_LIMIT_S = 900.0
+LONGEST_QUOTE = 400  # characters of a log
 # The Dockerfiles install the environment itself; all that it needs is there already.
 SETTINGS = (
     "ENV PYTHONPATH=/opt/packages",
@@ -37,13 +39,28 @@ SETTINGS = (
 )
 
 
+# What dockerd says of a kernel, or a container around it, that lets no daemon run.
+FORBIDDEN = re.compile(
+    r"not permitted|permission denied|read-only file system|not supported|not implemented"
+    r"|no such device|iptables|nftables|cgroup",
+    re.IGNORECASE,
+)
+
+
 class NoDaemonError(Exception):
-    """Why the tests cannot use Docker here."""
+    """What this machine lacks, or forbids."""
+
+
+class BrokenDaemonError(Exception):
+    """All is here, and the machine allows it; and yet there is no daemon with the base image."""
 
 
 @contextmanager
 def docker_daemon(folder: Path) -> Iterator[docker.DockerClient]:
-    """A client of a daemon that has BASE_IMAGE. `folder` receives logs. Raises NoDaemonError."""
+    """A client of a daemon that has BASE_IMAGE. `folder` receives logs.
+
+    Raises NoDaemonError and BrokenDaemonError.
+    """
     prefer_the_cli_of_the_daemon()
     with running_daemon(folder / "dockerd.log") as client:
         if not client.images.list(BASE_IMAGE):
@@ -74,7 +91,7 @@ def running_daemon(log: Path) -> Iterator[docker.DockerClient]:
     with log.open("wb") as output:
         daemon = subprocess.Popen(["dockerd"], stdout=output, stderr=output)
     try:
-        yield _answering(daemon, log)
+        yield answering(daemon, log)
     finally:
         daemon.terminate()
         daemon.wait(STOP_LIMIT_S)
@@ -86,13 +103,17 @@ def _client() -> docker.DockerClient | None:
     return None
 
 
-def _answering(daemon: subprocess.Popen, log: Path) -> docker.DockerClient:
+def answering(daemon: subprocess.Popen, log: Path) -> docker.DockerClient:
+    """A client as soon as the daemon answers. Raises NoDaemonError and BrokenDaemonError."""
     deadline = time.monotonic() + START_LIMIT_S
     while daemon.poll() is None and time.monotonic() < deadline:
         if (client := _client()) is not None:
             return client
         time.sleep(0.2)
-    raise NoDaemonError(f"dockerd does not start here: {log.read_text()[-400:]}")
+    said = log.read_text(errors="replace")[-LONGEST_QUOTE:]
+    if daemon.poll() is not None and FORBIDDEN.search(said):
+        raise NoDaemonError(f"this machine lets no dockerd run: {said}")
+    raise BrokenDaemonError(f"dockerd does not answer: {said}")
 
 
 def make_base_image(client: docker.DockerClient, log: Path) -> None:
@@ -105,7 +126,8 @@ def make_base_image(client: docker.DockerClient, log: Path) -> None:
         def run(*command: str) -> None:
             done = subprocess.run(command, stdout=output, stderr=output, timeout=BUILD_LIMIT_S)
             if done.returncode != 0:
-                raise NoDaemonError(f"no base image: {log.read_text(errors='replace')[-400:]}")
+                said = log.read_text(errors="replace")[-LONGEST_QUOTE:]
+                raise BrokenDaemonError(f"no base image: {said}")
 
         run("debootstrap", "--variant=minbase", "--include=python3", "bookworm", str(root))
         run(

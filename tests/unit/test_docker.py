@@ -24,6 +24,7 @@ from openenv_pipe.hosts.docker_image import Image, image_recipe
 from openenv_pipe.hosts.package import code_digest
 from openenv_pipe.identity import ProcessId
 from openenv_pipe.process import free_port
+from tests.docker_daemon import BrokenDaemonError, NoDaemonError, answering
 
 
 @pytest.fixture
@@ -275,3 +276,23 @@ def test_who_connects_too_early_is_sent_away(behind_the_door):
         client.settimeout(10)
         client.connect(path)
         assert client.recv(1) == b""
+
+
+# --- the tests' own daemon ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("failed to mount overlay: operation not permitted", NoDaemonError),
+        ("iptables v1.8.9: Could not fetch rule set generation id", NoDaemonError),
+        ("process with PID 7 is still running", BrokenDaemonError),
+    ],
+)
+def test_a_daemon_that_the_machine_forbids_is_told_from_a_broken_one(tmp_path, said, error):
+    log = tmp_path / "dockerd.log"
+    log.write_text(said)
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+    ended.wait()
+    with pytest.raises(error, match=said[:20]):
+        answering(ended, log)
