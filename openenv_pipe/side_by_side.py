@@ -70,7 +70,7 @@ def evaluate_config(composed: Composed, command: Sequence[str]) -> None:
     label = config.engine.type if config.engine.type in UNTRAINED else "start"
     subject = Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
     try:
-        played = asyncio.run(_play(subject, folder.logs, with_baselines=True))
+        played = asyncio.run(_play(subject, folder.logs, with_baselines=True, is_new_run=True))
     except KeyboardInterrupt:
         folder.finish("interrupted", cause="interrupted")
         raise
@@ -154,9 +154,13 @@ class _Played:
     baselines: list[Row]
 
 
-async def _play(subject: Subject, logs: Path, *, with_baselines: bool) -> _Played:
-    """Plays and keeps what was asked for."""
+async def _play(
+    subject: Subject, logs: Path, *, with_baselines: bool, is_new_run: bool = False
+) -> _Played:
+    """Plays and keeps what was asked for; of a new run also which code and image were played."""
     async with assembled(subject.config, logs, subject.checkpoint) as parts:
+        if is_new_run:
+            subject.folder.update(**parts.host.facts())
         own = await evaluate_model(parts, subject.label, subject.step)
         for evaluation in own:
             save_evaluation(subject.folder.path, evaluation)

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from openenv_pipe.hosts.package import code_digest
+from openenv_pipe.resources import find_env
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.files import digest_of_folder
 from openenv_pipe.runs.folder import RunFolder
@@ -142,6 +144,8 @@ def test_eval_of_a_scripted_policy(tmp_path):
     report = json.loads((tmp_path / "runs/smoke/0001/eval/scripted.json").read_text())
     assert report["success"]["mean"] > 0.7
     assert "scripted" in out
+    record = json.loads((tmp_path / "runs/smoke/0001/run.json").read_text())
+    assert record["facts"]["env_code"] == code_digest(find_env("wordle"))
 
 
 def test_an_adapter_is_trained_and_loaded_again(tmp_path):
