@@ -16,7 +16,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.protocol import State
 
 from openenv_pipe.errors import (
@@ -30,6 +30,8 @@ from openenv_pipe.web import LOOPBACK, OPEN, Access
 
 CLOSE_LIMIT_S = 2.0
 LAST_LOOK_S = 0.05
+NO_SOCKET = (403, 404)  # the first from the frameworks that OpenEnv's servers are made with
+HTTP_ONLY = "so answers a server without /ws, and plain HTTP keeps no episode between requests"
 TOO_BIG = 1009  # the WebSocket close code of a message over the size limit
 REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
 WEBSOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
@@ -99,7 +101,9 @@ class Session:
         except TimeoutError:
             raise SessionTimeoutError(f"{address}: no connection within {timeout_s:g} s") from None
         except (OSError, WebSocketException) as error:
-            raise SessionClosedError(f"{address}: cannot connect: {error}") from error
+            refused = isinstance(error, InvalidStatus) and error.response.status_code in NO_SOCKET
+            hint = f"; {HTTP_ONLY}" if refused else ""
+            raise SessionClosedError(f"{address}: cannot connect: {error}{hint}") from error
         return cls(address, connection, max_message_mb)
 
     @property

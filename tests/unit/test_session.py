@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 import pytest
 from websockets.asyncio.server import serve
@@ -275,6 +276,15 @@ async def test_only_a_usable_session_with_a_live_server_is_responsive():
         session = await Session.connect(url, timeout_s=5, max_message_mb=1)
         assert not await session.is_responsive(0.05)
         await session.close()
+
+
+async def test_a_server_of_http_alone_is_told_from_one_that_is_not_there():
+    def refuse(connection, request):
+        return connection.respond(HTTPStatus.FORBIDDEN, "")
+
+    with pytest.raises(SessionClosedError, match="HTTP 403; so answers a server without /ws"):
+        async with session_with(answers(), process_request=refuse):
+            pass
 
 
 async def test_close_is_bounded_and_may_be_called_again():
