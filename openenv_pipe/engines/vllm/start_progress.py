@@ -1,4 +1,7 @@
-"""What a starting server is at, read from its log: a start takes minutes, and silence worries."""
+"""What a starting server is at, read from its log: a start takes minutes, and silence worries.
+
+And why it ended: a death is logged by each of its processes, and the last ones say nothing of it.
+"""
 
 import re
 import time
@@ -13,6 +16,7 @@ PHASES = (  # patterns of vLLM's log lines, in the order in which they come
     (re.compile(r"KV cache size: ([\d,]+) tokens"), "room for {} tokens of keys and values"),
     (re.compile(r"Capturing CUDA graphs"), "capturing CUDA graphs"),
 )
+CAUSE = re.compile(rb"\b\w+Error: .+")
 MOST_READ = 1 << 20  # bytes of the log at a look
 
 
@@ -23,7 +27,8 @@ class StartProgress:
         self._log = log
         self._tell = tell
         self._started_s = time.monotonic()
-        self._read_to = log.stat().st_size if log is not None and log.exists() else 0
+        self._began_at = log.stat().st_size if log is not None and log.exists() else 0
+        self._read_to = self._began_at
         self._left = list(PHASES)
 
     @property
@@ -45,3 +50,12 @@ class StartProgress:
             if found := pattern.search(text):
                 self._left.remove(phase)
                 self._tell(f"engine: {words.format(*found.groups())} ({self.elapsed_s:.0f} s)")
+
+    def cause_of_death(self) -> str | None:
+        """The first error in the log since this start, None if there is none."""
+        if self._log is None or not self._log.exists():
+            return None
+        with self._log.open("rb") as file:
+            file.seek(self._began_at)
+            found = CAUSE.search(file.read(MOST_READ))
+        return found.group().decode(errors="replace") if found else None
