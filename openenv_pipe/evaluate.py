@@ -13,10 +13,6 @@ from openenv_pipe.scoring import EvalReport, summarise
 SEEDS_LABEL = "eval"  # of all evaluations: part of what the sampling seeds are hashed from
 
 
-async def evaluate(parts: Parts, label: str) -> EvalReport:
-    return (await evaluate_model(parts, label, None))[0].report
-
-
 async def evaluate_model(parts: Parts, label: str, step: int | None) -> list[Evaluation]:
     """The model on `eval.num_tasks` tasks, sampled as `eval` says, and greedy if it says so.
 

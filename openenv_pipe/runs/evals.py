@@ -92,15 +92,10 @@ def read_during(folder: Path) -> list[EvalReport]:
 def _place(name: str) -> tuple[int, int, str, int]:
     """Where a report stands in lists."""
     label, number = name, 1
-    if numbered := re.fullmatch(r"(.*\D)_(\d{1,5})", name):  # a step has six digits
-        label, number = numbered[1], int(numbered[2])
-    elif numbered := re.fullmatch(r"(.*_\d{6})_(\d{1,5})", name):
+    # A number of fewer digits than a step's six counts the reports of one label.
+    if numbered := re.fullmatch(r"(.*\D|.*_\d{6})_(\d{1,5})", name):
         label, number = numbered[1], int(numbered[2])
     stage = label.removesuffix(GREEDY)
     if stage in STAGES:
         return 0, 2 * STAGES.index(stage) + (stage != label), label, number
     return (2 if label.startswith(BASELINE) else 1), 0, label, number
-
-
-def save_report(folder: Path, report: EvalReport) -> Path:
-    return save_evaluation(folder, Evaluation(report=report, groups=()))

@@ -6,6 +6,7 @@ import run_samples
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.evaluate import stop_reason
+from openenv_pipe.runs.checkpoints import Place, new_checkpoint
 from openenv_pipe.side_by_side import find_subject, on_the_same_tasks
 
 
@@ -14,7 +15,8 @@ def folder(tmp_path):
     """A run with checkpoints after 10 and 20 steps, of which the first is the best."""
     made = run_samples.create(tmp_path)
     for step in (10, 20):
-        (made.path / "checkpoints" / f"step_{step:06d}").mkdir()
+        with new_checkpoint(made.path, Place("grpo", step)) as path:
+            (path / "weights").write_text(str(step))
     (made.path / "checkpoints" / "best").symlink_to("step_000010")
     return made
 
@@ -36,12 +38,19 @@ def test_a_word_names_a_run_and_a_checkpoint(folder, at, label, step):
 
 
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(folder):
-    with pytest.raises(RunFolderError, match="'7'; there are start, 10, 20 and best"):
+    with pytest.raises(RunFolderError, match="'7'; there are: 10, 20, best"):
         find_subject(f"{folder.path}@7", [])
-    for path in (folder.path / "checkpoints").iterdir():
-        path.unlink() if path.is_symlink() else path.rmdir()
-    with pytest.raises(RunFolderError, match=r"no checkpoint yet.*@start"):
+    (folder.path / "checkpoints").rename(folder.path / "elsewhere")
+    with pytest.raises(RunFolderError, match="no checkpoint yet"):
         find_subject(str(folder.path), [])
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud_and_refused_by_name(folder, capsys):
+    (folder.path / "checkpoints/step_000020/weights").write_text("else")
+    assert find_subject(str(folder.path), []).label == "step_000010"
+    assert "step_000020 is damaged" in capsys.readouterr().err
+    with pytest.raises(RunFolderError, match="step_000020 is damaged"):
+        find_subject(f"{folder.path}@20", [])
 
 
 def test_a_scripted_player_needs_no_checkpoint(tmp_path):

@@ -1,0 +1,105 @@
+"""Evaluation on the way, an early end, checkpoints side by side, and runs compared: for real."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openenv_pipe.runs.episodes import read_episodes
+from openenv_pipe.runs.evals import read_during, read_reports
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics, without_times
+
+REPOSITORY = Path(__file__).parents[2]
+LIMIT_S = 240.0
+SMALL = ("num_threads=1", "device=cpu", "eval.num_tasks=3", "trainer.warm_start.steps=0")
+SAMPLED = ("eval.temperature=1.0", "eval.samples_per_task=2")
+
+
+def run(folder: Path, *arguments: str, code: int = 0) -> str:
+    """What the command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "openenv_pipe.cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "default"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with two runs: one evaluates between its steps, one stops at a target."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    during = ("eval.during.every=1", "eval.during.num_tasks=2")
+    target = ("eval.during.stop.measure=reward", "eval.during.stop.at=-100.0")
+    run(folder, "train", "conf=smoke", *SMALL, *SAMPLED, *during)
+    run(folder, "train", "conf=smoke", *SMALL, *SAMPLED, *during, *target, "trainer.steps=5")
+    return folder
+
+
+def test_a_run_is_evaluated_on_its_way(home):
+    path = home / "runs/smoke/0001"
+    reports = read_during(path)
+    assert [report.step for report in reports] == [1]  # after step 2 comes the last evaluation
+    assert reports[0].num_tasks == 2 and reports[0].samples_per_task == 2
+    assert set(read_reports(path)) == {"start", "trained", "baseline_expert", "baseline_random"}
+    expert = read_reports(path)["baseline_expert"]
+    assert expert.success.mean == 1.0 and expert.pass_at[2].mean == 1.0
+    groups = read_episodes(path / "eval/baseline_expert.jsonl.gz")
+    assert [len(group.episodes) for group in groups] == [2, 2, 2]
+    text = (path / "report.md").read_text()
+    assert "[baseline: expert](eval/baseline_expert.md)" in text and "pass@2" in text
+
+
+def test_training_ends_when_its_target_is_reached_and_says_so(home):
+    folder = RunFolder.open(home / "runs/smoke/0002")
+    assert folder.status == "finished"
+    assert folder.record.cause.startswith("stopped early: after step 1 the evaluation's reward")
+    assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1]
+    assert read_reports(folder.path)["trained"].step == 1
+    assert folder.checkpoints()[-1].name == "step_000001"
+    assert "It stopped early" in (folder.path / "report.md").read_text()
+
+
+def test_evaluations_on_the_way_leave_training_as_it_is(home, tmp_path):
+    run(tmp_path, "train", "conf=smoke", *SMALL, *SAMPLED, "eval.baselines=false")
+    texts = [
+        [*map(without_times, (path / "runs/smoke/0001/metrics.jsonl").read_text().splitlines())]
+        for path in (home, tmp_path)
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) == 2
+
+
+def test_checkpoints_of_two_runs_side_by_side(home):
+    out = run(home, "eval", "runs/smoke/0001@start", "runs/smoke/0001", "runs/smoke/0002")
+    lines = [line.split()[:3] for line in out.splitlines()]
+    assert ["smoke/0001", "untrained", "tiny"] in lines
+    assert ["smoke/0001", "step_000002", "tiny"] in lines
+    assert ["smoke/0002", "step_000001", "tiny"] in lines
+    assert "less smoke/0001 untrained" in out
+    for number, label, stage in (
+        ("0001", "untrained", "start"),
+        ("0001", "step_000002", "trained"),
+        ("0002", "step_000001", "trained"),
+    ):  # the same weights on the same tasks with the same seeds: the same figures
+        reports = read_reports(home / "runs/smoke" / number)
+        assert reports[label].tasks == reports[stage].tasks
+
+
+def test_the_two_runs_are_compared(home):
+    out = run(home, "compare", "runs/smoke/0001", "runs/smoke/0002", "--format", "json")
+    values = json.loads(out)
+    stop = {"eval.during.stop.measure", "eval.during.stop.at", "trainer.steps"}
+    assert set(values["keys"]) == stop
+    assert len(values["settings"]) == 2 and values["best"] is not None
+    assert (home / "runs/compare/compare.html").stat().st_size > 20_000
+    run(home, "compare", "runs/smoke/0007", code=2)
