@@ -10,7 +10,7 @@ where it would move them when the conversation goes on.
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -33,7 +33,8 @@ _TOOL: Tool = {
     },
 }
 _Frozen = tuple[tuple[tuple[str, str], ...], ...]  # messages as a key: their items
-_NUM_CACHED = 4096  # messages whose ids are kept
+_NUM_FIRST = 64  # beginnings whose ids are kept: of so many groups at once
+_NUM_CACHED = 4096  # later messages, and replies, whose ids are kept
 _TOOLS_IN_WORDS = (
     "You can call tools. Write each call as\n"
     '<tool_call>{"name": ..., "arguments": {...}}</tool_call>\nThe tools are:\n'
@@ -66,16 +67,23 @@ class ChatFormat:
         self._after_reply = self._render((*_OPENING, _assistant(_REPLY)), prompt=False)
         self._check_ends_turns()
         # Rendering takes longer than a step of a small environment, which often says the same.
+        # The beginning is the same for all members of a group.
+        self._cached_first_ids = lru_cache(_NUM_FIRST)(self._first_ids)
         self._cached_following_ids = lru_cache(_NUM_CACHED)(self._following_ids)
+        self._cached_reply_ids = lru_cache(_NUM_CACHED)(self._encode)
         self._takes_tools = True
         self._check_append_only()
         self._takes_tools = self._template_takes_tools()
+        self._cached_first_ids.cache_clear()
         self._cached_following_ids.cache_clear()
 
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a conversation's beginning, up to where the model writes."""
-        messages = self._without_markup(messages)
-        tools = json.loads(self._harmless(json.dumps(tools)))
+        return list(self._cached_first_ids(_frozen(messages), json.dumps(tools) if tools else "[]"))
+
+    def _first_ids(self, frozen: _Frozen, tools_json: str) -> list[int]:
+        messages = self._without_markup(map(dict, frozen))
+        tools = json.loads(self._harmless(tools_json))
         if tools and not self._takes_tools:
             messages, tools = _tools_in_words(messages, tools), ()
         return self._encode(self._render(messages, prompt=True, tools=tools))
@@ -86,13 +94,10 @@ class ChatFormat:
         `ended` says whether the completion has its end-of-turn token; a reply that was cut off
         lacks it, and gets it here, as a token that the model did not choose.
         """
-        frozen = tuple(tuple(message.items()) for message in messages)
-        return list(self._cached_following_ids(frozen, ended))
+        return list(self._cached_following_ids(_frozen(messages), ended))
 
-    def _following_ids(
-        self, frozen: tuple[tuple[tuple[str, str], ...], ...], ended: bool
-    ) -> list[int]:
-        messages = self._without_markup([dict(items) for items in frozen])
+    def _following_ids(self, frozen: _Frozen, ended: bool) -> list[int]:
+        messages = self._without_markup(map(dict, frozen))
         if not self._takes_tools:
             messages = _results_as_user(messages)
         text = self._render((*_OPENING, _assistant(_REPLY), *messages), prompt=True)
@@ -108,7 +113,7 @@ class ChatFormat:
 
     def reply_ids(self, reply: str) -> list[int]:
         """Ids of a reply that was not sampled (a scripted one), with its end-of-turn token."""
-        return [*self._encode(reply), self.end_id]
+        return [*self._cached_reply_ids(reply), self.end_id]
 
     def _render(
         self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Tool] = ()
@@ -124,7 +129,7 @@ class ChatFormat:
                 "model.chat_template to one that can"
             ) from error
 
-    def _without_markup(self, messages: Sequence[Message]) -> list[Message]:
+    def _without_markup(self, messages: Iterable[Message]) -> list[Message]:
         """Breaks up special tokens in what an environment says: it must not forge turns."""
         return [
             {key: self._harmless(text) for key, text in message.items()} for message in messages
@@ -182,6 +187,10 @@ class ChatFormat:
             grown += self.reply_ids(reply) + self.following_ids(messages, ended=True)
             conversation += [_assistant(reply), *messages]
         return grown == self.first_ids(conversation, tools)
+
+
+def _frozen(messages: Sequence[Message]) -> _Frozen:
+    return tuple(tuple(message.items()) for message in messages)
 
 
 def _assistant(reply: str) -> Message:

@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.protocol import State
 
+from openenv_pipe.deadline import Deadline
 from openenv_pipe.errors import (
     ServerFullError,
     SessionClosedError,
@@ -30,6 +31,7 @@ from openenv_pipe.web import LOOPBACK, OPEN, Access
 
 CLOSE_LIMIT_S = 2.0
 LAST_LOOK_S = 0.05
+RECENT_S = 1.0  # since its last answer a server needs no ping; a death meanwhile is seen anyway
 NO_SOCKET = (403, 404)  # the first from the frameworks that OpenEnv's servers are made with
 HTTP_ONLY = "so answers a server without /ws, and plain HTTP keeps no episode between requests"
 TOO_BIG = 1009  # the WebSocket close code of a message over the size limit
@@ -53,14 +55,18 @@ class StepResult:
 class Session:
     """One environment of one server. Made by `connect`, used by one task at a time."""
 
-    __slots__ = ("_answered", "_connection", "_in_sync", "_max_message_mb", "url")
+    __slots__ = (
+        *("_connection", "_deadline", "_in_sync", "_last_answer_s", "_max_message_mb"),
+        "url",
+    )
 
     def __init__(self, url: str, connection: ClientConnection, max_message_mb: int) -> None:
         self.url = url
         self._connection = connection
         self._max_message_mb = max_message_mb
-        self._answered = False  # whether the server ever answered: a full one never does
+        self._last_answer_s: float | None = None  # None: never, as with a full server
         self._in_sync = True  # False from a message's start until its proper answer
+        self._deadline = Deadline()
 
     @classmethod
     async def connect(
@@ -129,10 +135,12 @@ class Session:
         return await self.ask("state", "state", None, timeout_s)
 
     async def is_responsive(self, timeout_s: float) -> bool:
-        """True if the session is usable and the server answers a ping. The environment's part in
-        the server is not asked. Never raises."""
+        """True if the session is usable and the server has just answered, or answers a ping. The
+        environment's part in the server is not asked. Never raises."""
         if not self.usable:
             return False
+        if self._last_answer_s is not None and time.monotonic() - self._last_answer_s < RECENT_S:
+            return True
         try:
             async with asyncio.timeout(timeout_s):
                 await (await self._connection.ping())
@@ -143,6 +151,7 @@ class Session:
     async def close(self) -> None:
         """Close the connection, within `CLOSE_LIMIT_S`. Never raises; may be called again."""
         self._in_sync = False
+        self._deadline.stop()
         await self._connection.close()
 
     async def ask(
@@ -160,7 +169,7 @@ class Session:
             raise SessionClosedError(f"{self.url}: session is closed or out of step")
         self._in_sync = False
         frame = self._parsed(await self._exchange(kind, text, timeout_s))
-        self._answered = True
+        self._last_answer_s = time.monotonic()
         data = frame.get("data")
         if frame.get("type") == answer_kind and type(data) is dict:
             self._in_sync = True
@@ -172,7 +181,7 @@ class Session:
         started_s = time.monotonic()
         try:
             try:
-                async with asyncio.timeout(timeout_s):
+                with self._deadline.within(timeout_s):
                     await self._connection.send(text)
                     return await self._connection.recv()
             except TimeoutError:
@@ -198,7 +207,7 @@ class Session:
             return SessionClosedError(
                 f"{self.url}: a message is larger than env.max_message_mb={self._max_message_mb}"
             )
-        if not self._answered and closed.rcvd is not None and closed.rcvd.code == 1000:
+        if self._last_answer_s is None and closed.rcvd is not None and closed.rcvd.code == 1000:
             return ServerFullError(
                 f"{self.url}: closed without an answer to the first message, as a full server does"
             )

@@ -20,11 +20,14 @@ def compile_template(key: str, source: str) -> jinja2.Template:
     """
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
     try:
-        return environment.from_string(source)
+        template = environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(
             f"env.adapter.{key} is not a Jinja template: {error.message} in {source!r}"
         ) from None
+    # Every rendering copies them, and a ChainMap, as Jinja has it, is slow to copy.
+    template.globals = dict(template.globals)
+    return template
 
 
 def compile_optional(key: str, source: str | None) -> jinja2.Template | None:

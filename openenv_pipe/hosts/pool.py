@@ -175,8 +175,8 @@ class SessionPool:
     async def _idle_session(self, slots: Slots) -> Session | None:
         """An idle session that the server still answers; None if there is no such.
 
-        Asking costs one round trip an episode, and saves the episodes that would start on
-        connections which the server closed, or lost, while nobody used them.
+        Asking costs a round trip where the session has rested, and saves the episodes that would
+        start on connections which the server closed, or lost, while nobody used them.
         """
         while slots.idle:
             session = slots.idle.popleft()

@@ -55,6 +55,8 @@ class Player:
         self._chat = chat
         self._engine = engine
         self._temperature = temperature
+        self._observations: list[Observation] = []
+        self._num_tokens = 0
 
     async def play(self) -> None:
         """Fills the episode in. A session's failure ends it with status ERROR, as data.
@@ -76,16 +78,18 @@ class Player:
         keywords = {**episode.task.reset, "seed": episode.task.seed}
         result = await session.reset(keywords, env.reset_timeout_s)
         episode.first_observation = result.observation
+        self._observations.append(result.observation)
         if result.done:
             return Status.DONE
         ask = partial(self._ask, session)
         new_ids = self._first_ids(await self._adapter.open(result.observation, ask))
         while True:
-            room = env.max_episode_tokens - episode.num_tokens - len(new_ids)
+            room = env.max_episode_tokens - self._num_tokens - len(new_ids)
             if room < 1:
                 return Status.TOKEN_LIMIT
             turn = await self._reply(new_ids, min(env.max_reply_tokens, room))
             episode.turns.append(turn)
+            self._num_tokens += len(turn.prompt_ids) + len(turn.completion_ids)
             messages, end = await self._act(session, turn)
             if end is not None:
                 return end
@@ -103,10 +107,7 @@ class Player:
                 max_tokens=max_tokens,
                 temperature=self._temperature,
                 seed=episode.seed,
-                observations=[
-                    episode.first_observation,
-                    *(step.observation for turn in episode.turns for step in turn.steps),
-                ],
+                observations=self._observations.copy(),
             )
         )
         return Turn(
@@ -145,6 +146,7 @@ class Player:
                 reward = result.reward or 0.0
                 step = Step(action=action, observation=result.observation, reward=reward)
                 turn.steps.append(step)
+                self._observations.append(result.observation)
                 if result.done:
                     return [], Status.DONE
                 messages += self._adapter.follow(result.observation)

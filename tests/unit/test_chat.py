@@ -169,6 +169,25 @@ def test_a_template_that_drops_earlier_thinking_is_refused(template):
         ChatFormat(qwen_tokenizer(template))
 
 
+def test_ids_that_are_kept_are_nobodys_to_change():
+    """Every member of a group gets the same beginning, and a list of its own."""
+    chat = ChatFormat(qwen_tokenizer(CHATML))
+    opening, tool = [{"role": "user", "content": "look"}], {"type": "function", "function": {}}
+    asked = [
+        lambda: chat.first_ids(opening),
+        lambda: chat.first_ids(opening, [tool]),
+        lambda: chat.following_ids(opening, ended=True),
+        lambda: chat.following_ids(opening, ended=False),
+        lambda: chat.reply_ids("look"),
+    ]
+    firsts = [ask() for ask in asked]
+    assert len(set(map(tuple, firsts))) == len(asked)
+    for ask, first in zip(asked, firsts, strict=True):
+        copy = list(first)
+        first.append(0)
+        assert ask() == copy
+
+
 @pytest.mark.parametrize("kept", [CHATML, QWEN3_YAML["chat_template"]])
 def test_a_template_that_keeps_earlier_turns_is_accepted(kept):
     """Trap 3."""

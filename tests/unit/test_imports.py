@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 # From the bottom up. A room may import those of lower layers, and itself.
 LAYERS = (
     {"errors", "types", "progress", "__init__"},
-    {"process", "guard", "identity", "grpo", "chat", "statistics", "resources", "web", "findings"},
+    {"process", "guard", "identity", "grpo", "chat", "statistics", "resources", "web", "findings"}
+    | {"deadline"},
     {"session", "description", "config"},
     {"tasks", "scoring", "footprint"},
     {"adapters", "rewards", "engines", "learner", "hosts", "trackers", "runs"},

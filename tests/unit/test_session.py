@@ -278,6 +278,31 @@ async def test_only_a_usable_session_with_a_live_server_is_responsive():
         await session.close()
 
 
+async def test_a_session_that_has_just_answered_needs_no_ping(monkeypatch):
+    async with session_with(answers(answer(), answer())) as session:
+        await session.reset({}, 5)
+        asked = []
+        ping = session._connection.ping
+        monkeypatch.setattr(session._connection, "ping", lambda: asked.append(1) or ping())
+        assert await session.is_responsive(5)
+        assert asked == []
+        monkeypatch.setattr("openenv_pipe.session.RECENT_S", 0.0)
+        assert await session.is_responsive(5)
+        assert asked == [1]
+
+
+async def test_a_death_right_after_an_answer_is_seen_without_a_ping():
+    async def behave(connection):
+        await connection.recv()
+        await connection.send(answer())
+        connection.transport.abort()
+
+    async with session_with(behave) as session:
+        await session.reset({}, 5)
+        await asyncio.sleep(0.05)
+        assert not await session.is_responsive(5)
+
+
 async def test_a_server_of_http_alone_is_told_from_one_that_is_not_there():
     def refuse(connection, request):
         return connection.respond(HTTPStatus.FORBIDDEN, "")
