@@ -1,8 +1,10 @@
 """What an engine is: token ids in, token ids and their logprobs out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from pydantic import JsonValue
 
 from openenv_pipe.types import Finish, Observation
 
@@ -27,7 +29,7 @@ class Completion:
     token_ids: list[int]  # the end token included if it was sampled
     logprobs: list[float]  # of token_ids, at the temperature
     finish: Finish
-    policy_version: int
+    policy_versions: list[int]  # those that sampled it, in order
 
 
 class Engine(Protocol):
@@ -47,5 +49,14 @@ class Engine(Protocol):
     def finish(self, episode: int) -> None:
         """The episode needs no more completions; what is kept of it can go."""
 
-    def publish(self, version: int) -> None:
-        """The policy has changed; completions from now on are of this version."""
+    async def publish(self, version: int) -> None:
+        """The policy has changed; completions from now on are of this version.
+
+        Raises EngineError, and TrainingError where the sampler has another policy afterwards.
+        """
+
+    async def metrics(self) -> Mapping[str, float]:
+        """What was measured since the last call, by names for a step's record."""
+
+    def facts(self) -> Mapping[str, JsonValue]:
+        """What the run's record should say of it."""

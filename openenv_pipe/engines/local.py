@@ -9,13 +9,14 @@ Shape letters: R conversations of a wave, Q new tokens, V vocabulary.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 
 from openenv_pipe.engines.base import Completion, Request
 from openenv_pipe.engines.kv_cache import RaggedCache
@@ -87,8 +88,16 @@ class LocalEngine:
         self._conversations.forget(episode)
         self._start_if_all_wait()
 
-    def publish(self, version: int) -> None:
+    async def publish(self, version: int) -> None:
         self._version = version
+
+    async def metrics(self) -> Mapping[str, float]:
+        """Nothing is measured."""
+        return {}
+
+    def facts(self) -> Mapping[str, JsonValue]:
+        """The configuration says it all."""
+        return {}
 
     def _start_if_all_wait(self) -> None:
         if self._waiting and len(self._waiting) == min(self._limit, self._num_unfinished):
@@ -180,7 +189,7 @@ class _Wave:
                 token_ids=token_ids,
                 logprobs=logprobs,
                 finish=Finish.STOP if token_ids[-1] == self._model.end_id else Finish.LENGTH,
-                policy_version=version,
+                policy_versions=[version],
             )
             for request, token_ids, logprobs in zip(
                 self._requests, self._token_ids, self._logprobs, strict=True

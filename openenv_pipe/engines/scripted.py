@@ -1,7 +1,9 @@
 """Engine `scripted`: replies of a policy written in Python. For warm starts, baselines, tests."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from pydantic import JsonValue
 
 from openenv_pipe.chat import ChatFormat
 from openenv_pipe.engines.base import Completion, Request
@@ -36,7 +38,7 @@ class ScriptedEngine:
             token_ids=token_ids,
             logprobs=[0.0] * len(token_ids),
             finish=Finish.LENGTH if cut else Finish.STOP,
-            policy_version=VERSION,
+            policy_versions=[VERSION],
         )
 
     def _reply(self, observations: Sequence[Observation], draw: random.Random) -> str:
@@ -56,5 +58,13 @@ class ScriptedEngine:
     def finish(self, episode: int) -> None:
         """Nothing is kept."""
 
-    def publish(self, version: int) -> None:
+    async def publish(self, version: int) -> None:
         """A script does not learn."""
+
+    async def metrics(self) -> Mapping[str, float]:
+        """Nothing is measured."""
+        return {}
+
+    def facts(self) -> Mapping[str, JsonValue]:
+        """The configuration says it all."""
+        return {}

@@ -20,6 +20,8 @@ ORDER = "order.json"
 class GroupSource(Protocol):
     """Scored groups, step by step."""
 
+    version: int  # of the weights that it was last told of, by `publish` or by `load`
+
     async def demonstrations(self) -> list[Group]:
         """What the warm start imitates."""
         ...
@@ -62,6 +64,7 @@ class PlayedGroups:
         tasks = parts.config.env.tasks
         self._order = build_order(tasks.order, parts.tasks.train, parts.config.seed)
         self._num_taken: int | None = None  # of the order; None: as many as without rounds
+        self.version = 0
 
     async def demonstrations(self) -> list[Group]:
         warm_start = self._config.trainer.warm_start
@@ -102,18 +105,24 @@ class PlayedGroups:
         return groups
 
     async def publish(self, step: int) -> None:
+        self.version = step
         await self._parts.engine.publish(step)
 
     async def metrics(self) -> Mapping[str, float]:
         return await self._parts.engine.metrics()
 
     def save(self, folder: Path) -> None:
-        state = {"num_taken": self._num_taken, "order": self._order.state()}
+        state = {
+            "version": self.version,
+            "num_taken": self._num_taken,
+            "order": self._order.state(),
+        }
         write_json(folder / ORDER, state)
 
     def load(self, folder: Path) -> None:
         if (folder / ORDER).exists():
             state = read_json(folder / ORDER)
+            self.version = state["version"]
             self._num_taken = state["num_taken"]
             self._order.restore(state["order"])
 

@@ -115,7 +115,7 @@ class Player:
             completion_ids=completion.token_ids,
             logprobs=completion.logprobs,
             finish=completion.finish,
-            policy_version=completion.policy_version,
+            policy_versions=completion.policy_versions,
             reply=self._chat.reply_text(completion.token_ids),
         )
 

@@ -109,7 +109,7 @@ def _row_of_turn(turn: Turn) -> dict[str, Any]:
         "completion_ids": turn.completion_ids,
         "logprobs": _pack(turn.logprobs),
         "finish": turn.finish,
-        "policy_version": turn.policy_version,
+        "policy_versions": turn.policy_versions,
         "reply": turn.reply,
         "steps": [_row_of_step(step) for step in turn.steps],
         "unusable": turn.unusable,

@@ -38,7 +38,7 @@ def turn(random: Random, num_tokens: int = 6) -> Turn:
         completion_ids=ids[num_tokens:],
         logprobs=[-random.expovariate(1.0) for _ in range(num_tokens)],
         finish=random.choice(list(Finish)),
-        policy_version=random.randrange(5),
+        policy_versions=[random.randrange(5)],
         reply="crane\nor “slate” \u2028",
         steps=[
             Step(

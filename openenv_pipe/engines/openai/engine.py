@@ -1,7 +1,10 @@
 """The engine: episodes as conversations with one endpoint. It samples, and says no ids."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic import JsonValue
 
 from openenv_pipe.config.schema import OpenAIEngineConfig
 from openenv_pipe.engines.base import Completion, Request
@@ -43,7 +46,7 @@ class OpenAIEngine:
             token_ids=token_ids,
             logprobs=[0.0] * len(token_ids),
             finish=Finish.LENGTH if choice.get("finish_reason") == "length" else Finish.STOP,
-            policy_version=VERSION,
+            policy_versions=[VERSION],
         )
 
     def _body(self, conversation: Conversation, request: Request) -> dict[str, Any]:
@@ -62,8 +65,16 @@ class OpenAIEngine:
     def finish(self, episode: int) -> None:
         self._conversations.pop(episode, None)
 
-    def publish(self, version: int) -> None:
+    async def publish(self, version: int) -> None:
         """An endpoint does not learn from us."""
+
+    async def metrics(self) -> Mapping[str, float]:
+        """Nothing is measured."""
+        return {}
+
+    def facts(self) -> Mapping[str, JsonValue]:
+        """The configuration says it all."""
+        return {}
 
 
 def _turn_seed(seed: int, turn: int) -> int:

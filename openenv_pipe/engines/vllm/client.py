@@ -102,6 +102,17 @@ class VllmClient:
     async def unload_adapter(self, name: str) -> None:
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
+    async def adapters(self) -> list[str]:
+        """The names of those that are loaded."""
+        assert self._http is not None
+        async with self._http.get(f"{self.url}/v1/models", timeout=_limit(CALL_LIMIT_S)) as answer:
+            served = [model["id"] for model in (await answer.json())["data"]]
+        return [name for name in served if name != BASE]
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget keys and values, also those of requests that are under way."""
+        await self._post("/reset_prefix_cache?reset_running_requests=true")
+
     async def reload_weights(self, folder: Path, version: str) -> None:
         """All weights from a folder. Requests under way go on with them from their next token."""
         await self._post("/pause?mode=keep")
@@ -114,8 +125,7 @@ class VllmClient:
             if problems := [each["problem"] for each in results if each["problem"]]:
                 raise EngineError(f"the server does not load {folder}: {problems[0]}")
             await self._post("/update_weight_version", {"new_version": version})
-            # Keys and values of the old weights, also those of requests that are under way.
-            await self._post("/reset_prefix_cache?reset_running_requests=true")
+            await self.reset_prefix_cache()  # of the old weights
         finally:
             await self._post("/resume")
 

@@ -48,6 +48,9 @@ class Publisher(Protocol):
     async def retire(self, client: VllmClient) -> None:
         """Lets old versions go, on the server first."""
 
+    async def withdraw(self, client: VllmClient) -> None:
+        """Leaves nothing on a server that goes on without us and cannot read our files then."""
+
 
 class _Folders:
     """A folder of its own for each version, written in torch's thread."""
@@ -59,7 +62,8 @@ class _Folders:
 
     async def write(self, version: int, write: Callable[[Path], None]) -> Published:
         self._num_written += 1
-        name = f"policy-{self._num_written}-step-{version}"
+        # The root sets runs apart that attach to the same server.
+        name = f"{self._root.name}-{self._num_written}-step-{version}"
         folder = self._root / name
         folder.mkdir()
         await asyncio.get_running_loop().run_in_executor(self._executor, write, folder)
@@ -102,6 +106,10 @@ class AdapterPublisher:
             await client.unload_adapter(old.name)
             await asyncio.to_thread(shutil.rmtree, old.folder, True)
 
+    async def withdraw(self, client: VllmClient) -> None:
+        for published in self._kept:
+            await client.unload_adapter(published.name)
+
 
 class WeightsPublisher:
     """All weights, an adapter merged into them if there is one, into a server that goes on."""
@@ -128,3 +136,6 @@ class WeightsPublisher:
     async def retire(self, client: VllmClient) -> None:
         while len(self._kept) > MOST_WEIGHTS_KEPT:
             await asyncio.to_thread(shutil.rmtree, self._kept.pop(0).folder, True)
+
+    async def withdraw(self, client: VllmClient) -> None:
+        """Weights that were read need no files."""

@@ -43,7 +43,7 @@ def server_arguments(plan: Plan, config: VllmEngineConfig, host: str, port: int)
         arguments += ["--revision", plan.revision]
     if plan.lora_rank:
         # Two versions at work, or requests of a new one wait for the end of the old one's.
-        arguments += ["--enable-lora", "--max-lora-rank", str(_allowed_rank(plan.lora_rank))]
+        arguments += ["--enable-lora", "--max-lora-rank", str(allowed_rank(plan.lora_rank))]
         arguments += ["--max-loras", "2", "--max-cpu-loras", str(2 * MOST_ADAPTERS_KEPT)]
     if plan.build == "cpu":
         # A seed and a prefill in chunks kill the engine there.
@@ -69,6 +69,6 @@ def server_variables(plan: Plan, config: VllmEngineConfig, inside: str) -> Mappi
     return variables | config.variables
 
 
-def _allowed_rank(rank: int) -> int:
+def allowed_rank(rank: int) -> int:
     """vLLM knows these sizes only."""
     return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank)
