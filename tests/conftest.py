@@ -47,3 +47,15 @@ def docker_client(tmp_path_factory):
         except BrokenDaemonError as error:
             pytest.skip(f"broken: {error}")
         yield client
+
+
+@pytest.fixture(scope="session")
+def vllm_served(tmp_path_factory):
+    """A vLLM server that is up, or a skip with the reason."""
+    from tests.vllm_server import installed_vllm, vllm_server
+
+    installed = installed_vllm()
+    if isinstance(installed, str):
+        pytest.skip(installed)
+    with vllm_server(installed, tmp_path_factory.mktemp("vllm")) as served:
+        yield served

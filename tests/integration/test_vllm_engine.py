@@ -1,0 +1,294 @@
+"""The engine on a real vLLM server: what it samples, and what it serves after a publish.
+
+The server is shared (tests/vllm_server.py); runs of the whole command are in test_vllm_train.py.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+
+from openenv_pipe.engines import Request
+from openenv_pipe.engines.vllm import open_engine
+from openenv_pipe.engines.vllm.client import BASE, VllmClient
+from openenv_pipe.engines.vllm.engine import VllmEngine
+from openenv_pipe.errors import ConfigError, EngineError, TrainingError
+from openenv_pipe.learner.policy import Policy
+from openenv_pipe.learner.publication import Publication
+from tests.fakes import FakeHost, all_episodes, collect
+from tests.vllm_server import LORA_RANK, Served, small_config, small_policy
+
+pytestmark = pytest.mark.vllm
+LORA = f"model.lora.rank={LORA_RANK}"
+
+
+@asynccontextmanager
+async def opened(
+    served: Served, tmp_path, *overrides: str
+) -> AsyncIterator[tuple[VllmEngine, Policy]]:
+    """An engine attached to the server, and the policy that it serves."""
+    config = small_config(*served.attach, *overrides)
+    policy = small_policy(config)
+    with ThreadPoolExecutor(1) as executor:
+        async with open_engine(
+            config.engine,
+            Publication(policy),
+            source=None,
+            on_gpu=False,
+            logs=tmp_path,
+            executor=executor,
+            tell=lambda text: None,
+        ) as engine:
+            yield engine, policy
+
+
+@pytest.fixture
+async def base_weights(vllm_served):
+    """Gives the server its base back after a test that has changed all weights."""
+    yield
+    async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
+        await client.reload_weights(vllm_served.base, "0")
+
+
+def change(policy: Policy, size: float = 0.02) -> None:
+    """New weights, as of an update."""
+    draw = torch.Generator().manual_seed(7)
+    for _, parameter in policy.trained_parameters():
+        parameter.data += size * torch.randn(parameter.shape, generator=draw)
+
+
+def request(episode: int = 0, *, seed: int = 5, max_tokens: int = 16, turn: int = 0) -> Request:
+    return Request(
+        episode=episode,
+        turn=turn,
+        new_ids=[2, 40, 50, 60, 3],
+        max_tokens=max_tokens,
+        temperature=1.0,
+        seed=seed,
+        observations=[],
+    )
+
+
+def largest_difference(policy: Policy, episodes, temperature: float) -> float:
+    """Of the trainer's logprobs and those that came with the tokens, over all turns."""
+    differences = []
+    for episode in episodes:
+        ids = [id for turn in episode.turns for id in turn.prompt_ids + turn.completion_ids]
+        with torch.no_grad():
+            logits = policy.logits(policy.hidden(torch.tensor([ids])))[0]
+        logprobs = torch.log_softmax(logits / temperature, dim=-1)
+        start = 0
+        for turn in episode.turns:
+            start += len(turn.prompt_ids)
+            for offset, id in enumerate(turn.completion_ids):
+                mine = logprobs[start + offset - 1, id].item()
+                differences.append(abs(mine - turn.logprobs[offset]))
+            start += len(turn.completion_ids)
+    return max(differences)
+
+
+# --- what is sampled -----------------------------------------------------------------------------
+
+
+async def test_sampler_and_trainer_agree_at_every_temperature(vllm_served, tmp_path):
+    """Traps 4 and 5, over several turns, with an adapter that is not the identity."""
+    async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
+        change(policy)
+        await engine.publish(1)
+        for temperature in (0.7, 1.0, 1.3):
+            groups = await collect(policy, engine=engine, temperature=temperature)
+            episodes = all_episodes(groups)
+            assert largest_difference(policy, episodes, temperature) < 1e-4
+            assert largest_difference(policy, episodes, temperature + 0.1) > 1e-2
+            assert {v for e in episodes for t in e.turns for v in t.policy_versions} == {1}
+        measured = await engine.metrics()
+        assert measured["engine/generated_tokens"] >= sum(e.num_completion_tokens for e in episodes)
+
+
+async def test_the_same_seed_gives_the_same_tokens_in_any_company(vllm_served, tmp_path):
+    """And a retry those that were lost. Other seeds give others."""
+    async with opened(vllm_served, tmp_path, LORA) as (engine, _):
+        engine.expect(33, 33)
+        alone = await engine.generate(request())
+        engine.expect(33, 33)
+        many = await asyncio.gather(
+            *(engine.generate(request(number, seed=5 + number)) for number in range(33))
+        )
+        assert many[0] == alone
+        assert len({tuple(completion.token_ids) for completion in many}) == 33
+
+
+async def test_a_cancelled_request_is_aborted_on_the_server(vllm_served, tmp_path):
+    async with (
+        opened(vllm_served, tmp_path, LORA) as (engine, _),
+        VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client,
+    ):
+        engine.expect(8, 8)
+        tasks = [
+            asyncio.create_task(engine.generate(request(number, max_tokens=240)))
+            for number in range(8)
+        ]
+        while await running(client) < 8:
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        before = await generated(client)
+        while await running(client):
+            await asyncio.sleep(0.01)
+        assert await generated(client) - before < 8 * 200
+
+
+async def running(client: VllmClient) -> float:
+    from openenv_pipe.engines.vllm.server_metrics import read_metrics
+
+    return read_metrics(await client.metrics_text())["num_requests_running"]
+
+
+async def generated(client: VllmClient) -> float:
+    from openenv_pipe.engines.vllm.server_metrics import read_metrics
+
+    return read_metrics(await client.metrics_text())["generation_tokens_total"]
+
+
+# --- publishing ----------------------------------------------------------------------------------
+
+
+async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp_path):
+    """Trap 16: the prompt is the same every time, the adapter's name never is."""
+    async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
+        for version in range(1, 6):
+            change(policy, 0.01 * version)
+            await engine.publish(version)
+            assert (await engine.metrics())["canary/difference"] < 1e-4
+        client = engine._life.client
+        async with client._http.get(f"{client.url}/v1/models") as response:
+            names = [model["id"] for model in (await response.json())["data"]]
+        kept = engine._publisher._kept
+        ours = kept[0].folder.parent.name
+        served = [name for name in names if name.startswith(ours)]
+        assert served == [published.name for published in kept]
+        assert [published.version for published in kept] == [3, 4, 5]
+        folders = sorted(kept[0].folder.parent.glob("*-step-*"))
+        assert [folder.name for folder in folders] == served
+
+
+@pytest.mark.parametrize("way", ["merged", "full"])
+async def test_all_weights_are_published_into_requests_under_way(
+    vllm_served, tmp_path, base_weights, way
+):
+    """Each turn knows the versions that sampled it. Trap 16: what the cache held is gone."""
+    overrides = [LORA, "engine.publish=merged"] if way == "merged" else []
+    async with opened(vllm_served, tmp_path, *overrides) as (engine, policy):
+        engine.expect(4, 4)
+        under_way = [
+            asyncio.create_task(engine.generate(request(number, seed=number, max_tokens=240)))
+            for number in range(4)
+        ]
+        await asyncio.sleep(0.2)
+        change(policy)
+        await engine.publish(1)
+        completions = await asyncio.gather(*under_way)
+        assert [0, 1] in [completion.policy_versions for completion in completions]
+        measured = await engine.metrics()
+        assert measured["canary/difference"] < 1e-4 < measured["canary/moved"]
+        episodes = all_episodes(await collect(policy, engine=engine, host=FakeHost()))
+        assert largest_difference(policy, episodes, 1.0) < 1e-4
+
+
+async def test_an_adapter_stays_with_its_requests(vllm_served, tmp_path):
+    async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
+        engine.expect(2, 2)
+        old = asyncio.create_task(engine.generate(request(0, max_tokens=240)))
+        await asyncio.sleep(0.2)
+        change(policy)
+        await engine.publish(1)
+        new = await engine.generate(request(1, max_tokens=4))
+        assert (await old).policy_versions == [0]
+        assert new.policy_versions == [1]
+
+
+async def test_a_way_that_does_not_fit_the_model_is_refused(vllm_served, tmp_path):
+    for overrides in (["engine.publish=adapter"], [LORA, "engine.publish=full"]):
+        with pytest.raises(ConfigError, match=r"engine\.publish=.* does not fit"):
+            async with opened(vllm_served, tmp_path, *overrides):
+                pass
+
+
+# --- the canary ----------------------------------------------------------------------------------
+
+
+async def test_a_stale_adapter_stops_the_run(vllm_served, tmp_path, monkeypatch):
+    """Trap 16, made on purpose: a new name for the old weights. Both numbers are told."""
+    async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
+        client = engine._life.client
+        load, old = client.load_adapter, engine._publisher._kept[-1].folder
+        monkeypatch.setattr(client, "load_adapter", lambda name, folder: load(name, old))
+        change(policy)
+        with pytest.raises(TrainingError, match=r"-\d+\.\d+ there and -\d+\.\d+ here"):
+            await engine.publish(1)
+
+
+async def test_an_adapter_that_is_not_applied_stops_the_run(vllm_served, tmp_path, monkeypatch):
+    """Trap 17: a server that says 200 and serves the base."""
+    generate = VllmClient._generate
+
+    async def ignoring_adapters(self, model, token_ids, sampling):
+        return await generate(self, BASE, token_ids, sampling)
+
+    monkeypatch.setattr(VllmClient, "_generate", ignoring_adapters)
+    with pytest.raises(TrainingError, match="does not apply adapters"):
+        async with opened(vllm_served, tmp_path, LORA):
+            pass
+
+
+async def test_raw_logprobs_stop_the_run(vllm_served, tmp_path, monkeypatch):
+    """Trap 5: logprobs without the temperature are those of another distribution."""
+    next_logprobs = VllmClient.next_logprobs
+
+    async def raw(self, model, token_ids, wanted, temperature):
+        return await next_logprobs(self, model, token_ids, wanted, 1.0)
+
+    monkeypatch.setattr(VllmClient, "next_logprobs", raw)
+    with pytest.raises(TrainingError, match="another policy than the trainer"):
+        async with opened(vllm_served, tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("fault", ["keys of old weights", "an old head"])
+async def test_half_a_reload_stops_the_run(vllm_served, tmp_path, base_weights, monkeypatch, fault):
+    """Traps 16 and 18: the cache was not emptied, or the head computes with what it was."""
+    post = VllmClient._post
+
+    async def faulty(self, path, body=None, *rest):
+        # A pause empties the cache as well, if nothing is under way.
+        emptying = ("/pause", "/reset_prefix_cache", "/resume")
+        if fault == "keys of old weights" and path.startswith(emptying):
+            return b""
+        if fault == "an old head" and path == "/collective_rpc":
+            await post(self, path, body | {"method": "reload_weights"}, *rest)
+            return b'{"results": [{"problem": ""}]}'
+        return await post(self, path, body, *rest)
+
+    async with opened(vllm_served, tmp_path) as (engine, policy):
+        monkeypatch.setattr(VllmClient, "_post", faulty)
+        change(policy)
+        with pytest.raises(TrainingError, match="another policy than the trainer"):
+            await engine.publish(1)
+        monkeypatch.undo()
+
+
+async def test_a_folder_without_weights_is_refused_and_the_server_lives(vllm_served, tmp_path):
+    async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
+        with pytest.raises(EngineError, match=r"no \*\.safetensors"):
+            await client.reload_weights(tmp_path, "1")
+        with pytest.raises(EngineError, match="404"):
+            await client.load_adapter("nobody", tmp_path / "nowhere")
+        with contextlib.suppress(EngineError):
+            await client.unload_adapter("nobody")
+        (sampled,) = await client.generate(BASE, [1, 2, 3], {"max_tokens": 2, "seed": 1})
+        assert len(sampled.token_ids) == 2

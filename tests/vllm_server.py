@@ -1,0 +1,90 @@
+"""A real vLLM server for the tests that attach to one, shared by all of them; and its model.
+
+It serves the tiny model of `conf=smoke` with adapters allowed, so that every way to publish can be
+tried on it. Tests that change all weights give the base back: see `base_weights`.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.install import VERSION, Installed, find_build, find_installed
+from openenv_pipe.engines.vllm.launch import ManagedServer
+from openenv_pipe.engines.vllm.server_command import Plan
+from openenv_pipe.learner.load import load_policy
+from openenv_pipe.learner.policy import Policy
+from openenv_pipe.learner.publication import Publication
+
+START_LIMIT_S = 400.0  # 20 to 30 s on two idle cores
+LORA_RANK = 8
+SMALL = (
+    "conf=smoke",
+    "engine=vllm",
+    "num_threads=1",
+    "device=cpu",
+    "host.sessions_per_server=8",
+    "env.max_episode_tokens=256",
+    "trainer.warm_start.steps=0",
+    "trainer.steps=3",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """A server that is up."""
+
+    url: str
+    base: Path  # the model's folder
+    log: Path
+
+    @property
+    def attach(self) -> tuple[str, str]:
+        """Overrides that make a run use it."""
+        return "engine.launch=attach", f"engine.url={self.url}"
+
+
+def installed_vllm() -> Installed | str:
+    """The environment, or the reason why tests without one are skipped."""
+    build = find_build()
+    command = f"openenv-pipe engine install vllm --build {build}"
+    return find_installed(build) or f"not installed: vLLM {VERSION} ({build}); {command}"
+
+
+def small_config(*overrides: str) -> RunConfig:
+    return compose([*SMALL, *overrides]).config
+
+
+def small_policy(config: RunConfig) -> Policy:
+    return load_policy(config.model, seed=config.seed, device=torch.device("cpu"))
+
+
+@contextmanager
+def vllm_server(installed: Installed, folder: Path) -> Iterator[Served]:
+    """The server, for the length of the block."""
+    config, base = small_config(), folder / "base"
+    Publication(small_policy(config)).write_base(base)
+    plan = Plan(model=str(base), revision=None, build="cpu", dtype="float32", lora_rank=LORA_RANK)
+    log = folder / "engine.log"
+    server = ManagedServer(plan, config.engine, installed.python, log)
+    try:
+        asyncio.run(_start(server))
+        yield Served(url=server.url, base=base, log=log)
+    finally:
+        asyncio.run(server.stop())
+
+
+async def _start(server: ManagedServer) -> None:
+    await server.start()
+    deadline = time.monotonic() + START_LIMIT_S
+    async with VllmClient(server.url, api_key=None, request_timeout_s=60) as client:
+        while not await client.is_healthy(5.0):
+            assert time.monotonic() < deadline, f"no server within {START_LIMIT_S} s: {server.log}"
+            await asyncio.sleep(0.1)
