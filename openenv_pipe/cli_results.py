@@ -35,8 +35,8 @@ def evaluate(
 
     \b
     openenv-pipe eval runs/wordle/latest
-    openenv-pipe eval runs/wordle/latest@start runs/wordle/latest runs/wordle/0003
-    openenv-pipe eval runs/wordle/latest eval.samples_per_task=8 eval.temperature=1 eval.greedy=true
+    openenv-pipe eval runs/wordle/0001@start runs/wordle/0001 runs/wordle/0002
+    openenv-pipe eval runs/wordle/latest eval.temperature=1 eval.greedy=true
     openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
     """
     runs = [word for word in subjects if _is_run(word)]

@@ -125,5 +125,19 @@ def disk_bytes(shape: Shape, config: RunConfig) -> int:
     num_resumable = min(num_kept, saved.num_resumable + 1)  # one more while the next is written
     checkpoints = weights * (num_kept + OPTIMIZER_COPIES * num_resumable)
     num_episodes = trainer.steps * trainer.tasks_per_step * trainer.group_size
+    num_episodes += _num_eval_episodes(config)
     episodes = num_episodes * config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
     return checkpoints + episodes
+
+
+def _num_eval_episodes(config: RunConfig) -> int:
+    """Those of the three stages, greedy ones if asked for, scripted players, and between steps."""
+    settings, during = config.eval, config.eval.during
+    num_players = len(config.env.baselines) if settings.baselines else 0
+    of_one = settings.num_tasks * settings.samples_per_task
+    between = (during.num_tasks or settings.num_tasks) * (
+        during.samples_per_task or settings.samples_per_task
+    )
+    num_between = config.trainer.steps // during.every if during.every else 0
+    greedy = 3 * settings.num_tasks if settings.greedy else 0
+    return (3 + num_players) * of_one + greedy + num_between * between

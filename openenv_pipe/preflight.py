@@ -57,6 +57,8 @@ def _check_code(config: RunConfig) -> Iterator[Line]:
     if (dotted := _policy_path(config)) is not None:
         load_callable(dotted)
         yield Line("policy", Result.OK, dotted)
+    for dotted in config.env.baselines.values() if config.eval.baselines else ():
+        load_callable(dotted)
 
 
 def _policy_path(config: RunConfig) -> str | None:

@@ -53,6 +53,8 @@ def test_every_experiment_composes_with_every_model(experiment, model):
     assert (find_env(config.env.package) / "openenv.yaml").is_file()
     if config.trainer.warm_start.policy:
         load_callable(config.trainer.warm_start.policy)
+    for policy in config.env.baselines.values():
+        load_callable(policy)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
