@@ -1,23 +1,27 @@
 """What a checkpoint's folder holds, and how training goes on from it, to the bit.
 
-Weights or adapter, tokenizer and counters for everyone; in `resume/` the optimizer, the reference
-and the random states. Tensors are safetensors only; nothing is ever unpickled.
+Weights or adapter, tokenizer and counters for everyone; in `resume/` the optimizer and the
+reference. Tensors are safetensors only; nothing is ever unpickled.
 """
 
+import contextlib
+import errno
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from peft import set_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.policy import Policy
-from openenv_pipe.learner.randomness import random_state, restore_random_state
 
 OPTIMIZER, REFERENCE = "optimizer.safetensors", "reference.safetensors"
-RANDOM, PROGRESS = "random.json", "progress.json"
+PROGRESS = "progress.json"
 
 
 def save_weights(folder: Path, policy: Policy, *, steps: int, warm_start_steps: int) -> None:
@@ -25,8 +29,9 @@ def save_weights(folder: Path, policy: Policy, *, steps: int, warm_start_steps: 
 
     `steps` of GRPO and `warm_start_steps` are those that the weights have behind them.
     """
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    with _full_disk_as_os_error(folder):
+        policy.model.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
     _sort_target_modules(folder / "adapter_config.json")
     _write(folder / "counters.json", {"steps": steps, "warm_start_steps": warm_start_steps})
 
@@ -45,14 +50,14 @@ def load_weights(folder: Path, policy: Policy) -> None:
 
 def save_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> None:
     """Writes what the next step needs beside the weights into an empty folder."""
-    if optimizer is not None and (tensors := optimizer.tensors()):
-        save_file(tensors, folder / OPTIMIZER)
-    if policy.reference is not None:
-        named = {str(number): tensor for number, tensor in enumerate(policy.reference)}
-        save_file(named, folder / REFERENCE)
+    with _full_disk_as_os_error(folder):
+        if optimizer is not None and (tensors := optimizer.tensors()):
+            save_file(tensors, folder / OPTIMIZER)
+        if policy.reference is not None:
+            named = {str(number): tensor for number, tensor in enumerate(policy.reference)}
+            save_file(named, folder / REFERENCE)
     steps_taken = optimizer.num_steps_taken if optimizer is not None else 0
     _write(folder / PROGRESS, {"optimizer_steps": steps_taken})
-    _write(folder / RANDOM, random_state())
 
 
 def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> None:
@@ -63,8 +68,17 @@ def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> 
     if (folder / REFERENCE).exists():
         named = load_file(folder / REFERENCE, device=str(policy.device))
         policy.keep_reference([named[str(number)] for number in range(len(named))])
-    if (folder / RANDOM).exists():
-        restore_random_state(json.loads((folder / RANDOM).read_text()))
+
+
+@contextlib.contextmanager
+def _full_disk_as_os_error(folder: Path) -> Iterator[None]:
+    """safetensors has an error of its own for it."""
+    try:
+        yield
+    except SafetensorError as error:
+        if "No space left" not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

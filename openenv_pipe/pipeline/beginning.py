@@ -15,7 +15,7 @@ from openenv_pipe.config.changes import changed_keys
 from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, RANDOM, REFERENCE
+from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.run import Course, refuse_what_cannot_learn, run
 from openenv_pipe.pipeline.sources import ORDER
 from openenv_pipe.progress import Progress, build_progress
@@ -39,7 +39,6 @@ MAY_CHANGE = ("trainer.steps", "trainer.checkpoint.", "eval.during.", "tracker."
 PARTS = (
     ("the optimizer", (OPTIMIZER, PROGRESS), ("trainer.optimizer.type",)),
     ("the reference", (REFERENCE,), ()),
-    ("the random state", (RANDOM,), ("seed",)),
     ("the order of tasks", (ORDER,), ("seed", "env.tasks")),
 )
 Changed = dict[str, list[JsonValue]]

@@ -8,6 +8,7 @@ from pathlib import Path
 from openenv_pipe.grpo.advantages import step_advantages
 from openenv_pipe.grpo.samples import build_sample
 from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.randomness import seed_step
 from openenv_pipe.pipeline.saving import Saver
 from openenv_pipe.pipeline.sources import GroupSource
 from openenv_pipe.pipeline.steps import Journal, Workbench, to_the_end
@@ -26,6 +27,7 @@ class ReinforceStage:
         self.step = 0
         self.in_step = False  # weights are between two steps: not to be saved
         self._trainer = bench.config.trainer
+        self._seed = bench.config.seed
         self._bench = bench
         self._source = source
         self._saver = saver
@@ -47,6 +49,7 @@ class ReinforceStage:
     async def advance(self) -> None:
         """One step, and its checkpoint if one is due."""
         started = time.perf_counter()
+        seed_step(self._seed, "grpo", self.step + 1)
         groups = await self._source.groups(self.step + 1)
         await to_the_end(self._learn(groups, started))
         if self._is_due():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -135,4 +136,9 @@ def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> N
     with contextlib.suppress(OSError, PipeError):  # a full disk must not hide the error itself
         folder.finish("interrupted" if interrupted else "failed", cause=cause)
         progress.note(f"{cause.splitlines()[0]}; what is there: {write_report(folder)}")
-        progress.note(f"to go on: openenv-pipe train --resume {folder.path}")
+    first = "free some space, then " if _is_full_disk(error) else ""
+    progress.note(f"to go on: {first}openenv-pipe train --resume {folder.path}")
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

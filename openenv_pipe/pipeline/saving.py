@@ -96,7 +96,7 @@ class Saver:
     def load_progress(
         self, checkpoint: Path, optimizer: Optimizer | None, warm_start: WarmStart | None = None
     ) -> None:
-        """Optimizer, reference and random states are those of the checkpoint."""
+        """Optimizer and reference are those of the checkpoint."""
         load_progress(checkpoint / RESUME, self._policy, optimizer)
         if warm_start is not None:
             warm_start.restore(read_json(checkpoint / RESUME / WARM_START))

@@ -22,6 +22,8 @@ class GroupSource(Protocol):
 
     version: int  # of the weights that it was last told of, by `publish` or by `load`
 
+    version: int  # of the weights that it was last told of, by `publish` or by `load`
+
     async def demonstrations(self) -> list[Group]:
         """What the warm start imitates."""
         ...
@@ -64,6 +66,7 @@ class PlayedGroups:
         tasks = parts.config.env.tasks
         self._order = build_order(tasks.order, parts.tasks.train, parts.config.seed)
         self._num_taken: int | None = None  # of the order; None: as many as without rounds
+        self.version = 0
         self.version = 0
 
     async def demonstrations(self) -> list[Group]:
@@ -122,6 +125,7 @@ class PlayedGroups:
     def load(self, folder: Path) -> None:
         if (folder / ORDER).exists():
             state = read_json(folder / ORDER)
+            self.version = state["version"]
             self.version = state["version"]
             self._num_taken = state["num_taken"]
             self._order.restore(state["order"])

@@ -3,11 +3,9 @@
 The same story is told from the beginning, and from any checkpoint on.
 """
 
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
-from openenv_pipe.learner.randomness import kept_random_state, seed_everything
 from openenv_pipe.pipeline.reinforce import ReinforceStage
 from openenv_pipe.pipeline.saving import Saver
 from openenv_pipe.pipeline.sources import GroupSource
@@ -16,8 +14,6 @@ from openenv_pipe.pipeline.warm_start import WarmStartStage
 from openenv_pipe.progress import Progress
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.folder import RunFolder
-
-Result = TypeVar("Result")
 
 
 class Evaluator(Protocol):
@@ -64,19 +60,18 @@ class Story:
 
         Returns why it ended before its last step, if it did.
         """
-        seed_everything(self._bench.config.seed)
         place = Place.of(checkpoint) if checkpoint else None
         if checkpoint:
             await self._bench.compute(self._saver.load, checkpoint)
-            await self._source.publish(place.step if place.stage == "grpo" else 0)
+            await self._source.publish(self._source.version)
         if place == self._origin:
-            await self._play(self._evaluations.baselines())
-            await self._evaluate("start", place.step if place else 0)
+            await self._evaluations.baselines()
+            await self._evaluations.stage("start", place.step if place else 0)
         if self._trainer.warm_start.steps and (place is None or place.stage == "warm_start"):
             await self._run_warm_start(checkpoint)
             checkpoint, place = None, Place("grpo", 0)
         if place == Place("grpo", 0) != self._origin:
-            await self._evaluate("warm_start", 0)
+            await self._evaluations.stage("warm_start", 0)
         return await self._run_grpo(checkpoint) if self._trainer.steps else None
 
     async def close(self) -> None:
@@ -106,19 +101,11 @@ class Story:
         self._reinforce = stage
         reason = None
         while stage.step < self._trainer.steps and stage.step != self._stop_after:
-            reason = await self._play(self._evaluations.during(stage.step))
+            reason = await self._evaluations.during(stage.step)
             if reason is not None:
                 break
             await stage.advance()
         await stage.conclude()
         if stage.step != self._stop_after:
-            await self._evaluate("trained", stage.step)
+            await self._evaluations.stage("trained", stage.step)
         return reason
-
-    async def _evaluate(self, label: str, step: int) -> None:
-        await self._play(self._evaluations.stage(label, step))
-
-    async def _play(self, evaluation: Coroutine[Any, Any, Result]) -> Result:
-        """Whatever an evaluation draws, training draws on from where it was."""
-        with kept_random_state():
-            return await evaluation

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openenv_pipe.grpo.samples import build_sample
+from openenv_pipe.learner.randomness import seed_step
 from openenv_pipe.learner.warm_start import WarmStart
 from openenv_pipe.pipeline.saving import Saver
 from openenv_pipe.pipeline.sources import GroupSource
@@ -69,6 +70,7 @@ class WarmStartStage:
 
     async def _imitate(self, samples: Sequence[Sample]) -> None:
         started = time.perf_counter()
+        seed_step(self._bench.config.seed, "warm_start", self.step + 1)
         self.in_step = True
         metrics = await self._bench.compute(self._stage.step, samples)
         self.step += 1

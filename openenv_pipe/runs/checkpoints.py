@@ -2,7 +2,7 @@
 
     checkpoints/
       step_000040/       weights or adapter, tokenizer, counters.json, digests.json
-        resume/          optimizer, random states, order of tasks; digests.json of its own
+        resume/          optimizer, reference, order of tasks; digests.json of its own
       warm_start_000060/ the same, during the warm start; goes when the warm start is over
       best -> step_000040
 

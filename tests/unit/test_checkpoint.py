@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from openenv_pipe.learner.checkpoint import (
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.load import load_policy
 from openenv_pipe.learner.optimizer import Optimizer
-from openenv_pipe.learner.randomness import seed_everything
 
 TOKEN_IDS = torch.tensor([[5, 6, 7, 8, 200]])
 TEXT = (".json", ".jinja", ".md")
@@ -123,7 +121,7 @@ def test_before_the_first_step_an_optimizer_has_nothing_to_keep(tmp_path):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path, lora_rank, optimizer):
-    """Trap 26, of the learner alone: weights, optimizer, schedule, reference, random states."""
+    """Trap 26, of the learner alone: weights, optimizer, schedule, reference."""
     changes = {
         "trainer.optimizer.type": optimizer,
         "trainer.optimizer.lr": 1e-2,
@@ -140,18 +138,17 @@ def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path, lora_rank, o
         return Learner(policy, trainer, max_episode_tokens=120, seed=0)
 
     def advance(it, steps):
-        return [it.update(random_samples(step), step) for step in steps] + [random.random()]
+        metrics = [it.update(random_samples(step), step) for step in steps]
+        untimed = [{key: m[key] for key in m if not key.startswith("time/")} for m in metrics]
+        return untimed
 
-    seed_everything(7)
     whole = learner()
     metrics = [advance(whole, [1, 2]), advance(whole, [3, 4])]
-    seed_everything(7)
     first = learner()
     again = [advance(first, [1, 2])]
     save_weights(tmp_path, first.policy, steps=2, warm_start_steps=0)
     (tmp_path / "resume").mkdir()
     save_progress(tmp_path / "resume", first.policy, first.optimizer)
-    seed_everything(8)
     second = learner()
     load_weights(tmp_path, second.policy)
     load_progress(tmp_path / "resume", second.policy, second.optimizer)
@@ -172,7 +169,10 @@ def test_equal_trainings_have_equal_digests(tmp_path, lora_rank):
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     values = tiny_model().model_dump()
-    values = {key: values[key] for key in ("lora", "dtype", "autocast", "chat_template")}
+    values = {
+        key: values[key]
+        for key in ("lora", "dtype", "autocast", "activation_checkpointing", "chat_template")
+    }
     config = run_config(
         {"model": values | {"type": "hub", "path": str(tmp_path), "revision": None}}
     ).model
