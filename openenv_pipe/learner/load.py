@@ -48,7 +48,13 @@ def load_policy(
         with warnings.catch_warnings():  # peft 0.21 asks transformers 5 by an old name
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             model = _with_adapter(model, config, checkpoint)
-    return Policy(model, tokenizer, device=device, autocast=_DTYPES[config.autocast])
+    return Policy(
+        model,
+        tokenizer,
+        device=device,
+        autocast=_DTYPES[config.autocast],
+        activation_checkpointing=config.activation_checkpointing,
+    )
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

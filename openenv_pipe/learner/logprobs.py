@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_ELEMENTS = 1 << 22  # of U x C: logits at a time
-KEPT_ELEMENTS = 1 << 24  # logits that are kept for the backward pass
+from openenv_pipe.learner.embedding import adds_in_place, gradient_of
+
+CHUNK_ELEMENTS = 1 << 21  # of U x C: logits at a time
+KEPT_ELEMENTS = 1 << 22  # logits that are kept for the backward pass
 MIN_COLUMNS = 256
 
 
@@ -100,15 +102,20 @@ class _Fused(torch.autograd.Function):
         ctx.entropy_gradient = entropy_gradient
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy_U)
-        ctx.save_for_backward(hidden_UH, weight_VH, bias_V, targets_U, lse_U, entropy_U)
+        ctx.weight = weight_VH
+        ctx.save_for_backward(hidden_UH, bias_V, targets_U, lse_U, entropy_U)
         return target_U - lse_U, entropy_U
 
     @staticmethod
     def backward(ctx: Any, grad_U: torch.Tensor, entropy_grad_U: torch.Tensor) -> tuple[Any, ...]:
-        hidden_UH, weight_VH, bias_V, targets_U, lse_U, entropy_U = ctx.saved_tensors
+        hidden_UH, bias_V, targets_U, lse_U, entropy_U = ctx.saved_tensors
+        weight_VH = ctx.weight.detach()
         head, needs = ctx.head, ctx.needs_input_grad
         hidden_grad = torch.zeros_like(hidden_UH, dtype=torch.float32) if needs[0] else None
-        weight_grad = torch.empty_like(weight_VH) if needs[1] else None
+        in_place = needs[1] and adds_in_place(ctx.weight)
+        weight_grad = None
+        if needs[1]:
+            weight_grad = gradient_of(ctx.weight) if in_place else torch.zeros_like(weight_VH)
         bias_grad = torch.empty_like(bias_V) if needs[2] else None
         for columns in head.stretches():
             logits_UC = ctx.kept.pop(columns.start, None)
@@ -126,7 +133,7 @@ class _Fused(torch.autograd.Function):
                 delta_UC.div_(head.temperature)
             head.backward(delta_UC, columns, hidden_grad, weight_grad, bias_grad)
         hidden_grad = None if hidden_grad is None else hidden_grad.to(hidden_UH.dtype)
-        return hidden_grad, weight_grad, bias_grad, None, None, None, None
+        return hidden_grad, None if in_place else weight_grad, bias_grad, None, None, None, None
 
 
 class _Head:
@@ -175,9 +182,10 @@ class _Head:
             else:
                 hidden_grad += rounded_UC @ weight_CH
         if weight_grad is not None:
-            torch.mm(rounded_UC.t(), self._hidden_UH, out=weight_grad[columns]) if (
-                weight_grad.dtype is self._dtype
-            ) else weight_grad[columns].copy_(rounded_UC.t() @ self._hidden_UH)
+            if weight_grad.dtype is self._dtype:
+                weight_grad[columns].addmm_(rounded_UC.t(), self._hidden_UH)
+            else:
+                weight_grad[columns] += rounded_UC.t() @ self._hidden_UH
         if bias_grad is not None:
             bias_grad[columns] = delta_UC.sum(dim=0)
 

@@ -4,13 +4,18 @@ Shape letters: B rows, T tokens, N trained tokens of a batch, U of them to compu
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openenv_pipe.chat import ChatFormat
 from openenv_pipe.learner.attention import PackedRow
+from openenv_pipe.learner.embedding import embed
 from openenv_pipe.learner.logprobs import token_logprobs
 from openenv_pipe.types import Batch
 
@@ -23,7 +28,13 @@ class Policy:
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, device: torch.device, autocast: torch.dtype
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        device: torch.device,
+        autocast: torch.dtype,
+        activation_checkpointing: bool = False,
     ) -> None:
         self.model = model.to(device)
         self.tokenizer = tokenizer
@@ -32,13 +43,20 @@ class Policy:
         self.end_id = self.chat.end_id
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._decoder = inner.get_decoder()
-        self._head = inner.get_output_embeddings()
+        self._embedding, self._head = inner.get_input_embeddings(), inner.get_output_embeddings()
         text = inner.config.get_text_config()
         self.num_layers = text.num_hidden_layers
         self.max_length: int | None = getattr(text, "max_position_embeddings", None)
         self.packs_rows = True  # the canary says whether the architecture allows it
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
+        self._checkpointed: list[torch.nn.Module] = []
+        if activation_checkpointing:
+            layers = (m for m in inner.modules() if isinstance(m, GradientCheckpointingLayer))
+            self._checkpointed = list(layers)
+        for layer in self._checkpointed:
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
         self.model.eval()
 
     @property
@@ -103,14 +121,30 @@ class Policy:
         if not self.packs_rows:
             return self._padded_hidden(batch)
         no_mask = torch.empty(1, 1, 1, 1, device=self.device)  # four dimensions: taken as it is
-        with self._precision():
+        with self._precision(), self._checkpointing():
             return self._decoder(
-                input_ids=batch.token_ids[None],
+                inputs_embeds=embed(self._embedding, batch.token_ids[None]),
                 attention_mask=no_mask,
                 position_ids=batch.positions[None],
                 use_cache=False,
                 packed_row=PackedRow(batch.nodes, self.device),
             ).last_hidden_state[0]
+
+    @contextlib.contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        """Layers keep only their inputs, if that is asked for.
+
+        transformers does so in training mode alone, which is therefore lent to the layers; their
+        parts, where dropout would act, stay as they are. Outside of it the engine needs its cache.
+        """
+        before = [layer.training for layer in self._checkpointed]
+        for layer in self._checkpointed:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer, mode in zip(self._checkpointed, before, strict=True):
+                layer.training = mode
 
     def _padded_hidden(self, batch: Batch) -> torch.Tensor:
         """The same without any attention of ours: samples side by side, padded on the right."""
@@ -119,26 +153,59 @@ class Policy:
         padded_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         lengths_B1 = torch.tensor([[len(row)] for row in rows], device=self.device)
         is_token_BT = torch.arange(padded_BT.shape[1], device=self.device) < lengths_B1
-        return self.hidden(padded_BT)[is_token_BT]
+        with self._checkpointing():
+            return self.hidden(padded_BT)[is_token_BT]
+
+    def twin(self) -> "Policy":
+        """Another with the weights of this one, to sample while this one learns.
+
+        What is not trained is the same tensors in both.
+        """
+        shared = {id(values): values for values in self.model.parameters()}
+        own = {id(values) for _, values in self.trained_parameters()}
+        memo = {key: values for key, values in shared.items() if key not in own}
+        model = copy.deepcopy(self.model, memo)
+        return Policy(model, self.tokenizer, device=self.device, autocast=self._autocast)
+
+    @torch.no_grad()
+    def follow(self, other: "Policy") -> None:
+        """Takes over the trained weights of its twin."""
+        pairs = zip(self.trained_parameters(), other.trained_parameters(), strict=True)
+        for (_, mine), (_, theirs) in pairs:
+            mine.copy_(theirs)
 
     def keep_reference(self, weights: list[torch.Tensor] | None = None) -> None:
         """From now on `reference_logprobs` answers for the policy as it is, or with `weights`.
 
-        Only what is trained is copied: the adapter where there is one, never the model under it.
+        Only what is trained is copied: the adapter where there is one, never the model under it;
+        and of an adapter that does nothing yet, nothing: the reference is then the model without.
         """
-        own = (parameter.data.clone() for _, parameter in self.trained_parameters())
-        self._reference = list(own) if weights is None else weights
+        if weights is not None:
+            self._reference = weights
+        elif self._adapter_is_nothing():
+            self._reference = []
+        else:
+            self._reference = [values.data.clone() for _, values in self.trained_parameters()]
+
+    def _adapter_is_nothing(self) -> bool:
+        """True if the policy is the model under its adapter, as before the first step."""
+        trained = self.trained_parameters()
+        return all("lora_" in name for name, _ in trained) and not any(
+            values.any() for name, values in trained if "_B." in name
+        )
 
     @property
     def reference(self) -> list[torch.Tensor] | None:
-        """The reference's values of the trained parameters, None if none is kept."""
+        """The reference's values of the trained parameters; [] for the model without its adapter,
+        None if no reference is kept."""
         return self._reference
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
         """Logprobs [N] of the reference. Not between a forward pass and its backward pass."""
         assert self._reference is not None, "keep_reference was not called"
-        with self._lent_weights(self._reference):
+        without = self._lent_weights if self._reference else lambda _: self.model.disable_adapter()
+        with without(self._reference):
             return self.logprobs(batch, temperature)[0]
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from openenv_pipe.learner import logprobs as module
+from openenv_pipe.learner.embedding import embed
 from openenv_pipe.learner.logprobs import token_logprobs
 
 ROWS, HIDDEN, VOCABULARY = 7, 5, 23
@@ -37,7 +38,11 @@ def numbers_and_gradients(found, given):
     total = (logprobs * weights).sum()
     if entropies.requires_grad:
         total = total + (entropies * weights.flip(0)).sum()
-    return [logprobs, entropies, *torch.autograd.grad(total, given)]
+    total.backward()
+    gradients = [tensor.grad for tensor in given]
+    for tensor in given:
+        tensor.grad = None
+    return [logprobs, entropies, *gradients]
 
 
 @pytest.mark.parametrize("kind", [torch.nn.Linear, PlusOne])
@@ -66,6 +71,22 @@ def test_numbers_and_gradients_are_autograds(chunks, kind, bias, temperature, en
         numbers_and_gradients(found, given), numbers_and_gradients(expected, given), strict=True
     ):
         assert torch.allclose(seen, value, atol=1e-5)
+
+
+def test_gradients_add_up_in_a_tied_matrix():
+    """Of the embedding and of the head, over two batches, as torch's own have them."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False)
+    embedding = torch.nn.Embedding(VOCABULARY, HIDDEN, padding_idx=3)
+    embedding.weight = head.weight
+    ids, targets = torch.tensor([5, 3, 5, 0, 7, 8, 9]), torch.tensor([0, 3, 4, 22, 11, 11, 19])
+    options = {"temperature": 1.0, "precision": torch.float32, "entropy_gradient": False}
+    for _ in range(2):
+        token_logprobs(embed(embedding, ids), targets, head=head, **options)[0].sum().backward()
+    seen, head.weight.grad = head.weight.grad, None
+    for _ in range(2):
+        by_autograd(embedding(ids), targets, head, 1.0)[0].sum().backward()
+    assert torch.allclose(seen, head.weight.grad, atol=1e-5)
 
 
 def test_no_stretch_is_larger_than_its_bound(monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fakes import CPU, random_samples, run_config, tiny_model, tiny_policy, trained_tensors
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.grpo.packing import pack
@@ -69,7 +70,7 @@ def test_bfloat16_is_near_float32(lora_rank):
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_reference_stays_what_the_policy_was(lora_rank):
-    """Of the trained parameters alone: with an adapter, not of the model under it."""
+    """A copy only where all is trained: a new adapter is nothing, and is switched off."""
     policy = tiny_policy(lora_rank=lora_rank)
     before = logprobs_of(policy, 0.7)
     num_parameters = policy.num_parameters
@@ -79,8 +80,8 @@ def test_the_reference_stays_what_the_policy_was(lora_rank):
     assert torch.equal(policy.reference_logprobs(BATCH, 0.7), before)
     assert not torch.allclose(logprobs_of(policy, 0.7), before, atol=1e-2)
     assert policy.num_parameters == num_parameters
-    kept = sum(tensor.numel() for tensor in policy._reference)
-    assert kept == sum(parameter.numel() for _, parameter in policy.trained_parameters())
+    kept = sum(tensor.numel() for tensor in policy.reference)
+    assert kept == (0 if lora_rank else num_parameters)
 
 
 def test_the_reference_of_an_adapter_is_the_policy_after_its_warm_start():
@@ -90,6 +91,8 @@ def test_the_reference_of_an_adapter_is_the_policy_after_its_warm_start():
     policy.keep_reference()
     change(policy)
     assert torch.equal(policy.reference_logprobs(BATCH, 1.0), warmed)
+    kept = sum(tensor.numel() for tensor in policy.reference)
+    assert kept == sum(parameter.numel() for _, parameter in policy.trained_parameters())
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
@@ -156,6 +159,33 @@ def test_dropout_acts_while_learning_only(lora_rank):
     with policy.learning():
         assert torch.equal(logits_of(policy), logits_of(policy)) == (lora_rank == 0)
     assert torch.equal(logits_of(policy), logits_of(policy))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("packs_rows", [True, False])
+def test_layers_that_are_computed_again_give_the_same_gradients(lora_rank, packs_rows, monkeypatch):
+    """Each layer runs twice, and the mode of no module has changed."""
+    runs = []
+    forward = Qwen3MLP.forward
+    monkeypatch.setattr(
+        Qwen3MLP,
+        "forward",
+        lambda self, hidden: runs.append(self.training) or forward(self, hidden),
+    )
+    gradients = []
+    for again in (False, True):
+        config = tiny_model(lora_rank=lora_rank)
+        config = config.model_copy(update={"activation_checkpointing": again})
+        policy = load_policy(config, seed=0, device=CPU)
+        policy.packs_rows = packs_rows
+        change(policy)
+        runs.clear()
+        policy.logprobs(BATCH, 1.0)[0].sum().backward()
+        assert len(runs) == policy.num_layers * (2 if again else 1)
+        assert not any(runs)
+        assert not any(module.training for module in policy.model.modules())
+        gradients.append([parameter.grad for parameter in trained_tensors(policy)])
+    assert all(map(torch.equal, *gradients))
 
 
 def test_a_chat_template_that_cannot_be_trained_on_is_refused_at_the_start():

@@ -20,6 +20,9 @@ class _Model(Block):
     lora: LoraConfig
     dtype: Literal["float32", "bfloat16"] = Field(description="of the weights")
     autocast: Literal["float32", "bfloat16"] = Field(description="of matrix products")
+    activation_checkpointing: bool = Field(
+        description="layers are computed again in the backward pass: slower, less memory"
+    )
     chat_template: str | None = Field(description="Jinja chat template; null: the tokenizer's own")
 
 

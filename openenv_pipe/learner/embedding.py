@@ -1,0 +1,48 @@
+"""Token embeddings whose gradient goes straight to the rows it belongs to.
+
+torch's own makes a matrix of the whole vocabulary for every backward pass, which for small models
+is most of their memory. Here, and in `logprobs.py`, a parameter's gradient is added to in place.
+"""
+
+from typing import Any
+
+import torch
+
+
+def embed(embedding: torch.nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
+    """What the module gives for the ids; a module that does more than look up is left to itself."""
+    is_plain = type(embedding) is torch.nn.Embedding and not embedding._forward_hooks
+    if is_plain and adds_in_place(embedding.weight):
+        return _Rows.apply(embedding.weight, token_ids, embedding.padding_idx)
+    return embedding(token_ids)
+
+
+def adds_in_place(weight: torch.Tensor) -> bool:
+    """True for parameters whose `grad` may be written by hand: nobody waits for it in autograd."""
+    return weight.requires_grad and weight.is_leaf and not weight._backward_hooks
+
+
+def gradient_of(weight: torch.Tensor) -> torch.Tensor:
+    """The parameter's gradient so far, zeros if there is none."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, token_ids: torch.Tensor, padding_id: int | None
+    ) -> torch.Tensor:
+        ctx.weight, ctx.padding_id = weight, padding_id
+        ctx.save_for_backward(token_ids)
+        return torch.nn.functional.embedding(token_ids, weight.detach())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, None]:
+        (token_ids,) = ctx.saved_tensors
+        rows, ids = grad.flatten(0, -2), token_ids.flatten()
+        if ctx.padding_id is not None:  # as torch has it: that token's embedding never learns
+            rows = rows.masked_fill((ids == ctx.padding_id)[:, None], 0.0)
+        gradient_of(ctx.weight).index_add_(0, ids, rows.to(ctx.weight.dtype))
+        return None, None, None
