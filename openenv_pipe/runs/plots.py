@@ -43,6 +43,7 @@ LOSS_PANELS = {
     "KL to the reference (nats a token)": {"loss/kl": GREEN},
     "Gradient norm before clipping": {"grad/norm": ORANGE},
     "|logprob of trainer − of sampler|": {"mismatch/mean": BLUE, "mismatch/max": ORANGE},
+    "Share of tokens at a clip": {"clip/low": BLUE, "clip/high": ORANGE},
 }
 DPI = 150
 WARM_START_WIDTH = 0.75  # of a GRPO panel
@@ -86,8 +87,9 @@ def draw_learning_curves(
 
 
 def draw_losses(path: Path, records: Records) -> bool:
-    """What to look at when the reward does not move: entropy, KL, gradient norm, mismatch.
+    """What to look at when the reward does not move: entropy, KL, gradient norm, mismatch, clips.
 
+    Without a panel is what was zero throughout: a run may have no reference, and nothing to clip.
     False, and no file, if no GRPO step has any of them.
     """
     grpo = _of_stage(records, "grpo")
@@ -197,4 +199,4 @@ def _of_stage(records: Records, stage: str) -> list[Mapping[str, Any]]:
 
 
 def _has(records: Records, key: str) -> bool:
-    return any(record.get(key) is not None for record in records)
+    return any(record.get(key) for record in records)

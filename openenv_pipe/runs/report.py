@@ -163,7 +163,7 @@ def _pictures(path: Path, config: RunConfig, records: Records, reports: Reports)
     if draw_learning_curves(plots / "learning_curves.png", records, points, steps):
         texts.append("![learning curves](plots/learning_curves.png)")
     if draw_losses(plots / "losses.png", records):
-        texts.append("Entropy, KL, gradient norm and mismatch: [losses](plots/losses.png).")
+        texts.append("Entropy, gradient norm, mismatch and the like: [losses](plots/losses.png).")
     return "\n\n".join(texts)
 
 
