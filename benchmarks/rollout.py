@@ -1,15 +1,20 @@
 """What the episode loop costs: its environment steps per second against a bare WebSocket loop's.
 
 Both play the same episodes of Wordle on one local server with the same number of sessions, in
-alternation. The bare loop sends ready-made frames and reads the answers; the episode loop does all
-that a training does, with an engine that answers at once.
+alternation. The bare loop sends ready-made frames and parses the answers. The episode loop does all
+that a training does between a completion and the next one, with ready-made completions: tokens in
+place of a model's, and the rest from the token ids of the prompt to the action's JSON for real.
 
-    python benchmarks/rollout.py [--sessions 1 8 64] [--rounds 5]
+    PYTHONPATH=. python benchmarks/rollout.py [--sessions 1 8 64] [--rounds 5]
 """
 
 import argparse
 import asyncio
+import datetime
+import importlib.metadata
 import json
+import os
+import platform
 import statistics
 import tempfile
 import time
@@ -20,6 +25,7 @@ from websockets.asyncio.client import connect
 from openenv_pipe.adapters import build_adapter
 from openenv_pipe.chat import ChatFormat
 from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.base import Completion, Request
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.hosts import build_host
 from openenv_pipe.learner.tiny import build_tokenizer
@@ -31,6 +37,20 @@ GUESS = "zzzzz"  # no word: every episode has six steps
 NUM_STEPS = 6
 EPISODES_PER_SESSION = 40
 TASK = Task(id="train/0", split="train", index=0, seed=0, reset={"split": "train", "index": 0})
+
+
+class ReadyEngine(ScriptedEngine):
+    """Answers every request at once with the completion that was scripted for the first."""
+
+    def __init__(self, reply: str, chat: ChatFormat, max_episodes: int) -> None:
+        super().__init__(lambda observations, draw: reply, chat)
+        self.max_episodes = max_episodes
+        self._ready: Completion | None = None
+
+    async def generate(self, request: Request) -> Completion:
+        if self._ready is None:
+            self._ready = await super().generate(request)
+        return self._ready
 
 
 async def bare(url: str, num_sessions: int) -> float:
@@ -68,8 +88,7 @@ async def measure(num_sessions: int, num_rounds: int) -> tuple[float, float]:
     as_many_for_the_bare_loop = f"env.variables.MAX_CONCURRENT_ENVS={2 * num_sessions}"
     config = compose(["conf=wordle", sessions, as_many_for_the_bare_loop]).config
     chat = ChatFormat(build_tokenizer())
-    engine = ScriptedEngine(lambda observations, draw: GUESS, chat)
-    engine.max_episodes = num_sessions
+    engine = ReadyEngine(GUESS, chat, num_sessions)
     with tempfile.TemporaryDirectory() as logs:
         host = build_host(config, Path(logs))
         try:
@@ -91,11 +110,24 @@ async def measure(num_sessions: int, num_rounds: int) -> tuple[float, float]:
     return tuple(statistics.median(values) for values in zip(*pairs, strict=True))
 
 
+def circumstances() -> str:
+    """When, where and with what it was measured. The load is that before the measurement."""
+    versions = " ".join(
+        f"{name} {importlib.metadata.version(name)}"
+        for name in ("websockets", "openenv", "uvicorn")
+    )
+    return (
+        f"{datetime.date.today()}, {os.cpu_count()} cores ({platform.machine()}), load "
+        f"{os.getloadavg()[0]:.1f}, python {platform.python_version()}, {versions}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    print(f"{circumstances()}\n")
     print("| sessions | bare loop, steps/s | episode loop, steps/s | share |")
     print("|---|---|---|---|")
     for num_sessions in arguments.sessions:
