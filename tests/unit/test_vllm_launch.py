@@ -1,0 +1,121 @@
+"""What a vLLM server is started with, and what may not be asked of it."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.vllm.engine import turn_seed
+from openenv_pipe.engines.vllm.launch_docker import docker_command, owner_label
+from openenv_pipe.engines.vllm.server_command import Plan, server_arguments, server_variables
+from openenv_pipe.engines.vllm.weights_folder import weights_folder
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.identity import ProcessId
+from openenv_pipe.pipeline.run import refuse_what_cannot_learn
+
+
+@cache
+def engine(*overrides: str):
+    return compose(["conf=smoke", "engine=vllm", *overrides]).config.engine
+
+
+def plan(**changes) -> Plan:
+    values = {"model": "/m", "revision": None, "build": "cpu", "dtype": "float32", "lora_rank": 0}
+    return Plan(**(values | changes))
+
+
+def test_logprobs_are_those_of_what_is_sampled():
+    """Trap 5."""
+    arguments = server_arguments(plan(), engine(), "127.0.0.1", 1)
+    assert arguments[arguments.index("--logprobs-mode") + 1] == "processed_logprobs"
+    assert arguments[arguments.index("--generation-config") + 1] == "vllm"
+
+
+def test_a_cpu_gets_no_chunked_prefill_and_a_gpu_its_share_of_memory():
+    cpu = server_arguments(plan(), engine("env.max_episode_tokens=512"), "127.0.0.1", 1)
+    assert "--no-enable-chunked-prefill" in cpu and "--gpu-memory-utilization" not in cpu
+    gpu = server_arguments(plan(build="cuda"), engine("engine.gpu_memory_share=0.3"), "h", 1)
+    assert gpu[gpu.index("--gpu-memory-utilization") + 1] == "0.3"
+    assert "--no-enable-chunked-prefill" not in gpu
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_variables(plan(build="cuda"), engine(), "/i")
+
+
+@pytest.mark.parametrize(("rank", "allowed"), [(1, "8"), (8, "8"), (9, "16"), (130, "256")])
+def test_adapters_get_a_rank_that_vllm_knows(rank, allowed):
+    arguments = server_arguments(plan(lora_rank=rank), engine(), "127.0.0.1", 1)
+    assert arguments[arguments.index("--max-lora-rank") + 1] == allowed
+    assert arguments[arguments.index("--max-loras") + 1] == "2"
+    assert "--enable-lora" not in server_arguments(plan(), engine(), "127.0.0.1", 1)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["--logprobs-mode=raw_logprobs", "--override-generation-config={top_p: 0.9}", "--model"],
+)
+def test_what_would_falsify_logprobs_is_refused(argument):
+    """Traps 5 and 6."""
+    with pytest.raises(ConfigError, match=r"arguments may not hold .*: "):
+        engine(f"engine.arguments=['{argument}']")
+
+
+@pytest.mark.parametrize(
+    "setting", ["top_p=0.9", "top_k=20", "min_p=0.1", "repetition_penalty=1.1"]
+)
+def test_truncated_and_bent_distributions_are_refused_for_training(setting):
+    """Trap 6: with the reason; for evaluation they may be set."""
+    config = compose(["conf=smoke", "engine=vllm", f"engine.sampling.{setting}"]).config
+    with pytest.raises(ConfigError, match=f"engine.sampling.{setting}: .* another distribution"):
+        refuse_what_cannot_learn(config)
+    refuse_what_cannot_learn(compose(["conf=smoke", "engine=vllm"]).config)
+
+
+def test_a_grammar_is_no_setting():
+    """Trap 6: logprobs under a mask are not the policy's."""
+    with pytest.raises(ConfigError, match="structured_outputs"):
+        engine("engine.sampling.structured_outputs={regex: a}")
+
+
+def test_a_url_is_needed_to_attach():
+    with pytest.raises(ConfigError, match=r"launch=attach needs engine\.url"):
+        engine("engine.launch=attach")
+
+
+def test_a_container_sees_the_weights_under_their_own_name():
+    label = owner_label()
+    command = docker_command(
+        plan(build="cuda", lora_rank=8), engine(), [Path("/dev/shm/w")], 4000, label, Path("/logs")
+    )
+    assert "--volume=/dev/shm/w:/dev/shm/w:ro" in command
+    assert "127.0.0.1:4000:8000" in command  # nobody else reaches it
+    image = command.index("vllm/vllm-openai:v0.32.0")
+    assert command[image - 2 : image] == ["--entrypoint", "python3"]
+    assert command[image + 1 : image + 3] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert "--env=VLLM_SERVER_DEV_MODE=1" in command
+    # `openenv-pipe hosts` reads whose it is; the environments' guard does not take it for its own.
+    assert ProcessId.model_validate_json(label) == ProcessId.of_this_process()
+    assert label != ProcessId.of_this_process().model_dump_json() != owner_label()
+
+
+def test_seeds_differ_for_every_turn_and_episode():
+    seeds = {turn_seed(episode, turn) for episode in range(50) for turn in range(20)}
+    assert len(seeds) == 1000
+    assert max(seeds) < 2**63
+
+
+def test_weights_of_a_killed_trainer_are_removed_by_the_next(tmp_path):
+    script = (
+        "import os, signal, sys; from openenv_pipe.engines.vllm.weights_folder import *\n"
+        "with weights_folder(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=60)
+    (left,) = tmp_path.iterdir()
+    with weights_folder(str(tmp_path)) as folder:
+        assert not left.exists()
+        assert json.loads((folder / "owner.json").read_text())["pid"]
+        with weights_folder(str(tmp_path)) as other:
+            assert folder.exists() and other != folder
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,252 @@
+"""The life of a vLLM server, with a small server in its place: deaths, restarts, lost requests.
+
+The real one is in tests/integration/test_vllm_train.py.
+"""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.vllm import life as life_module
+from openenv_pipe.engines.vllm.client import BASE, ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.life import ServerLife
+from openenv_pipe.engines.vllm.server_metrics import ServerMetrics, read_metrics
+from openenv_pipe.engines.vllm.start_progress import StartProgress
+from openenv_pipe.errors import EngineError
+
+LIMIT_S = 20.0  # of every test: nothing may wait for ever
+
+
+class SmallServer:
+    """Speaks the few paths that a life needs; dies when it is told to."""
+
+    def __init__(self, log) -> None:
+        self.log = log
+        self.url = ""
+        self.num_starts = 0
+        self.num_drops = 0  # requests whose connection breaks
+        self.starts_dead = False
+        self.is_healthy = True
+        self.seeds: list[int] = []
+        self._runner: web.AppRunner | None = None
+        self._dead = asyncio.Event()
+
+    async def start(self) -> None:
+        self.num_starts += 1
+        self._dead = asyncio.Event()
+        with self.log.open("a") as file:
+            print("ImportError: no such kernel" if self.starts_dead else "started", file=file)
+        if self.starts_dead:
+            self._dead.set()
+            return
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{port}"
+
+    async def died(self) -> str:
+        await self._dead.wait()
+        return "exit code 137"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        self._dead.set()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if self.num_drops:
+            self.num_drops -= 1
+            request.transport.close()
+            return web.Response()
+        self.seeds.append(body["sampling_params"].get("seed"))
+        content = [{"token_id": 7, "logprob": -9999.0}, {"token_id": 8, "logprob": -0.5}]
+        choice = {"index": 0, "token_ids": [7, 8], "logprobs": {"content": content}}
+        return web.json_response({"choices": [{**choice, "weight_versions": None}]})
+
+
+@asynccontextmanager
+async def living(tmp_path, *overrides: str, restore=None):
+    """A life that has started, and its server."""
+    config = compose(["conf=smoke", "engine=vllm", "engine.max_restarts=1", *overrides]).config
+    server = SmallServer(tmp_path / "engine.log")
+    restored, told = [], []
+
+    async def note_restore(client: VllmClient) -> None:
+        restored.append(client.url)
+
+    life = ServerLife(server, config.engine, restore=restore or note_restore, tell=told.append)
+    async with asyncio.timeout(LIMIT_S):
+        try:
+            await life.start()
+            yield life, server, restored, told
+        finally:
+            await life.close()
+
+
+async def ask(life: ServerLife, seed: int) -> list[int]:
+    """As the engine does: until a server has answered."""
+    while True:
+        client = await life.serving()
+        try:
+            (sampled,) = await client.generate(BASE, [1], {"seed": seed})
+            return sampled.token_ids
+        except ServerGoneError:
+            await life.look_after(client)
+
+
+async def test_a_dead_server_is_replaced_and_lost_requests_asked_again(tmp_path):
+    async with living(tmp_path) as (life, server, restored, told):
+        assert await ask(life, 1) == [7, 8]
+        await server.stop()
+        answers = await asyncio.gather(*(ask(life, seed) for seed in (2, 3, 4)))
+        assert answers == [[7, 8]] * 3
+        assert server.num_starts == 2 and len(set(restored)) == 2
+        assert life.num_restarts == 1
+        assert sorted(server.seeds[-3:]) == [2, 3, 4]
+        assert any("exit code 137" in text and "restart 1 of 1" in text for text in told)
+
+
+async def test_when_restarts_are_used_up_all_who_wait_hear_why(tmp_path):
+    """Trap 28: an end in bounded time, with the cause and the log's last lines."""
+    async with living(tmp_path) as (life, server, _, _):
+        server.starts_dead = True
+        await server.stop()
+        waiting = [asyncio.create_task(ask(life, seed)) for seed in range(3)]
+        for task in waiting:
+            with pytest.raises(EngineError, match="max_restarts=1 are used up") as caught:
+                await task
+            assert "exit code 137" in str(caught.value)
+            assert "| ImportError: no such kernel" in str(caught.value)
+        assert life.client is None
+
+
+async def test_a_server_that_cannot_start_says_why(tmp_path):
+    server = SmallServer(tmp_path / "engine.log")
+    server.starts_dead = True
+    config = compose(["conf=smoke", "engine=vllm"]).config
+    life = ServerLife(server, config.engine, restore=None, tell=print)
+    with pytest.raises(EngineError, match="died before it was ready") as caught:
+        await asyncio.wait_for(life.start(), LIMIT_S)
+    assert "| ImportError: no such kernel" in str(caught.value)
+
+
+async def test_a_start_is_bounded(tmp_path):
+    server = SmallServer(tmp_path / "engine.log")
+    server.is_healthy = False
+    config = compose(["conf=smoke", "engine=vllm", "engine.start_timeout_s=0.5"]).config
+    life = ServerLife(server, config.engine, restore=None, tell=print)
+    with pytest.raises(EngineError, match=r"within engine\.start_timeout_s=0\.5"):
+        await asyncio.wait_for(life.start(), LIMIT_S)
+
+
+async def test_a_broken_connection_to_a_live_server_costs_a_retry_only(tmp_path):
+    async with living(tmp_path) as (life, server, _, _):
+        server.num_drops = 2
+        assert await ask(life, 5) == [7, 8]
+        assert server.num_starts == 1
+
+
+async def test_a_server_that_lives_and_says_nothing_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(life_module, "LOOK_LIMIT_S", 0.3)
+    async with living(tmp_path) as (life, server, _, _):
+        client = await life.serving()
+        server.is_healthy = False
+        looking = asyncio.create_task(life.look_after(client))
+        while server.num_starts == 1:
+            await asyncio.sleep(0.01)
+        server.is_healthy = True
+        await looking
+        assert await ask(life, 6) == [7, 8]
+        assert life.num_restarts == 1
+
+
+async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
+    """A restarted server that fails the canary is not sampled from."""
+    calls = []
+
+    async def restore(client: VllmClient) -> None:
+        calls.append(client.url)
+        if len(calls) > 1:
+            raise EngineError("the adapter is gone")
+
+    async with living(tmp_path, restore=restore) as (life, server, _, _):
+        await server.stop()
+        with pytest.raises(EngineError, match="the adapter is gone"):
+            await ask(life, 1)
+
+
+async def test_a_logprob_that_is_none_is_nan(tmp_path):
+    """Trap 7: vLLM writes NaN as -9999, which would be averaged as if it were one."""
+    async with living(tmp_path) as (life, _, _, _):
+        client = await life.serving()
+        (sampled,) = await client.generate(BASE, [1], {})
+        assert sampled.logprobs[0] != sampled.logprobs[0]
+        assert sampled.logprobs[1] == -0.5
+
+
+# --- what a server tells -------------------------------------------------------------------------
+
+PAGE = """# HELP vllm:num_requests_running Number of requests
+vllm:num_requests_running{{engine="0",model_name="base"}} {running}
+vllm:generation_tokens_total{{engine="0",model_name="base"}} {tokens}
+vllm:prefix_cache_queries_total{{engine="0",model_name="base"}} {queries}
+vllm:prefix_cache_hits_total{{engine="0",model_name="base"}} {hits}
+"""
+
+
+async def test_metrics_are_the_highest_and_the_growth_since_the_last_step():
+    pages = []
+
+    async def read() -> str | None:
+        return pages.pop(0)
+
+    metrics = ServerMetrics(read)
+    pages += [PAGE.format(running=3, tokens=1e2, queries=50, hits=10)]
+    first = await metrics.summary()
+    assert (first["engine/running_max"], first["engine/generated_tokens"]) == (3, 100)
+    pages += [PAGE.format(running=5, tokens=120, queries=90, hits=40)]
+    await metrics._look()
+    pages += [PAGE.format(running=1, tokens=150, queries=150, hits=60)]
+    second = await metrics.summary()
+    assert (second["engine/running_max"], second["engine/generated_tokens"]) == (5, 50)
+    assert second["engine/prefix_hit_share"] == 0.5
+    pages += [PAGE.format(running=0, tokens=30, queries=1, hits=0)]  # a new server counts from 0
+    assert (await metrics.summary())["engine/generated_tokens"] == 30
+    pages += [None]  # while there is none, nothing changes
+    assert (await metrics.summary())["engine/generated_tokens"] == 0
+
+
+def test_the_metrics_of_several_engines_are_added():
+    page = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_running{engine="1"} 3.0\n'
+    assert read_metrics(page) == {"num_requests_running": 5.0}
+
+
+def test_a_start_tells_each_phase_once(tmp_path):
+    log, told = tmp_path / "engine.log", []
+    log.write_text("Starting to load model of the server before\n")
+    progress = StartProgress(log, told.append)
+    with log.open("a") as file:
+        file.write("INFO Resolved architecture: Qwen3ForCausalLM\nINFO Starting to lo")
+        file.flush()
+        progress.look()
+        file.write("ad model x\nINFO Starting to load model y\n")
+        file.flush()
+        progress.look()
+    progress.look()
+    assert [text.split(" (")[0] for text in told] == [
+        "engine: architecture Qwen3ForCausalLM",
+        "engine: loading weights",
+    ]
