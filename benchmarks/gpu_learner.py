@@ -1,4 +1,4 @@
-"""A GRPO step of the learner on a GPU: tokens a second, share of the machine's bfloat16 rate, memory.
+"""A GRPO step of the learner on a GPU: tokens a second, share of its bfloat16 rate, memory.
 
 Qwen3-0.6B's shape with random weights, LoRA of rank 16 on every linear layer, sequences of 2k to
 16k tokens, alone and as groups that share their prompt. Needs nothing but this repository and its

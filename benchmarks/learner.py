@@ -2,8 +2,8 @@
 
 Both get the same model, samples and optimizer (`learner_sides.py`), each in a process of its own.
 Steps are timed in alternation; a round's first step is not counted. Peak memory is what the
-process had at most during the steps, above what it held with the model loaded. Then losses and
-gradients are compared. CPU seconds are given beside the wall's: others on the machine move them
+process had at most during the steps, above what it held with the model loaded. Before that, losses
+and gradients are compared. CPU seconds are given beside the wall's: others on the machine move them
 less.
 
     python benchmarks/learner.py                        # the bars: minutes
@@ -41,6 +41,11 @@ BARS = ("1M:64/64:8", "1M:512/64:16", "20M:512/64:16", "150k:64/64:8")
 SIDES = ("ours", "trl")
 PACKAGES = ("torch", "transformers", "trl", "numpy")
 MIN_ROUND_S = 0.3  # short steps are repeated, so that a round lasts at least about this
+COLUMNS = (
+    *("model:prompt/reply:group", "TRL, s", "ours, s", "times faster", "TRL, MB", "ours, MB"),
+    *("memory", "of product rate", "gradients differ by"),
+)
+HEAD = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
 
 
@@ -78,7 +83,7 @@ def parse_case(text: str) -> dict[str, Any]:
 
 
 def measure(case: dict[str, Any], num_rounds: int, num_threads: int) -> dict[str, Any]:
-    """All figures of one case. Raises AssertionError if the two do not do the same."""
+    """Times and memory of one case."""
     sides = {name: Side(name, case, num_threads) for name in SIDES}
     try:
         first = {name: side.ask("steps", count=1) for name, side in sides.items()}
@@ -90,20 +95,22 @@ def measure(case: dict[str, Any], num_rounds: int, num_threads: int) -> dict[str
                 times[name].append(side.ask("steps", count=counts[name]))
             rates.append(sides["ours"].ask("rate"))
         memory = {name: side.ask("memory") for name, side in sides.items()}
-        difference = compare(sides)
     finally:
         for side in sides.values():
             side.close()
-    return summarise(case["name"], times, rates, memory) | difference
+    return summarise(case["name"], times, rates, memory)
 
 
-def compare(sides: dict[str, Side]) -> dict[str, float]:
-    """How far losses and gradients are apart; the weights have gone the same way until here."""
+def compare(case: dict[str, Any], num_threads: int) -> dict[str, float]:
+    """How far losses and gradients are apart. Raises AssertionError if that is too far."""
+    losses, gradients = [], []
     with tempfile.TemporaryDirectory() as folder:
-        losses, gradients = [], []
-        for name, side in sides.items():
-            path = f"{folder}/{name}.safetensors"
-            losses.append(side.ask("gradients", path=path)["loss"])
+        for name in SIDES:
+            side, path = Side(name, case, num_threads), f"{folder}/{name}.safetensors"
+            try:
+                losses.append(side.ask("gradients", path=path)["loss"])
+            finally:
+                side.close()
             gradients.append(load_file(path))
     ours, theirs = gradients
     assert ours.keys() == theirs.keys()
@@ -179,14 +186,11 @@ def main() -> None:
     if arguments.grid:
         cases = [":".join(map(str, c)) for c in itertools.product(MODELS, LENGTHS, GROUP_SIZES)]
     results = {"machine": machine(arguments.threads), "cases": []}
-    print(
-        "| model:prompt/reply:group | TRL, s | ours, s | times faster | TRL, MB | ours, MB ", end=""
-    )
-    print(
-        "| share | of product rate | gradients differ by |\n|---|---|---|---|---|---|---|---|---|"
-    )
+    print(HEAD)
     for text in cases:
-        found = measure(parse_case(text), arguments.rounds, arguments.threads)
+        case = parse_case(text)
+        difference = compare(case, arguments.threads)
+        found = measure(case, arguments.rounds, arguments.threads) | difference
         results["cases"].append(found)
         arguments.output.parent.mkdir(exist_ok=True)
         arguments.output.write_text(json.dumps(results, indent=2) + "\n")
