@@ -23,6 +23,7 @@ CONF = shipped_dir("conf")
 FILES = sorted(path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml"))
 EXPERIMENTS = group_options("conf")
 MODELS = group_options("model")
+TRAINERS = group_options("trainer")
 # What a choice leaves to the user.
 REQUIRED = {
     "model=hub": ["model.path=somewhere"],
@@ -55,6 +56,27 @@ def test_every_experiment_composes_with_every_model(experiment, model):
         load_callable(config.trainer.warm_start.policy)
     for policy in config.env.baselines.values():
         load_callable(policy)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "given"),
+    list(
+        product(
+            TRAINERS,
+            [["conf=echo"], ["conf=wordle", "reward=[wordle,overlong]"], ["engine=vllm"]],
+        )
+    ),
+)
+def test_every_trainer_means_the_same_in_every_experiment(trainer, given):
+    """Experiments choose one and leave its algorithm alone; only an engine adds a correction."""
+    conf = [] if given[0].startswith("conf=") else ["conf=catch"]
+    config = compose([*conf, *given, f"trainer={trainer}"]).config.trainer
+    plain = compose(["conf=echo", f"trainer={trainer}"]).config.trainer
+    correction = "truncate" if given == ["engine=vllm"] else "none"
+    assert config.loss.correction.type == correction
+    assert config.loss.model_copy(update={"correction": plain.loss.correction}) == plain.loss
+    own = (config.advantage.baseline, config.advantage.scale)
+    assert own == (plain.advantage.baseline, plain.advantage.scale)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
