@@ -49,9 +49,8 @@ def verdict(comparison: Comparison) -> list[str]:
     lines = []
     if comparison.best and comparison.best_run:
         success = figure_text("success", comparison.best.figures["success"])
-        lines.append(
-            f"best: {comparison.best_run.id}, of {comparison.best.name}: success {success}"
-        )
+        setting = f", of {comparison.best.name}" if comparison.keys else ""
+        lines.append(f"best: {comparison.best_run.id}{setting}: success {success}")
     if comparison.not_told_apart:
         names = "; ".join(setting.name for setting in comparison.not_told_apart)
         lines.append(f"not told apart from it in success: {names}")

@@ -60,10 +60,12 @@ class Evaluations:
             self._tell(evaluation.report)
 
     def _tell(self, report: EvalReport) -> None:
-        if report.success is not None:
+        success, reward = report.success, report.reward
+        if success is not None and reward is not None:
             self._progress.note(
-                f"eval {report.label}: success {report.success.mean:.1%} "
-                f"({report.success.low:.1%}..{report.success.high:.1%})"
+                f"eval {report.label}: success {success.mean:.1%} "
+                f"({success.low:.1%}..{success.high:.1%}), reward {reward.mean:.3f} "
+                f"({reward.low:.3f}..{reward.high:.3f})"
             )
 
 

@@ -232,3 +232,7 @@ def test_the_shell_is_offered_runs_and_sweeps(tmp_path, monkeypatch):
     assert complete_run(f"{tmp_path}/runs/smoke/l") == [f"{tmp_path}/runs/smoke/latest"]
     assert complete_subject("ru") == [*complete_run("ru"), "runs_dir="]
     assert "model=tiny" in complete_subject("model=t")
+
+
+def test_one_run_is_the_best_of_itself(tmp_path, capsys):
+    assert "best: smoke/0001: success 50% [" in shown(capsys, "table", make(tmp_path, success=0.5))
