@@ -23,6 +23,7 @@ from openenv_pipe.adapters.schema_text import Schema, resolved, schema_text
 from openenv_pipe.config.compose import compose_env
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
 from openenv_pipe.description import Description, describe
+from openenv_pipe.env_check.leaks import TELLING
 from openenv_pipe.errors import ConfigError, ServerFullError, SessionError
 from openenv_pipe.hosts.base import Host
 from openenv_pipe.resources import env_dirs, find_env, short_path
@@ -128,11 +129,22 @@ def adapter_block(description: Description) -> tuple[str, dict[str, Any]]:
     pattern = _pattern(schema)
     if pattern is None:
         return "json", {}
-    templates = {
+    keys = {
+        "system": _request(schema),
         "first": _template(description.first_observation),
         "following": _template(description.observation),
+        "pattern": pattern,
     }
-    return "text", {**templates, "pattern": pattern}
+    return "text", keys
+
+
+def _request(schema: Schema) -> str:
+    """What a model is asked to write, where an action is one text."""
+    ((name, field),) = schema["properties"].items()
+    field = resolved(field, schema)
+    told = " ".join(str(field.get("description", "")).split())
+    choices = f": {', '.join(field['enum'])}" if "enum" in field else ""
+    return f"Reply with the {name} and nothing else{choices}. {told}".strip()
 
 
 def _pattern(schema: Schema) -> str | None:
@@ -150,8 +162,11 @@ def _pattern(schema: Schema) -> str | None:
 
 
 def _template(observation: Schema) -> str:
-    """A line for each field, for people to take from; one field stands alone."""
-    names = [name for name in observation.get("properties", {}) if name not in OWN_FIELDS]
+    """A line for each field, for people to take from; one field stands alone. Fields whose names
+    say that they tell the answer are left out.
+    """
+    fields = observation.get("properties", {})
+    names = [name for name in fields if name not in OWN_FIELDS and name not in TELLING]
     if len(names) == 1:
         return f"{{{{ {names[0]} }}}}"
     return "\n".join(f"{name}: {{{{ {name} }}}}" for name in names) or "{{ metadata }}"

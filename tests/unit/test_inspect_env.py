@@ -8,7 +8,7 @@ from openenv_pipe.description import Description
 from openenv_pipe.inspect_env import adapter_block, env_block
 
 METADATA = {"metadata": {"type": "object"}}
-QUOTE = {"properties": {**METADATA, "done": {}, "reward": {}, "text": {}, "turn": {}}}
+QUOTE = {"properties": {**METADATA, "done": {}, "text": {}, "turn": {}, "correct_answer": {}}}
 
 
 def description(fields, **keys):
@@ -35,7 +35,7 @@ def description(fields, **keys):
     ],
 )
 def test_the_action_decides_the_adapter(tmp_path, monkeypatch, fields, kind, pattern):
-    move = {"type": "string", "enum": ["a", "b.c"]}
+    move = {"type": "string", "enum": ["a", "b.c"], "description": "Where to"}
     found = description(fields, **{"$defs": {"Move": move}})
     assert adapter_block(found)[0] == kind
     assert adapter_block(found)[1].get("pattern") == pattern
@@ -48,5 +48,7 @@ def test_the_action_decides_the_adapter(tmp_path, monkeypatch, fields, kind, pat
     assert (written.name, written.command) == ("my_env", ["serve", "{port}"])
     assert written.adapter.type == kind
     if kind == "text":
+        assert written.adapter.system.startswith("Reply with the ")
+        assert ("a, b.c. Where to" in written.adapter.system) is ("move" in fields)
         assert written.adapter.first == "{{ text }}"
         assert yaml.safe_load(text)["adapter"]["following"] == "text: {{ text }}\nturn: {{ turn }}"
