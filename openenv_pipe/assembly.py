@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,18 +15,27 @@ import torch
 
 from openenv_pipe.adapters import Adapter, adapter_for
 from openenv_pipe.canary import check_forward
-from openenv_pipe.config.schema import LocalEngineConfig, RunConfig
+from openenv_pipe.config.schema import (
+    HubModelConfig,
+    LocalEngineConfig,
+    OpenAIEngineConfig,
+    RunConfig,
+    VllmEngineConfig,
+)
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.local import LocalEngine
+from openenv_pipe.engines.openai import ChatClient, OpenAIEngine, TextChat
 from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.engines.vllm import Source, open_engine
 from openenv_pipe.errors import ConfigError, FailureError, TrainingError
 from openenv_pipe.hosts import build_host
 from openenv_pipe.hosts.base import Host
 from openenv_pipe.learner.load import load_policy, select_device
 from openenv_pipe.learner.policy import Policy
+from openenv_pipe.learner.publication import Publication
 from openenv_pipe.resources import load_callable
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.rollout import Collector
+from openenv_pipe.rollout import Chat, Collector
 from openenv_pipe.tasks import Splits, known_splits, open_splits
 from openenv_pipe.types import Group, Status, Task
 
@@ -33,16 +43,11 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a run works with. All torch work happens in one thread, the event loop in another."""
+class Bench:
+    """What a learner works with: torch works in one thread, the event loop in another."""
 
     config: RunConfig
-    host: Host
-    adapter: Adapter
-    tasks: Splits
-    policy: Policy
-    engine: Engine
-    scorer: Scorer
+    policy: Policy | None  # None: engine=openai, whose model is elsewhere
     torch_thread: ThreadPoolExecutor
 
     async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
@@ -55,6 +60,18 @@ class Parts:
                 f"out of memory on {self.policy.device}: {error}; lower trainer.tokens_per_batch "
                 "(the learner) or engine.max_batch (the sampler), or train with model.lora.rank=16"
             ) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts(Bench):
+    """What a run works with: the learner's bench, and all that episodes are played with."""
+
+    host: Host
+    adapter: Adapter
+    tasks: Splits
+    chat: Chat
+    engine: Engine
+    scorer: Scorer
 
     async def collect(
         self,
@@ -70,7 +87,7 @@ class Parts:
             env=self.config.env,
             host=self.host,
             adapter=self.adapter,
-            chat=self.policy.chat,
+            chat=self.chat,
             engine=engine or self.engine,
         )
         groups = await collector.collect(
@@ -87,46 +104,65 @@ class Parts:
         return groups
 
     def scripted_engine(self, policy: str) -> ScriptedEngine:
-        return ScriptedEngine(load_callable(policy), self.policy.chat)
+        return ScriptedEngine(load_callable(policy), self.chat)
+
+
+def _tell_person(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @asynccontextmanager
 async def assembled(
-    config: RunConfig, logs: Path, checkpoint: Path | None = None
+    config: RunConfig,
+    logs: Path,
+    checkpoint: Path | None = None,
+    tell: Callable[[str], None] = _tell_person,
+    keeper: Path | None = None,
 ) -> AsyncIterator[Parts]:
     """The parts, started; environment servers and the model side by side.
 
+    keeper: the socket of a process that keeps servers for several runs, to be asked for them.
     Raises ConfigError and HostError. Whatever happens inside, nothing outlives the block.
     """
     device = select_device(config.device)
     num_threads = config.num_threads or _num_cores()
     scorer = Scorer(config.reward, config.env.success_reward)
     known_sets = await asyncio.to_thread(known_splits, config)
-    host = build_host(config, logs)
+    host = build_host(config, logs, keeper)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads))
     try:
         loading = asyncio.get_running_loop().run_in_executor(
-            torch_thread,
-            partial(
-                load_policy, config.model, seed=config.seed, device=device, checkpoint=checkpoint
-            ),
+            torch_thread, partial(_load_checked, config, device, checkpoint)
         )
         policy, _ = await asyncio.gather(loading, host.start())
-        await asyncio.get_running_loop().run_in_executor(torch_thread, check_forward, policy)
-        _refuse_short_model(config, policy)
-        yield Parts(
-            config=config,
-            host=host,
-            adapter=await adapter_for(config.env.adapter, host.urls, host.access),
-            tasks=await open_splits(config, known_sets, host.urls[0], host.access),
-            policy=policy,
-            engine=_build_engine(config, policy, torch_thread),
-            scorer=scorer,
-            torch_thread=torch_thread,
-        )
+        opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, keeper)
+        async with opened as engine:
+            yield Parts(
+                config=config,
+                host=host,
+                adapter=await adapter_for(config.env.adapter, host.urls, host.access),
+                tasks=await open_splits(config, known_sets, host.urls[0], host.access),
+                policy=policy,
+                chat=policy.chat if policy else TextChat(),
+                engine=engine,
+                scorer=scorer,
+                torch_thread=torch_thread,
+            )
     finally:
         await asyncio.shield(host.close())
         torch_thread.shutdown(wait=True, cancel_futures=True)
+
+
+@asynccontextmanager
+async def learner_alone(config: RunConfig) -> AsyncIterator[Bench]:
+    """The policy and its thread, for training on episodes that are there already."""
+    device = select_device(config.device)
+    num_threads = config.num_threads or _num_cores()
+    with ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads)) as torch_thread:
+        policy = await asyncio.get_running_loop().run_in_executor(
+            torch_thread, partial(_load_checked, config, device, None)
+        )
+        yield Bench(config=config, policy=policy, torch_thread=torch_thread)
 
 
 def _refuse_total_failure(groups: list[Group]) -> None:
@@ -145,13 +181,24 @@ def _refuse_total_failure(groups: list[Group]) -> None:
         )
 
 
-def _refuse_short_model(config: RunConfig, policy: Policy) -> None:
+def _load_checked(
+    config: RunConfig, device: torch.device, checkpoint: Path | None
+) -> Policy | None:
+    """The model, whose forward passes agree and which is long enough; None where it is elsewhere.
+
+    Raises ConfigError.
+    """
+    if isinstance(config.engine, OpenAIEngineConfig):
+        return None
+    policy = load_policy(config.model, seed=config.seed, device=device, checkpoint=checkpoint)
+    check_forward(policy)
     limit = policy.max_length
     if limit is not None and config.env.max_episode_tokens > limit:
         raise ConfigError(
             f"env.max_episode_tokens={config.env.max_episode_tokens} is more than the model's "
             f"{limit} positions; lower it, or choose a model with a longer context"
         )
+    return policy
 
 
 def _num_cores() -> int:
@@ -160,10 +207,63 @@ def _num_cores() -> int:
     return allowed or 1
 
 
-def _build_engine(config: RunConfig, policy: Policy, torch_thread: ThreadPoolExecutor) -> Engine:
-    if isinstance(config.engine, LocalEngineConfig):
-        return LocalEngine(policy, max_episodes=config.engine.max_batch, executor=torch_thread)
-    return ScriptedEngine(load_callable(config.engine.policy), policy.chat)
+@asynccontextmanager
+async def _opened_engine(
+    config: RunConfig,
+    policy: Policy | None,
+    torch_thread: ThreadPoolExecutor,
+    logs: Path,
+    checkpoint: Path | None,
+    tell: Callable[[str], None],
+    keeper: Path | None,
+) -> AsyncIterator[Engine]:
+    """The engine, with what it holds open."""
+    engine = config.engine
+    if isinstance(engine, OpenAIEngineConfig):
+        async with ChatClient(engine) as client:
+            yield OpenAIEngine(engine, client)
+        return
+    assert policy is not None
+    if isinstance(engine, LocalEngineConfig):
+        with _own_sampler(config, policy, torch_thread) as sampler:
+            yield LocalEngine(max_episodes=engine.max_batch, **sampler)
+    elif isinstance(engine, VllmEngineConfig):
+        async with open_engine(
+            engine,
+            Publication(policy),
+            source=_base_model(config, checkpoint),
+            on_gpu=policy.device.type == "cuda",
+            logs=logs,
+            executor=torch_thread,
+            tell=tell,
+            keeper=keeper,
+        ) as opened:
+            yield opened
+    else:
+        yield ScriptedEngine(load_callable(engine.policy), policy.chat)
+
+
+@contextmanager
+def _own_sampler(
+    config: RunConfig, policy: Policy, torch_thread: ThreadPoolExecutor
+) -> Iterator[dict[str, Any]]:
+    """What the local engine samples with, and where: where it works beside the learner, a copy of
+    what is trained, in a thread of its own."""
+    if not config.trainer.max_staleness:
+        yield {"model": policy, "executor": torch_thread}
+        return
+    num_threads = config.num_threads or _num_cores()
+    with ThreadPoolExecutor(1, "sampler", partial(_prepare_thread, num_threads)) as thread:
+        twin = policy.twin()
+        yield {"model": twin, "executor": thread, "refresh": partial(twin.follow, policy)}
+
+
+def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
+    """Where a server finds the model below the adapter; None: it has to be written for it."""
+    model = config.model
+    if not isinstance(model, HubModelConfig) or (checkpoint and not model.lora.rank):
+        return None
+    return Source(path=str(Path(model.path).expanduser()), revision=model.revision)
 
 
 def _prepare_thread(num_threads: int) -> None:

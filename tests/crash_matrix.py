@@ -3,8 +3,8 @@
 For the tests and for `benchmarks/crash.py`. Kills with SIGKILL, and ends only what it started.
 """
 
-import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -89,27 +89,40 @@ class Trial:
     codes: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Reference:
+    """The run that nobody touches."""
+
+    folder: Path
+    duration_s: float
+    num_lines: int  # of its metrics
+
+    def draw_kill(self, draw: random.Random) -> tuple[int, float]:
+        """A random instant: so many lines of metrics, and then some time."""
+        gap_s = self.duration_s / (self.num_lines + 1)
+        return draw.randrange(self.num_lines), draw.uniform(0.0, gap_s)
+
+
 def killed_and_resumed(
-    runs_dir: Path, arguments: Sequence[str], name: str, delays_s: Sequence[float]
+    runs_dir: Path, arguments: Sequence[str], name: str, reference: Reference, seed: int, kills: int
 ) -> Trial:
     """Starts a run and kills it, resumes and kills it, ...; the last resume is left to end.
 
-    Delays are counted from when the attempt is in its folder: before that there is nothing to
-    lose. A run that has no folder yet when it is killed (a delay below 0) starts anew.
+    An attempt is killed once it is in its folder: before that there is nothing to lose.
     """
-    trial = Trial(runs_dir / name / "0001")
-    for delay_s in [*delays_s, None]:
+    draw, trial = random.Random(seed), Trial(runs_dir / name / "0001")
+    for number in range(kills + 1):
         resumed = trial.folder.exists()
         if resumed and RunFolder.open(trial.folder).status == "finished":
             break  # killed while it wrote its report
         process = start(runs_dir, *(["--resume", str(trial.folder)] if resumed else arguments))
-        if delay_s is None:
+        if number == kills:
             trial.codes.append(finish(process))
             break
-        if delay_s >= 0:
-            _wait_for_attempt(trial.folder, process)
+        num_lines, delay_s = reference.draw_kill(draw)
+        _wait_for_attempt(trial.folder, process, num_lines)
         try:
-            trial.codes.append(process.wait(timeout=abs(delay_s)))
+            trial.codes.append(process.wait(timeout=delay_s))
             break  # it was faster than the kill
         except subprocess.TimeoutExpired:
             process.kill()
@@ -118,17 +131,20 @@ def killed_and_resumed(
     return trial
 
 
-def _wait_for_attempt(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Until the process has made the run its own, or has ended."""
+def _wait_for_attempt(folder: Path, process: subprocess.Popen[str], num_lines: int = 0) -> None:
+    """Until the process has made the run its own and has written so many lines, or has ended."""
     deadline = time.monotonic() + LIMIT_S
     while process.poll() is None:
         assert time.monotonic() < deadline, f"{folder}: no attempt within {LIMIT_S} s"
-        if (
-            folder.exists()
-            and json.loads((folder / "run.json").read_text())["process"]["pid"] == process.pid
-        ):
-            return
+        if folder.exists() and RunFolder.open(folder).record.process.pid == process.pid:
+            metrics = folder / "metrics.jsonl"
+            if num_lines == 0 or (metrics.exists() and lines_of(metrics) >= num_lines):
+                return
         time.sleep(0.01)
+
+
+def lines_of(path: Path) -> int:
+    return path.read_text().count("\n")
 
 
 def where(folder: Path) -> str:
@@ -136,19 +152,19 @@ def where(folder: Path) -> str:
     if not folder.exists():
         return "no folder"
     metrics = folder / "metrics.jsonl"
-    num_lines = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+    num_lines = lines_of(metrics) if metrics.exists() else 0
     half = sorted(path.name for path in (folder / "checkpoints").glob(".*"))
     checkpoints = [path.name for path in _checkpoints(folder) if not path.name.startswith(".")]
     last = checkpoints[-1] if checkpoints else "none"
     return f"{num_lines} lines, last checkpoint {last}{', ' + half[0] if half else ''}"
 
 
-def timed(runs_dir: Path, arguments: Sequence[str], name: str) -> tuple[Path, float]:
-    """An untouched run's folder, and how long it took from when it had one."""
+def untouched(runs_dir: Path, arguments: Sequence[str], name: str) -> Reference:
+    """Runs to its end, timed from when it has a folder."""
     folder = runs_dir / name / "0001"
     process = start(runs_dir, *arguments)
     _wait_for_attempt(folder, process)
     started = time.monotonic()
     code = finish(process)
     assert code == 0, (runs_dir / "output.txt").read_text()[-2000:]
-    return folder, time.monotonic() - started
+    return Reference(folder, time.monotonic() - started, lines_of(folder / "metrics.jsonl"))

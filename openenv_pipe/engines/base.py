@@ -33,15 +33,19 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Serves the episodes of one collection at a time.
+    """Serves the episodes of one collection at a time, of several where it publishes in flight.
 
     `expect`, then `generate` any number of times per episode, then `finish` once per episode.
     """
 
     max_episodes: int  # how many episodes it serves at once
+    publishes_in_flight: bool  # whether the policy may change while a collection is under way
 
-    def expect(self, num_episodes: int, limit: int) -> None:
-        """A collection of so many episodes begins, of which at most `limit` play at once."""
+    def expect(self, num_episodes: int, limit: int) -> int:
+        """A collection of so many episodes begins, of which at most `limit` play at once.
+
+        Returns the number of its first episode; the others follow.
+        """
 
     async def generate(self, request: Request) -> Completion:
         """Continues an episode's conversation. Raises EngineError."""

@@ -9,7 +9,7 @@ Shape letters: R conversations of a wave, Q new tokens, V vocabulary.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -61,20 +61,35 @@ class _Waiting:
 
 
 class LocalEngine:
-    """Generates with the very weights that the learner updates: publishing only counts."""
+    """Generates with the very weights that the learner updates: publishing only counts.
 
-    def __init__(self, model: CausalModel, *, max_episodes: int, executor: Executor) -> None:
+    Where the learner works while episodes are played, the model is one of its own, in a thread of
+    its own, and `refresh` gives it the learner's weights.
+    """
+
+    publishes_in_flight = False  # what is cached of an episode is of one policy
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        max_episodes: int,
+        executor: Executor,
+        refresh: Callable[[], None] | None = None,
+    ) -> None:
         self.max_episodes = max_episodes
+        self._refresh = refresh
         self._model = model
         self._executor = executor
         self._version = 0
         self.expect(0, 0)
 
-    def expect(self, num_episodes: int, limit: int) -> None:
+    def expect(self, num_episodes: int, limit: int) -> int:
         self._num_unfinished = num_episodes
         self._limit = limit
         self._waiting: dict[int, _Waiting] = {}
         self._conversations = _Conversations(self._model)
+        return 0
 
     async def generate(self, request: Request) -> Completion:
         completion = asyncio.get_running_loop().create_future()
@@ -89,6 +104,8 @@ class LocalEngine:
         self._start_if_all_wait()
 
     async def publish(self, version: int) -> None:
+        if self._refresh is not None:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._refresh)
         self._version = version
 
     async def metrics(self) -> Mapping[str, float]:

@@ -21,13 +21,14 @@ class ScriptedEngine:
     """
 
     max_episodes = 1024
+    publishes_in_flight = True
 
     def __init__(self, policy: Policy, chat: ChatFormat) -> None:
         self._policy = policy
         self._chat = chat
 
-    def expect(self, num_episodes: int, limit: int) -> None:
-        """Nothing to prepare."""
+    def expect(self, num_episodes: int, limit: int) -> int:
+        return 0
 
     async def generate(self, request: Request) -> Completion:
         draw = random.Random(f"{request.seed}/{request.turn}")

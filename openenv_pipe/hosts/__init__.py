@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING
 from openenv_pipe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from openenv_pipe.config.schema import RunConfig
+    from openenv_pipe.config.schema import RunConfig, ServingConfig
     from openenv_pipe.hosts.base import Host
 
 
-def build_host(config: "RunConfig", logs: Path) -> "Host":
+def build_host(
+    config: "RunConfig | ServingConfig", logs: Path, keeper: Path | None = None
+) -> "Host":
     """The host of `config.host.type`, which starts nothing yet. Logs go into the folder `logs`.
 
+    keeper: the socket of a process that keeps servers for several runs; it is asked for them
+    instead, unless they run already.
     Raises ConfigError if the environment cannot be run this way.
     """
+    if keeper is not None and config.host.type != "attach":
+        from openenv_pipe.hosts.kept import KeptHost
+
+        return KeptHost(config.env, config.host, keeper)
     if config.host.type == "docker":
         from openenv_pipe.hosts.docker import DockerHost  # its SDK is loaded where it is used
 

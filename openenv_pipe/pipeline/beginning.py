@@ -17,7 +17,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.run import Course, refuse_what_cannot_learn, run
-from openenv_pipe.pipeline.sources import ORDER
+from openenv_pipe.pipeline.sources import AHEAD, ORDER
 from openenv_pipe.progress import Progress, build_progress
 from openenv_pipe.runs.checkpoints import (
     RESUME,
@@ -40,6 +40,7 @@ PARTS = (
     ("the optimizer", (OPTIMIZER, PROGRESS), ("trainer.optimizer.type",)),
     ("the reference", (REFERENCE,), ()),
     ("the order of tasks", (ORDER,), ("seed", "env.tasks")),
+    ("the groups played ahead", (AHEAD,), ("seed", "env", "reward", "model", "trainer")),
 )
 Changed = dict[str, list[JsonValue]]
 
@@ -51,7 +52,17 @@ def train(composed: Composed, command: Sequence[str]) -> None:
     run(Course(folder=folder, config=composed.config))
 
 
-def resume(name: str, overrides: Sequence[str], command: Sequence[str]) -> None:
+def begin(folder: RunFolder, keeper: Path | None) -> None:
+    """A new run in a folder that somebody else has made for it, as a sweep does for its jobs."""
+    folder.adopt()
+    config = folder.config
+    refuse_what_cannot_learn(config)
+    run(Course(folder=folder, config=config, keeper=keeper))
+
+
+def resume(
+    name: str, overrides: Sequence[str], command: Sequence[str], keeper: Path | None = None
+) -> None:
     """Goes on from the last sound checkpoint. Raises RunFolderError and ConfigError."""
     runs_dir, overrides = _split_runs_dir(overrides)
     folder = find_run(name, runs_dir)
@@ -81,6 +92,7 @@ def resume(name: str, overrides: Sequence[str], command: Sequence[str]) -> None:
         checkpoint=checkpoint,
         expected=folder.record.facts,
         on_differences=partial(_tell, progress),
+        keeper=keeper,
     )
     run(course, progress)
 

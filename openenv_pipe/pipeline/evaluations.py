@@ -1,5 +1,7 @@
 """The evaluations of a run: each played once in its life, kept, and told."""
 
+from collections.abc import Awaitable, Callable
+
 from openenv_pipe.assembly import Parts
 from openenv_pipe.evaluate import (
     evaluate_during,
@@ -23,7 +25,15 @@ from openenv_pipe.scoring import EvalReport
 class Evaluations:
     """Plays what the run folder does not have yet. What it has is taken as it is."""
 
-    def __init__(self, parts: Parts, folder: RunFolder, progress: Progress) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        folder: RunFolder,
+        progress: Progress,
+        settle: Callable[[], Awaitable[None]],
+    ) -> None:
+        """settle: waits until the policy is alone on its engine, and is the current one."""
+        self._settle = settle
         self._parts = parts
         self._folder = folder.path
         self._progress = progress
@@ -39,6 +49,7 @@ class Evaluations:
         """The model as it is now, after `step` steps of GRPO."""
         done = read_stages(self._folder).get(label)
         if done is None or done.step != step:
+            await self._settle()
             self._keep(await evaluate_model(self._parts, label, step))
 
     async def during(self, step: int) -> str | None:
@@ -47,6 +58,7 @@ class Evaluations:
             return None
         done = [report for report in read_during(self._folder) if report.step == step]
         if not done:
+            await self._settle()
             evaluation = await evaluate_during(self._parts, step)
             self._keep([evaluation])
             done = [evaluation.report]

@@ -25,9 +25,6 @@ def find_facts(parts: Parts) -> dict[str, JsonValue]:
     """Call it before the policy learns, where torch works."""
     config = parts.config
     return {
-        "device": str(parts.policy.device),
-        "num_parameters": parts.policy.num_parameters,
-        "num_threads": torch.get_num_threads(),
         **policy_facts(parts.policy),
         "tasks": {
             "train": _task_facts(config.env.tasks.train, parts.tasks.train),
@@ -38,9 +35,12 @@ def find_facts(parts: Parts) -> dict[str, JsonValue]:
 
 
 def policy_facts(policy: Policy) -> dict[str, JsonValue]:
-    """Digests of the tokenizer and of the model that training starts from."""
+    """Where and what the policy is: digests of its tokenizer, and of the weights it starts from."""
     tokenizer = policy.tokenizer.backend_tokenizer.to_str() + (policy.tokenizer.chat_template or "")
     return {
+        "device": str(policy.device),
+        "num_threads": torch.get_num_threads(),
+        "num_parameters": policy.num_parameters,
         "model_digest": _digest_of_tensors(policy.model.state_dict().items()),
         "tokenizer_digest": digest_of_bytes(tokenizer.encode()),
     }

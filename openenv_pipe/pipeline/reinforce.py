@@ -12,7 +12,7 @@ from openenv_pipe.learner.randomness import seed_step
 from openenv_pipe.pipeline.saving import Saver
 from openenv_pipe.pipeline.sources import GroupSource
 from openenv_pipe.pipeline.steps import Journal, Workbench, to_the_end
-from openenv_pipe.rollout.summary import summarise_groups
+from openenv_pipe.rollout.summary import summarise_groups, summarise_staleness
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.types import Group, Sample
@@ -59,7 +59,7 @@ class ReinforceStage:
         """No step follows: its weights stay, whether a checkpoint was due or not."""
         if self.step and not self._saver.is_saved(Place("grpo", self.step)):
             await to_the_end(self._save())
-        await self._bench.compute(self._saver.settle)
+        await self._bench.compute(self._saver.tidy)
 
     async def save_passing(self) -> None:
         """A checkpoint of where this stage is, to go on from, unless there is one."""
@@ -71,6 +71,7 @@ class ReinforceStage:
         return is_last or self.step % self._trainer.checkpoint.every == 0
 
     async def _save(self, *, passing: bool = False) -> None:
+        await self._source.settle()
         place, optimizer = Place("grpo", self.step), self._learner.optimizer
         await self._bench.compute(self._saver.save, place, optimizer, passing=passing)
 
@@ -86,7 +87,9 @@ class ReinforceStage:
         )
         path = episodes_path(self._folder, step)
         await asyncio.to_thread(write_episodes, path, groups, advantages)
-        metrics = summarise_groups(groups)
+        metrics = summarise_groups(groups) | summarise_staleness(
+            groups, version=self._source.version
+        )
         metrics["groups/trained"] = sum(values is not None for values in advantages)
         metrics["groups/skipped"] = sum(values is None for values in advantages)
         samples = build_samples(groups, advantages)

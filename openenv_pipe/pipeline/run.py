@@ -5,9 +5,10 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -34,9 +35,14 @@ class Course:
     config: RunConfig
     checkpoint: Path | None = None  # to go on from; None: from the beginning
     stop_after: int | None = None  # steps of GRPO; None: all that the configuration asks for
+    keeper: Path | None = None  # the socket of who keeps servers for it among other runs
     # Told what differs from the facts of `expected`, before anything is played; may refuse.
     expected: Mapping[str, JsonValue] = field(default_factory=dict)
     on_differences: Callable[[list[Difference]], None] | None = None
+
+
+# Returns why it ended before its last step, if it did.
+Training = Callable[[Course, Progress], Coroutine[Any, Any, str | None]]
 
 
 def refuse_what_cannot_learn(config: RunConfig) -> None:
@@ -59,14 +65,18 @@ def refuse_what_cannot_learn(config: RunConfig) -> None:
         )
 
 
-def run(course: Course, progress: Progress | None = None) -> None:
-    """Runs it to its end. Ctrl-C and SIGTERM save what is there, then end the run."""
+def run(course: Course, progress: Progress | None = None, training: Training | None = None) -> None:
+    """Runs it to its end. Ctrl-C and SIGTERM save what is there, then end the run.
+
+    training: what is done, if it is not to play and to learn.
+    """
     folder, progress = course.folder, progress or build_progress()
     progress.note(f"run {folder.record.id} in {folder.path}")
     received: list[int] = []
     try:
         folder.hold()
-        reason = asyncio.run(_train(course, progress, received))
+        work = training or _play_and_learn
+        reason = asyncio.run(_until_told(work(course, progress), received, progress))
         folder.finish("finished", cause=reason)
     except BaseException as error:
         _end_early(folder, progress, error)
@@ -79,20 +89,33 @@ def run(course: Course, progress: Progress | None = None) -> None:
     progress.note(f"report: {write_report(folder)}")
 
 
-async def _train(course: Course, progress: Progress, received: list[int]) -> str | None:
-    folder = course.folder
+async def _until_told(
+    work: Coroutine[Any, Any, str | None], received: list[int], progress: Progress
+) -> str | None:
     _stop_on_signals(received, progress)
-    async with assembled(course.config, folder.logs) as parts:
-        facts = {**parts.host.facts(), **await parts.compute(find_facts, parts)}
+    return await work
+
+
+async def _play_and_learn(course: Course, progress: Progress) -> str | None:
+    folder = course.folder
+    async with assembled(
+        course.config, folder.logs, tell=progress.note, keeper=course.keeper
+    ) as parts:
+        facts = {
+            **parts.host.facts(),
+            **parts.engine.facts(),
+            **await parts.compute(find_facts, parts),
+        }
         if course.on_differences:
             course.on_differences(find_other_facts(course.expected, facts))
         folder.update(**facts)
+        source = PlayedGroups(parts)
         story = Story(
             parts,
-            PlayedGroups(parts),
+            source,
             folder,
             progress,
-            evaluations=Evaluations(parts, folder, progress),
+            evaluations=Evaluations(parts, folder, progress, source.settle),
             origin=_origin(folder),
             stop_after=course.stop_after,
         )

@@ -86,7 +86,7 @@ class Saver:
                 write_json(path / RESUME / WARM_START, warm_start.state())
             if passing:
                 mark_passing(path)
-        self.settle()
+        self.tidy()
 
     def load(self, checkpoint: Path) -> None:
         """The policy takes the checkpoint's weights, the source goes on from it."""
@@ -101,7 +101,7 @@ class Saver:
         if warm_start is not None:
             warm_start.restore(read_json(checkpoint / RESUME / WARM_START))
 
-    def settle(self) -> None:
+    def tidy(self) -> None:
         """Points `best` to the best one, and removes those that need not be kept."""
         measured = self._measure()
         self._say_missing(measured)

@@ -1,26 +1,27 @@
 """Where the groups come from that training learns from: the one thing that is asked is "of step n".
 
-`PlayedGroups` plays them when it is asked. Refused here: the learner. What a source has to
-remember from step to step it writes into a checkpoint, and reads from there.
+`PlayedGroups` plays them, when it is asked or ahead of that. Refused here: the learner. What a
+source has to remember from step to step it writes into a checkpoint, and reads from there.
 """
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from openenv_pipe.assembly import Parts
 from openenv_pipe.grpo.advantages import has_signal
+from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.runs.files import read_json, write_json
 from openenv_pipe.tasks import build_order
 from openenv_pipe.types import Group
 
-ORDER = "order.json"
+ORDER, AHEAD = "order.json", "ahead.jsonl.gz"
 
 
 class GroupSource(Protocol):
     """Scored groups, step by step."""
-
-    version: int  # of the weights that it was last told of, by `publish` or by `load`
 
     version: int  # of the weights that it was last told of, by `publish` or by `load`
 
@@ -40,8 +41,16 @@ class GroupSource(Protocol):
         """What sampling and publishing measured since the last call."""
         ...
 
+    async def settle(self) -> None:
+        """Wait until all that older weights began is over, and sampling is by the current ones.
+
+        Before what must not meet them: an evaluation, or a checkpoint, which has one set of
+        weights to go on from.
+        """
+        ...
+
     def save(self, folder: Path) -> None:
-        """Write into a checkpoint what `groups` of the next step depends on."""
+        """Write into a checkpoint what `groups` of the next step depends on. After `settle`."""
         ...
 
     def load(self, folder: Path) -> None:
@@ -53,8 +62,23 @@ class GroupSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Collection:
+    """The groups of a step, under way or over."""
+
+    version: int  # of the weights when it began
+    order: Mapping[str, Any]  # the state of the task order before it
+    playing: asyncio.Task[list[Group]]
+
+
 class PlayedGroups:
-    """The policy plays each step's groups when the step begins: on policy.
+    """The policy plays each step's groups: on policy, or ahead of the learner.
+
+    With `max_staleness` 0 they are played when the step begins. With s above 0, the groups of the
+    s next steps are played while the learner works on this one. A step's groups begin only when
+    the weights are at most s versions behind those that will learn from them, and steps take
+    their groups in the order of the tasks: to take what is over first would be a preference for
+    short episodes. So nothing is ever too old.
 
     Dynamic sampling (DAPO, arXiv:2503.14476): with `max_sampling_rounds` above 1, groups without a
     signal are followed by as many of further tasks, until enough have one or the rounds are over.
@@ -66,7 +90,9 @@ class PlayedGroups:
         tasks = parts.config.env.tasks
         self._order = build_order(tasks.order, parts.tasks.train, parts.config.seed)
         self._num_taken: int | None = None  # of the order; None: as many as without rounds
-        self.version = 0
+        self._collections: dict[int, _Collection] = {}  # by step
+        self._restored: dict[int, list[Group]] = {}  # by step: those of a checkpoint
+        self._is_published = True
         self.version = 0
 
     async def demonstrations(self) -> list[Group]:
@@ -81,6 +107,27 @@ class PlayedGroups:
         )
 
     async def groups(self, step: int) -> list[Group]:
+        groups = self._restored.pop(step, None)
+        if groups is None:
+            self._begin(step)
+            groups = await asyncio.shield(self._collections[step].playing)
+            del self._collections[step]
+        await self._publish_late()
+        trainer = self._config.trainer
+        last = min(step + trainer.max_staleness, trainer.steps)
+        for ahead in range(step + 1, last + 1):
+            self._begin(ahead)
+        return groups
+
+    def _begin(self, step: int) -> None:
+        if step not in self._collections and step not in self._restored:
+            self._collections[step] = _Collection(
+                version=self.version,
+                order=self._order_state(),
+                playing=asyncio.create_task(self._collect(step)),
+            )
+
+    async def _collect(self, step: int) -> list[Group]:
         trainer = self._config.trainer
         wanted, discount = trainer.tasks_per_step, trainer.advantage.discount
         if self._num_taken is None:
@@ -97,38 +144,74 @@ class PlayedGroups:
         """Groups of the order's next tasks."""
         assert self._num_taken is not None
         trainer = self._config.trainer
+        tasks = self._order.take(self._num_taken, count)
+        self._num_taken += count
         groups = await self._parts.collect(
-            self._order.take(self._num_taken, count),
+            tasks,
             group_size=trainer.group_size,
             temperature=trainer.temperature,
             label=label,
         )
-        self._num_taken += count
         self._order.record(groups)
         return groups
 
     async def publish(self, step: int) -> None:
         self.version = step
-        await self._parts.engine.publish(step)
+        is_playing = any(not each.playing.done() for each in self._collections.values())
+        self._is_published = self._parts.engine.publishes_in_flight or not is_playing
+        if self._is_published:
+            await self._parts.engine.publish(step)
+
+    async def _publish_late(self) -> None:
+        """For an engine whose policy must not change while episodes are played."""
+        if not self._is_published:
+            await self._parts.engine.publish(self.version)
+            self._is_published = True
+
+    async def settle(self) -> None:
+        playing = [each.playing for each in self._collections.values() if self._is_older(each)]
+        if playing:
+            await asyncio.wait(playing)
+        await self._publish_late()
+
+    def _is_older(self, collection: _Collection) -> bool:
+        """What the current weights began can be played again by them, and will be the same."""
+        return collection.version < self.version
 
     async def metrics(self) -> Mapping[str, float]:
         return await self._parts.engine.metrics()
 
     def save(self, folder: Path) -> None:
-        state = {
-            "version": self.version,
-            "num_taken": self._num_taken,
-            "order": self._order.state(),
-        }
-        write_json(folder / ORDER, state)
+        kept, order = dict(self._restored), self._order_state()
+        for step, collection in sorted(self._collections.items()):
+            if not self._is_older(collection) or collection.playing.exception():
+                order = collection.order
+                break
+            kept[step] = collection.playing.result()
+        ahead = {str(step): [group.id for group in groups] for step, groups in kept.items()}
+        write_json(folder / ORDER, {"version": self.version, "ahead": ahead, **order})
+        if kept:
+            groups = [group for step in sorted(kept) for group in kept[step]]
+            write_episodes(folder / AHEAD, groups)
+
+    def _order_state(self) -> dict[str, Any]:
+        return {"num_taken": self._num_taken, "order": self._order.state()}
 
     def load(self, folder: Path) -> None:
         if (folder / ORDER).exists():
             state = read_json(folder / ORDER)
             self.version = state["version"]
-            self.version = state["version"]
             self._num_taken = state["num_taken"]
             self._order.restore(state["order"])
+        if (folder / AHEAD).exists():
+            groups = {group.id: group for group in read_episodes(folder / AHEAD)}
+            self._restored = {
+                int(step): [groups[name] for name in names]
+                for step, names in state["ahead"].items()
+            }
 
     async def close(self) -> None:
-        """Nothing is under way between two steps."""
+        playing = [collection.playing for collection in self._collections.values()]
+        for task in playing:
+            task.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)

@@ -55,8 +55,8 @@ class Collector:
 
     async def _play_all(self, episodes: Sequence[Episode], temperature: float) -> None:
         limit = min(len(episodes), self._host.capacity, self._engine.max_episodes)
-        self._engine.expect(len(episodes), limit)
-        queue = iter(enumerate(episodes))
+        first = self._engine.expect(len(episodes), limit)
+        queue = iter(enumerate(episodes, start=first))
         try:
             with old_objects_at_rest():
                 async with asyncio.TaskGroup() as workers:

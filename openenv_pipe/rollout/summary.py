@@ -39,3 +39,17 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
     for name in scored[0].reward_terms:
         metrics[f"reward/{name}"] = fmean(episode.reward_terms[name] for episode in scored)
     return metrics
+
+
+def summarise_staleness(groups: Sequence[Group], *, version: int) -> dict[str, float]:
+    """How many versions the weights that sampled are behind `version`, which learns from it.
+
+    The mean is over sampled tokens, each with the oldest version of its turn; of scored episodes.
+    """
+    turns = [turn for group in groups for episode in group.scored for turn in episode.turns]
+    ages = [version - min(turn.policy_versions) for turn in turns]
+    counts = [len(turn.completion_ids) for turn in turns]
+    if not sum(counts):
+        return {}
+    total = sum(age * count for age, count in zip(ages, counts, strict=True))
+    return {"staleness/mean": total / sum(counts), "staleness/max": max(ages)}

@@ -13,7 +13,12 @@ from openenv_pipe.config.schema.adapter import (
     ToolAdapterConfig,
 )
 from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
-from openenv_pipe.config.schema.engine import LocalEngineConfig, ScriptedEngineConfig
+from openenv_pipe.config.schema.engine import (
+    LocalEngineConfig,
+    OpenAIEngineConfig,
+    ScriptedEngineConfig,
+)
+from openenv_pipe.config.schema.engine_vllm import SamplingConfig, VllmEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
 from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import (
@@ -36,6 +41,12 @@ from openenv_pipe.config.schema.reward import (
     UnusableTerm,
 )
 from openenv_pipe.config.schema.run import RunConfig, ServingConfig
+from openenv_pipe.config.schema.sweep import (
+    GridSweep,
+    SearchSweep,
+    SweepConfig,
+    SweepSettings,
+)
 from openenv_pipe.config.schema.tasks import (
     ListedTasks,
     TaskDataset,
@@ -62,6 +73,7 @@ __all__ = [
     "EnvConfig",
     "EnvTerm",
     "EvalConfig",
+    "GridSweep",
     "HubModelConfig",
     "JsonAdapterConfig",
     "KubernetesHostConfig",
@@ -70,6 +82,7 @@ __all__ = [
     "LocalEngineConfig",
     "LossConfig",
     "ModelConfig",
+    "OpenAIEngineConfig",
     "OptimizerConfig",
     "OverlongTerm",
     "ProcessHostConfig",
@@ -78,9 +91,13 @@ __all__ = [
     "RegexTerm",
     "RewardConfig",
     "RunConfig",
+    "SamplingConfig",
     "ScriptedEngineConfig",
+    "SearchSweep",
     "ServingConfig",
     "SuccessTerm",
+    "SweepConfig",
+    "SweepSettings",
     "TaskDataset",
     "TaskFile",
     "TaskRange",
@@ -95,5 +112,6 @@ __all__ = [
     "TrainerConfig",
     "TurnsTerm",
     "UnusableTerm",
+    "VllmEngineConfig",
     "WarmStartConfig",
 ]

@@ -56,6 +56,11 @@ class RunConfig(Block):
                 f"env.max_episode_tokens={self.env.max_episode_tokens} is more than "
                 f"model.max_length={self.model.max_length}"
             )
+        if self.engine.type == "local" and self.trainer.max_staleness > 1:
+            raise ValueError(
+                f"trainer.max_staleness={self.trainer.max_staleness} with engine=local, which "
+                "keeps one older version of the weights: set it to 0 or 1, or engine=vllm"
+            )
         for name, term in self.reward.terms.items():
             if isinstance(term, OverlongTerm):
                 self._acts(name, term)

@@ -80,6 +80,10 @@ class TrainerConfig(Block):
     max_sampling_rounds: PositiveInt = Field(
         description="above 1, further rounds replace groups without a signal: dynamic sampling"
     )
+    max_staleness: NonNegativeInt = Field(
+        description="versions that a token's weights may be behind those that learn from it; "
+        "above 0, the next groups are played while the learner works"
+    )
     temperature: PositiveFloat
     updates_per_step: PositiveInt = Field(description="optimizer steps on each step's samples")
     tokens_per_batch: PositiveInt = Field(

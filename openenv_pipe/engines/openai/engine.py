@@ -22,14 +22,17 @@ class OpenAIEngine:
     `client` is entered and left by whoever builds the engine.
     """
 
+    publishes_in_flight = True
+
     def __init__(self, config: OpenAIEngineConfig, client: ChatClient) -> None:
         self._config = config
         self._client = client
         self._conversations: dict[int, Conversation] = {}
         self.max_episodes = config.max_concurrent
 
-    def expect(self, num_episodes: int, limit: int) -> None:
+    def expect(self, num_episodes: int, limit: int) -> int:
         self._conversations.clear()
+        return 0
 
     async def generate(self, request: Request) -> Completion:
         conversation = self._conversations.setdefault(request.episode, Conversation())

@@ -28,6 +28,8 @@ MOST_TRIES = 4  # of one request, whatever its server went through
 class VllmEngine:
     """See `engines.base.Engine`. Opened by `opening.py`."""
 
+    publishes_in_flight = True
+
     def __init__(
         self,
         config: VllmEngineConfig,
@@ -49,14 +51,17 @@ class VllmEngine:
         self._executor = executor
         self._facts = facts
         self._ids: dict[int, list[int]] = {}  # each episode's conversation so far
+        self._next_number = 0
         self._measured: dict[str, float] = {}
 
     def facts(self) -> Mapping[str, Any]:
         return self._facts
 
-    def expect(self, num_episodes: int, limit: int) -> None:
-        self._ids = {}
+    def expect(self, num_episodes: int, limit: int) -> int:
+        """Collections may overlap, so no number comes again."""
+        first, self._next_number = self._next_number, self._next_number + num_episodes
         self.server_metrics.begin()
+        return first
 
     async def generate(self, request: Request) -> Completion:
         ids = self._ids.setdefault(request.episode, [])

@@ -1,6 +1,7 @@
 """From a configuration to a running engine, and to its end."""
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.canary import PROBE_MOVES, TEMPERATURE, Canary
-from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.client import ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import (
     VERSION,
@@ -19,6 +20,7 @@ from openenv_pipe.engines.vllm.install import (
     find_installed,
     install,
 )
+from openenv_pipe.engines.vllm.kept import BorrowedServer, model_digest
 from openenv_pipe.engines.vllm.launch import AttachedServer, ManagedServer, Server
 from openenv_pipe.engines.vllm.launch_docker import DockerServer
 from openenv_pipe.engines.vllm.life import ServerLife
@@ -26,7 +28,7 @@ from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, Weigh
 from openenv_pipe.engines.vllm.server_command import Plan
 from openenv_pipe.engines.vllm.trainee import Trainee
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, EngineError
 
 Tell = Callable[[str], None]
 
@@ -49,17 +51,23 @@ async def open_engine(
     logs: Path,
     executor: Executor,
     tell: Tell,
+    keeper: Path | None = None,
 ) -> AsyncIterator[VllmEngine]:
     """The engine with the policy as it is now, published and checked. All ends with the block.
 
+    keeper: the socket of a process that keeps managed servers for several runs.
     Raises ConfigError, EngineError, and TrainingError from the canary.
     """
     way = publishing(config, trainee)
     build: Build = "cuda" if on_gpu else "cpu"
-    installed = await _installed(config, build, tell)
+    installed = await installed_or_asked(build, tell) if config.launch == "managed" else None
     with weights_folder(config.weights_dir) as root:
         plan = await _plan(config, trainee, way, source, build, root, executor)
-        server = _server(config, plan, installed, logs / "engine.log", root)
+        if keeper is not None and config.launch == "managed":
+            digest = model_digest(plan, written=source is None, weights_matter=way == "adapter")
+            server: Server = BorrowedServer(plan, config, digest, keeper)
+        else:
+            server = _server(config, plan, installed, logs / "engine.log", root)
         engine = _Opening(config, trainee, way, server, root, executor, tell, installed)
         async with engine.opened() as opened:
             yield opened
@@ -92,6 +100,7 @@ class _Opening:
         self._publisher = publisher
         self._canary = Canary(trainee, dtype=exact, max_model_len=config.max_model_len)
         self._is_first = True
+        self._is_attached = config.launch == "attach"
         self._life = ServerLife(server, config, restore=self._restore, tell=tell)
         self._engine = VllmEngine(
             config,
@@ -106,6 +115,7 @@ class _Opening:
                     "publish": way,
                     "vllm": installed.version if installed else None,
                     "packages": installed.packages if installed else None,
+                    **({"kept": server.about} if isinstance(server, BorrowedServer) else {}),
                 }
             },
         )
@@ -122,6 +132,10 @@ class _Opening:
 
     async def _close(self) -> None:
         await self._engine.server_metrics.close()
+        client = self._life.client
+        if self._is_attached and client is not None:
+            with contextlib.suppress(ServerGoneError, EngineError):
+                await self._publisher.withdraw(client)
         await self._life.close()
 
     async def _restore(self, client: VllmClient) -> None:
@@ -145,9 +159,12 @@ class _Opening:
                 moves=PROBE_MOVES * self._canary.bound,
             ),
         )
-        await client.load_adapter("probe", folder)
-        await self._canary.check_probe(client, "probe", probe_PV)
-        await client.unload_adapter("probe")
+        name = f"{self._root.name}-probe"
+        await client.load_adapter(name, folder)
+        try:
+            await self._canary.check_probe(client, name, probe_PV)
+        finally:
+            await client.unload_adapter(name)
 
 
 def publishing(config: VllmEngineConfig, trainee: Trainee) -> str:
@@ -163,10 +180,8 @@ def publishing(config: VllmEngineConfig, trainee: Trainee) -> str:
     return config.publish
 
 
-async def _installed(config: VllmEngineConfig, build: Build, tell: Tell) -> Installed | None:
-    """The environment for a managed server, made after asking. Raises ConfigError without one."""
-    if config.launch != "managed":
-        return None
+async def installed_or_asked(build: Build, tell: Tell) -> Installed:
+    """The environment of vLLM, made after asking. Raises ConfigError without one."""
     if found := find_installed(build):
         return found
     command = f"`openenv-pipe engine install vllm --build {build}`"

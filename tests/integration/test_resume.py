@@ -1,0 +1,155 @@
+"""Trap 26: a run that was killed and resumed is the run that nobody touched, byte for byte."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from openenv_pipe.runs.checkpoints import all_checkpoints
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.listing import list_runs
+from openenv_pipe.runs.metrics import read_metrics
+from tests.crash_matrix import Reference, Result, finish, killed_and_resumed, start, untouched
+
+# All that has a state: a curriculum, a reference, a schedule, several updates, evaluations in
+# between, old checkpoints that go.
+RUN = (
+    "conf=smoke",
+    "device=cpu",
+    "num_threads=1",
+    "env.tasks.order=curriculum",
+    "eval.baselines=false",
+    "eval.during.every=2",
+    "reward.terms.short={type: length, weight: -0.01, per_turn: false}",  # has a signal at once
+    "trainer.steps=4",
+    "trainer.tasks_per_step=3",
+    "trainer.updates_per_step=2",
+    "trainer.loss.kl.coef=0.1",
+    "trainer.optimizer.schedule=cosine",
+    "trainer.warm_start.steps=3",
+    "trainer.checkpoint.every=2",
+    "trainer.checkpoint.num_resumable=1",
+)
+NUM_TRIALS, KILLS = 2, 3
+METRICS = "metrics.jsonl"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Reference:
+    """The run that nobody touches."""
+    reference = untouched(tmp_path_factory.mktemp("whole"), RUN, "smoke")
+    records = read_metrics(reference.folder / METRICS)
+    trained = [record.get("groups/trained", 0) for record in records]
+    assert sum(map(bool, trained)) > 2, "the weights must change in most steps"
+    return reference
+
+
+def assert_same_run(folder: Path, whole: Path) -> None:
+    assert RunFolder.open(folder).status == "finished"
+    assert Result.of(folder).difference(Result.of(whole)) is None
+
+
+def output(runs_dir: Path) -> str:
+    return (runs_dir / "output.txt").read_text()
+
+
+@pytest.mark.parametrize("seed", range(NUM_TRIALS))
+def test_killed_at_random_and_resumed_until_it_ends(whole, tmp_path, seed):
+    """The small form of benchmarks/crash.py."""
+    trial = killed_and_resumed(tmp_path, RUN, "smoke", whole, seed, KILLS)
+    assert trial.kills
+    assert not any(trial.codes), output(tmp_path)
+    assert_same_run(trial.folder, whole.folder)
+    attempts = RunFolder.open(trial.folder).record.attempts
+    assert [attempt.status for attempt in attempts[:-1]] == ["died"] * (len(attempts) - 1)
+    assert (trial.folder / "logs" / "latest").resolve().name == f"attempt_{len(attempts)}"
+
+
+def test_killed_and_resumed_while_groups_are_played_ahead(tmp_path_factory, tmp_path):
+    """With one version of staleness: what was played ahead by older weights is in checkpoints."""
+    ahead = (*RUN, "trainer.max_staleness=1")
+    whole = untouched(tmp_path_factory.mktemp("ahead"), ahead, "smoke")
+    records = read_metrics(whole.folder / METRICS)
+    assert {record.get("staleness/max") for record in records} == {None, 0, 1}
+    trial = killed_and_resumed(tmp_path, ahead, "smoke", whole, 0, KILLS)
+    assert trial.kills
+    assert not any(trial.codes), output(tmp_path)
+    assert_same_run(trial.folder, whole.folder)
+
+
+def test_interrupted_between_checkpoints_and_resumed(whole, tmp_path):
+    """Ctrl-C saves the step at hand; that checkpoint goes once there is a regular one."""
+    process, folder = start(tmp_path, *RUN), tmp_path / "smoke" / "0001"
+    try:
+        while process.poll() is None and not has_step(folder, 3):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130, output(tmp_path)
+    finally:
+        process.kill()
+        process.wait()
+    assert all_checkpoints(folder)[-1].name in ("step_000003", "step_000004")
+    assert finish(start(tmp_path, "--resume", "latest")) == 0, output(tmp_path)
+    assert_same_run(folder, whole.folder)
+
+
+def has_step(folder: Path, step: int) -> bool:
+    path = folder / METRICS
+    lines = path.read_text().splitlines() if path.exists() else []
+    return any(json.loads(line)["step"] == step for line in lines if '"grpo"' in line)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of some megabytes."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=34m", "tmpfs", str(path)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("this user may not mount a small file system")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
+    """The run says what is wrong and stays readable. With space again it goes on, passing over a
+    checkpoint that was cut off in between."""
+    assert finish(start(small_disk, *RUN)) == 1
+    said = output(small_disk)
+    assert "No space left on device" in said and "--resume" in said
+    assert "Traceback" not in said
+    (row,) = list_runs(small_disk)
+    assert row.status in ("died", "failed")
+    folder = small_disk / "smoke" / "0001"
+    assert not list((folder / "checkpoints").glob(".*"))
+    subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
+    newest = all_checkpoints(folder)[-1]
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert finish(start(small_disk, "--resume", "smoke/0001")) == 0, output(small_disk)
+    assert f"checkpoint {newest.name} is damaged" in output(small_disk)
+    assert_same_run(folder, whole.folder)
+    assert list((folder / "logs").glob(f"attempt_2/set_aside/checkpoints/{newest.name}"))
+
+
+def test_a_fork_is_a_new_run_from_a_checkpoint(whole, tmp_path):
+    """And what cannot be resumed is refused by name."""
+    shutil.copytree(whole.folder, tmp_path / "smoke" / "0001", symlinks=True)
+    assert finish(start(tmp_path, "--resume", "smoke/0001", "seed=5", "trainer.steps=9")) == 2
+    assert "seed: 1 -> 5" in output(tmp_path) or "seed: 0 -> 5" in output(tmp_path)
+    assert finish(start(tmp_path, "--resume", "smoke/0001")) == 2
+    assert "is finished" in output(tmp_path)
+    changes = ("trainer.optimizer.lr=5e-4", "trainer.optimizer.type=muon")
+    assert finish(start(tmp_path, "--fork", "smoke/0001@4", "trainer.steps=5", *changes)) == 0
+    fork = RunFolder.open(tmp_path / "smoke" / "0002")
+    lineage = fork.record.lineage
+    assert (lineage.kind, lineage.run, lineage.checkpoint) == ("fork", "smoke/0001", "step_000004")
+    assert lineage.changed["trainer.optimizer.lr"] == [0.001, 0.0005]
+    assert "beginning anew: the optimizer" in output(tmp_path)
+    assert [path.name for path in fork.checkpoints()] == ["step_000004", "step_000005"]
