@@ -123,7 +123,7 @@ description: Walk to the east coast
 action: Move
 observation: Spot
 """,
-    "types.py": """raise RuntimeError("this is no library")
+    "fastapi.py": """raise RuntimeError("this is no library")
 """,
     "models.py": """from openenv.core.env_server.types import Action, Observation
 
