@@ -88,7 +88,7 @@ def test_a_run_leaves_the_whole_proof(smoke):
     stages = [(record["stage"], record["step"]) for record in read_metrics(smoke / "metrics.jsonl")]
     assert stages == [("warm_start", 1), ("warm_start", 2), ("grpo", 1), ("grpo", 2)]
     assert {path.stem for path in (smoke / "eval").glob("*.json")} == {
-        *("start", "warm_start", "trained"),
+        *("start", "warm_start", "trained", "baseline_expert", "baseline_random"),
     }
     assert (smoke / "report.md").read_text().startswith("# smoke/0001")
     assert (smoke / "plots" / "learning_curves.png").stat().st_size > 10_000
