@@ -13,7 +13,6 @@ from openenv_pipe.runs.markdown import UNKNOWN
 from openenv_pipe.scoring import Comparison, EvalReport, compare
 from openenv_pipe.statistics import Interval
 
-
 FILE_WIDTH = 1000  # columns of what is not a terminal: nothing is broken there
 
 
