@@ -282,7 +282,7 @@ async def test_a_picked_port_that_was_taken_meanwhile_is_replaced(tmp_path, monk
             await session.reset({}, 5)
 
 
-@pytest.mark.parametrize("manifest", [None, "name: parrot", "app: [1]", "app: {", "just text"])
+@pytest.mark.parametrize("manifest", [None, "app: 8000", "app: [1]", "app: {", "just text"])
 def test_a_folder_that_is_no_package_is_refused(package, tmp_path, manifest):
     path = Path(package, "openenv.yaml")
     path.unlink() if manifest is None else path.write_text(manifest)
