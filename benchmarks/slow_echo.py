@@ -1,0 +1,30 @@
+"""A server for `asynchrony.py`: the environment `echo`, each of whose steps takes its time.
+
+python benchmarks/slow_echo.py PORT STEP_S
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import uvicorn
+from openenv.core.env_server.http_server import create_app
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "envs"))
+
+from echo.models import EchoAction, EchoObservation
+from echo.server.echo_environment import EchoEnvironment
+
+STEP_S = float(sys.argv[2])
+
+
+class SlowEcho(EchoEnvironment):
+    """Sleeps before it answers, as an environment does that asks somebody else."""
+
+    def step(self, *arguments, **keywords):
+        time.sleep(STEP_S)
+        return super().step(*arguments, **keywords)
+
+
+app = create_app(SlowEcho, EchoAction, EchoObservation, env_name="echo", max_concurrent_envs=256)
+uvicorn.run(app, port=int(sys.argv[1]), ws_per_message_deflate=False, log_level="warning")
