@@ -5,7 +5,7 @@ SHELL := bash
 
 PYTHON ?= python3
 # What `make test` installs beside the package. CI adds those of optional parts, one of which
-# (reasoning-gym) needs a C compiler: EXTRAS=dev,envs,datasets,kubernetes.
+# (reasoning-gym) needs a C compiler: EXTRAS=dev,envs,datasets,kubernetes,sweeps.
 EXTRAS ?= dev
 COMMA := ,
 BIN := .venv/bin
@@ -18,11 +18,12 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
 	-e 's/^Installing collected packages.*/==> unpacking/p'
 
-.PHONY: help install train test lint
+.PHONY: help install train test vllm lint
 help:
 	@echo "make install   set up .venv (a few minutes, once)"
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
 	@echo "make test      install with the tools for development, then run the tests"
+	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
 	@echo "make lint      check style and formatting"
 
 install: $(USER_STAMP)
@@ -32,6 +33,9 @@ train: $(USER_STAMP)
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest
+
+vllm: $(DEV_STAMP)
+	$(BIN)/openenv-pipe engine install vllm
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -47,9 +47,16 @@ class Format(StrEnum):
 @app.command()
 def train(
     overrides: Overrides,
+    multirun: Annotated[
+        bool,
+        typer.Option("--multirun", "-m", help="A sweep: a run for each combination of values."),
+    ] = False,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Go on with a run: its folder, its id, or latest."),
+        typer.Option(
+            metavar="RUN",
+            help="Go on with a run: its folder, its id, or latest. With -m: a sweep's folder.",
+        ),
     ] = None,
     fork: Annotated[
         str | None,
@@ -63,7 +70,11 @@ def train(
     openenv-pipe train conf=wordle model=qwen3_0_6b trainer.steps=50
     openenv-pipe train --resume latest
     openenv-pipe train --fork wordle/0007@40 trainer.optimizer.lr=1e-4
+    openenv-pipe train -m conf=echo trainer.optimizer.lr=1e-3,3e-3 'seed=range(0,3)'
     """
+    if multirun:
+        _sweep(overrides, resume, fork)
+        return
     if resume and fork:
         raise ConfigError("--resume goes on with a run, --fork makes a new one; name one of them")
     if resume or fork:
@@ -80,6 +91,32 @@ def train(
     from openenv_pipe import pipeline
 
     pipeline.train(composed, _command())
+
+
+def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
+    if fork or (resume and overrides):
+        raise ConfigError("train -m --resume SWEEP takes nothing else, and --fork makes one run")
+    from openenv_pipe.sweep import story
+
+    done_well = story.resume(Path(resume)) if resume else story.sweep(overrides, _command())
+    if not done_well:
+        raise typer.Exit(1)
+
+
+@app.command(hidden=True)
+def job(
+    run: Path,
+    keeper: Annotated[Path | None, typer.Option()] = None,
+    resume: Annotated[bool, typer.Option()] = False,
+) -> None:
+    """Do a run whose folder is there: what a sweep starts for each of its jobs."""
+    from openenv_pipe import pipeline
+    from openenv_pipe.runs.folder import RunFolder
+
+    if resume:
+        pipeline.resume(str(run), [], _command(), keeper)
+    else:
+        pipeline.begin(RunFolder.open(run), keeper)
 
 
 app.command("eval")(cli_results.evaluate)

@@ -1,4 +1,4 @@
-"""YAML groups to one validated RunConfig. The only importer of Hydra and OmegaConf.
+"""YAML groups to one validated RunConfig. With `multirun`, the only importer of Hydra.
 
 Hydra is used as a library: it finds files, follows defaults lists and parses overrides. It never
 changes the working directory, writes output folders or configures logging.
@@ -23,6 +23,7 @@ from openenv_pipe.config.explain import (
     explain_yaml,
 )
 from openenv_pipe.config.schema import RunConfig, ServingConfig
+from openenv_pipe.config.schema.base import Block
 from openenv_pipe.errors import ConfigError
 
 if TYPE_CHECKING:  # importing Hydra takes longer than all else here
@@ -51,13 +52,13 @@ class Composed:
 
 def compose(overrides: Sequence[str]) -> Composed:
     """Compose and validate what the overrides ask for; raises ConfigError."""
-    with _readable_errors():
-        loader = _open_loader()
+    with readable_errors():
+        loader = open_loader()
         parsed = _parse(overrides)
         lines = [_as_assignment(loader, override) for override in parsed]
         # First the origins: composing takes the cached files apart.
         origins = _origins(loader, parsed, lines)
-        config = RunConfig.model_validate(_load(loader, lines))
+        config = RunConfig.model_validate(load_values(loader, lines))
         return Composed(config=config, origins=origins, overrides=tuple(overrides))
 
 
@@ -66,8 +67,8 @@ def compose_env(overrides: Sequence[str]) -> ServingConfig:
 
     Where no model is named, prompts are those for models that read.
     """
-    with _readable_errors():
-        loader = _open_loader()
+    with readable_errors():
+        loader = open_loader()
         parsed = _parse(overrides)
         for override in parsed:
             if _block(override).split("/")[0] not in ("env", "host", "model"):
@@ -78,7 +79,9 @@ def compose_env(overrides: Sequence[str]) -> ServingConfig:
         lines = [_as_assignment(loader, override) for override in parsed]
         if not any(_block(override) == "model" for override in parsed):
             lines.append("model=hub")
-        return ServingConfig.model_validate(_load(loader, ["~conf", *lines], only=("env", "host")))
+        return ServingConfig.model_validate(
+            load_values(loader, ["~conf", *lines], only=("env", "host"))
+        )
 
 
 def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -87,8 +90,8 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     Only the groups that are named are read from `conf/`; all else stays as it was saved.
     """
     values = config.model_dump()
-    with _readable_errors():
-        loader = _open_loader()
+    with readable_errors():
+        loader = open_loader()
         parsed = _parse(overrides)
         groups = {each.key_or_group for each in parsed if _is_group(loader, each)}
         if groups:
@@ -97,7 +100,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
                 lines.append(f"model={config.model.type}")  # an env's prompts depend on it
             if "engine" not in groups:
                 lines.append(f"engine={config.engine.type}")  # and a trainer's correction on this
-            values |= _load(loader, ["~conf", *lines], only=groups)
+            values |= load_values(loader, ["~conf", *lines], only=groups)
         for override in parsed:
             if override.is_delete() or override.key_or_group == "conf":
                 raise ConfigError(f"{override.input_line!r} cannot be done to a saved run")
@@ -106,7 +109,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         return RunConfig.model_validate(values)
 
 
-def _open_loader() -> "ConfigLoaderImpl":
+def open_loader() -> "ConfigLoaderImpl":
     """Hydra's loader over the current folder's `conf/` and the shipped one.
 
     The search path is built here: Hydra's own would ask for a config.yaml in the first folder.
@@ -145,10 +148,13 @@ def _parse(overrides: Sequence[str]) -> list["Override"]:
         if override.is_sweep_override():
             raise ConfigError(
                 f"{override.input_line!r} names several values, and a run takes one; "
-                "write a list as key=[a,b], and text with a comma as \"key='a,b'\""
+                "write a list as key=[a,b], and text with a comma as \"key='a,b'\"; "
+                "`openenv-pipe train -m` makes a run of each value"
             )
         if override.is_hydra_override():
             raise ConfigError(f"{override.input_line!r}: Hydra's own settings have no effect here")
+        if _block(override) == "sweep":
+            raise ConfigError(f"{override.input_line!r} is for `openenv-pipe train -m`")
     return parsed
 
 
@@ -175,7 +181,7 @@ def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
     return "++" + line.lstrip("+")
 
 
-def _load(
+def load_values(
     loader: "ConfigLoaderImpl", overrides: list[str], only: Collection[str] = ()
 ) -> dict[str, Any]:
     """The composed values, or `only` some blocks of them."""
@@ -225,14 +231,15 @@ def _origins(
 
 
 @contextmanager
-def _readable_errors() -> Iterator[None]:
+def readable_errors(schema: type[Block] = RunConfig) -> Iterator[None]:
+    """Errors of Hydra, YAML and `schema` become ConfigErrors."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         yield
     except ValidationError as error:
-        raise ConfigError(explain_validation(error)) from None
+        raise ConfigError(explain_validation(error, schema)) from None
     except yaml.YAMLError as error:
         raise ConfigError(explain_yaml(error)) from None
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:

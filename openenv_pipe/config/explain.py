@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from openenv_pipe.config.keys import choices, expectation, known_keys, locate, type_names
@@ -20,23 +20,23 @@ SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=w
 LONGEST_VALUE = 80
 
 
-def explain_validation(error: ValidationError) -> str:
+def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
     """All problems at once, one line each where there are several."""
     # The branches of a union complain one by one about the same key: kept once.
-    problems = list(dict.fromkeys(_problem(detail) for detail in error.errors()))
+    problems = list(dict.fromkeys(_problem(detail, schema) for detail in error.errors()))
     if len(problems) == 1:
         return f"{problems[0]} ({SEE_KEYS})"
     lines = "".join(f"\n  - {problem}" for problem in problems)
     return f"{len(problems)} problems in the configuration:{lines}\n({SEE_KEYS})"
 
 
-def _problem(detail: ErrorDetails) -> str:
-    key, block, annotation = locate(detail["loc"])
+def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
+    key, block, annotation = locate(detail["loc"], schema)
     match detail["type"]:
         case "value_error":
             return f"{key}: {detail['ctx']['error']}" if key else str(detail["ctx"]["error"])
         case "extra_forbidden":
-            return f"{key}={_shown(detail['input'])}: {_unknown_key(key, block)}"
+            return f"{key}={_shown(detail['input'])}: {_unknown_key(key, block, schema)}"
         case "missing":
             return f"{key} is missing; expected {expectation(annotation)}"
         case "union_tag_not_found":
@@ -50,8 +50,8 @@ def _problem(detail: ErrorDetails) -> str:
     return f"{key}={_shown(value)}: expected {expectation(annotation)}{near}"
 
 
-def _unknown_key(key: str, block: Any) -> str:
-    known = known_keys()
+def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
+    known = known_keys(schema)
     if key in known:  # of another type of the same block
         return f"not a key of this type, which has {', '.join(block.model_fields)}"
     leaf = key.rpartition(".")[2]

@@ -30,14 +30,16 @@ def known_keys(annotation: Any = RunConfig, prefix: str = "") -> list[str]:
     return list(found)
 
 
-def locate(location: Sequence[int | str]) -> tuple[str, type[BaseModel] | None, Any]:
+def locate(
+    location: Sequence[int | str], schema: type[BaseModel] = RunConfig
+) -> tuple[str, type[BaseModel] | None, Any]:
     """Read pydantic's path of an error: the key with dots, the block it stands in, its type.
 
     Pydantic also names which member of a union it tried; that is no key and is left out.
     """
     keys: list[str] = []
     block: type[BaseModel] | None = None
-    annotation: Any = RunConfig
+    annotation: Any = schema
     for part in location:
         members = _members(annotation)
         holders = [each for each in _blocks(annotation) if part in each.model_fields]

@@ -63,6 +63,11 @@ class SessionPool:
     def urls(self) -> list[str]:
         return list(self._servers)
 
+    @property
+    def failure(self) -> FailureError | None:
+        """Why nothing is lent any more."""
+        return self._failure
+
     def add(self, url: str) -> None:
         """Lend sessions of this server too. They are opened when they are needed."""
         self._servers[url] = Slots(url, self._sessions_per_server)
@@ -79,11 +84,22 @@ class SessionPool:
         self._failure = self._failure or error
         self._wake(len(self._waiters))
 
-    async def open_all(self) -> None:
+    async def open_all(self, patience_s: float = 0.0) -> None:
         """Open every session of every server, which proves that the slots exist.
 
-        Raises HostError with the number that was accepted and the keys to change.
+        patience_s: how long a server may go on being full, as of sessions that somebody else has
+        just closed. Raises HostError with the number that was accepted and the keys to change.
         """
+        deadline = time.monotonic() + patience_s
+        while (full := await self._open_free_slots()) is not None:
+            error = self._too_few()
+            if time.monotonic() >= deadline:
+                raise error from full
+            await self.close_idle()
+            await asyncio.sleep(FIRST_RETRY_S)
+
+    async def _open_free_slots(self) -> ServerFullError | None:
+        """Fill the slots as far as the servers allow; None if they are all filled."""
 
         async def open_one(slots: Slots) -> None:
             slots.idle.append(await self._open(slots.url))
@@ -94,8 +110,14 @@ class SessionPool:
         for error in errors:  # first of all what is not a matter of numbers
             if not isinstance(error, ServerFullError):
                 raise HostError(f"env {self._env_name!r}: no session opens: {error}") from error
-        if errors:
-            raise self._too_few() from errors[0]
+        return errors[0] if errors else None
+
+    async def close_idle(self) -> None:
+        """Close the sessions that nobody uses. Whoever asks gets new ones."""
+        for slots in self._servers.values():
+            self._discard(*slots.idle)
+            slots.idle.clear()
+        await asyncio.gather(*self._closings, return_exceptions=True)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Session]:

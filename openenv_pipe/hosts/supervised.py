@@ -35,6 +35,7 @@ class SupervisedHost:
         self._env_name = env_name
         self._servers = servers
         self._max_restarts = max_restarts
+        self._open_timeout_s = open_timeout_s
         self._num_restarts = 0
         self._watchers: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -71,6 +72,21 @@ class SupervisedHost:
 
     def session(self) -> AbstractAsyncContextManager[Session]:
         return self._pool.lend()
+
+    @property
+    def failure(self) -> FailureError | None:
+        """Why the host has failed for good; None while it has not."""
+        return self._pool.failure
+
+    async def clear(self) -> None:
+        """Hold no session, so that others may open as many, and see that nobody else holds any.
+
+        A server gives up the sessions of a dead client only when their steps end, so it is asked
+        for a while. Raises HostError if they are still not all free then.
+        """
+        await self._pool.close_idle()
+        await self._pool.open_all(patience_s=self._open_timeout_s)
+        await self._pool.close_idle()
 
     async def close(self) -> None:
         """See `Host.close`. Goes on in the background if the caller is cancelled."""

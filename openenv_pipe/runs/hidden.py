@@ -62,6 +62,16 @@ def restore_in_config(value: Any) -> Any:
     return MARK.sub(_from_environment, value) if isinstance(value, str) else value
 
 
+def unwritten_secrets(config: Any) -> dict[str, str]:
+    """What `restore_in_config` would miss in this process's environment, by name."""
+    secrets = known_secrets(config)
+    return {
+        name: value
+        for name, value in _named_strings(config)
+        if name not in os.environ and hide_in_config(value, secrets, name) == f"<hidden: {name}>"
+    }
+
+
 def known_secrets(config: Any) -> dict[str, str]:
     """Values to names of the secrets in a configuration's dump and in this process's environment.
 

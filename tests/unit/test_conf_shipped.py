@@ -8,6 +8,7 @@ import yaml
 
 from openenv_pipe.adapters import build_adapter
 from openenv_pipe.config.compose import compose
+from openenv_pipe.config.multirun import read_request
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.footprint import tiny_shape
 from openenv_pipe.resources import (
@@ -28,19 +29,22 @@ TRAINERS = group_options("trainer")
 REQUIRED = {
     "model=hub": ["model.path=somewhere"],
     "engine=scripted": ["engine.policy=wordle.policies:consistent"],
+    "engine=openai": ["engine.model=some-model", "engine.api_key=null"],
     "host=attach": ["host.urls=[http://127.0.0.1:8000]"],
     "host=kubernetes": ["host.image=registry.example/wordle:1"],
 }
 OPTIONS = [f"{group}={name}" for group in group_names() for name in group_options(group)]
-OPTIONS = [each for each in OPTIONS if each != "env=base"]  # to be built on, not chosen
+# To be built on, not chosen; and of `train -m` alone.
+OPTIONS = [each for each in OPTIONS if each != "env=base" and not each.startswith("sweep=")]
 
 
 def test_groups_are_the_blocks_of_the_schema_and_the_experiments():
     assert set(group_names()) == {"conf", "env", "host", "reward", "model", "engine", "trainer"} | {
         "eval",
         "tracker",
+        "sweep",
     }
-    assert set(group_names()) - {"conf"} <= set(RunConfig.model_fields)
+    assert set(group_names()) - {"conf", "sweep"} <= set(RunConfig.model_fields)
 
 
 @pytest.mark.parametrize(("experiment", "model"), list(product(EXPERIMENTS, MODELS)))
@@ -56,6 +60,11 @@ def test_every_experiment_composes_with_every_model(experiment, model):
         load_callable(config.trainer.warm_start.policy)
     for policy in config.env.baselines.values():
         load_callable(policy)
+
+
+@pytest.mark.parametrize("name", group_options("sweep"))
+def test_every_sweep_composes(name):
+    assert read_request(["conf=echo", f"sweep={name}", "seed=1,2"]).sweep.type == name
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 LAYERS = (
     {"errors", "types", "progress", "__init__"},
     {"process", "guard", "identity", "grpo", "chat", "statistics", "resources", "web", "findings"}
-    | {"deadline"},
+    | {"deadline", "borrow"},
     {"session", "description", "config"},
     {"tasks", "scoring", "footprint"},
     {"adapters", "rewards", "engines", "learner", "hosts", "trackers", "runs"},
     {"rollout"},  # of what it plays with it knows the contracts alone: see below
     {"canary"},
-    {"assembly", "plays", "targets", "scaffold"},
+    {"assembly", "plays", "targets", "scaffold", "sweep"},
     {"evaluate", "preflight", "env_check", "env_play", "compare"},
     {"pipeline", "side_by_side", "inspect_env"},
-    {"export"},
+    {"export", "serve"},
     {"cli_engine", "cli_env", "cli_models", "cli_results"},
     {"cli"},
 )
@@ -28,13 +28,14 @@ LEVELS = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 # Each may be imported in these places only.
 DOORS = {
-    "hydra": {"config/compose.py"},
+    "hydra": {"config/compose.py", "config/multirun.py"},
     "omegaconf": {"config/compose.py"},
     "typer": {"cli.py", "cli_*.py"},
     "websockets": {"session.py"},
     "peft": {"learner/*"},
     "docker": {"hosts/docker*.py"},
     "kubernetes": {"hosts/kubernetes_api.py"},
+    "optuna": {"sweep/search.py"},
     "datasets": {"tasks/rows.py"},
     "openenv": set(),  # a library for servers
     "trl": set(),  # an oracle of the tests

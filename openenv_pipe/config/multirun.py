@@ -1,0 +1,205 @@
+"""A command line with several values to many, and many jobs to Hydra's launchers.
+
+Of Hydra's multirun this uses the grammar (`a,b`, `range`, `glob`, `choice`, `interval`, `tag`) and
+the launchers, its own and those of plugins. It does without Hydra's sweepers, which end with their
+first bad job and cannot go on where they were.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from openenv_pipe.config.compose import load_values, open_loader, readable_errors
+from openenv_pipe.config.explain import explain_override
+from openenv_pipe.config.schema import SweepConfig, SweepSettings
+from openenv_pipe.errors import ConfigError, FailureError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+# Nothing but the jobs' numbers goes through Hydra: no working directory, no logging, no files.
+QUIET = (
+    "hydra/hydra_logging=none",
+    "hydra/job_logging=none",
+    "hydra.output_subdir=null",
+    "hydra.sweep.subdir=.",
+    "hydra.job.chdir=false",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """A key with values to search among, as Hydra's grammar gives them."""
+
+    key: str
+    kind: Literal["choice", "whole", "real"]
+    values: tuple[Any, ...]  # of a choice all, as texts; else the lowest and the highest
+    step: float | None = None  # of a range; None: anything between
+    log: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What `train -m` was asked for."""
+
+    sweep: SweepConfig
+    parameters: tuple[Parameter, ...]  # of a search
+    jobs: tuple[tuple[str, ...], ...]  # the overrides of each job; of a search, what all share
+    launcher: tuple[str, ...]  # overrides of Hydra's own settings
+
+
+def read_request(overrides: Sequence[str]) -> Request:
+    """Take the overrides apart; raises ConfigError."""
+    with readable_errors(SweepSettings):
+        parsed = _parse(overrides)
+        own = [each for each in parsed if _block(each) not in ("sweep", "hydra")]
+        sweep = _compose_sweep([each for each in parsed if _block(each) == "sweep"])
+        launcher = tuple(_launcher_line(each) for each in parsed if _block(each) == "hydra")
+        if sweep.type == "search":
+            shared = tuple(each.input_line or "" for each in own if not each.is_sweep_override())
+            parameters = tuple(_parameter(each) for each in own if each.is_sweep_override())
+            if not parameters:
+                raise ConfigError(
+                    "sweep=search has nothing to search; give a key bounds or values, such as "
+                    "'trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))'"
+                )
+            return Request(sweep=sweep, parameters=parameters, jobs=(shared,), launcher=launcher)
+        values = [_values(each) for each in own]
+        jobs = tuple(itertools.product(*values))
+        return Request(sweep=sweep, parameters=(), jobs=jobs, launcher=launcher)
+
+
+def launch(
+    function: Callable[[int], None], num_jobs: int, overrides: Sequence[str], folder: Path
+) -> None:
+    """Call `function` with 0, 1 and so on, as the launcher has it: in turn, or in other processes.
+
+    What the function raises is raised when all have ended. Launchers keep their files in `folder`.
+    Raises ConfigError for a launcher that is not installed, FailureError for one that fails.
+    """
+    from hydra._internal.callbacks import Callbacks
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra.core.plugins import Plugins
+    from hydra.types import HydraContext, RunMode
+
+    open_loader()  # registers Hydra's plugins and resolvers
+    search_path = ConfigSearchPathImpl()
+    search_path.append("hydra", "pkg://hydra.conf")
+    search_path.append("schema", "structured://")
+    loader = ConfigLoaderImpl(search_path)
+    lines = [*QUIET, f"hydra.sweep.dir='{folder}'", *overrides]
+    with readable_errors(SweepSettings):
+        _refuse_unknown_launcher(overrides, loader.get_group_options("hydra/launcher"))
+        settings = loader.load_configuration(None, lines, RunMode.MULTIRUN)
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=HydraContext(config_loader=loader, callbacks=Callbacks(settings)),
+            task_function=_Numbered(function),
+            config=settings,
+        )
+    try:
+        all_returned = launcher.launch([[] for _ in range(num_jobs)], initial_job_idx=0)
+    except Exception as error:  # of joblib, a cluster, its network: whatever they are made of
+        kind = type(error).__name__
+        raise FailureError(f"{' '.join(overrides)}: the launcher failed: {kind}: {error}") from error
+    for returned in all_returned:
+        _ = returned.return_value  # raises what the function raised
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """A job as launchers call it. Goes to other processes by pickle."""
+
+    function: Callable[[int], None]
+
+    def __call__(self, _: Any) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        self.function(HydraConfig.get().job.num)
+
+
+def _parse(overrides: Sequence[str]) -> list["Override"]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    parser = OverridesParser.create(config_loader=open_loader())  # globs look into its groups
+    try:
+        parsed = parser.parse_overrides(list(overrides))
+    except OverrideParseException as error:
+        raise ConfigError(explain_override(error.override)) from None
+    for override in parsed:
+        if not override.key_or_group:
+            raise ConfigError(explain_override(str(override.input_line)))
+    return parsed
+
+
+def _block(override: "Override") -> str:
+    return override.key_or_group.replace("/", ".").split(".")[0]
+
+
+def _compose_sweep(overrides: Sequence["Override"]) -> SweepConfig:
+    choice, lines = "+sweep=grid", []
+    for override in overrides:
+        line = (override.input_line or "").lstrip("+")
+        if override.key_or_group == "sweep":
+            choice = f"+{line}"
+        else:
+            lines.append(f"++{line}")
+    values = load_values(open_loader(), ["~conf", choice, *lines], only=("sweep",))
+    return SweepSettings.model_validate(values).sweep
+
+
+def _launcher_line(override: "Override") -> str:
+    line = override.input_line or ""
+    if not override.key_or_group.startswith(("hydra/launcher", "hydra.launcher")):
+        raise ConfigError(
+            f"{line!r}: of Hydra's own settings only the launcher has an effect here, such as "
+            "hydra/launcher=joblib hydra.launcher.n_jobs=2"
+        )
+    return line
+
+
+def _refuse_unknown_launcher(overrides: Sequence[str], known: Sequence[str]) -> None:
+    for line in overrides:
+        key, _, name = line.partition("=")
+        if key == "hydra/launcher" and name not in known:
+            raise ConfigError(
+                f"{line!r}: there is no such launcher here; there are {', '.join(known)}; joblib "
+                "comes with pip install 'openenv-pipe[sweeps]', submitit_slurm with pip install "
+                "hydra-submitit-launcher, ray with pip install hydra-ray-launcher"
+            )
+
+
+def _values(override: "Override") -> list[str]:
+    """The override once for each of its values."""
+    line = override.input_line or ""
+    if not override.is_sweep_override():
+        return [line]
+    if not override.is_discrete_sweep():
+        raise ConfigError(
+            f"{line!r} is an interval, which has no end of values; add sweep=search, or give "
+            "range(...) or a list of values"
+        )
+    values = list(override.sweep_string_iterator())
+    if not values:
+        raise ConfigError(f"{line!r} matches nothing")
+    return [f"{override.get_key_element()}={value}" for value in values]
+
+
+def _parameter(override: "Override") -> Parameter:
+    from hydra.core.override_parser.types import IntervalSweep, RangeSweep
+
+    key, sweep = override.get_key_element(), override.value()
+    log = "log" in getattr(sweep, "tags", ())
+    if isinstance(sweep, IntervalSweep):
+        bounds = (sweep.start, sweep.end)
+        kind = "whole" if all(isinstance(each, int) for each in bounds) else "real"
+        return Parameter(key=key, kind=kind, values=bounds, log=log)
+    if isinstance(sweep, RangeSweep):
+        found = list(override.sweep_iterator())
+        kind = "whole" if all(isinstance(each, int) for each in found) else "real"
+        return Parameter(key=key, kind=kind, values=(found[0], found[-1]), step=sweep.step)
+    values = tuple(line.removeprefix(f"{key}=") for line in _values(override))
+    return Parameter(key=key, kind="choice", values=values)

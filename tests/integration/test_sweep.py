@@ -1,0 +1,133 @@
+"""`train -m` as a user starts it: real jobs, real servers, one bad job, a stop, and going on."""
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics, without_times
+from tests.integration.test_train import has_lines, run, servers_of, start, wait_until
+
+TINY = (
+    *("conf=echo", "device=cpu", "num_threads=1", "host.sessions_per_server=4", "eval.num_tasks=2"),
+    *("trainer.tasks_per_step=1", "trainer.group_size=4"),
+)
+LONG = ("trainer.steps=12", "seed=0,1")
+
+
+def sweep_of(folder: Path) -> dict:
+    (path,) = (folder / "runs" / "sweeps").glob("*/sweep.json")
+    return {**json.loads(path.read_text()), "path": path.parent}
+
+
+def runs_of(folder: Path) -> list[RunFolder]:
+    sweep = sweep_of(folder)
+    return [RunFolder.open(sweep["path"] / job["folder"]) for job in sweep["jobs"] if job["folder"]]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    """A sweep of three good jobs and two bad ones."""
+    folder = tmp_path_factory.mktemp("swept")
+    values = ("trainer.steps=2,two", "seed=0,1")
+    code, out, err = run(folder, "train", "-m", *TINY, *values, "env.max_turns=4")
+    assert code == 1, err
+    assert "environment servers: started once, used 2 times" in err
+    assert "job 2 failed" in err
+    assert out.count("finished") == 2
+    return folder
+
+
+def test_a_bad_job_is_a_line_of_the_table(swept):
+    sweep = sweep_of(swept)
+    assert sweep["status"] == "failed"
+    assert [job["status"] for job in sweep["jobs"]] == ["finished"] * 2 + ["failed"] * 2
+    assert "expected a whole number" in sweep["jobs"][3]["cause"]
+    assert [job["overrides"][-3:-1] for job in sweep["jobs"]][:2] == [
+        ["trainer.steps=2", "seed=0"],
+        ["trainer.steps=2", "seed=1"],
+    ]
+
+
+def test_all_jobs_had_the_same_server(swept):
+    facts = [run_folder.record.facts for run_folder in runs_of(swept)]
+    kept = [each["kept_servers"] for each in facts]
+    assert [each["num_jobs_before"] for each in kept] == [0, 1]
+    assert len({each["logs"] for each in kept}) == 1
+    assert len({each["env_code"] for each in facts}) == 1
+    assert [path.name for path in (sweep_of(swept)["path"] / "servers/attempt_1").iterdir()] == [
+        "environment_1"
+    ]
+
+
+def test_a_job_is_an_ordinary_run(swept, tmp_path):
+    """Its recorded command alone gives the same bytes, with a server of its own."""
+    job = runs_of(swept)[1]
+    assert job.record.sweep == sweep_of(swept)["stamp"]
+    assert job.config.host.type == "process"
+    code, _, err = run(tmp_path, *job.record.command[1:])
+    assert code == 0, err
+    alone = RunFolder.open(tmp_path / "runs/echo/0001")
+    ours, theirs = (
+        [without_times(line) for line in each.metrics_path.read_text().splitlines()]
+        for each in (job, alone)
+    )
+    assert ours == theirs
+    assert "kept_servers" not in alone.record.facts
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_sweep_goes_on_where_it_was(tmp_path, number):
+    process = start(tmp_path, "train", "-m", *TINY, *LONG)
+    try:
+        metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
+        wait_until(lambda: has_lines(metrics, "grpo", 2) or process.poll(), "two steps")
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    # The runs of a sweep that was killed are asked to stop, and save.
+    wait_until(lambda: servers_of(tmp_path) == [], "the end of all processes", limit_s=60)
+    if number is signal.SIGTERM:
+        assert process.returncode == 128 + number, err
+        assert f"train -m --resume runs/sweeps/{sweep_of(tmp_path)['stamp']}" in err
+        assert sweep_of(tmp_path)["status"] == "interrupted"
+    begun = [record["step"] for record in read_metrics(metrics)]
+    assert 2 <= len(begun) < 12, err
+
+    code, _, err = run(tmp_path, "train", "-m", "--resume", str(sweep_of(tmp_path)["path"]))
+    assert code == 0, err
+    assert [job["status"] for job in sweep_of(tmp_path)["jobs"]] == ["finished", "finished"]
+    assert [run_folder.record.id for run_folder in runs_of(tmp_path)] == ["echo/0001", "echo/0002"]
+    for run_folder in runs_of(tmp_path):
+        assert [record["step"] for record in read_metrics(run_folder.metrics_path)] == [
+            *range(1, 13)
+        ]
+
+
+def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
+    process = start(tmp_path, "train", "-m", *TINY, "trainer.steps=30", "seed=0")
+    try:
+        metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
+        wait_until(lambda: has_lines(metrics, "grpo", 1) or process.poll(), "a step")
+        (server,) = uvicorns_of(process.pid)
+        server.kill()
+        _, err = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert servers_of(tmp_path) == []
+
+
+def uvicorns_of(pid: int) -> list[psutil.Process]:
+    children = psutil.Process(pid).children(recursive=True)
+    return [
+        child
+        for child in children
+        if "uvicorn" in child.cmdline()
+        and child.name() != "sh"
+        and "guard.py" not in " ".join(child.cmdline())
+    ]

@@ -1,0 +1,398 @@
+"""Sweeps without runs: the folder, the jobs' own side, the keeper of servers, the search."""
+
+import asyncio
+import functools
+import io
+import json
+from typing import Any, ClassVar
+
+import pytest
+
+from openenv_pipe.borrow import Loan
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.multirun import Parameter, read_request
+from openenv_pipe.config.schema import ServingConfig
+from openenv_pipe.errors import FailureError, HostError, RunFolderError
+from openenv_pipe.identity import ProcessId
+from openenv_pipe.runs.files import write_json
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.sweep import keeper as keeper_module
+from openenv_pipe.sweep.folder import JobFile, SweepFolder, job_file, stop_all_mark, stop_mark
+from openenv_pipe.sweep.job import Order, Orders
+from openenv_pipe.sweep.keeper import Keeper, server_key
+from openenv_pipe.sweep.watch import Watch
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def sweep(tmp_path) -> SweepFolder:
+    """A sweep of two jobs, none of which has begun."""
+    overrides = ["conf=echo", f"runs_dir={tmp_path}", "seed=0,1"]
+    folder = SweepFolder.create(tmp_path, overrides, ["openenv-pipe", "train", "-m", *overrides])
+    for job in read_request(overrides).jobs:
+        folder.add_job(job)
+    folder.write()
+    return folder
+
+
+def begin_run(sweep: SweepFolder, index: int) -> RunFolder:
+    """What a job's own process does at first."""
+    config = compose(sweep.record.jobs[index].overrides).config
+    run = RunFolder.create(config, overrides=[], command=[], sweep=sweep.record.stamp)
+    where = f"../../{run.record.id}"
+    said = JobFile(attempt=sweep.record.attempt, run=run.record.id, folder=where)
+    write_json(job_file(sweep.path, index), said.model_dump())
+    return run
+
+
+# --- the folder --------------------------------------------------------------------------------
+
+
+def test_sweeps_of_one_second_get_folders_of_their_own(tmp_path):
+    stamps = {SweepFolder.create(tmp_path, [], []).record.stamp for _ in range(3)}
+    assert len(stamps) == 3
+
+
+def test_secrets_are_not_written_and_come_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "geheim-geheim")
+    folder = SweepFolder.create(tmp_path, ["a=geheim-geheim"], ["train", "a=geheim-geheim"])
+    folder.add_job(["a=geheim-geheim", "seed=1"])
+    folder.write()
+    assert "geheim" not in (folder.path / "sweep.json").read_text()
+    assert SweepFolder.open(folder.path).raw_overrides(0) == ("a=geheim-geheim", "seed=1")
+
+
+def test_a_folder_that_is_no_sweep_is_refused(tmp_path):
+    with pytest.raises(RunFolderError, match="it has no sweep"):
+        SweepFolder.open(tmp_path)
+
+
+def test_a_job_has_the_status_of_its_run(sweep):
+    assert sweep.refresh(0).status == "waiting"
+    run = begin_run(sweep, 0)
+    assert sweep.refresh(0).status == "running"
+    assert sweep.refresh(0).run == run.record.id
+    assert run.record.sweep == sweep.record.stamp
+    run.finish("failed", cause="it broke")
+    assert sweep.refresh(0).status == "failed"
+    assert sweep.refresh(0).cause == "it broke"
+
+
+def test_a_stop_of_one_job_is_no_interruption(sweep):
+    run = begin_run(sweep, 0)
+    stop_mark(sweep.path, 0).touch()
+    run.finish("interrupted", cause="interrupted")
+    assert sweep.refresh(0).status == "pruned"
+
+
+def test_a_sweep_goes_on_with_what_is_not_over(sweep):
+    begin_run(sweep, 0).finish("finished")
+    begin_run(sweep, 1).finish("interrupted", cause="interrupted")
+    sweep.end("interrupted")
+    again = SweepFolder.open(sweep.path)
+    again.resume()
+    assert [job.status for job in again.record.jobs] == ["finished", "waiting"]
+    assert again.record.attempt == 2
+    assert again.refresh(1).status == "waiting"  # what stands there is of the first attempt
+    assert again.record.jobs[1].folder is not None  # the run to go on with
+
+
+def test_a_running_sweep_is_not_taken_over(sweep):
+    with pytest.raises(RunFolderError, match="is running"):
+        SweepFolder.open(sweep.path).resume()
+
+
+def test_a_running_job_is_not_begun_twice(sweep):
+    begin_run(sweep, 0)
+    sweep.end("interrupted")
+    with pytest.raises(RunFolderError, match="is still running"):
+        SweepFolder.open(sweep.path).resume()
+
+
+# --- a job's own side --------------------------------------------------------------------------
+
+
+def orders_of(sweep: SweepFolder, *overrides: str) -> Orders:
+    return Orders(
+        sweep=sweep.path,
+        attempt=1,
+        owner=ProcessId.of_this_process(),
+        keeper=sweep.path / "nobody",
+        jobs=(Order(index=0, overrides=overrides, folder=None),),
+    )
+
+
+def test_a_bad_job_fails_by_itself(sweep):
+    orders_of(sweep, "conf=echo", "trainer.stpes=1")(0)
+    job = sweep.refresh(0)
+    assert job.status == "failed"
+    assert "did you mean trainer.steps" in job.cause
+    assert job.run is None
+
+
+@pytest.mark.parametrize("mark", [stop_all_mark, stop_mark])
+def test_a_job_of_a_stopped_sweep_does_not_begin(sweep, mark):
+    mark(sweep.path, 1 if mark is stop_all_mark else 0).touch()
+    orders_of(sweep, "conf=echo")(0)
+    assert sweep.refresh(0).status == "waiting"
+
+
+def test_a_job_does_not_outlive_its_sweep(sweep):
+    dead = ProcessId(host=ProcessId.of_this_process().host, pid=2**22 + 1, started_s=0.0)
+    orders = orders_of(sweep, "conf=echo")
+    Orders(sweep=orders.sweep, attempt=1, owner=dead, keeper=orders.keeper, jobs=orders.jobs)(0)
+    assert sweep.refresh(0).status == "waiting"
+
+
+# --- the keeper --------------------------------------------------------------------------------
+
+
+class FakeServers:
+    """Servers that start and end at once, and count that."""
+
+    made: ClassVar[list["FakeServers"]] = []
+
+    def __init__(self, *_):
+        self.urls = [f"http://server/{len(self.made)}"]
+        self.failure = None
+        self.unclean = False
+        self.num_clears = 0
+        self.closed = False
+        self.made.append(self)
+
+    def facts(self):
+        return {"env_code": "abc"}
+
+    async def start(self):
+        await asyncio.sleep(0)
+
+    async def clear(self):
+        self.num_clears += 1
+        await asyncio.sleep(0.01)
+        if self.unclean:
+            raise HostError("sessions are left")
+
+    async def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+async def keeper(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper_module, "_build", FakeServers)
+    monkeypatch.setattr(FakeServers, "made", [])
+    kept = Keeper(tmp_path / "servers")
+    await kept.start()
+    try:
+        yield kept
+    finally:
+        await kept.close()
+        assert all(servers.closed for servers in FakeServers.made)
+        assert not kept.socket.exists()
+
+
+@functools.cache
+def composed_request() -> str:
+    config = compose(["conf=echo"]).config
+    return ServingConfig(env=config.env, host=config.host).model_dump_json()
+
+
+def request_of(block: str = "env", **changes: Any) -> dict:
+    serving = json.loads(composed_request())
+    serving[block] |= changes
+    return {"serving": serving}
+
+
+async def borrow_once(keeper: Keeper, block: str = "env", **changes: Any) -> str:
+    loan = await Loan.ask(keeper.socket, request_of(block, **changes))
+    await loan.give_back()
+    return loan.urls[0]
+
+
+async def test_jobs_in_turn_have_the_same_servers(keeper):
+    assert {await borrow_once(keeper, max_turns=turns) for turns in (1, 2, 3)} == {
+        "http://server/0"
+    }
+    assert keeper.num_starts["serving"] == 1
+    assert keeper.num_borrowed["serving"] == 3
+
+
+async def test_servers_are_cleared_between_jobs_and_say_how_many_had_them(keeper):
+    await borrow_once(keeper)
+    loan = await Loan.ask(keeper.socket, request_of())
+    assert FakeServers.made[0].num_clears == 2  # at the start, and between
+    assert loan.facts["kept_servers"]["num_jobs_before"] == 1
+    assert loan.facts["env_code"] == "abc"
+    await loan.give_back()
+
+
+async def test_two_jobs_at_a_time_share_no_server(keeper):
+    loans = await asyncio.gather(*(Loan.ask(keeper.socket, request_of()) for _ in range(2)))
+    assert len({loan.urls[0] for loan in loans}) == 2
+    for loan in loans:
+        await loan.give_back()
+
+
+@pytest.mark.parametrize(
+    ("block", "changes"),
+    [
+        ("env", {"variables": {"SIZE": "3"}}),
+        ("env", {"package": "wordle"}),
+        ("env", {"command": ["my-server"]}),
+        ("host", {"sessions_per_server": 3}),
+    ],
+)
+async def test_another_need_gets_another_server(keeper, block, changes):
+    assert await borrow_once(keeper) != await borrow_once(keeper, block, **changes)
+
+
+def test_the_code_of_an_environment_is_in_the_key(tmp_path):
+    (tmp_path / "mine").mkdir()
+    wanted = request_of(package=str(tmp_path / "mine"))["serving"]
+    before = server_key("serving", wanted)
+    (tmp_path / "mine" / "app.py").write_text("another = 1\n")
+    assert server_key("serving", wanted) != before
+
+
+async def test_servers_that_cannot_be_cleared_are_ended(keeper):
+    await borrow_once(keeper)
+    FakeServers.made[0].unclean = True
+    assert await borrow_once(keeper) == "http://server/1"
+    assert FakeServers.made[0].closed
+
+
+async def test_a_borrower_hears_of_new_urls_and_of_the_end(keeper):
+    loan = await Loan.ask(keeper.socket, request_of())
+    FakeServers.made[0].urls = ["http://elsewhere"]
+    await asyncio.wait_for(loan.news(), LIMIT_S)
+    assert loan.urls == ["http://elsewhere"]
+    FakeServers.made[0].failure = HostError("host.max_restarts=2 are used up")
+    with pytest.raises(FailureError, match="used up"):
+        await asyncio.wait_for(loan.news(), LIMIT_S)
+    await loan.give_back()
+    assert await borrow_once(keeper) == "http://server/1"
+
+
+async def test_a_borrower_hears_of_the_keepers_end(keeper):
+    loan = await Loan.ask(keeper.socket, request_of())
+    await keeper.close()
+    with pytest.raises(FailureError, match="has ended"):
+        await asyncio.wait_for(loan.news(), LIMIT_S)
+    await loan.give_back()
+
+
+async def test_idle_servers_are_ended_when_there_are_too_many(keeper):
+    for size in range(7):
+        await borrow_once(keeper, variables={"SIZE": str(size)})
+    assert [servers.closed for servers in FakeServers.made] == [True, True] + [False] * 5
+
+
+async def test_a_start_that_fails_is_told(keeper, monkeypatch):
+    async def fail(self):
+        raise HostError("no such program")
+
+    monkeypatch.setattr(FakeServers, "start", fail)
+    with pytest.raises(FailureError, match="no such program"):
+        await Loan.ask(keeper.socket, request_of())
+
+
+# --- search and watch --------------------------------------------------------------------------
+
+
+def search_of(sweep: SweepFolder, **changes):
+    pytest.importorskip("optuna")
+    from openenv_pipe.sweep.search import Search
+
+    config = read_request(["sweep=search", "seed=1,2"]).sweep
+    small = {"num_jobs": 4, "num_random": 1, "num_unpruned": 1, "prune_from_step": 1, "mean_of": 2}
+    config = config.model_copy(update=small | changes)
+    lr = Parameter(key="trainer.optimizer.lr", kind="real", values=(1e-4, 1e-2), log=True)
+    sweep.write(jobs=[])
+    return Search(sweep, config, [lr])
+
+
+def records(*rewards: float) -> list[dict]:
+    return [
+        {"stage": "grpo", "step": step, "reward/mean": reward}
+        for step, reward in enumerate(rewards, 1)
+    ]
+
+
+def play(search, sweep: SweepFolder, job, *rewards: float) -> None:
+    """What a job's run and the watch do between them."""
+    run = begin_run(sweep, job.index)
+    metrics = MetricsFile(run.metrics_path)
+    for record in records(*rewards):
+        metrics.append(record)
+    metrics.close()
+    search.see(sweep.refresh(job.index), records(*rewards))
+    stopped = stop_mark(sweep.path, job.index).exists()
+    run.finish("interrupted" if stopped else "finished")
+    sweep.refresh(job.index)
+    search.conclude(sweep.record.jobs[job.index])
+
+
+def test_a_search_proposes_within_bounds_and_stops_the_hopeless(sweep, tmp_path):
+    search = search_of(sweep)
+    shared = ["conf=echo", f"runs_dir={tmp_path}"]
+    (first,) = search.propose(shared)
+    play(search, sweep, first, 0.2, 0.4, 0.6)
+    (second,) = search.propose(shared)
+    play(search, sweep, second, 0.1, 0.1, 0.1)
+    (third,) = search.propose(shared)
+    play(search, sweep, third, 0.5, 0.7, 0.9)
+    first, second, third = sweep.record.jobs
+    assert [job.status for job in sweep.record.jobs] == ["finished", "pruned", "finished"]
+    assert first.value == pytest.approx(0.5)  # the mean of the last two
+    values = [float(job.overrides[-1].partition("=")[2]) for job in sweep.record.jobs]
+    assert all(1e-4 <= value <= 1e-2 for value in values)
+    assert len(set(values)) == 3
+    assert len(search.propose(shared)) == 1
+    assert search.propose(shared) == []
+
+
+def test_nothing_is_stopped_without_pruning(sweep, tmp_path):
+    search = search_of(sweep, prune=False)
+    for rewards in ((0.9, 0.9), (0.1, 0.1)):
+        (job,) = search.propose(["conf=echo", f"runs_dir={tmp_path}"])
+        play(search, sweep, job, *rewards)
+    assert [job.status for job in sweep.record.jobs] == ["finished", "finished"]
+
+
+def test_a_stopped_job_of_a_search_is_tried_again_with_its_values(sweep, tmp_path):
+    search = search_of(sweep)
+    (job,) = search.propose(["conf=echo", f"runs_dir={tmp_path}"])
+    begin_run(sweep, 0).finish("interrupted")
+    sweep.end("interrupted")
+    again = SweepFolder.open(sweep.path)
+    again.resume()
+    from openenv_pipe.sweep.search import Search
+
+    search = Search(again, search._config, search._parameters)
+    search.try_again(again.record.jobs[0])
+    assert again.record.jobs[0].overrides == job.overrides
+    assert again.record.jobs[0].trial != job.trial
+    play(search, again, again.record.jobs[0], 0.3, 0.5)
+    assert again.record.jobs[0].value == pytest.approx(0.4)
+
+
+def test_the_watch_tells_each_change_once(sweep):
+    stream = io.StringIO()
+    watch = Watch(sweep, stream=stream)
+    watch.look()
+    run = begin_run(sweep, 0)
+    watch.look()
+    metrics = MetricsFile(run.metrics_path)
+    metrics.append({"stage": "grpo", "step": 3, "reward/mean": 0.25})
+    metrics.close()
+    watch.look()
+    run.finish("finished")
+    watch.look()
+    watch.look()
+    assert stream.getvalue().splitlines() == [
+        f"job 0 running {run.record.id} seed=0",
+        f"job 0 finished {run.record.id} grpo 3 reward 0.250 seed=0",
+    ]
+    written = json.loads((sweep.path / "sweep.json").read_text())
+    assert [job["status"] for job in written["jobs"]] == ["finished", "waiting"]

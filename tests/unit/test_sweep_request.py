@@ -1,0 +1,127 @@
+"""What `train -m` is asked for: grids, searches, launchers, and mistakes in them."""
+
+import pytest
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.multirun import Parameter, launch, read_request
+from openenv_pipe.errors import ConfigError, FailureError
+
+
+def jobs_of(*overrides):
+    return [list(job) for job in read_request(overrides).jobs]
+
+
+def test_a_grid_has_every_combination_once():
+    assert jobs_of("conf=echo", "trainer.optimizer.lr=1e-3,3e-3", "seed=range(0,2)") == [
+        ["conf=echo", "trainer.optimizer.lr=0.001", "seed=0"],
+        ["conf=echo", "trainer.optimizer.lr=0.001", "seed=1"],
+        ["conf=echo", "trainer.optimizer.lr=0.003", "seed=0"],
+        ["conf=echo", "trainer.optimizer.lr=0.003", "seed=1"],
+    ]
+
+
+def test_a_glob_goes_over_experiments():
+    assert jobs_of("conf=glob(e*)") == [["conf=echo"], ["conf=email_search"]]
+
+
+@pytest.mark.parametrize(
+    "line", ["env.adapter.system='a, b'", "+reward.terms.x={type: turns, weight: 1.0}", "name=a"]
+)
+def test_what_is_one_value_stays_as_it_was_written(line):
+    assert jobs_of("conf=echo", line, "seed=0,1")[1] == ["conf=echo", line, "seed=1"]
+
+
+def test_values_of_a_grid_compose():
+    for job in jobs_of("conf=echo", "env.adapter.system='a, b','c'", "trainer.steps=1,2"):
+        compose(job)
+
+
+def test_a_search_has_bounds():
+    request = read_request(
+        [
+            *("conf=echo", "sweep=search", "sweep.num_jobs=7"),
+            *("trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))", "seed=int(interval(1,9))"),
+            *("trainer.group_size=range(2,9,2)", "model=tiny,hub"),
+        ]
+    )
+    assert request.sweep.num_jobs == 7
+    assert request.jobs == (("conf=echo",),)
+    assert request.parameters == (
+        Parameter(key="trainer.optimizer.lr", kind="real", values=(1e-4, 1e-2), log=True),
+        Parameter(key="seed", kind="whole", values=(1, 9)),
+        Parameter(key="trainer.group_size", kind="whole", values=(2, 8), step=2),
+        Parameter(key="model", kind="choice", values=("tiny", "hub")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["seed=interval(0,1)"], "add sweep=search"),
+        (["conf=glob(zz*)"], "matches nothing"),
+        (["sweep=serch"], "did you mean search?"),
+        (["sweep.num_jobs=3"], "not a key of this type"),
+        (["sweep=search", "sweep.num_job=3", "seed=1,2"], "sweep.num_jobs"),
+        (["sweep=search", "sweep.num_jobs=0", "seed=1,2"], "at least 1|more than 0"),
+        (["sweep=search", "conf=echo"], "nothing to search"),
+        (["hydra.run.dir=x"], "only the launcher has an effect"),
+        (["seed=[1,2"], "cannot read the override"),
+    ],
+)
+def test_mistakes_are_explained(overrides, expected):
+    with pytest.raises(ConfigError, match=expected):
+        read_request(overrides)
+
+
+def test_a_single_run_says_what_sweeps_are_for():
+    with pytest.raises(ConfigError, match="train -m"):
+        compose(["conf=echo", "seed=1,2"])
+    with pytest.raises(ConfigError, match="train -m"):
+        compose(["conf=echo", "sweep=grid"])
+
+
+def test_the_basic_launcher_calls_by_number(tmp_path):
+    called = []
+    launch(called.append, 3, [], tmp_path)
+    assert called == [0, 1, 2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bug_is_raised_when_all_jobs_have_ended(tmp_path):
+    called = []
+
+    def function(number):
+        called.append(number)
+        assert number != 1
+
+    with pytest.raises(AssertionError):
+        launch(function, 3, [], tmp_path)
+    assert called == [0, 1, 2]
+
+
+def test_a_launcher_that_is_not_there_is_explained(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such launcher here; there are basic"):
+        launch(print, 1, ["hydra/launcher=joblb"], tmp_path)
+
+
+def test_a_launcher_that_fails_is_no_bug_of_ours(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher.joblib_launcher")
+    with pytest.raises(FailureError, match="n_jobs"):
+        launch(print, 1, ["hydra/launcher=joblib", "hydra.launcher.n_jobs=0"], tmp_path)
+
+
+def test_joblib_has_jobs_in_other_processes(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher.joblib_launcher")
+    touch = Touch(tmp_path)
+    launch(touch, 2, ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("called_*")) == ["called_0", "called_1"]
+
+
+class Touch:
+    """A function that goes to another process."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, number):
+        (self.folder / f"called_{number}").touch()
