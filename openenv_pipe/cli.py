@@ -1,6 +1,7 @@
 """The commands, their help and their exit codes. What they do is elsewhere; no torch is loaded.
 
-0 done, 1 the pipeline failed, 2 the command or the YAML has to be mended, 130 interrupted.
+0 done, 1 the pipeline failed, 2 the command or the YAML has to be mended, 3 a reproduction differs,
+130 interrupted.
 """
 
 import errno
@@ -117,6 +118,49 @@ def job(
         pipeline.resume(str(run), [], _command(), keeper)
     else:
         pipeline.begin(RunFolder.open(run), keeper)
+
+
+@app.command()
+def reproduce(
+    run: Annotated[str, typer.Argument(help="A run: its folder, its id, latest; or a recording.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Of GRPO, the first so many.")] = None,
+    allow: Annotated[
+        str, typer.Option(help="What may differ: code,versions,data,model, or some of them.")
+    ] = "",
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Train on the recorded episodes, and play none.")
+    ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run nothing: write the run without weights, to keep."),
+    ] = None,
+    runs_dir: Annotated[
+        Path | None, typer.Option(help="Where the new run goes; default: as the run says.")
+    ] = None,
+) -> None:
+    """Run a run again, and say whether it is the same. Exit code 0: yes, 3: no.
+
+    \b
+    openenv-pipe reproduce runs/wordle/0007 --steps 2
+    openenv-pipe reproduce latest --replay --allow code
+    openenv-pipe reproduce wordle/0007 --record tests/recordings/wordle --steps 2
+    """
+    from openenv_pipe import reproduce as reproducing
+
+    if record is not None:
+        reproducing.record(run, record, steps=steps, runs_dir=runs_dir or Path("runs"))
+        print(f"recorded; to hold a change against it: openenv-pipe reproduce {record} --replay")
+        return
+    kinds = [kind.strip() for kind in allow.split(",") if kind.strip()]
+    code = reproducing.reproduce(
+        run,
+        steps=steps,
+        allow=kinds,
+        is_replay=replay,
+        runs_dir=runs_dir,
+        command=_command(),
+    )
+    raise typer.Exit(code)
 
 
 app.command("eval")(cli_results.evaluate)

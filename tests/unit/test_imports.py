@@ -20,7 +20,7 @@ LAYERS = (
     {"assembly", "plays", "targets", "scaffold", "sweep"},
     {"evaluate", "preflight", "env_check", "env_play", "compare"},
     {"pipeline", "side_by_side", "inspect_env"},
-    {"export", "serve"},
+    {"export", "serve", "reproduce"},
     {"cli_engine", "cli_env", "cli_models", "cli_results"},
     {"cli"},
 )

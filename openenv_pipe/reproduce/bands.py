@@ -1,0 +1,89 @@
+"""How far two runs of one configuration may be apart where the sampler is not exact.
+
+A sampler that differs from the trainer by m, the recorded mean of |log p_sampler - log p_trainer|
+a token, differs from itself on another day by about as much. Two runs with the same seeds then
+choose another token with a probability of about m / 2 (the total variation between distributions
+whose log ratio is m on average, to first order), an episode of L tokens goes another way with
+
+    p = 1 - exp(-L t m / 2)        at step t: what has gone another way is trained on, t times over
+
+and of n episodes at most K = n p + 4 sqrt(n p (1 - p)), rounded up, do so. Each may change its
+reward by the whole spread of the step, so the step's mean by K / n of it; never by more than two
+independent samples would, 4 sqrt(2) standard errors of the mean over groups.
+
+Refused here: checkpoints, which differ to the byte as soon as one token does.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from openenv_pipe.types import Episode, Group
+
+NUM_DEVIATIONS = 4.0
+MISMATCH_FACTOR = 3.0  # that the mismatch itself may grow by: the same sampler on another day
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Band:
+    """One number of both runs, and how far they may be apart."""
+
+    step: int
+    metric: str
+    expected: float
+    seen: float
+    width: float
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.seen - self.expected) <= self.width
+
+
+def step_bands(
+    step: int, mismatch: float, expected: Sequence[Group], seen: Sequence[Group]
+) -> list[Band]:
+    """Mean reward and success rate of a step. `mismatch`: recorded, the mean up to the step."""
+    found = []
+    for metric, value in (("reward/mean", _reward), ("success/rate", _success)):
+        old = [[value(episode) for episode in group.scored] for group in expected]
+        new = [value(episode) for group in seen for episode in group.scored]
+        flat = [each for group in old for each in group]
+        if flat and new:
+            episodes = [episode for group in expected for episode in group.scored]
+            width = _width([group for group in old if group], _length(episodes), mismatch, step)
+            found.append(
+                Band(step=step, metric=metric, expected=fmean(flat), seen=fmean(new), width=width)
+            )
+    return found
+
+
+def mismatch_band(step: int, expected: float, seen: float) -> Band:
+    """The mismatch itself: a sampler that became worse is no other day's."""
+    width = (MISMATCH_FACTOR - 1.0) * expected + 1e-6
+    return Band(step=step, metric="mismatch/mean", expected=expected, seen=seen, width=width)
+
+
+def _width(groups: Sequence[Sequence[float]], length: float, mismatch: float, step: int) -> float:
+    values = [value for group in groups for value in group]
+    other_way = 1.0 - math.exp(-length * step * mismatch / 2.0)
+    spread = NUM_DEVIATIONS * math.sqrt(len(values) * other_way * (1.0 - other_way))
+    num_other = min(len(values), math.ceil(len(values) * other_way + spread))
+    width = num_other / len(values) * (max(values) - min(values))
+    if len(groups) > 1:
+        error = stdev(fmean(group) for group in groups) / math.sqrt(len(groups))
+        independent = NUM_DEVIATIONS * math.sqrt(2.0) * error
+        width = min(width, independent) if independent else width
+    return width
+
+
+def _length(episodes: Sequence[Episode]) -> float:
+    return fmean(episode.num_completion_tokens for episode in episodes)
+
+
+def _reward(episode: Episode) -> float:
+    return episode.reward
+
+
+def _success(episode: Episode) -> float:
+    return float(episode.success)

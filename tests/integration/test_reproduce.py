@@ -1,0 +1,83 @@
+"""`reproduce`: the same code in another folder gives the same bytes, a changed constant does not."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+LIMIT_S = 300.0
+RUN = (
+    "conf=smoke",
+    "device=cpu",
+    "num_threads=1",
+    "eval.baselines=false",
+    "reward.terms.short={type: length, weight: -0.01, per_turn: false}",  # has a signal at once
+    "trainer.tasks_per_step=3",
+)
+
+
+def pipe(code: Path, folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a command of the code in one folder, run in another."""
+    done = subprocess.run(
+        [sys.executable, "-m", "openenv_pipe.cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(code), "OMP_WAIT_POLICY": "PASSIVE"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    """The recording of a run, made by the commands."""
+    folder = tmp_path_factory.mktemp("recorded")
+    code, said = pipe(REPOSITORY, folder, "train", *RUN)
+    assert code == 0, said
+    code, said = pipe(REPOSITORY, folder, "reproduce", "latest", "--record", "recording")
+    assert code == 0, said
+    assert not list((folder / "recording").rglob("*.safetensors"))
+    return folder / "recording"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """The code, as a fresh clone would have it."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("openenv_pipe", "conf", "envs"):
+        shutil.copytree(
+            REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    return folder
+
+
+def test_a_fresh_clone_elsewhere_gives_the_same_bytes(recorded, clone, tmp_path):
+    code, said = pipe(clone, tmp_path, "reproduce", str(recorded))
+    assert code == 0, said
+    assert "byte for byte" in said
+    assert "byte for byte" in (tmp_path / "runs/smoke/0001/reproduction.md").read_text()
+
+
+def test_a_changed_constant_in_the_loss_is_found(recorded, clone, tmp_path):
+    """By replay, which plays nothing: refused first, then found in the first step that learns."""
+    code, said = pipe(clone, tmp_path, "reproduce", str(recorded), "--replay", "--steps", "1")
+    assert code == 0, said
+    path = clone / "openenv_pipe" / "grpo" / "losses" / "policy.py"
+    text = path.read_text()
+    assert text.count("ratios(logprobs_N - old_logprobs_N)") == 1
+    path.write_text(text.replace("ratios(logprobs_N -", "1.001 * ratios(logprobs_N -"))
+    try:
+        code, said = pipe(clone, tmp_path, "reproduce", str(recorded), "--replay")
+        assert code == 2 and "code: openenv_pipe" in said and "--allow code" in said
+        allowed = ("--replay", "--allow", "code")
+        code, said = pipe(clone, tmp_path, "reproduce", str(recorded), *allowed)
+    finally:
+        path.write_text(text)
+    assert code == 3, said
+    assert "different: grpo step 1: grad/norm was" in said

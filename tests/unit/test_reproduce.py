@@ -1,0 +1,113 @@
+"""Comparing two run folders, and how far apart inexact ones may be."""
+
+import json
+
+import pytest
+import run_samples
+from fakes import made_up_group
+
+from openenv_pipe.reproduce.bands import mismatch_band, step_bands
+from openenv_pipe.reproduce.comparing import common_steps, first_mismatches
+from openenv_pipe.runs.differences import find_differences, find_other_facts
+from openenv_pipe.runs.episodes import episodes_path, write_episodes
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two equal runs of two steps."""
+    folders = []
+    for name in ("one", "two"):
+        folder = run_samples.create(tmp_path / name)
+        run_samples.train(folder)
+        folders.append(folder.path)
+    return folders
+
+
+def edit(path, **changes):
+    """The second line of metrics.jsonl with other values."""
+    lines = path.read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), **changes})
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_equal_runs_are_equal_whatever_time_they_took(two):
+    edit(two[1] / "metrics.jsonl", **{"time/step_s": 77.0})
+    assert first_mismatches(*two) == []
+    assert common_steps(*two) == 2
+
+
+def test_the_first_step_and_its_metrics_are_named(two):
+    edit(two[1] / "metrics.jsonl", **{"reward/mean": 0.5, "loss/entropy": 0.5})
+    write_episodes(episodes_path(two[1], 2), run_samples.groups(seed=9))
+    found = first_mismatches(*two)
+    assert [each.what for each in found[:2]] == ["loss/entropy", "reward/mean"]
+    assert {each.where for each in found} == {"grpo step 2"}
+    assert str(found[1]).endswith(", is 0.5")
+
+
+def test_a_metric_that_is_new_is_a_difference_but_not_to_a_replay(two):
+    edit(two[1] / "metrics.jsonl", **{"new/one": 1.0})
+    assert str(first_mismatches(*two)[0]) == "grpo step 2: new/one was absent, is 1.0"
+    assert first_mismatches(*two, only_learner=True) == []
+
+
+def test_an_episode_that_differs_is_named(two):
+    groups = run_samples.groups(seed=2)
+    groups[0].episodes[1].reward += 1.0
+    write_episodes(episodes_path(two[1], 2), groups)
+    (found,) = first_mismatches(*two)
+    assert found.what == "reward of episode 1/0, member 1"
+
+
+def test_a_run_that_was_cut_short_is_compared_as_far_as_it_goes(two):
+    path = two[1] / "metrics.jsonl"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    assert first_mismatches(*two) == [] and common_steps(*two) == 1
+
+
+def test_what_differs_beforehand_is_named(tmp_path):
+    record = run_samples.create(tmp_path).record
+    assert find_differences(record) == []
+    other = record.model_copy(
+        update={"code_digest": "0" * 64, "versions": {**record.versions, "torch": "1.0"}}
+    )
+    assert [(each.kind, each.name) for each in find_differences(other)] == [
+        ("code", "openenv_pipe"),
+        ("versions", "torch"),
+    ]
+    facts = {"tasks": {"train": {"num_tasks": 4, "digest": "a"}}, "num_parameters": 3}
+    now = {"tasks": {"train": {"num_tasks": 5, "digest": "a"}}, "num_parameters": 4}
+    (found,) = find_other_facts(facts, now)
+    assert str(found) == "data: tasks.train.num_tasks was 4, is 5"
+
+
+def groups_of(*rewards):
+    return [made_up_group(each, id=str(number)) for number, each in enumerate(rewards)]
+
+
+OLD = groups_of([0.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0])
+
+
+def test_without_mismatch_there_is_no_band():
+    reward, _ = step_bands(1, 0.0, OLD, OLD)
+    assert reward.width == 0.0 and reward.holds
+
+
+def test_bands_grow_with_mismatch_and_steps_up_to_independent_samples():
+    def width(mismatch, step):
+        return step_bands(step, mismatch, OLD, OLD)[0].width
+
+    assert 0.0 < width(1e-5, 1) <= width(1e-3, 1) <= width(1e-3, 50)
+    errors = 0.25 / 3**0.5  # group means 0.5, 0.75 and 0.25: a standard error of the mean
+    assert width(10.0, 50) == pytest.approx(min(4 * 2**0.5 * errors, 1.0 + 1e-9), rel=1e-6)
+
+
+def test_a_reward_far_off_is_outside():
+    worse = groups_of([0.0] * 4, [0.0] * 4, [0.0] * 4)
+    reward, *_ = step_bands(1, 1e-5, OLD, worse)
+    assert not reward.holds
+
+
+def test_a_sampler_that_became_worse_is_outside():
+    assert mismatch_band(1, 1e-4, 2.5e-4).holds
+    assert not mismatch_band(1, 1e-4, 5e-4).holds
