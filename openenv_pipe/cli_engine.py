@@ -34,6 +34,9 @@ def install(
     build: Annotated[
         Build, typer.Option(help="auto: CUDA where there is a GPU, else CPU.")
     ] = Build.AUTO,
+    extra_index_url: Annotated[
+        str | None, typer.Option(help="Packages from there too, such as CPU builds of torch.")
+    ] = None,
 ) -> None:
     """Install an engine into an environment of its own, in the user's cache, and try it.
 
@@ -44,6 +47,10 @@ def install(
 
     chosen = vllm.find_build() if build is Build.AUTO else build.value
     known = vllm.find_installed(chosen)
-    installed = known or vllm.install(chosen, lambda text: print(text, file=sys.stderr, flush=True))
+    installed = known or vllm.install(chosen, _tell, extra_index_url)
     state = "is already installed" if known else f"installed in {installed.took_s:.0f} s"
     print(f"{installed.package} {installed.version} {state}: {vllm.environment_dir(chosen)}")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

