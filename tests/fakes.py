@@ -211,8 +211,9 @@ class LengthsEngine:
         self._end_id = end_id
         self._draw = random.Random(seed)
 
-    def expect(self, num_episodes: int, limit: int) -> None:
+    def expect(self, num_episodes: int, limit: int) -> int:
         """Nothing to prepare."""
+        return 0
 
     async def generate(self, request: Request) -> Completion:
         wanted = self._draw.randrange(1, 30)

@@ -20,6 +20,8 @@ class Request:
     temperature: float  # 0: greedy
     seed: int  # of the episode; token k of an episode depends on (seed, k) and the logits alone
     observations: Sequence[Observation]  # of the episode so far; only scripted policies read them
+    group_seed: int | None = None  # the same for all members of its group; None: it has no group
+    member: int = 0  # its number in the group
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,8 +46,10 @@ class Player:
         chat: Chat,
         engine: Engine,
         temperature: float,
+        group_seed: int | None = None,
     ) -> None:
         self._episode = episode
+        self._group_seed = group_seed
         self._number = number
         self._env = env
         self._host = host
@@ -108,6 +110,8 @@ class Player:
                 temperature=self._temperature,
                 seed=episode.seed,
                 observations=self._observations.copy(),
+                group_seed=self._group_seed,
+                member=episode.member,
             )
         )
         return Turn(

@@ -49,11 +49,15 @@ class Collector:
             )
             for place, task in enumerate(tasks)
         ]
-        episodes = [episode for group in groups for episode in group.episodes]
+        episodes = [
+            (episode, group_seed(seed, label, place))
+            for place, group in enumerate(groups)
+            for episode in group.episodes
+        ]
         await self._play_all(episodes, temperature)
         return groups
 
-    async def _play_all(self, episodes: Sequence[Episode], temperature: float) -> None:
+    async def _play_all(self, episodes: Sequence[tuple[Episode, int]], temperature: float) -> None:
         limit = min(len(episodes), self._host.capacity, self._engine.max_episodes)
         first = self._engine.expect(len(episodes), limit)
         queue = iter(enumerate(episodes, start=first))
@@ -65,8 +69,10 @@ class Collector:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _work(self, queue: Iterator[tuple[int, Episode]], temperature: float) -> None:
-        for number, episode in queue:
+    async def _work(
+        self, queue: Iterator[tuple[int, tuple[Episode, int]]], temperature: float
+    ) -> None:
+        for number, (episode, seed_of_group) in queue:
             player = Player(
                 episode,
                 number,
@@ -76,6 +82,7 @@ class Collector:
                 chat=self._chat,
                 engine=self._engine,
                 temperature=temperature,
+                group_seed=seed_of_group,
             )
             await player.play()
             self._engine.finish(number)  # not after an error: the whole collection ends with it
@@ -102,3 +109,9 @@ def episode_seed(seed: int, label: str, group: int, member: int) -> int:
     """A seed below 2**63 for one episode."""
     digest = hashlib.sha256(f"{seed}/{label}/{group}/{member}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def group_seed(seed: int, label: str, group: int) -> int:
+    """A seed below 2**62 for what the members of a group are asked together."""
+    digest = hashlib.sha256(f"{seed}/{label}/{group}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2

@@ -8,11 +8,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
-from openenv_pipe.engines import Request
+from openenv_pipe.engines import Completion, Request
 from openenv_pipe.engines.vllm import open_engine
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
@@ -110,16 +111,28 @@ async def test_sampler_and_trainer_agree_at_every_temperature(vllm_served, tmp_p
 
 
 async def test_the_same_seed_gives_the_same_tokens_in_any_company(vllm_served, tmp_path):
-    """And a retry those that were lost. Other seeds give others."""
+    """And a retry those that were lost; a member of a group the same as when asked alone."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, _):
-        engine.expect(33, 33)
-        alone = await engine.generate(request())
-        engine.expect(33, 33)
+        first = engine.expect(34, 34)
+        alone = await engine.generate(request(first))
         many = await asyncio.gather(
-            *(engine.generate(request(number, seed=5 + number)) for number in range(33))
+            *(engine.generate(request(first + 1 + number, seed=5 + number)) for number in range(33))
         )
-        assert many[0] == alone
+        assert_same(many[0], alone)
         assert len({tuple(completion.token_ids) for completion in many}) == 33
+        first = engine.expect(5, 5)
+        group = [
+            replace(request(first + member), group_seed=77, member=member) for member in range(4)
+        ]
+        together = await asyncio.gather(*map(engine.generate, group))
+        assert_same(await engine.generate(replace(group[2], episode=first + 4)), together[2])
+        assert len({tuple(completion.token_ids) for completion in together}) == 4
+
+
+def assert_same(one: Completion, other: Completion) -> None:
+    """Other company may round another way, which is no other distribution."""
+    assert one.token_ids == other.token_ids
+    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 async def test_a_cancelled_request_is_aborted_on_the_server(vllm_served, tmp_path):

@@ -15,6 +15,7 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, Request
 from openenv_pipe.engines.vllm.canary import Canary
 from openenv_pipe.engines.vllm.client import BASE, Sampled, ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.first_turns import Asked, FirstTurns
 from openenv_pipe.engines.vllm.life import ServerLife
 from openenv_pipe.engines.vllm.publish import Publisher
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
@@ -53,6 +54,7 @@ class VllmEngine:
         self._ids: dict[int, list[int]] = {}  # each episode's conversation so far
         self._next_number = 0
         self._measured: dict[str, float] = {}
+        self._first_turns = FirstTurns(self._ask)
 
     def facts(self) -> Mapping[str, Any]:
         return self._facts
@@ -66,12 +68,13 @@ class VllmEngine:
     async def generate(self, request: Request) -> Completion:
         ids = self._ids.setdefault(request.episode, [])
         ids += request.new_ids
-        sampling = {**self._sampling(request), "seed": turn_seed(request.seed, request.turn)}
         model, version = self._publisher.model, self._publisher.version
-        prompt = list(ids)
-        (sampled,) = await self._with_server(
-            lambda client: client.generate(model, prompt, sampling)
-        )
+        asked = Asked(model=model, prompt=tuple(ids), sampling=self._sampling(request))
+        if request.turn == 0 and request.group_seed is not None:
+            sampled = await self._first_turns.sample(asked, request.group_seed, request.member)
+        else:
+            seed = turn_seed(request.seed, request.turn)
+            (sampled,) = await self._ask(asked, seed, 1)
         ids += sampled.token_ids
         # An adapter stays with its request; all weights may be replaced under it.
         spans = [int(name) for name in sampled.versions] if model == BASE else [version]
@@ -94,6 +97,13 @@ class VllmEngine:
         await self._with_server(self._publisher.retire)
         self._measured["time/publish_s"] = sent - started - (expected - written)
         self._measured["time/canary_s"] = time.perf_counter() - sent + (expected - written)
+
+    async def _ask(self, asked: Asked, seed: int, count: int) -> list[Sampled]:
+        """So many completions, with the seeds from `seed` on."""
+        sampling = {**asked.sampling, "seed": seed, "n": count}
+        return await self._with_server(
+            lambda client: client.generate(asked.model, asked.prompt, sampling)
+        )
 
     async def restore(self, client: VllmClient) -> None:
         """For a server that has just started, instead of one that died."""
@@ -136,7 +146,6 @@ class VllmEngine:
     def _sampling(self, request: Request) -> dict[str, Any]:
         return {
             **self._config.sampling.model_dump(),
-            "n": 1,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "stop_token_ids": [self._end_id],

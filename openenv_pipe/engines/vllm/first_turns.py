@@ -1,0 +1,98 @@
+"""The first completions of a group's members, in one request where their prompts are equal.
+
+vLLM gives completion i of a request the request's seed plus i. So member m's seed is its group's
+plus m, and which members happen to be asked together changes nothing of what any of them gets.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openenv_pipe.engines.vllm.client import Sampled
+
+LINGER_S = 0.003  # after the last that came; the members of a group come at about the same time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is to be continued, and how; the seed apart."""
+
+    model: str
+    prompt: tuple[int, ...]
+    sampling: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for what can be asked for in one request."""
+        return self.model, self.prompt, tuple(map(str, self.sampling.items()))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Waiting:
+    asked: Asked
+    members: dict[int, asyncio.Future[Sampled]]
+    timer: asyncio.TimerHandle | None = None
+
+
+class FirstTurns:
+    """Lets members wait for each other for a moment."""
+
+    def __init__(self, ask: Callable[[Asked, int, int], Awaitable[list[Sampled]]]) -> None:
+        """`ask` samples so many completions, with the seeds from a seed on."""
+        self._ask = ask
+        self._waiting: dict[tuple[Any, ...], _Waiting] = {}
+        self._requests: set[asyncio.Task[None]] = set()
+
+    async def sample(self, asked: Asked, group_seed: int, member: int) -> Sampled:
+        """One member's completion. A cancelled member does not take the others along."""
+        key = (group_seed, *asked.key)
+        waiting = self._waiting.setdefault(key, _Waiting(asked=asked, members={}))
+        future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
+        waiting.members[member] = future
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        waiting.timer = asyncio.get_running_loop().call_later(LINGER_S, self._send, key, group_seed)
+        return await future
+
+    def _send(self, key: tuple[Any, ...], group_seed: int) -> None:
+        waiting = self._waiting.pop(key)
+        wanted = {member: future for member, future in waiting.members.items() if not future.done()}
+        for run in consecutive(sorted(wanted)):
+            futures = [wanted[member] for member in run]
+            request = asyncio.create_task(
+                self._request(waiting.asked, group_seed + run[0], futures)
+            )
+            self._requests.add(request)
+            request.add_done_callback(self._requests.discard)
+            for future in futures:  # when nobody wants it any more, the server need not go on
+                future.add_done_callback(
+                    lambda _, futures=futures, request=request: (
+                        request.cancel() if all(each.cancelled() for each in futures) else None
+                    )
+                )
+
+    async def _request(
+        self, asked: Asked, seed: int, futures: Sequence[asyncio.Future[Sampled]]
+    ) -> None:
+        try:
+            answers = await self._ask(asked, seed, len(futures))
+        except Exception as error:
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for future, answer in zip(futures, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+
+def consecutive(numbers: Sequence[int]) -> list[list[int]]:
+    """Sorted numbers, cut where one is missing."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
