@@ -162,10 +162,11 @@ def _refuse_changes(folder: RunFolder, changed: Changed) -> None:
     refused = [key for key in changed if not key.startswith(MAY_CHANGE)]
     if refused:
         lines = [f"  {key}: {changed[key][0]!r} -> {changed[key][1]!r}" for key in refused]
+        names = ", ".join(key.removesuffix(".") for key in MAY_CHANGE)
         raise ConfigError(
             f"{folder.record.id} cannot go on with other values of\n"
             + "\n".join(lines)
-            + f"\nonly {', '.join(MAY_CHANGE)} may change; for all else start a new run from its "
+            + f"\nonly {names} may change; for all else start a new run from its "
             f"checkpoint: openenv-pipe train --fork {folder.path}@STEP KEY=VALUE"
         )
 

@@ -1,0 +1,150 @@
+"""The crash matrix: a short run killed at random instants, resumed, and held against one that
+nobody touched.
+
+Each run is killed with SIGKILL some times, each time at a random line of its metrics and a random
+moment after it, and resumed each time; the last resume is left to end. It counts if metrics
+(`time/*` aside), episodes, evaluations and every file of every checkpoint are then the same, byte
+for byte. The run has a state of every kind: see RUN of tests/integration/test_resume.py.
+
+    PYTHONPATH=. python benchmarks/crash.py [--kills 100] [--kills-per-run 4] [--first-seed 0]
+        [--output FILE]
+
+Processes are forked from one that has imported torch already: most of a short run is that. Kills
+and resumes are those of real processes all the same.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import openenv_pipe.pipeline
+import openenv_pipe.reproduce
+from openenv_pipe import cli
+from tests import crash_matrix
+from tests.crash_matrix import Result, killed_and_resumed, untouched
+from tests.integration.test_resume import RUN
+
+IMPORTED = (openenv_pipe.pipeline, openenv_pipe.reproduce)  # before any fork
+
+
+class Forked:
+    """`train` in a forked child, as far as the crash matrix looks at a Popen."""
+
+    def __init__(self, arguments: list[str], folder: Path) -> None:
+        self.pid = os.fork()
+        self.returncode: int | None = None
+        if self.pid == 0:
+            self._become(arguments, folder)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float = crash_matrix.LIMIT_S) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise crash_matrix.subprocess.TimeoutExpired("train", timeout)
+            time.sleep(0.005)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, 9)
+
+    @staticmethod
+    def _become(arguments: list[str], folder: Path) -> None:
+        """The child: never comes back."""
+        code = 70
+        try:
+            os.chdir(folder)
+            output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            sys.argv = ["openenv-pipe", *arguments]
+            cli.main(arguments)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def start(runs_dir: Path, *arguments: str) -> Forked:
+    runs_dir.mkdir(exist_ok=True)
+    return Forked(["train", *arguments, f"runs_dir={runs_dir}"], runs_dir)
+
+
+def measure(
+    num_kills: int, kills_per_run: int, first_seed: int, base: Path, output: Path | None
+) -> dict:
+    """Runs until so many kills have been survived, or not."""
+    crash_matrix.start = start
+    reference = untouched(base / "reference", RUN, "smoke")
+    expected = Result.of(reference.folder)
+    results = {
+        "benchmark": "crash",
+        "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M}Z",
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs",
+        "run": list(RUN),
+        "kills": 0,
+        "resumed_to_the_same_bytes": 0,
+        "runs": 0,
+        "runs_the_same": 0,
+        "different": [],
+        "last_checkpoint_when_killed": Counter(),
+    }
+    seed = first_seed
+    while results["kills"] < num_kills:
+        count = min(kills_per_run, num_kills - results["kills"])
+        folder = base / f"run_{seed}"
+        trial = killed_and_resumed(folder, RUN, "smoke", reference, seed, count)
+        difference = Result.of(trial.folder).difference(expected)
+        survived = difference is None and not any(trial.codes)
+        results["runs"] += 1
+        results["runs_the_same"] += survived
+        results["kills"] += len(trial.kills)
+        results["resumed_to_the_same_bytes"] += len(trial.kills) * survived
+        for where in trial.kills:
+            results["last_checkpoint_when_killed"][where.split("last checkpoint ")[-1]] += 1
+        if not survived:
+            results["different"].append({"seed": seed, "codes": trial.codes, "what": difference})
+        print(f"run {seed}: {trial.kills} -> {difference or 'the same'}", flush=True)
+        if output:
+            output.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+        seed += 1
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills-per-run", type=int, default=4)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as base:
+        results = measure(
+            given.kills, given.kills_per_run, given.first_seed, Path(base), given.output
+        )
+    print(json.dumps(results, indent=2, sort_keys=True))
+    sys.exit(bool(results["different"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Checkpoints as folders: digests, which of them stay, and a run folder taken back to one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import run_samples
+
+from openenv_pipe.config.changes import changed_keys
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.checkpoints import (
+    RESUME,
+    Place,
+    all_checkpoints,
+    find_checkpoint,
+    find_damage,
+    is_resumable,
+    mark_passing,
+    new_checkpoint,
+    newest_sound,
+    point_best,
+    retain,
+)
+from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import MetricsFile, read_metrics
+from openenv_pipe.runs.rewind import rewind
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return run_samples.create(tmp_path)
+
+
+def save(folder, step, *, stage="grpo", passing=False):
+    with new_checkpoint(folder.path, Place(stage, step)) as path:
+        (path / "weights").write_text(f"weights {stage} {step}")
+        (path / RESUME).mkdir()
+        (path / RESUME / "optimizer").write_text(f"optimizer {step}")
+        if passing:
+            mark_passing(path)
+    return path.parent / Place(stage, step).name
+
+
+def names(folder):
+    return [path.name.removeprefix("step_0000") for path in all_checkpoints(folder.path)]
+
+
+def tidy(folder, *, keep_last=None, num_resumable=2, best=None, measured=None):
+    paths = all_checkpoints(folder.path)
+    retain(
+        folder.path,
+        keep_last=keep_last,
+        num_resumable=num_resumable,
+        best=best,
+        measured=dict.fromkeys(paths, 1.0) if measured is None else measured,
+    )
+
+
+def test_a_warm_starts_checkpoints_come_before_all_others(folder):
+    save(folder, 0)
+    save(folder, 30, stage="warm_start")
+    save(folder, 10)
+    assert [Place.of(path).name for path in all_checkpoints(folder.path)] == [
+        *("warm_start_000030", "step_000000", "step_000010"),
+    ]
+
+
+@pytest.mark.parametrize("file", ["weights", "resume/optimizer", "digests.json"])
+@pytest.mark.parametrize("how", ["cut off", "changed", "gone"])
+def test_a_damaged_checkpoint_is_passed_over_aloud(folder, file, how):
+    save(folder, 1)
+    path = save(folder, 2) / file
+    content = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-3] if how == "cut off" else b"x" + content[1:])
+    said = []
+    assert newest_sound(folder.path, said.append, resumable=True).name == "step_000001"
+    assert len(said) == 1 and "step_000002" in said[0]
+    with pytest.raises(RunFolderError, match="damaged"):
+        find_checkpoint(folder.path, "2", said.append)
+
+
+def test_a_checkpoint_is_found_by_step_best_or_as_the_last(folder):
+    for step in (1, 2, 3):
+        save(folder, step)
+    point_best(folder.path, all_checkpoints(folder.path)[1])
+
+    def found(which):
+        return find_checkpoint(folder.path, which, print).name
+
+    assert (found("1"), found("best"), found("")) == ("step_000001", "step_000002", "step_000003")
+    with pytest.raises(RunFolderError, match="there are: 1, 2, 3, best"):
+        found("7")
+
+
+def test_the_last_ones_and_the_best_stay(folder):
+    for step in range(1, 7):
+        save(folder, step)
+    best = all_checkpoints(folder.path)[1]
+    tidy(folder, keep_last=2, best=best)
+    assert names(folder) == ["02", "05", "06"]
+
+
+def test_none_goes_whose_metric_is_missing(folder):
+    for step in range(1, 6):
+        save(folder, step)
+    measured = {path: None if Place.of(path).step == 2 else 1.0 for path in folder.checkpoints()}
+    tidy(folder, keep_last=1, measured=measured)
+    assert names(folder) == ["02", "05"]
+
+
+def test_old_checkpoints_keep_weights_and_lose_the_optimizer(folder):
+    for step in range(1, 5):
+        save(folder, step)
+    tidy(folder, num_resumable=2)
+    assert [is_resumable(path) for path in folder.checkpoints()] == [False, False, True, True]
+    assert [find_damage(path) for path in folder.checkpoints()] == [None] * 4
+
+
+def test_what_was_saved_to_go_on_from_goes_once_there_is_a_later_one(folder):
+    save(folder, 4)
+    save(folder, 7, passing=True)
+    tidy(folder)
+    assert names(folder) == ["04", "07"]
+    save(folder, 8)
+    tidy(folder)
+    assert names(folder) == ["04", "08"]
+
+
+def test_a_folder_is_rewound_and_nothing_of_it_deleted(folder):
+    run_samples.train(folder, num_steps=4)
+    for step in (2, 4):
+        save(folder, step)
+    (folder.path / "checkpoints" / ".step_000005.partial").mkdir()
+    with folder.metrics_path.open("a") as metrics:
+        metrics.write('{"step":5,"sta')
+    before = folder.metrics_path.read_text()
+    rewind(folder, Place("grpo", 2))
+    assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
+    assert names(folder) == ["02"]
+    assert not list((folder.path / "checkpoints").glob(".*"))
+    episodes = [path.name[9:11] for path in sorted((folder.path / "episodes").iterdir())]
+    assert episodes == ["01", "02"]
+    aside = folder.logs / "set_aside"
+    assert folder.metrics_path.read_text() + (aside / "metrics.jsonl").read_text() == before
+    moved = {path.relative_to(aside).as_posix() for path in aside.rglob("step_*")}
+    assert moved == {
+        *("checkpoints/step_000004", "episodes/step_000003.jsonl.gz"),
+        "episodes/step_000004.jsonl.gz",
+    }
+    rewind(folder, Place("grpo", 2))  # as after a kill in the middle of it
+    assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
+
+
+def test_a_folder_is_rewound_to_a_place_in_the_warm_start(folder):
+    metrics = MetricsFile(folder.metrics_path)
+    for stage, step in [*(("warm_start", n) for n in (1, 2, 3)), ("grpo", 1)]:
+        metrics.append({"stage": stage, "step": step})
+    metrics.close()
+    rewind(folder, Place("warm_start", 2))
+    assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
+    rewind(folder, None)
+    assert read_metrics(folder.metrics_path) == []
+
+
+HOLD = "import sys; from openenv_pipe.runs.folder import RunFolder as R; R.open(sys.argv[1]).hold()"
+
+
+def test_one_process_at_a_time_works_on_a_folder(folder):
+    command = [sys.executable, "-c", HOLD, str(folder.path)]
+    folder.hold()
+    folder.hold()  # its own
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert "another process works on" in refused.stderr
+    again = RunFolder.open(folder.path)
+    with pytest.raises(RunFolderError, match="another process"):
+        again.hold()
+
+
+def test_each_attempt_is_written_down(folder):
+    folder.finish("interrupted", cause="interrupted")
+    config = folder.config
+    longer = config.model_copy(update={"trainer": config.trainer.model_copy(update={"steps": 9})})
+    changed = changed_keys(config, longer)
+    assert changed == {"trainer.steps": [config.trainer.steps, 9]}
+    folder.begin_attempt(
+        longer, command=["openenv-pipe"], checkpoint="step_000002", changed=changed, differences=[]
+    )
+    again = RunFolder.open(folder.path)
+    first, second = again.record.attempts
+    assert (first.status, second.status, second.checkpoint) == (
+        *("interrupted", "running"),
+        "step_000002",
+    )
+    assert again.config.trainer.steps == 9
+    assert again.logs.name == "attempt_2"
+    old = json.loads((folder.path / "logs" / "attempt_1" / "config.json").read_text())
+    assert old["trainer"]["steps"] == config.trainer.steps
+
+
+def test_the_order_of_keys_is_kept(tmp_path):
+    """Reward terms are added up in it."""
+    config = run_samples.config(tmp_path)
+    terms = dict(reversed(config.reward.terms.items()))
+    turned = config.model_copy(update={"reward": config.reward.model_copy(update={"terms": terms})})
+    folder = RunFolder.create(turned, overrides=[], command=[])
+    assert list(RunFolder.open(folder.path).config.reward.terms) == list(terms)
+
+
+def test_runs_are_found_by_id_and_as_the_latest(tmp_path, folder):
+    newer = run_samples.create(tmp_path)
+    (tmp_path / "smoke" / "0003").mkdir()
+    (tmp_path / "smoke" / "0003" / "run.json").write_text("{")
+    assert find_run("smoke/0001", tmp_path).path == folder.path
+    assert find_run("latest", tmp_path).path == newer.path
+    with pytest.raises(RunFolderError, match="no folder"):
+        find_run("smoke/0009", tmp_path)
