@@ -58,7 +58,8 @@ class Bench:
         except torch.OutOfMemoryError as error:
             raise TrainingError(
                 f"out of memory on {self.policy.device}: {error}; lower trainer.tokens_per_batch "
-                "(the learner) or engine.max_batch (the sampler), or train with model.lora.rank=16"
+                "(the learner) or engine.max_batch (the sampler), set "
+                "model.activation_checkpointing=true, or train with model.lora.rank=16"
             ) from error
 
 

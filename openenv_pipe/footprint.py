@@ -1,6 +1,7 @@
-"""How much memory and disk a run will need, before anything is loaded. Estimates, rounded up.
+"""How much memory and disk a run will need, before anything is loaded. Estimates.
 
-Weights are counted exactly; activations are a rule of thumb for decoders with gated MLPs.
+Weights are counted exactly; activations are those of decoders with gated MLPs, and within a fifth
+of what is measured on a CPU (`tests/unit/test_footprint.py`).
 """
 
 import json
@@ -13,8 +14,10 @@ from openenv_pipe.config.schema import RunConfig, TinyModelConfig
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TINY_VOCABULARY = 261  # 256 bytes and five markers
-LOGITS_AT_ONCE = 1 << 24  # the learner works in chunks of this many
-LOGITS_COPIES = 4  # logits, their softmax, and the gradients of both
+LOGITS_AT_ONCE = 10 << 20  # those that are kept, and three stretches of those at hand
+PROCESS = 420 << 20  # measured: torch, transformers and peft, before a model is there
+WORKSPACE = 30 << 20  # measured: what kernels keep for themselves
+UNUSABLE = 1.2  # measured: of memory that tensors come and go in, a sixth lies between them
 OPTIMIZER_COPIES = 2  # Adam's two moments
 BYTES_PER_EPISODE_TOKEN = 12  # id, mask, logprob and text in a run folder, compressed
 
@@ -97,21 +100,41 @@ def memory_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
     weights = shape.num_parameters * BYTES[model.dtype]
     full = model.lora.rank == 0
     trained_bytes = num_trained(shape, config) * (BYTES[model.dtype] if full else 4)
-    per_token = (10 * shape.hidden_size + 4 * shape.intermediate_size) * shape.num_layers
-    logits = min(trainer.tokens_per_batch * shape.vocabulary, LOGITS_AT_ONCE)
+    num_episodes = trainer.tasks_per_step * trainer.group_size
+    tokens = min(trainer.tokens_per_batch, num_episodes * config.env.max_episode_tokens)
     needed = {
+        "python and its libraries": PROCESS,
         "weights": weights + (0 if full else trained_bytes),
         "gradients and optimizer": trained_bytes * (1 + OPTIMIZER_COPIES),
-        "activations": trainer.tokens_per_batch * per_token * BYTES[model.autocast],
-        "logits": logits * 4 * LOGITS_COPIES,
+        "activations": _activations(shape, config, tokens) + WORKSPACE,
+        "logits": min(tokens * shape.vocabulary, LOGITS_AT_ONCE) * 4,
     }
     if trainer.loss.kl.coef and full:
         needed["reference model"] = weights
     if config.engine.type == "local":
-        cached_tokens = config.engine.max_batch * config.env.max_episode_tokens
+        num_cached = min(config.engine.max_batch, num_episodes)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
-        needed["cache of the engine"] = cached_tokens * per_cached
+        needed["cache of the engine"] = num_cached * config.env.max_episode_tokens * per_cached
     return needed
+
+
+def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
+    """What a forward pass keeps for the backward pass, counted in what torch saves.
+
+    Of each layer: norms and the residual stream six times, heads before and after their norm and
+    rotation, in float32; and the MLP's four products. In bfloat16 autocast products are half as
+    large, but the weights are there once more.
+    """
+    product = BYTES[config.model.autocast]
+    heads = shape.attention_width + shape.cache_width
+    layer = (6 * shape.hidden_size + 4 * heads) * 4 + 4 * shape.intermediate_size * product
+    if config.model.activation_checkpointing:
+        kept = shape.num_layers * shape.hidden_size * 4 + layer
+    else:
+        kept = shape.num_layers * layer
+    is_rounded = config.model.dtype != config.model.autocast
+    rounded_weights = shape.num_parameters * product if is_rounded else 0
+    return int(tokens * kept * UNUSABLE) + rounded_weights
 
 
 def disk_bytes(shape: Shape, config: RunConfig) -> int:

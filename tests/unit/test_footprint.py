@@ -1,7 +1,22 @@
-"""What `check` says of the disk that a run will need."""
+"""What `check` says of the disk and the memory that a run will need."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.footprint import BYTES_PER_EPISODE_TOKEN, disk_bytes, tiny_shape
+from openenv_pipe.footprint import BYTES_PER_EPISODE_TOKEN, disk_bytes, memory_bytes, tiny_shape
+
+TESTS = Path(__file__).parents[1]
+LARGER = [
+    *("conf=echo", "model=tiny", "model.hidden_size=256", "model.intermediate_size=768"),
+    *("model.num_layers=4", "model.num_heads=4", "model.head_size=64"),
+    *("env.max_episode_tokens=256", "trainer.tasks_per_step=2", "trainer.group_size=4"),
+]
 
 
 def needed(*overrides: str) -> int:
@@ -18,3 +33,29 @@ def test_the_episodes_of_evaluations_are_counted():
     assert needed("eval.greedy=true", "eval.baselines=false") - plain == 3 * 250 * per_episode
     during = ("eval.during.every=20", "eval.during.num_tasks=50", "eval.during.samples_per_task=1")
     assert needed("eval.baselines=false", *during) - plain == 10 * 50 * per_episode  # 200 steps
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model.autocast=float32",
+        "model.autocast=bfloat16",
+        "model.lora.rank=8",
+        "model.activation_checkpointing=true",
+    ],
+)
+def test_the_memory_of_updates_is_estimated_within_a_fifth(change):
+    overrides = [*LARGER, change]
+    config = compose(overrides).config
+    needed = memory_bytes(tiny_shape(config.model), config)
+    del needed["cache of the engine"]  # there is none in the process that is measured
+    child = subprocess.run(
+        [sys.executable, TESTS / "measure_learner.py", json.dumps(overrides)],
+        env=os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert sum(needed.values()) == pytest.approx(int(child.stdout), rel=0.2)
