@@ -103,7 +103,8 @@ def launch(
         all_returned = launcher.launch([[] for _ in range(num_jobs)], initial_job_idx=0)
     except Exception as error:  # of joblib, a cluster, its network: whatever they are made of
         kind = type(error).__name__
-        raise FailureError(f"{' '.join(overrides)}: the launcher failed: {kind}: {error}") from error
+        given = " ".join(overrides)
+        raise FailureError(f"{given}: the launcher failed: {kind}: {error}") from error
     for returned in all_returned:
         _ = returned.return_value  # raises what the function raised
 

@@ -37,7 +37,11 @@ POLL_S = 0.05
 # longest end. Engines take what memory there is.
 MOST_IDLE = {"serving": 4, "vllm": 0}
 NAMES = {"serving": "environment", "vllm": "vllm"}
-SERVER_KEYS = {"name", "package", "command", "variables", "max_message_mb", "reset_timeout_s"}
+# Keys of `env` that say nothing of its servers; all others do, and those to come.
+OF_EPISODES = {
+    *("adapter", "tasks", "baselines", "success_reward", "step_timeout_s", "step_exception"),
+    *("max_turns", "max_reply_tokens", "max_episode_tokens"),
+}
 
 
 class Keepable(Protocol):
@@ -226,7 +230,7 @@ def server_key(kind: str, wanted: Mapping[str, Any]) -> str:
         plan = {**wanted["plan"], "model": wanted["model"]}  # where its files are says nothing
         told: dict[str, Any] = {**wanted, "plan": plan}
     else:
-        env = {key: value for key, value in wanted["env"].items() if key in SERVER_KEYS}
+        env = {key: value for key, value in wanted["env"].items() if key not in OF_EPISODES}
         code = code_digest(find_env(env["package"])) if env["package"] else None
         told = {"env": env, "host": wanted["host"], "code": code}
     return digest_of_bytes(json.dumps([kind, told], sort_keys=True).encode())

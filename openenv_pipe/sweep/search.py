@@ -105,6 +105,13 @@ class Search:
         self._study.tell(trial, None if pruned else value, TrialState.PRUNED if pruned else None)
         self._folder.change_job(job.index, value=value)
 
+    def best(self) -> Job | None:
+        """The job with the best value of those that went to their end."""
+        done = [job for job in self._folder.record.jobs if job.status == "finished"]
+        sign = 1 if self._config.goal == "max" else -1
+        judged = [(sign * job.value, job) for job in done if job.value is not None]
+        return max(judged, key=lambda pair: pair[0])[1] if judged else None
+
     def _values(self, records: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
         """By step, the mean of the metric over the last steps."""
         key, mean_of = self._config.metric, self._config.mean_of

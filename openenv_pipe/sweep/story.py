@@ -120,6 +120,9 @@ def _search(folder: SweepFolder, request: Request, keeper: Keeper) -> Watch:
         batch = search.propose(request.jobs[0])
         if not batch:
             break
+    if (best := search.best()) is not None:
+        metric = f"{request.sweep.metric} {best.value:.4g}"
+        _note(f"best: job {best.index} {best.run} {metric} {watch.own_overrides(best)}")
     return watch
 
 

@@ -86,9 +86,9 @@ class Watch:
                 str(job.index),
                 Text(job.status, STYLES[job.status]),
                 job.run or "",
-                Text(self._own_overrides(job)),
+                Text(self.own_overrides(job)),
                 self._progress(job),
-                Text((job.cause or "").partition("\n")[0], no_wrap=True, overflow="ellipsis"),
+                Text(_first_line(job), no_wrap=True, overflow="ellipsis"),
             )
         return table
 
@@ -118,26 +118,33 @@ class Watch:
         line, told_s = self._told.get(job.index, (f"job {job.index} waiting", 0.0))
         due = time.monotonic() - told_s > TELL_EVERY_S or job.status != "running"
         told, line = line, self._line(job)
-        if self._live is None and due and line != told and job.status != "waiting":
+        if due and line != told and job.status != "waiting":
             self._told[job.index] = (line, time.monotonic())
-            self._console.print(line, markup=False, highlight=False)
+            if not self._stream.isatty():  # there the table says it
+                self._console.print(line, markup=False, highlight=False)
 
     def _line(self, job: Job) -> str:
         words = [f"job {job.index}", job.status, job.run or ""]
         if job.status != "waiting":
-            words += [self._progress(job), self._own_overrides(job)]
-        cause = f": {job.cause.partition(chr(10))[0]}" if job.cause else ""
-        return " ".join(filter(None, words)) + cause
+            words += [self._progress(job), self.own_overrides(job)]
+        cause = _first_line(job)
+        return " ".join(filter(None, words)) + (f": {cause}" if cause else "")
 
     def _progress(self, job: Job) -> str:
         record = self._last.get(job.index, {})
         numbers = [f"{name} {record[key]:.3f}" for name, key in NUMBERS.items() if key in record]
         return " ".join([record["stage"], str(record["step"]), *numbers]) if record else ""
 
-    def _own_overrides(self, job: Job) -> str:
+    def own_overrides(self, job: Job) -> str:
         """Those that not all jobs have, by the last part of their keys."""
         own = [each for each in job.overrides if each not in self._folder.record.overrides]
         return " ".join(_short(override) for override in own)
+
+
+def _first_line(job: Job) -> str:
+    """Of the cause, where it says more than the status."""
+    line = (job.cause or "").partition("\n")[0]
+    return "" if line == job.status else line
 
 
 def _short(override: str) -> str:

@@ -85,6 +85,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path, number):
     try:
         metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
         wait_until(lambda: has_lines(metrics, "grpo", 2) or process.poll(), "two steps")
+        assert process.poll() is None, process.communicate()
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     finally:
@@ -113,6 +114,7 @@ def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
     try:
         metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
         wait_until(lambda: has_lines(metrics, "grpo", 1) or process.poll(), "a step")
+        assert process.poll() is None, process.communicate()
         (server,) = uvicorns_of(process.pid)
         server.kill()
         _, err = process.communicate(timeout=240)
@@ -123,11 +125,7 @@ def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
 
 
 def uvicorns_of(pid: int) -> list[psutil.Process]:
+    """Environment servers below a process, without their guardians."""
     children = psutil.Process(pid).children(recursive=True)
-    return [
-        child
-        for child in children
-        if "uvicorn" in child.cmdline()
-        and child.name() != "sh"
-        and "guard.py" not in " ".join(child.cmdline())
-    ]
+    commands = {child: " ".join(child.cmdline()) for child in children}
+    return [each for each, text in commands.items() if "uvicorn" in text and "guard.py" not in text]

@@ -11,7 +11,7 @@ import pytest
 from openenv_pipe.borrow import Loan
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import Parameter, read_request
-from openenv_pipe.config.schema import ServingConfig
+from openenv_pipe.config.schema import EnvConfig, ServingConfig
 from openenv_pipe.errors import FailureError, HostError, RunFolderError
 from openenv_pipe.identity import ProcessId
 from openenv_pipe.runs.files import write_json
@@ -255,6 +255,12 @@ def test_the_code_of_an_environment_is_in_the_key(tmp_path):
     assert server_key("serving", wanted) != before
 
 
+def test_what_says_nothing_of_servers_is_not_in_the_key():
+    assert set(EnvConfig.model_fields) >= keeper_module.OF_EPISODES
+    changes: list[dict[str, Any]] = [{}, {"max_turns": 2}, {"tasks": {}}]
+    assert len({server_key("serving", request_of(**each)["serving"]) for each in changes}) == 1
+
+
 async def test_servers_that_cannot_be_cleared_are_ended(keeper):
     await borrow_once(keeper)
     FakeServers.made[0].unclean = True
@@ -348,6 +354,7 @@ def test_a_search_proposes_within_bounds_and_stops_the_hopeless(sweep, tmp_path)
     values = [float(job.overrides[-1].partition("=")[2]) for job in sweep.record.jobs]
     assert all(1e-4 <= value <= 1e-2 for value in values)
     assert len(set(values)) == 3
+    assert search.best() == third
     assert len(search.propose(shared)) == 1
     assert search.propose(shared) == []
 
