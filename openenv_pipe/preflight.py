@@ -17,6 +17,8 @@ from typing import Any
 from openenv_pipe.adapters import Adapter, adapter_for, build_adapter
 from openenv_pipe.chat import ChatFormat
 from openenv_pipe.config.schema import EnvConfig, HubModelConfig, RunConfig, TinyModelConfig
+from openenv_pipe.engines.vllm.check import check_engine
+from openenv_pipe.engines.vllm.install import find_build
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.findings import Line, Result, failed
 from openenv_pipe.footprint import Shape, disk_bytes, folder_shape, memory_bytes, tiny_shape
@@ -186,7 +188,7 @@ def _tasks_lines(
 
 
 def _check_model(config: RunConfig) -> Iterator[Line]:
-    if config.engine.type == "scripted":
+    if config.engine.type in ("scripted", "openai"):
         return
     shape, line = _find_model(config.model)
     yield line
@@ -262,7 +264,10 @@ def _memory_line(config: RunConfig, shape: Shape) -> Line:
     text = f"about {_size(total)} of {_size(available)} on the {place}, mostly {largest}"
     if total <= TIGHT * available:
         return Line("memory", Result.OK, text)
-    advice = "; lower trainer.tokens_per_batch or engine.max_batch, or use a smaller model"
+    advice = (
+        "; lower trainer.tokens_per_batch or engine.max_batch, set "
+        "model.activation_checkpointing=true, or use a smaller model"
+    )
     return Line("memory", Result.WARN if total <= available else Result.FAIL, text + advice)
 
 
@@ -302,8 +307,18 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+# --- where tokens come from --------------------------------------------------------------------
+
+
+def _check_engine(config: RunConfig) -> Iterator[Line]:
+    if config.engine.type == "vllm":
+        build = "cpu" if config.device == "cpu" else find_build()
+        yield Line("engine", Result.OK, check_engine(config.engine, build))
+
+
 CHECKS: dict[str, Callable[[RunConfig], Iterator[Line]]] = {
     "code": _check_code,
     "environment": _check_environment,
     "model": _check_model,
+    "engine": _check_engine,
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.engine import turn_seed
 from openenv_pipe.engines.vllm.launch_docker import docker_command, owner_label
 from openenv_pipe.engines.vllm.server_command import Plan, server_arguments, server_variables
@@ -16,6 +17,7 @@ from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.identity import ProcessId
 from openenv_pipe.pipeline.run import refuse_what_cannot_learn
+from openenv_pipe.process import free_port
 
 
 @cache
@@ -77,6 +79,16 @@ def test_a_grammar_is_no_setting():
     """Trap 6: logprobs under a mask are not the policy's."""
     with pytest.raises(ConfigError, match="structured_outputs"):
         engine("engine.sampling.structured_outputs={regex: a}")
+
+
+def test_check_says_what_is_there_and_how_to_get_what_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="engine install vllm --build cpu` does that"):
+        check_engine(engine(), "cpu")
+    port = free_port()
+    attached = engine("engine.launch=attach", f"engine.url=http://127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match=f"engine.url=http://127.0.0.1:{port} does not answer"):
+        check_engine(attached, "cpu")
 
 
 def test_a_url_is_needed_to_attach():

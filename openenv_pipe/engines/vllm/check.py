@@ -1,0 +1,42 @@
+"""What `openenv-pipe check` says of a server before there is one."""
+
+import asyncio
+import http.client
+import shutil
+
+from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.engines.vllm.install import VERSION, Build, find_installed
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.web import ask
+
+ANSWER_LIMIT_S = 10.0
+
+
+def check_engine(config: VllmEngineConfig, build: Build) -> str:
+    """What is there. Raises ConfigError for what is not."""
+    if config.launch == "attach":
+        return _check_attached(config)
+    if config.launch == "docker":
+        if shutil.which("docker") is None:
+            raise ConfigError("engine.launch=docker needs the `docker` command, not on PATH here")
+        return f"a container of {config.image}"
+    installed = find_installed(build)
+    if installed is None:
+        raise ConfigError(
+            f"vLLM {VERSION} ({build}) is not installed; "
+            f"`openenv-pipe engine install vllm --build {build}` does that, once"
+        )
+    packages = ", ".join(f"{name} {version}" for name, version in installed.packages.items())
+    return f"{installed.package} {installed.version} is installed, with {packages}"
+
+
+def _check_attached(config: VllmEngineConfig) -> str:
+    assert config.url is not None
+    try:
+        status, _ = asyncio.run(ask(config.url, "/health", timeout_s=ANSWER_LIMIT_S))
+    except (OSError, http.client.HTTPException) as error:
+        seen = str(error) or f"nothing within {ANSWER_LIMIT_S:g} s"
+        raise ConfigError(f"engine.url={config.url} does not answer: {seen}") from error
+    if status != 200:
+        raise ConfigError(f"{config.url}/health answers {status}, expected 200 of a vLLM server")
+    return f"{config.url} answers"
