@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from openenv_pipe import __version__, cli_env, cli_results
+from openenv_pipe import __version__, cli_engine, cli_env, cli_models, cli_results
 from openenv_pipe.config.completion import complete_bash_value, complete_override
 from openenv_pipe.errors import ConfigError, FailureError, PipeError, RunFolderError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a traceback is ours, and is to be seen whole
 )
 app.add_typer(cli_env.app, name="env")
+app.add_typer(cli_engine.app, name="engine")
 
 Overrides = Annotated[
     list[str],
@@ -165,6 +166,8 @@ def reproduce(
 
 app.command("eval")(cli_results.evaluate)
 app.command("compare")(cli_results.compare)
+app.command("export")(cli_models.export)
+app.command("serve")(cli_models.serve)
 
 
 @app.command()
