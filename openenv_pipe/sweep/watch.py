@@ -88,7 +88,7 @@ class Watch:
                 job.run or "",
                 Text(self.own_overrides(job)),
                 self._progress(job),
-                Text(_first_line(job), no_wrap=True, overflow="ellipsis"),
+                Text(_shown_cause(job), no_wrap=True, overflow="ellipsis"),
             )
         return table
 
@@ -127,7 +127,7 @@ class Watch:
         words = [f"job {job.index}", job.status, job.run or ""]
         if job.status != "waiting":
             words += [self._progress(job), self.own_overrides(job)]
-        cause = _first_line(job)
+        cause = _shown_cause(job)
         return " ".join(filter(None, words)) + (f": {cause}" if cause else "")
 
     def _progress(self, job: Job) -> str:
@@ -141,10 +141,12 @@ class Watch:
         return " ".join(_short(override) for override in own)
 
 
-def _first_line(job: Job) -> str:
-    """Of the cause, where it says more than the status."""
-    line = (job.cause or "").partition("\n")[0]
-    return "" if line == job.status else line
+def _shown_cause(job: Job) -> str:
+    """Its first sentence, where that says more than the status."""
+    first, _, rest = (job.cause or "").partition("\n")
+    if first.endswith(":"):
+        first = f"{first} {rest.partition(chr(10))[0].strip()}"
+    return "" if first == job.status else first
 
 
 def _short(override: str) -> str:
