@@ -14,6 +14,7 @@ from pathlib import Path
 
 from openenv_pipe.runs.files import digest_of_file, digest_of_folder
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.listing import list_runs
 from openenv_pipe.runs.metrics import without_times
 
 REPOSITORY = Path(__file__).parents[1]
@@ -97,10 +98,12 @@ class Reference:
     duration_s: float
     num_lines: int  # of its metrics
 
-    def draw_kill(self, draw: random.Random) -> tuple[int, float]:
-        """A random instant: so many lines of metrics, and then some time."""
+    def draw_kills(self, seed: int, count: int) -> list[tuple[int, float]]:
+        """Random instants in the order of a run: so many lines of metrics, and then some time."""
+        draw = random.Random(seed)
         gap_s = self.duration_s / (self.num_lines + 1)
-        return draw.randrange(self.num_lines), draw.uniform(0.0, gap_s)
+        lines = sorted(draw.randrange(self.num_lines) for _ in range(count))
+        return [(num_lines, draw.uniform(0.0, gap_s)) for num_lines in lines]
 
 
 def killed_and_resumed(
@@ -110,16 +113,16 @@ def killed_and_resumed(
 
     An attempt is killed once it is in its folder: before that there is nothing to lose.
     """
-    draw, trial = random.Random(seed), Trial(runs_dir / name / "0001")
-    for number in range(kills + 1):
+    trial = Trial(runs_dir / name / "0001")
+    for kill in [*reference.draw_kills(seed, kills), None]:
         resumed = trial.folder.exists()
         if resumed and RunFolder.open(trial.folder).status == "finished":
             break  # killed while it wrote its report
         process = start(runs_dir, *(["--resume", str(trial.folder)] if resumed else arguments))
-        if number == kills:
+        if kill is None:
             trial.codes.append(finish(process))
             break
-        num_lines, delay_s = reference.draw_kill(draw)
+        num_lines, delay_s = kill
         _wait_for_attempt(trial.folder, process, num_lines)
         try:
             trial.codes.append(process.wait(timeout=delay_s))
@@ -128,6 +131,7 @@ def killed_and_resumed(
             process.kill()
             process.wait()
             trial.kills.append(where(trial.folder))
+            assert [row.status for row in list_runs(runs_dir)] in ([], ["died"])
     return trial
 
 

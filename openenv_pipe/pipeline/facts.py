@@ -6,15 +6,15 @@ cannot be known, such as a server's own tasks, is left out.
 
 import hashlib
 import inspect
+import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import JsonValue
 
 from openenv_pipe.assembly import Parts
-from openenv_pipe.config.schema import RunConfig, TaskFile
+from openenv_pipe.config.schema import RunConfig, TaskRange, TaskSetConfig
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.resources import load_callable
 from openenv_pipe.runs.files import digest_of_bytes, digest_of_file
@@ -55,12 +55,15 @@ def _digest_of_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     return digest.hexdigest()
 
 
-def _task_facts(config: Any, tasks: TaskSet) -> dict[str, JsonValue]:
+def _task_facts(config: TaskSetConfig, tasks: TaskSet) -> dict[str, JsonValue]:
+    """Of a range its length says all; of rows the digest of what `reset` is called with."""
     facts: dict[str, JsonValue] = {"source": tasks.source, "num_tasks": len(tasks)}
-    if isinstance(config, TaskFile):
-        facts["digest"] = digest_of_file(Path(config.path).expanduser())
-    if (fingerprint := getattr(tasks, "fingerprint", None)) is not None:
-        facts["digest"] = fingerprint
+    if not isinstance(config, TaskRange):
+        digest = hashlib.sha256()
+        for index in range(len(tasks)):
+            task = tasks[index]
+            digest.update(json.dumps([task.seed, task.reset], sort_keys=True).encode() + b"\n")
+        facts["digest"] = digest.hexdigest()
     return facts
 
 

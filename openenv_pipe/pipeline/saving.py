@@ -26,6 +26,7 @@ from openenv_pipe.runs.checkpoints import (
     point_best,
     retain,
 )
+from openenv_pipe.runs.evals import read_during
 from openenv_pipe.runs.files import read_json, write_json
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -126,6 +127,10 @@ class Saver:
             for record in read_metrics(self._metrics_path)
             if record["stage"] == "grpo"
         }
+        for report in read_during(self._folder):
+            found = {"eval/success": report.success, "eval/reward": report.reward}
+            means = {name: interval.mean for name, interval in found.items() if interval}
+            records[report.step] = {**records.get(report.step, {}), **means}
         metric = self._config.best.metric
         steps = {path: Place.of(path).step for path in paths}
         return {path: records.get(step, {}).get(metric) for path, step in steps.items()}
@@ -133,11 +138,12 @@ class Saver:
     def _say_missing(self, measured: dict[Path, float | None]) -> None:
         """Once: a wrong name must not go unnoticed for a night."""
         path = next(reversed(measured), None)
-        if self._said_missing or path is None or Place.of(path).step == 0 or measured[path]:
+        best = self._config.best
+        if self._said_missing or path is None or best is None or best.metric.startswith("eval/"):
             return
-        if measured[path] is None:
+        if Place.of(path).step and measured[path] is None:
             self._said_missing = True
-            metric = self._config.best.metric if self._config.best else ""
+            metric = best.metric
             known = sorted(read_metrics(self._metrics_path)[-1])
             self._say(
                 f"trainer.checkpoint.best.metric={metric!r} is not among the metrics of "

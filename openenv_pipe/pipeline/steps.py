@@ -9,7 +9,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.progress import Progress
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.runs.metrics import MetricsFile, read_metrics
 from openenv_pipe.trackers import Tracker, build_tracker
 
 Result = TypeVar("Result")
@@ -36,6 +36,8 @@ class Journal:
         self._metrics = MetricsFile(folder.metrics_path)
         self._tracker: Tracker = build_tracker(config.tracker, folder.path)
         self._progress = progress
+        for record in read_metrics(folder.metrics_path):  # of attempts before this one
+            self._tracker.log(record)
 
     def begin(self, stage: str, num_steps: int) -> None:
         self._progress.stage(stage, num_steps)

@@ -29,6 +29,8 @@ def rewind(folder: RunFolder, place: Place | None) -> None:
             _move(path, aside / "episodes")
     _set_evaluations_aside(folder.path / "eval", grpo_step, aside / "eval")
     _cut_metrics(folder.metrics_path, order, aside)
+    if (folder.path / "tensorboard").exists():  # told all that is kept again, when the run goes on
+        _move(folder.path / "tensorboard", aside)
 
 
 def _set_evaluations_aside(folder: Path, grpo_step: int, aside: Path) -> None:

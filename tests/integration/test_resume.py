@@ -32,7 +32,7 @@ RUN = (
     "trainer.optimizer.schedule=cosine",
     "trainer.warm_start.steps=3",
     "trainer.checkpoint.every=2",
-    "trainer.checkpoint.num_resumable=1",
+    "trainer.checkpoint.num_resumable=2",
 )
 NUM_TRIALS, KILLS = 2, 3
 METRICS = "metrics.jsonl"
@@ -109,7 +109,7 @@ def small_disk(tmp_path):
     path = tmp_path / "disk"
     path.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=34m", "tmpfs", str(path)], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)], capture_output=True
     )
     if mounted.returncode != 0:
         pytest.skip("this user may not mount a small file system")

@@ -10,7 +10,10 @@ from openenv_pipe.config.schema.base import Block
 class BestConfig(Block):
     """Which checkpoint `checkpoints/best` points to, by the metrics of its step."""
 
-    metric: str = Field(description="of metrics.jsonl", examples=["reward/mean"])
+    metric: str = Field(
+        description="of metrics.jsonl, or eval/success and eval/reward, those of eval.during",
+        examples=["reward/mean"],
+    )
     direction: Literal["max", "min"]
 
 

@@ -48,6 +48,12 @@ class RunConfig(Block):
                 f"eval.num_tasks={self.eval.num_tasks} is more than "
                 f"env.tasks.eval.num_tasks={tasks.num_tasks}"
             )
+        best = self.trainer.checkpoint.best
+        if best and best.metric.startswith("eval/") and not self.eval.during.every:
+            raise ValueError(
+                f"trainer.checkpoint.best.metric={best.metric} is one of evaluations during "
+                "training, and eval.during.every=0 means none; set every to a number of steps"
+            )
         if (
             isinstance(self.model, TinyModelConfig)
             and self.env.max_episode_tokens > self.model.max_length
