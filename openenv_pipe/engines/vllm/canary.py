@@ -35,9 +35,12 @@ class Canary:
         self._expected_PV: np.ndarray | None = None
         self.prompts = fixed_prompts(trainee.vocabulary_size, max_model_len)
 
-    def expect(self) -> None:
-        """Takes the policy as it is now for what the server should have. Blocks: torch's thread."""
-        expected_PV = self._trainee.next_logprobs(self.prompts, TEMPERATURE)
+    def compute(self) -> np.ndarray:
+        """Logprobs [P, V] of the policy as it is now. Blocks: for torch's thread."""
+        return self._trainee.next_logprobs(self.prompts, TEMPERATURE)
+
+    def expect(self, expected_PV: np.ndarray) -> None:
+        """From now on the server should have the policy with these logprobs."""
         if self._expected_PV is not None:
             self.moved = float(np.abs(expected_PV - self._expected_PV).max())
         self._expected_PV = expected_PV

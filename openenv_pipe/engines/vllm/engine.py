@@ -89,8 +89,11 @@ class VllmEngine:
         published = await self._publisher.write(version)
         loop = asyncio.get_running_loop()
         written = time.perf_counter()
-        await loop.run_in_executor(self._executor, self._canary.expect)
+        expected_PV = await loop.run_in_executor(self._executor, self._canary.compute)
         expected = time.perf_counter()
+        # Together: a server that is started again between the two would fail its check.
+        self._canary.expect(expected_PV)
+        self._publisher.adopt(published)
         await self._with_server(lambda client: self._publisher.send(client, published))
         sent = time.perf_counter()
         await self._with_server(lambda client: self._check(client, f"after step {version}"))

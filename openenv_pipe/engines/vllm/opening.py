@@ -122,7 +122,8 @@ class _Opening:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[VllmEngine]:
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._canary.expect)
+        loop = asyncio.get_running_loop()
+        self._canary.expect(await loop.run_in_executor(self._executor, self._canary.compute))
         try:
             await self._life.start()
             await self._engine.publish(0)

@@ -5,7 +5,6 @@ started what it has to know. It never changes a file that a server may still rea
 """
 
 import asyncio
-import contextlib
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -39,8 +38,11 @@ class Publisher(Protocol):
     async def write(self, version: int) -> Published:
         """The files of the policy as it is now."""
 
+    def adopt(self, published: Published) -> None:
+        """From now on a server that has to be started again gets it."""
+
     async def send(self, client: VllmClient, published: Published) -> None:
-        """Makes it the current policy of a server."""
+        """Makes it the current policy of a server. May be called again."""
 
     async def restore(self, client: VllmClient) -> None:
         """What a server that has just started must be given."""
@@ -83,20 +85,20 @@ class AdapterPublisher:
     async def write(self, version: int) -> Published:
         return await self._folders.write(version, self._trainee.write_adapter)
 
+    def adopt(self, published: Published) -> None:
+        self._kept.append(published)
+
     async def send(self, client: VllmClient, published: Published) -> None:
-        if published not in self._kept:
-            self._kept.append(published)  # from now on a restarted server gets it, too
-        else:  # a second try, of which the first may have arrived
-            with contextlib.suppress(EngineError):
-                await client.unload_adapter(published.name)
-        await client.load_adapter(published.name, published.folder)
+        try:
+            await client.load_adapter(published.name, published.folder)
+        except EngineError as error:  # no other one has ever had this name
+            if "already been loaded" not in str(error):
+                raise
         self.model, self.version = published.name, published.version
 
     async def restore(self, client: VllmClient) -> None:
         for published in self._kept:
-            await client.load_adapter(published.name, published.folder)
-        if self._kept:
-            self.model, self.version = self._kept[-1].name, self._kept[-1].version
+            await self.send(client, published)
 
     async def retire(self, client: VllmClient) -> None:
         """Unloaded first, deleted later: a server reads adapters again when it lacks room, and one
@@ -123,9 +125,10 @@ class WeightsPublisher:
     async def write(self, version: int) -> Published:
         return await self._folders.write(version, self._trainee.write_weights)
 
+    def adopt(self, published: Published) -> None:
+        self._kept.append(published)
+
     async def send(self, client: VllmClient, published: Published) -> None:
-        if published not in self._kept:
-            self._kept.append(published)
         await client.reload_weights(published.folder, str(published.version))
         self.version = published.version
 
