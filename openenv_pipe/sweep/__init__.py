@@ -1,6 +1,9 @@
 """Sweeps: many runs from one command line, one after another or side by side.
 
-`plan` says which jobs there are, `job` is one of them in whatever process a launcher calls it,
-`keeper` keeps their servers, `watch` sees how they do, `search` proposes values, `folder` is what
-stays, and `sweep` is the story.
+story    the sweep from its command line to its table
+job      one run, in whatever process a launcher calls it
+keeper   servers between the jobs that need the same ones
+watch    how the jobs do: a line each, and sweep.json kept up to date
+search   values that Optuna proposes, and jobs that it gives up
+folder   what stays
 """

@@ -68,7 +68,9 @@ class Orders:
         secrets = unwritten_secrets(composed.config.model_dump(mode="json"))
         log = self.sweep / "jobs" / f"{job.index:04d}.log"
         exit_code = self._play(job, folder, os.environ | secrets, log)
-        if error := _unsaid(folder.path, exit_code, log):
+        if self._stopped(job):
+            _close_stopped(folder.path)
+        elif error := _unsaid(folder.path, exit_code, log):
             self._write(job, **known, error=error)
 
     def _find_folder(self, job: Order, composed: Composed) -> RunFolder:
@@ -111,6 +113,13 @@ class Orders:
     def _write(self, job: Order, **known: str) -> None:
         described = JobFile(attempt=self.attempt, **known)
         write_json(job_file(self.sweep, job.index), described.model_dump())
+
+
+def _close_stopped(path: Path) -> None:
+    """A run that was stopped before it could write: its process had not come that far."""
+    folder = RunFolder.open(path)
+    if folder.record.status == "running":
+        folder.finish("interrupted", cause="interrupted")
 
 
 def _unsaid(path: Path, exit_code: int | None, log: Path) -> str | None:

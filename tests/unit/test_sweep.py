@@ -146,6 +146,24 @@ def test_a_job_does_not_outlive_its_sweep(sweep):
     assert sweep.refresh(0).status == "waiting"
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "stopped", "status"),
+    [(143, True, "interrupted"), (137, False, "failed"), (2, False, "failed")],
+)
+def test_a_run_that_could_not_say_how_it_ended(sweep, monkeypatch, exit_code, stopped, status):
+    def play(orders, job, folder, environment, log):
+        log.write_text("loading\nerror: no such word list\n")
+        if stopped:
+            stop_all_mark(sweep.path, 1).touch()
+        return exit_code
+
+    monkeypatch.setattr(Orders, "_play", play)
+    orders_of(sweep, "conf=echo", f"runs_dir={sweep.path.parents[1]}")(0)
+    job = sweep.refresh(0)
+    assert job.status == status
+    assert stopped or "no such word list" in job.cause
+
+
 # --- the keeper --------------------------------------------------------------------------------
 
 
