@@ -107,6 +107,7 @@ def test_a_container_sees_the_weights_under_their_own_name():
     assert command[image - 2 : image] == ["--entrypoint", "python3"]
     assert command[image + 1 : image + 3] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert "--env=VLLM_SERVER_DEV_MODE=1" in command
+    assert "--gpus=all" in command
     # `openenv-pipe hosts` reads whose it is; the environments' guard does not take it for its own.
     assert ProcessId.model_validate_json(label) == ProcessId.of_this_process()
     assert label != ProcessId.of_this_process().model_dump_json() != owner_label()

@@ -28,6 +28,7 @@ from openenv_pipe.process import ManagedProcess
 
 GUARD_LIMIT_S = 30.0
 CONTAINER_PORT = 8000
+HUB_CACHE = "/root/.cache/huggingface"  # in the container
 
 
 class DockerServer:
@@ -87,15 +88,22 @@ def docker_command(
     inside = "/openenv-pipe"
     variables = server_variables(plan, config, inside)
     return [
-        *("docker", "run", "--rm", "--init", "--ipc=host", "--gpus=all"),
+        *("docker", "run", "--rm", "--init", "--ipc=host"),
+        *(("--gpus=all",) if plan.build == "cuda" else ()),
         *("--label", f"openenv-pipe.owner={label}", "--label", f"openenv-pipe.logs={logs}"),
         *("--publish", f"{LOOPBACK}:{port}:{CONTAINER_PORT}"),
         *("--volume", f"{INSIDE}:{inside}:ro"),
         *(f"--volume={folder}:{folder}:ro" for folder in folders),
+        *(("--volume", f"{hub_cache()}:{HUB_CACHE}") if not Path(plan.model).is_dir() else ()),
         *(f"--env={name}={value}" for name, value in variables.items()),
         *("--entrypoint", "python3", config.image, "-m", MODULE),
         *server_arguments(plan, config, "0.0.0.0", CONTAINER_PORT),
     ]
+
+
+def hub_cache() -> Path:
+    """Where downloads of the model hub are, so that a container need not repeat them."""
+    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
 
 
 def owner_label() -> str:
