@@ -14,7 +14,7 @@ from openenv_pipe.config.schema import RunConfig, TinyModelConfig
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TINY_VOCABULARY = 261  # 256 bytes and five markers
-LOGITS_AT_ONCE = 10 << 20  # those that are kept, and three stretches of those at hand
+LOGITS_AT_ONCE = 7 << 20  # those that are kept, and three stretches of those at hand
 PROCESS = 420 << 20  # measured: torch, transformers and peft, before a model is there
 WORKSPACE = 30 << 20  # measured: what kernels keep for themselves
 UNUSABLE = 1.2  # measured: of memory that tensors come and go in, a sixth lies between them

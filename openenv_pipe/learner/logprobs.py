@@ -1,7 +1,7 @@
 """Logprobs and entropies of chosen tokens, with no matrix of all their logits.
 
-The head's product runs over a stretch of the vocabulary at a time, and what is kept for the
-backward pass is bounded; the rest is computed again there. All sums are float32, whatever the
+The head's product runs over a stretch of the vocabulary at a time. Where there are few, logits
+are kept for the backward pass, otherwise computed again there. All sums are float32, whatever the
 precision of the product, which is the sampler's.
 
 Shape letters: U chosen tokens, H hidden size, V vocabulary, C a stretch of it.
@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from openenv_pipe.learner.embedding import adds_in_place, gradient_of
 
-CHUNK_ELEMENTS = 1 << 21  # of U x C: logits at a time
-KEPT_ELEMENTS = 1 << 22  # logits that are kept for the backward pass
+CHUNK_ELEMENTS = 1 << 20  # of U x C: logits at a time
+KEPT_ELEMENTS = 1 << 22  # of U x V: up to so many logits are kept for the backward pass
 MIN_COLUMNS = 256
 
 
@@ -85,15 +85,15 @@ class _Fused(torch.autograd.Function):
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.head = _Head(hidden_UH, weight_VH, bias_V, temperature, precision)
-        wants_gradient = any(ctx.needs_input_grad[:3])
+        fits = len(hidden_UH) * len(weight_VH) <= KEPT_ELEMENTS
+        keeps = fits and any(ctx.needs_input_grad[:3])
         highest_U = hidden_UH.new_full((len(hidden_UH),), -torch.inf, dtype=torch.float32)
         total_U, moment_U, target_U = (torch.zeros_like(highest_U) for _ in range(3))
-        ctx.kept, num_kept = {}, 0
+        ctx.kept = {}
         for columns in ctx.head.stretches():
             logits_UC = ctx.head.logits(columns)
-            if wants_gradient and num_kept + logits_UC.numel() <= KEPT_ELEMENTS:
+            if keeps:
                 ctx.kept[columns.start] = logits_UC
-                num_kept += logits_UC.numel()
             rows, places = _inside(targets_U, columns)
             target_U[rows] = logits_UC[rows, places]
             _take_in(logits_UC, highest_U, total_U, moment_U)
