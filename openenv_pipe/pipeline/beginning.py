@@ -31,6 +31,7 @@ from openenv_pipe.runs.checkpoints import (
 from openenv_pipe.runs.differences import Difference, find_differences
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.hidden import hide_in_config, known_secrets
 from openenv_pipe.runs.record import Lineage
 from openenv_pipe.runs.rewind import rewind
 
@@ -69,7 +70,7 @@ def resume(
     folder.hold()
     config = amend(folder.config, overrides)
     changed = changed_keys(folder.config, config)
-    _refuse_changes(folder, changed)
+    _refuse_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
     refuse_what_cannot_learn(config)
     progress = build_progress()
     checkpoint = newest_sound(folder.path, progress.note, resumable=True)

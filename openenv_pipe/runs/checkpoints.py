@@ -164,13 +164,6 @@ def find_checkpoint(folder: Path, which: str, say: Say) -> Path:
     return found
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Takes away what a killed process left of checkpoints that came or went."""
-    for left in (folder / "checkpoints").glob(".*"):
-        if not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-
-
 def retain(
     folder: Path,
     *,

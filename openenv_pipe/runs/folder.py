@@ -12,12 +12,10 @@ and two processes never get the same one. Secrets are left out (`hidden.py`).
 Refuses to write into a folder or checkpoint that exists, and to open what is not a run folder.
 """
 
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,20 @@ from pydantic import JsonValue, ValidationError
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.identity import ProcessId
+from openenv_pipe.runs.allocation import (
+    allocate,
+    describe,
+    open_logs,
+    without_secrets,
+    write_config,
+)
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.files import (
     digest_of_file,
     point_symlink,
     read_json,
-    sync,
     write_bytes,
     write_json,
-    write_text,
 )
 from openenv_pipe.runs.hidden import (
     hide_assignments,
@@ -44,15 +47,7 @@ from openenv_pipe.runs.hidden import (
     restore_in_config,
 )
 from openenv_pipe.runs.lock import hold
-from openenv_pipe.runs.provenance import (
-    find_checkouts,
-    find_code_digest,
-    find_machine,
-    find_versions,
-)
 from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, RunRecord
-
-SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
 
 
 class RunFolder:
@@ -88,9 +83,9 @@ class RunFolder:
             ) from error
         try:
             aside.chmod(0o755)  # mkdtemp gives 0700: a colleague must be able to read
-            record = _describe(aside, config, overrides, command)
-            record |= {"sweep": sweep, "lineage": lineage}
-            path = _allocate(aside, parent, config.name, record)
+            record = describe(aside, config, overrides, command)
+            record |= {"sweep": sweep, "lineage": without_secrets(lineage, config)}
+            path = allocate(aside, parent, config.name, record)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -191,11 +186,11 @@ class RunFolder:
         if changed:
             written = self.path / "config.json"
             write_bytes(self.logs / "config.json", written.read_bytes())
-            _write_config(written, config.model_dump(mode="json"), secrets)
+            write_config(written, config.model_dump(mode="json"), secrets)
         if last.ended is None:
             end = {"ended": self._last_sign_of_life(), "status": "died"}
             last = last.model_copy(update=end)
-        number = _open_logs(self.path / "logs")
+        number = open_logs(self.path / "logs")
         attempt = Attempt(
             number=number,
             command=[hide_assignments(word, secrets) for word in command],
@@ -248,88 +243,6 @@ class RunFolder:
     def _last_sign_of_life(self) -> datetime:
         files = [file for file in (self.metrics_path, self.path / "run.json") if file.exists()]
         return datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC)
-
-
-def _describe(
-    folder: Path, config: RunConfig, overrides: Sequence[str], command: Sequence[str]
-) -> dict[str, Any]:
-    """Fill a new folder, but for run.json, whose fields without the id are returned."""
-    values = config.model_dump(mode="json")
-    secrets = known_secrets(values)
-    _write_config(folder / "config.json", values, secrets)
-    lines = [hide_assignments(override, secrets) + "\n" for override in overrides]
-    write_text(folder / "overrides.txt", "".join(lines))
-    diffs = find_checkouts()
-    diff_text = "".join(diff.text for diff in diffs)
-    if diff_text:
-        write_text(folder / "dirty.diff", hide_secrets(diff_text, secrets))
-    for name in SUBFOLDERS:
-        (folder / name).mkdir()
-    _open_logs(folder / "logs")
-    words = [hide_assignments(word, secrets) for word in command]
-    started = datetime.now(UTC)
-    first = Attempt(
-        number=1,
-        command=words,
-        started=started,
-        ended=None,
-        status="running",
-        cause=None,
-        checkpoint=None,
-        changed={},
-        differences=[],
-    )
-    return {
-        "status": "running",
-        "cause": None,
-        "command": words,
-        "created": started,
-        "ended": None,
-        "process": ProcessId.of_this_process(),
-        "config_digest": digest_of_file(folder / "config.json"),
-        "checkouts": [diff.checkout for diff in diffs],
-        "code_digest": find_code_digest(),
-        "versions": find_versions(),
-        "machine": find_machine(),
-        "facts": {},
-        "attempts": [first],
-    }
-
-
-def _write_config(path: Path, values: Any, secrets: Mapping[str, str]) -> None:
-    """In its own order: that of reward terms, say, is the order in which they are added up."""
-    write_json(path, hide_in_config(values, secrets), sort_keys=False)
-
-
-def _allocate(aside: Path, parent: Path, name: str, record: dict[str, Any]) -> Path:
-    """Rename `aside` to the next number; renaming onto a folder with content fails."""
-    for number in count(_highest(parent, r"(\d+)") + 1):
-        path = parent / f"{number:04d}"
-        described = RunRecord(id=f"{name}/{path.name}", **record)
-        write_json(aside / "run.json", described.model_dump(mode="json"))
-        try:
-            aside.rename(path)
-        except OSError:
-            if not path.exists():
-                raise
-            continue  # another process was faster
-        sync(parent)
-        return path
-    raise AssertionError("numbers do not end")
-
-
-def _open_logs(logs: Path) -> int:
-    """A log folder for one more attempt, with `latest` pointing to it; returns its number."""
-    number = _highest(logs, r"attempt_(\d+)") + 1
-    (logs / f"attempt_{number}").mkdir()
-    point_symlink(logs / "latest", f"attempt_{number}")
-    return number
-
-
-def _highest(folder: Path, pattern: str) -> int:
-    """The highest number among the names in a folder that match; 0 if none does."""
-    matches = (re.fullmatch(pattern, path.name) for path in folder.iterdir())
-    return max((int(match.group(1)) for match in matches if match), default=0)
 
 
 def _read_record(path: Path) -> RunRecord:

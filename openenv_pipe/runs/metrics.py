@@ -42,22 +42,18 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a file, [] without one. A last line without its end is passed over.
 
-    A resumed run repeats the steps after its checkpoint: the last record of a stage's step counts.
     Raises RunFolderError for a whole line that is not JSON.
     """
     if not path.exists():
         return []
-    records = {}
+    records = []
     *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
+            records.append(json.loads(line))
         except ValueError as error:
             raise RunFolderError(f"{path}, line {number} is not JSON: {error}") from error
-        key = (record.get("stage"), record.get("step"))
-        records.pop(key, None)  # so that the later one also stands later
-        records[key] = record
-    return list(records.values())
+    return records
 
 
 def without_times(line: str) -> str:

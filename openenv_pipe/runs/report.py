@@ -33,6 +33,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.plots import draw_learning_curves, draw_losses
+from openenv_pipe.runs.record import RunRecord
 from openenv_pipe.runs.transcript import fenced, headline, transcript
 from openenv_pipe.scoring import Comparison, EvalReport, compare
 
@@ -59,7 +60,7 @@ def write_report(folder: RunFolder) -> Path:
         _what_was_run(folder, config),
         _time_table(folder, records),
         _examples(folder.path),
-        _further(folder.path),
+        _further(folder.path, is_over=folder.status == "finished"),
     ]
     path = folder.path / "report.md"
     write_text(path, "\n\n".join(section for section in sections if section) + "\n")
@@ -190,8 +191,24 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         "code": _code(folder),
         "machine": f"{record.machine.cpu}, {record.machine.num_cpus} CPUs{gpus}",
         "command": f"`{' '.join(record.command)}`",
+        **_history(record),
     }
     return "## What was run\n\n" + table(["", ""], [list(row) for row in rows.items()])
+
+
+def _history(record: RunRecord) -> dict[str, str]:
+    """Where the run came from, if from another one, and how often it was begun, if not once."""
+    rows = {}
+    if (lineage := record.lineage) is not None:
+        at = f" at {lineage.checkpoint}" if lineage.checkpoint else ""
+        changes = ", ".join(f"{key}={values[1]}" for key, values in lineage.changed.items())
+        rows[lineage.kind] = f"of {lineage.run}{at}{f', with {changes}' if changes else ''}"
+    if len(record.attempts) > 1:
+        rows["attempts"] = ", ".join(
+            f"{attempt.status} (from {attempt.checkpoint or 'the beginning'})"
+            for attempt in record.attempts
+        )
+    return rows
 
 
 def _tasks(tasks: TaskSetConfig) -> str:
@@ -268,8 +285,9 @@ def _examples(path: Path) -> str:
     return "\n\n".join(texts)
 
 
-def _further(path: Path) -> str:
-    commands = {
+def _further(path: Path, *, is_over: bool) -> str:
+    commands = {} if is_over else {f"openenv-pipe train --resume {path}": "go on where it stopped"}
+    commands |= {
         f"openenv-pipe eval {path}": "evaluate its model again",
         f"ls {path}/logs/latest {path}/checkpoints": "logs of the last attempt, weights",
     }

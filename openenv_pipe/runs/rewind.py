@@ -1,15 +1,17 @@
 """A run folder taken back to a checkpoint, so that what follows is written once.
 
-Nothing is deleted: what came after goes to `logs/attempt_<n>/set_aside/` of the attempt that
+Nothing whole is deleted: what came after goes to `logs/attempt_<n>/set_aside/` of the attempt that
 goes on. Each step can be killed and done again.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.checkpoints import Place, all_checkpoints, remove_leftovers
+from openenv_pipe.runs.allocation import SUBFOLDERS
+from openenv_pipe.runs.checkpoints import Place, all_checkpoints
 from openenv_pipe.runs.evals import DURING, STAGES, read_report
 from openenv_pipe.runs.files import write_bytes
 from openenv_pipe.runs.folder import RunFolder
@@ -20,7 +22,7 @@ def rewind(folder: RunFolder, place: Place | None) -> None:
     order = place.order if place else (False, 0)
     grpo_step = place.step if place and place.stage == "grpo" else 0
     aside = folder.logs / "set_aside"
-    remove_leftovers(folder.path)
+    _remove_halves(folder.path)
     for path in all_checkpoints(folder.path):
         if Place.of(path).order > order:
             _move(path, aside / "checkpoints")
@@ -31,6 +33,16 @@ def rewind(folder: RunFolder, place: Place | None) -> None:
     _cut_metrics(folder.metrics_path, order, aside)
     if (folder.path / "tensorboard").exists():  # told all that is kept again, when the run goes on
         _move(folder.path / "tensorboard", aside)
+
+
+def _remove_halves(folder: Path) -> None:
+    """Takes away what killed attempts were writing: all of it has a name with a dot before it."""
+    for place in (folder, *(folder / name for name in SUBFOLDERS)):
+        for half in place.glob(".*"):
+            if half.is_dir() and not half.is_symlink():
+                shutil.rmtree(half)
+            else:
+                half.unlink()
 
 
 def _set_evaluations_aside(folder: Path, grpo_step: int, aside: Path) -> None:

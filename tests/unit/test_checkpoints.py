@@ -25,6 +25,7 @@ from openenv_pipe.runs.checkpoints import (
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
+from openenv_pipe.runs.record import Lineage
 from openenv_pipe.runs.rewind import rewind
 
 
@@ -136,13 +137,15 @@ def test_a_folder_is_rewound_and_nothing_of_it_deleted(folder):
     for step in (2, 4):
         save(folder, step)
     (folder.path / "checkpoints" / ".step_000005.partial").mkdir()
+    for half in (".run.json.x1", "eval/.start.json.x2", "episodes/.step_000005.jsonl.gz.x3"):
+        (folder.path / half).write_text("{")
     with folder.metrics_path.open("a") as metrics:
         metrics.write('{"step":5,"sta')
     before = folder.metrics_path.read_text()
     rewind(folder, Place("grpo", 2))
     assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
     assert names(folder) == ["02"]
-    assert not list((folder.path / "checkpoints").glob(".*"))
+    assert not list(folder.path.rglob(".*"))
     episodes = [path.name[9:11] for path in sorted((folder.path / "episodes").iterdir())]
     assert episodes == ["01", "02"]
     aside = folder.logs / "set_aside"
@@ -200,6 +203,19 @@ def test_each_attempt_is_written_down(folder):
     assert again.logs.name == "attempt_2"
     old = json.loads((folder.path / "logs" / "attempt_1" / "config.json").read_text())
     assert old["trainer"]["steps"] == config.trainer.steps
+
+
+def test_a_lineage_hides_what_a_configuration_hides(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "a secret of its own")
+    changed = {"host.headers.Authorization": [None, "Bearer a secret of its own"]}
+    lineage = Lineage(
+        kind="fork", run="smoke/0001", path="/x", checkpoint="step_000001", changed=changed
+    )
+    folder = RunFolder.create(
+        run_samples.config(tmp_path), overrides=[], command=[], lineage=lineage
+    )
+    assert "a secret" not in (folder.path / "run.json").read_text()
+    assert folder.record.lineage.changed["host.headers.Authorization"][1].endswith("MY_TOKEN>")
 
 
 def test_the_order_of_keys_is_kept(tmp_path):

@@ -54,13 +54,6 @@ def test_a_line_cut_off_by_a_kill_is_passed_over_then_removed(path, cut):
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
-def test_a_repeated_step_counts_once_the_later_one(path):
-    steps = ((1, 0.1), (2, 0.2), (2, 0.3), (3, 0.4))
-    append(path, *({"step": step, "reward/mean": reward} for step, reward in steps))
-    kept = [(record["step"], record["reward/mean"]) for record in read_metrics(path)]
-    assert kept == [(1, 0.1), (2, 0.3), (3, 0.4)]
-
-
 def test_a_damaged_line_is_a_user_error_with_its_number(path):
     path.write_text('{"step":1,"stage":"grpo"}\nnonsense\n')
     with pytest.raises(RunFolderError, match="line 2"):

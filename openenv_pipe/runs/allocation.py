@@ -1,0 +1,125 @@
+"""A new run folder: what is written into it before it has its number, and how it gets one.
+
+Called by `RunFolder` alone, which knows what a folder is once it is there.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.identity import ProcessId
+from openenv_pipe.runs.files import (
+    digest_of_file,
+    point_symlink,
+    sync,
+    write_json,
+    write_text,
+)
+from openenv_pipe.runs.hidden import (
+    hide_assignments,
+    hide_in_config,
+    hide_secrets,
+    known_secrets,
+)
+from openenv_pipe.runs.provenance import (
+    find_checkouts,
+    find_code_digest,
+    find_machine,
+    find_versions,
+)
+from openenv_pipe.runs.record import Attempt, Lineage, RunRecord
+
+SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
+
+
+def describe(
+    folder: Path, config: RunConfig, overrides: Sequence[str], command: Sequence[str]
+) -> dict[str, Any]:
+    """Fill a new folder, but for run.json, whose fields without the id are returned."""
+    values = config.model_dump(mode="json")
+    secrets = known_secrets(values)
+    write_config(folder / "config.json", values, secrets)
+    lines = [hide_assignments(override, secrets) + "\n" for override in overrides]
+    write_text(folder / "overrides.txt", "".join(lines))
+    diffs = find_checkouts()
+    diff_text = "".join(diff.text for diff in diffs)
+    if diff_text:
+        write_text(folder / "dirty.diff", hide_secrets(diff_text, secrets))
+    for name in SUBFOLDERS:
+        (folder / name).mkdir()
+    open_logs(folder / "logs")
+    words = [hide_assignments(word, secrets) for word in command]
+    started = datetime.now(UTC)
+    first = Attempt(
+        number=1,
+        command=words,
+        started=started,
+        ended=None,
+        status="running",
+        cause=None,
+        checkpoint=None,
+        changed={},
+        differences=[],
+    )
+    return {
+        "status": "running",
+        "cause": None,
+        "command": words,
+        "created": started,
+        "ended": None,
+        "process": ProcessId.of_this_process(),
+        "config_digest": digest_of_file(folder / "config.json"),
+        "checkouts": [diff.checkout for diff in diffs],
+        "code_digest": find_code_digest(),
+        "versions": find_versions(),
+        "machine": find_machine(),
+        "facts": {},
+        "attempts": [first],
+    }
+
+
+def without_secrets(lineage: Lineage | None, config: RunConfig) -> Lineage | None:
+    if lineage is None:
+        return None
+    secrets = known_secrets(config.model_dump(mode="json"))
+    return lineage.model_copy(update={"changed": hide_in_config(lineage.changed, secrets)})
+
+
+def write_config(path: Path, values: Any, secrets: Mapping[str, str]) -> None:
+    """In its own order: that of reward terms, say, is the order in which they are added up."""
+    write_json(path, hide_in_config(values, secrets), sort_keys=False)
+
+
+def allocate(aside: Path, parent: Path, name: str, record: dict[str, Any]) -> Path:
+    """Rename `aside` to the next number; renaming onto a folder with content fails."""
+    for number in count(_highest(parent, r"(\d+)") + 1):
+        path = parent / f"{number:04d}"
+        described = RunRecord(id=f"{name}/{path.name}", **record)
+        write_json(aside / "run.json", described.model_dump(mode="json"))
+        try:
+            aside.rename(path)
+        except OSError:
+            if not path.exists():
+                raise
+            continue  # another process was faster
+        sync(parent)
+        return path
+    raise AssertionError("numbers do not end")
+
+
+def open_logs(logs: Path) -> int:
+    """A log folder for one more attempt, with `latest` pointing to it; returns its number."""
+    number = _highest(logs, r"attempt_(\d+)") + 1
+    (logs / f"attempt_{number}").mkdir()
+    point_symlink(logs / "latest", f"attempt_{number}")
+    return number
+
+
+def _highest(folder: Path, pattern: str) -> int:
+    """The highest number among the names in a folder that match; 0 if none does."""
+    matches = (re.fullmatch(pattern, path.name) for path in folder.iterdir())
+    return max((int(match.group(1)) for match in matches if match), default=0)
