@@ -49,7 +49,7 @@ def docker_client(tmp_path_factory):
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # one server at a time: each takes some gigabytes
 def vllm_served(tmp_path_factory):
     """A vLLM server that is up, or a skip with the reason."""
     from tests.vllm_server import installed_vllm, vllm_server

@@ -1,4 +1,4 @@
-"""A real vLLM server for the tests that attach to one, shared by all of them; and its model.
+"""A real vLLM server for the tests that attach to one, shared by those of a file; and its model.
 
 It serves the tiny model of `conf=smoke` with adapters allowed, so that every way to publish can be
 tried on it. Tests that change all weights give the base back: see `base_weights`.

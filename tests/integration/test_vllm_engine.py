@@ -1,6 +1,6 @@
 """The engine on a real vLLM server: what it samples, and what it serves after a publish.
 
-The server is shared (tests/vllm_server.py); runs of the whole command are in test_vllm_train.py.
+The server is shared (tests/vllm_server.py); servers of a run's own are in test_vllm_train.py.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.publication import Publication
 from tests.fakes import FakeHost, all_episodes, collect
+from tests.vllm_runs import assert_trained_and_agreed, ended, start
 from tests.vllm_server import LORA_RANK, Served, small_config, small_policy
 
 pytestmark = pytest.mark.vllm
@@ -230,6 +231,13 @@ async def test_a_way_that_does_not_fit_the_model_is_refused(vllm_served, tmp_pat
         with pytest.raises(ConfigError, match=r"engine\.publish=.* does not fit"):
             async with opened(vllm_served, tmp_path, *overrides):
                 pass
+
+
+def test_three_steps_with_an_adapter(vllm_served, tmp_path):
+    process = start(tmp_path, *vllm_served.attach, f"model.lora.rank={LORA_RANK}")
+    code, told = ended(process, tmp_path)
+    assert code == 0, told
+    assert_trained_and_agreed(tmp_path)
 
 
 # --- the canary ----------------------------------------------------------------------------------

@@ -1,96 +1,22 @@
-"""`train` with engine=vllm as a user starts it: publishing, and a server's life and death."""
+"""`train` with engine=vllm on servers of the run's own: their life and their death."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from openenv_pipe.runs.episodes import read_episodes
-from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import read_metrics
-from tests.vllm_server import LORA_RANK, SMALL, installed_vllm
+from tests.vllm_runs import (
+    assert_trained_and_agreed,
+    ended,
+    server_processes,
+    start,
+    steps_of,
+    wait_until,
+)
+from tests.vllm_server import LORA_RANK, installed_vllm
 
 pytestmark = pytest.mark.vllm
-REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 600.0  # a start takes 20 to 30 s on two idle cores, and minutes on busy ones
-# Random replies win nothing; their vowels differ, so that there is something to learn from.
-VOWELS = "+reward.terms.vowels={type: regex, pattern: '[aeiou]', weight: 1.0, per_turn: false}"
-BOUND = 1e-4  # of a logprob, in float32
-
-
-def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "openenv_pipe.cli", "train", *SMALL, VOWELS, *overrides]
-    with (folder / "stderr").open("w") as log:
-        return subprocess.Popen(
-            [*command, "eval.num_tasks=2", "trainer.optimizer.lr=1e-2"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            text=True,
-        )
-
-
-def ended(process: subprocess.Popen[str], folder: Path) -> tuple[int, str]:
-    """Exit code and stderr of a run."""
-    try:
-        code = process.wait(LIMIT_S)
-    finally:
-        process.kill()
-    return code, (folder / "stderr").read_text()
-
-
-def wait_until(condition, what: str, folder: Path) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        told = (folder / "stderr").read_text()
-        assert time.monotonic() < deadline, f"waited {LIMIT_S} s for {what}\n{told}"
-        time.sleep(0.02)
-
-
-def server_processes(run: psutil.Process) -> list[psutil.Process]:
-    """The server and all that it started, by the environment that they run in."""
-    found = []
-    for process in run.children(recursive=True):
-        try:
-            words = " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-        if "vllm" in words.lower():
-            found.append(process)
-    return found
-
-
-def steps_of(folder: Path) -> list[dict]:
-    path = folder / "runs" / "smoke" / "0001" / "metrics.jsonl"
-    return read_metrics(path) if path.exists() else []
-
-
-def assert_trained_and_agreed(folder: Path) -> None:
-    """Three steps, after each of which server and trainer had the same, new policy."""
-    steps = steps_of(folder)
-    assert [record["step"] for record in steps] == [1, 2, 3]
-    for record in steps:
-        assert record["groups/trained"] > 0
-        assert record["canary/difference"] < BOUND < record["canary/moved"]
-        assert record["mismatch/max"] < BOUND
-    run = RunFolder.open(folder / "runs" / "smoke" / "0001")
-    for step in (1, 2, 3):
-        groups = read_episodes(run.path / "episodes" / f"step_{step:06d}.jsonl.gz")
-        turns = [turn for group in groups for e in group.episodes for turn in e.turns]
-        assert {version for turn in turns for version in turn.policy_versions} == {step - 1}
-
-
-def test_three_steps_with_an_adapter(vllm_served, tmp_path):
-    process = start(tmp_path, *vllm_served.attach, f"model.lora.rank={LORA_RANK}")
-    code, told = ended(process, tmp_path)
-    assert code == 0, told
-    assert_trained_and_agreed(tmp_path)
 
 
 @pytest.fixture

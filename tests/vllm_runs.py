@@ -1,0 +1,83 @@
+"""`train` with engine=vllm as its tests start it, and what has to come of it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from openenv_pipe.runs.episodes import read_episodes
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from tests.vllm_server import SMALL
+
+REPOSITORY = Path(__file__).parents[1]
+LIMIT_S = 600.0  # a start takes 20 to 30 s on two idle cores, and minutes on busy ones
+# Random replies win nothing; their vowels differ, so that there is something to learn from.
+VOWELS = "+reward.terms.vowels={type: regex, pattern: '[aeiou]', weight: 1.0, per_turn: false}"
+BOUND = 1e-4  # of a logprob, in float32
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "openenv_pipe.cli", "train", *SMALL, VOWELS, *overrides]
+    with (folder / "stderr").open("w") as log:
+        return subprocess.Popen(
+            [*command, "eval.num_tasks=2", "trainer.optimizer.lr=1e-2"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            text=True,
+        )
+
+
+def ended(process: subprocess.Popen[str], folder: Path) -> tuple[int, str]:
+    """Exit code and stderr of a run."""
+    try:
+        code = process.wait(LIMIT_S)
+    finally:
+        process.kill()
+    return code, (folder / "stderr").read_text()
+
+
+def wait_until(condition, what: str, folder: Path) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        told = (folder / "stderr").read_text()
+        assert time.monotonic() < deadline, f"waited {LIMIT_S} s for {what}\n{told}"
+        time.sleep(0.02)
+
+
+def server_processes(run: psutil.Process) -> list[psutil.Process]:
+    """The server and all that it started, by the environment that they run in."""
+    found = []
+    for process in run.children(recursive=True):
+        try:
+            words = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if "vllm" in words.lower():
+            found.append(process)
+    return found
+
+
+def steps_of(folder: Path) -> list[dict]:
+    path = folder / "runs" / "smoke" / "0001" / "metrics.jsonl"
+    return read_metrics(path) if path.exists() else []
+
+
+def assert_trained_and_agreed(folder: Path) -> None:
+    """Three steps, after each of which server and trainer had the same, new policy."""
+    steps = steps_of(folder)
+    assert [record["step"] for record in steps] == [1, 2, 3]
+    for record in steps:
+        assert record["groups/trained"] > 0
+        assert record["canary/difference"] < BOUND < record["canary/moved"]
+        assert record["mismatch/max"] < BOUND
+    run = RunFolder.open(folder / "runs" / "smoke" / "0001")
+    for step in (1, 2, 3):
+        groups = read_episodes(run.path / "episodes" / f"step_{step:06d}.jsonl.gz")
+        turns = [turn for group in groups for e in group.episodes for turn in e.turns]
+        assert {version for turn in turns for version in turn.policy_versions} == {step - 1}
