@@ -65,10 +65,10 @@ def plan_attention(nodes: Sequence[Node]) -> Plan:
         if not is_inner[number]:
             rows.append(torch.cat(above[-1]))
     blocks = [node for node, chosen in zip(nodes, is_block, strict=True) if chosen]
-    return Plan(blocks=blocks, buckets=_buckets(rows))
+    return Plan(blocks=blocks, buckets=_buckets(rows, nodes[-1].end))
 
 
-def _buckets(rows: list[torch.Tensor]) -> list[Bucket]:
+def _buckets(rows: list[torch.Tensor], length: int) -> list[Bucket]:
     rows = sorted(rows, key=len, reverse=True)
     parts: list[list[torch.Tensor]] = []
     for row in rows:
@@ -76,25 +76,24 @@ def _buckets(rows: list[torch.Tensor]) -> list[Bucket]:
             parts[-1].append(row)
         else:
             parts.append([row])
-    seen: set[int] = set()
-    return [_bucket(part, seen) for part in parts]
+    is_owned = torch.zeros(length, dtype=torch.bool)
+    return [_bucket(part, is_owned) for part in parts]
 
 
-def _bucket(rows: list[torch.Tensor], seen: set[int]) -> Bucket:
+def _bucket(rows: list[torch.Tensor], is_owned: torch.Tensor) -> Bucket:
+    """Marks the tokens that it takes as owned."""
     width = len(rows[0])
     places = torch.zeros(len(rows), width, dtype=torch.int64)
-    is_used = torch.zeros(len(rows), width, dtype=torch.bool)
+    is_used, is_new = torch.zeros(2, len(rows), width, dtype=torch.bool)
     for number, row in enumerate(rows):
         places[number, : len(row)] = row
         is_used[number, : len(row)] = True
+        is_new[number, : len(row)] = ~is_owned[row]
+        is_owned[row] = True
     places, is_used = places.flatten(), is_used.flatten()
     used_slots = is_used.nonzero()[:, 0]
     used_places = places[used_slots]
-    is_own = torch.zeros(len(used_slots), dtype=torch.bool)
-    for number, place in enumerate(used_places.tolist()):
-        if place not in seen:
-            seen.add(place)
-            is_own[number] = True
+    is_own = is_new.flatten()[used_slots]
     repeats = not is_own.all()
     return Bucket(
         places=places,
