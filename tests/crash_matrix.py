@@ -131,7 +131,7 @@ def killed_and_resumed(
             process.kill()
             process.wait()
             trial.kills.append(where(trial.folder))
-            assert [row.status for row in list_runs(runs_dir)] in ([], ["died"])
+            assert "unreadable" not in [row.status for row in list_runs(runs_dir)]
     return trial
 
 
