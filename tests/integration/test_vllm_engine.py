@@ -180,8 +180,7 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
             await engine.publish(version)
             assert (await engine.metrics())["canary/difference"] < 1e-4
         client = engine._life.client
-        async with client._http.get(f"{client.url}/v1/models") as response:
-            names = [model["id"] for model in (await response.json())["data"]]
+        names = await client.adapters()
         kept = engine._publisher._kept
         ours = kept[0].folder.parent.name
         served = [name for name in names if name.startswith(ours)]

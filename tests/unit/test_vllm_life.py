@@ -188,6 +188,19 @@ async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
             await ask(life, 1)
 
 
+async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
+    """Also when it is closed between two calls that belong together."""
+    async with living(tmp_path) as (life, server, _, _):
+        old = await life.serving()
+        await server.stop()
+        while await life.serving() is old:
+            await asyncio.sleep(0.01)
+        for call in (old.metrics_text(), old.generate(BASE, [1], {}), old.adapters()):
+            with pytest.raises(ServerGoneError, match="has been replaced"):
+                await call
+        assert not await old.is_healthy(1.0)
+
+
 async def test_a_logprob_that_is_none_is_nan(tmp_path):
     """Trap 7: vLLM writes NaN as -9999, which would be averaged as if it were one."""
     async with living(tmp_path) as (life, _, _, _):

@@ -88,12 +88,9 @@ class VllmClient:
         return [found[id] for id in wanted]
 
     async def is_healthy(self, limit_s: float) -> bool:
-        assert self._http is not None
-        limit = aiohttp.ClientTimeout(total=limit_s)
         try:
-            async with self._http.get(f"{self.url}/health", timeout=limit) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            return (await self._call("GET", "/health", None, limit_s))[0] == 200
+        except ServerGoneError:
             return False
 
     async def load_adapter(self, name: str, folder: Path) -> None:
@@ -104,9 +101,8 @@ class VllmClient:
 
     async def adapters(self) -> list[str]:
         """The names of those that are loaded."""
-        assert self._http is not None
-        async with self._http.get(f"{self.url}/v1/models", timeout=_limit(CALL_LIMIT_S)) as answer:
-            served = [model["id"] for model in (await answer.json())["data"]]
+        _, content = await self._call("GET", "/v1/models", None, CALL_LIMIT_S)
+        served = [model["id"] for model in json.loads(content)["data"]]
         return [name for name in served if name != BASE]
 
     async def reset_prefix_cache(self) -> None:
@@ -130,9 +126,8 @@ class VllmClient:
             await self._post("/resume")
 
     async def metrics_text(self) -> str:
-        assert self._http is not None
-        async with self._http.get(f"{self.url}/metrics", timeout=_limit(CALL_LIMIT_S)) as response:
-            return await response.text()
+        _, content = await self._call("GET", "/metrics", None, CALL_LIMIT_S)
+        return content.decode()
 
     async def _generate(
         self, model: str, token_ids: Sequence[int], sampling: Mapping[str, Any]
@@ -146,32 +141,35 @@ class VllmClient:
         return json.loads(content)
 
     async def _post(self, path: str, body: Any = None, limit_s: float = CALL_LIMIT_S) -> bytes:
-        """The answer's content. A cancellation closes the connection: the server then aborts."""
+        """The content of an answer of status 200."""
+        status, content = await self._call("POST", path, body, limit_s)
+        if status == 200:
+            return content
+        quoted = content[:QUOTE].decode(errors="replace")
+        if status >= 500 and not await self._survived():
+            raise ServerGoneError(f"{path}: status {status}: {quoted}")
+        raise EngineError(f"{self.url}{path} answered with status {status}: {quoted}")
+
+    async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:
+        """Status and content. A cancellation closes the connection: the server then aborts."""
         assert self._http is not None, "use the client in `async with`"
+        if self._http.closed:  # its server has been given up meanwhile
+            raise ServerGoneError(f"{path}: the server has been replaced")
+        limit = aiohttp.ClientTimeout(total=limit_s)
         try:
-            async with self._http.post(
-                self.url + path, json=body, timeout=_limit(limit_s)
+            async with self._http.request(
+                method, self.url + path, json=body, timeout=limit
             ) as response:
-                content = await response.read()
+                return response.status, await response.read()
         except TimeoutError:
             raise ServerGoneError(f"{path}: no answer within {limit_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerGoneError(f"{path}: {type(error).__name__}: {error}") from error
-        if response.status == 200:
-            return content
-        quoted = content[:QUOTE].decode(errors="replace")
-        if response.status >= 500 and not await self._survived():
-            raise ServerGoneError(f"{path}: status {response.status}: {quoted}")
-        raise EngineError(f"{self.url}{path} answered with status {response.status}: {quoted}")
 
     async def _survived(self) -> bool:
         """Whether the engine is there after an error of the server: it ends soon if it is not."""
         await asyncio.sleep(1.0)
         return await self.is_healthy(5.0)
-
-
-def _limit(limit_s: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=limit_s)
 
 
 def _logprob(entry: Mapping[str, Any]) -> float:

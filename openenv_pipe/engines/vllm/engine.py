@@ -143,7 +143,7 @@ class VllmEngine:
             return None
         try:
             return await client.metrics_text()
-        except (TimeoutError, ServerGoneError, OSError):
+        except ServerGoneError:
             return None
 
     def _sampling(self, request: Request) -> dict[str, Any]:
