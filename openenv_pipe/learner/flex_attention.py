@@ -1,6 +1,6 @@
 """Packed rows on a GPU, by torch's FlexAttention: one rule says what a token sees.
 
-Not tried on a GPU here; its rule is tested against the CPU's attention.
+Not tried on a GPU; without the compiled kernel it is tested against the attention for CPUs.
 """
 
 import functools

@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
 
 from openenv_pipe.grpo.tries import flat, merged
+from openenv_pipe.learner import flex_attention as flex_module
 from openenv_pipe.learner import tree_attention as module
 from openenv_pipe.learner.flex_attention import rule
 from openenv_pipe.learner.tree_attention import plan_attention, tree_attention
@@ -73,6 +75,20 @@ def test_a_token_sees_its_ancestors_and_itself():
         [1, 1, 0, 1, 1, 0],
         [0, 0, 0, 0, 0, 1],
     ]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_gives_what_the_cpus_attention_gives(monkeypatch):
+    """What runs on a GPU, here without its compiled kernel: block mask, scale, fewer key heads."""
+    monkeypatch.setattr(flex_module, "_compiled", lambda: flex_attention)
+    nodes = merged([np.array([*range(40), *[100 + n] * (5 + n)]) for n in range(4)]).nodes
+    torch.manual_seed(0)
+    query = torch.randn(1, 2 * HEADS, nodes[-1].end, 16)
+    key, value = (torch.randn(1, HEADS, nodes[-1].end, 16) for _ in range(2))
+    output = flex_module.flex(query, key, value, flex_module.build_block_mask(nodes, CPU), 0.3)
+    repeated = (x.repeat_interleave(2, dim=1) for x in (key, value))
+    expected = tree_attention(query, *repeated, plan_attention(nodes), 0.3)
+    assert torch.allclose(output, expected, atol=1e-5)
 
 
 def test_a_long_shared_stretch_is_a_block_and_what_hangs_below_it_are_rows():
