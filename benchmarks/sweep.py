@@ -47,8 +47,8 @@ def run(folder: Path, *arguments: str) -> float:
 def separate(folder: Path, job: Sequence[str], num_jobs: int) -> tuple[float, int]:
     """Seconds of the runs by themselves, and how many servers they started."""
     took_s = sum(run(folder, "train", *job, f"seed={seed}") for seed in range(num_jobs))
-    return took_s, len(list(folder.glob("runs/*/*/logs/*/env-*.log"))) + len(
-        list(folder.glob("runs/*/*/logs/*/engine.log"))
+    return took_s, len(list(folder.glob("runs/*/*/logs/attempt_*/env-*.log"))) + len(
+        list(folder.glob("runs/*/*/logs/attempt_*/engine.log"))
     )
 
 
