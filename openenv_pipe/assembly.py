@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from openenv_pipe.hosts.base import Host
 from openenv_pipe.learner.load import load_policy, select_device
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.publication import Publication
+from openenv_pipe.learner.workers import Workers
 from openenv_pipe.resources import load_callable
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import Chat, Collector
@@ -49,6 +50,7 @@ class Bench:
     config: RunConfig
     policy: Policy | None  # None: engine=openai, whose model is elsewhere
     torch_thread: ThreadPoolExecutor
+    workers: Workers | None = None  # with trainer.devices above 1: they start when they are needed
 
     async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Runs torch work in its thread, while sessions stay alive on the event loop."""
@@ -131,6 +133,7 @@ async def assembled(
     known_sets = await asyncio.to_thread(known_splits, config)
     host = build_host(config, logs, keeper)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads))
+    workers = _workers(config, device, logs, num_threads)
     try:
         loading = asyncio.get_running_loop().run_in_executor(
             torch_thread, partial(_load_checked, config, device, checkpoint)
@@ -148,22 +151,36 @@ async def assembled(
                 engine=engine,
                 scorer=scorer,
                 torch_thread=torch_thread,
+                workers=workers,
             )
     finally:
+        if workers:
+            await asyncio.shield(asyncio.to_thread(workers.close))
         await asyncio.shield(host.close())
         torch_thread.shutdown(wait=True, cancel_futures=True)
 
 
 @asynccontextmanager
-async def learner_alone(config: RunConfig) -> AsyncIterator[Bench]:
+async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Bench]:
     """The policy and its thread, for training on episodes that are there already."""
     device = select_device(config.device)
     num_threads = config.num_threads or _num_cores()
-    with ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads)) as torch_thread:
+    workers = _workers(config, device, logs, num_threads)
+    with (
+        closing(workers) if workers else nullcontext(),
+        ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads)) as torch_thread,
+    ):
         policy = await asyncio.get_running_loop().run_in_executor(
             torch_thread, partial(_load_checked, config, device, None)
         )
-        yield Bench(config=config, policy=policy, torch_thread=torch_thread)
+        yield Bench(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
+
+
+def _workers(
+    config: RunConfig, device: torch.device, logs: Path, num_threads: int
+) -> Workers | None:
+    num_devices = config.trainer.devices
+    return Workers(num_devices, device, logs, num_threads) if num_devices > 1 else None
 
 
 def _refuse_total_failure(groups: list[Group]) -> None:

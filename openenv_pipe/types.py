@@ -186,3 +186,4 @@ class Batch:
     logprobs: "torch.Tensor"  # [N] float32: the sampler's
     advantages: "torch.Tensor"  # [N] float32
     is_shared: bool  # True if a token may belong to several samples
+    counts: bool = True  # False: computed only because other ranks compute one as well

@@ -22,12 +22,13 @@ def shared_share(samples: Sequence[Sample]) -> float:
 
 
 def split_by_budget(
-    samples: Sequence[Sample], tokens_per_batch: int, *, share: bool
+    samples: Sequence[Sample], tokens_per_batch: int, *, share: bool, num_ranks: int = 1
 ) -> list[list[int]]:
     """Indices of samples, in batches of at most `tokens_per_batch` tokens and of about one size.
 
     A sample that is longer than the budget gets a batch of its own: leaving it out would bias the
-    run towards short episodes. Neighbours share a batch: in length, or in how they begin.
+    run towards short episodes. Neighbours share a batch: in length, or in how they begin. Each of
+    `num_ranks` gets as many batches, as far as there are samples for it.
     """
     if not samples:
         return []
@@ -39,12 +40,12 @@ def split_by_budget(
         order = sorted(range(len(rows)), key=lambda index: (-len(rows[index]), index))
         shared = [0] * len(rows)
     lengths = [len(rows[index]) for index in order]
-    parts = _parts(lengths, shared, tokens_per_batch)
+    parts = _parts(lengths, shared, tokens_per_batch, num_ranks)
     return [sorted(order[place] for place in part) for part in parts]
 
 
-def _parts(lengths: list[int], shared: list[int], budget: int) -> list[list[int]]:
-    """As few runs of places as the budget allows, with the smallest largest run."""
+def _parts(lengths: list[int], shared: list[int], budget: int, num_ranks: int) -> list[list[int]]:
+    """As few runs of places as the budget and the ranks allow, with the smallest largest run."""
 
     def cut(limit: int) -> list[list[int]]:
         parts: list[list[int]] = []
@@ -58,7 +59,7 @@ def _parts(lengths: list[int], shared: list[int], budget: int) -> list[list[int]
                 size = length
         return parts
 
-    fewest = len(cut(budget))
+    fewest = -(-len(cut(budget)) // num_ranks) * num_ranks
     low, high = 1, budget
     while low < high:
         middle = (low + high) // 2

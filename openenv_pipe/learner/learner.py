@@ -17,6 +17,7 @@ from openenv_pipe.learner.batches import batches_of
 from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.policy import Policy
+from openenv_pipe.learner.ranks import ALONE, Ranks
 from openenv_pipe.learner.step_metrics import step_metrics
 from openenv_pipe.learner.tally import Tally
 from openenv_pipe.learner.work import Size, Work, matrix_flops_per_s
@@ -27,10 +28,19 @@ class Learner:
     """Owns the optimizer. The policy's weights change in `update` and nowhere else."""
 
     def __init__(
-        self, policy: Policy, config: TrainerConfig, *, max_episode_tokens: int, seed: int
+        self,
+        policy: Policy,
+        config: TrainerConfig,
+        *,
+        max_episode_tokens: int,
+        seed: int,
+        ranks: Ranks = ALONE,
+        optimizer: Optimizer | None = None,
     ) -> None:
+        """optimizer: another than the usual one. Each of several ranks has a learner of its own."""
         self.policy = policy
-        self.optimizer = Optimizer(
+        self._ranks = ranks
+        self.optimizer = optimizer or Optimizer(
             policy.trained_parameters(),
             config.optimizer,
             config.steps * config.updates_per_step,
@@ -57,19 +67,21 @@ class Learner:
         start_logprobs = self._start_logprobs(parts[1:], tally)
         for number, part in enumerate(parts):
             self._accumulate(part, tally, start_logprobs, first=number == 0)
+            self._ranks.sum_gradients(values for _, values in self.policy.trained_parameters())
             norms.append(self.optimizer.step())
+        self._ranks.merge(tally)
         metrics = step_metrics(tally, norms, lr)  # waits for the device
         return metrics | self._speed(tally, time.perf_counter() - started)
 
     def _speed(self, tally: Tally, took_s: float) -> dict[str, float]:
-        """Against what the machine's matrix product reaches: measured before the first update."""
+        """Of all ranks, against what the matrix product reaches, which is measured once."""
         reachable = matrix_flops_per_s(
             self.policy.device, self.policy.precision, torch.get_num_threads()
         )
         return {
             "time/learner_tokens_per_s": tally.sum("num_computed") / took_s,
             "time/matrix_tflops": reachable / 1e12,
-            "time/mfu": tally.sum("flops") / took_s / reachable,
+            "time/mfu": tally.sum("flops") / took_s / (reachable * self._ranks.size),
         }
 
     def _parts(self, samples: Sequence[Sample], step: int) -> list[list[Sample]]:
@@ -81,7 +93,7 @@ class Learner:
         return [[samples[index] for index in order[part::count]] for part in range(count)]
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
-        return batches_of(samples, self._config.tokens_per_batch, self.policy)
+        return batches_of(samples, self._config.tokens_per_batch, self.policy, self._ranks)
 
     @torch.no_grad()
     def _start_logprobs(
@@ -95,7 +107,8 @@ class Learner:
         for part in later_parts:
             for batch in self._batches(part):
                 found.append(self.policy.logprobs(batch, self._config.temperature)[0])
-                tally.add(flops=self._work.forward(_size(batch)))
+                if batch.counts:
+                    tally.add(flops=self._work.forward(_size(batch)))
         return found
 
     def _accumulate(
@@ -115,6 +128,9 @@ class Learner:
         for batch in self._batches(samples):
             start_N = start_logprobs.popleft() if start_logprobs and not first else None
             tokens = self._tokens(batch, start_N, first=first)
+            if not batch.counts:
+                (0.0 * tokens.logprobs.sum()).backward()
+                continue
             self._objective.loss(tokens, counts, tally).backward()
             size = _size(batch)
             tally.add(num_computed=size.num_tokens, flops=self._work.forward_and_backward(size))

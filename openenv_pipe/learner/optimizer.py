@@ -61,7 +61,7 @@ class Optimizer:
 
         Raises TrainingError if the norm is not finite: the weights are then still unharmed.
         """
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        norm = self._clip()
         if not torch.isfinite(norm):
             raise TrainingError(
                 f"the gradient's norm is {norm.item()} at optimizer step "
@@ -75,6 +75,9 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
         self.num_steps_taken += 1
         return norm.item()
+
+    def _clip(self) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All state by `<part>.<parameter>.<name>`, for a checkpoint."""

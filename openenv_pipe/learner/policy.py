@@ -156,8 +156,8 @@ class Policy:
         with self._checkpointing():
             return self.hidden(padded_BT)[is_token_BT]
 
-    def twin(self) -> "Policy":
-        """Another with the weights of this one, to sample while this one learns.
+    def twin(self, *, learns: bool = False) -> "Policy":
+        """Another with the weights of this one, to sample while this one learns, or to learn.
 
         What is not trained is the same tensors in both.
         """
@@ -165,7 +165,15 @@ class Policy:
         own = {id(values) for _, values in self.trained_parameters()}
         memo = {key: values for key, values in shared.items() if key not in own}
         model = copy.deepcopy(self.model, memo)
-        return Policy(model, self.tokenizer, device=self.device, autocast=self._autocast)
+        twin = Policy(
+            model,
+            self.tokenizer,
+            device=self.device,
+            autocast=self._autocast,
+            activation_checkpointing=learns and bool(self._checkpointed),
+        )
+        twin.packs_rows = self.packs_rows
+        return twin
 
     @torch.no_grad()
     def follow(self, other: "Policy") -> None:

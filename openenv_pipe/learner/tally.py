@@ -3,7 +3,11 @@
 Nothing here knows what is counted: names are given by whoever counts.
 """
 
+from collections.abc import Sequence
+
 import torch
+
+Values = tuple[dict[str, float], dict[str, float]]  # sums and extremes
 
 
 class Tally:
@@ -25,6 +29,17 @@ class Tally:
             if values.numel():
                 top = values.detach().max().double()
                 self._highest[name] = torch.maximum(self._highest.get(name, top), top)
+
+    def values(self) -> Values:
+        sums = {name: total.item() for name, total in self._sums.items()}
+        return sums, {name: top.item() for name, top in self._highest.items()}
+
+    def become(self, parts: Sequence[Values]) -> None:
+        """Holds what others have counted, and nothing else; in their order."""
+        self._sums, self._highest = {}, {}
+        for sums, highest in parts:
+            self.add(**{name: torch.tensor(value).double() for name, value in sums.items()})
+            self.highest(**{name: torch.tensor([value]) for name, value in highest.items()})
 
     def sum(self, name: str) -> float:
         return self._sums[name].item() if name in self._sums else 0.0

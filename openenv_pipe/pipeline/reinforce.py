@@ -7,7 +7,7 @@ from pathlib import Path
 
 from openenv_pipe.grpo.advantages import step_advantages
 from openenv_pipe.grpo.samples import build_sample
-from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.joint import build_learner
 from openenv_pipe.learner.randomness import seed_step
 from openenv_pipe.pipeline.saving import Saver
 from openenv_pipe.pipeline.sources import GroupSource
@@ -34,12 +34,7 @@ class ReinforceStage:
         self._journal = journal
         self._folder = folder
         journal.begin("grpo", self._trainer.steps)
-        self._learner = Learner(
-            bench.policy,
-            self._trainer,
-            max_episode_tokens=bench.config.env.max_episode_tokens,
-            seed=bench.config.seed,
-        )
+        self._learner = build_learner(bench.policy, bench.config, bench.workers)
 
     def load(self, checkpoint: Path) -> None:
         """Goes on from a checkpoint of this stage. Touches tensors."""

@@ -15,6 +15,8 @@ from pydantic import JsonValue
 from openenv_pipe.assembly import assembled
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.learner.load import select_device
+from openenv_pipe.learner.workers import refuse_missing_devices
 from openenv_pipe.pipeline.evaluations import Evaluations
 from openenv_pipe.pipeline.facts import find_facts
 from openenv_pipe.pipeline.sources import PlayedGroups
@@ -63,6 +65,7 @@ def refuse_what_cannot_learn(config: RunConfig) -> None:
             "model.dtype=bfloat16 with model.lora.rank=0: most updates of full training would be "
             "rounded away; set model.dtype=float32 model.autocast=bfloat16, or a model.lora.rank"
         )
+    refuse_missing_devices(config.trainer.devices, select_device(config.device))
 
 
 def run(course: Course, progress: Progress | None = None, training: Training | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.learner.policy import Policy
+from openenv_pipe.learner.workers import Workers
 from openenv_pipe.progress import Progress
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
@@ -16,13 +17,17 @@ Result = TypeVar("Result")
 
 
 class Workbench(Protocol):
-    """What training needs of a run's parts: the policy, and the thread that torch works in."""
+    """What training needs of a run's parts: the policy, the thread that torch works in, and the
+    processes of further devices."""
 
     @property
     def config(self) -> RunConfig: ...
 
     @property
     def policy(self) -> Policy: ...
+
+    @property
+    def workers(self) -> Workers | None: ...
 
     async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Runs torch work in its thread."""

@@ -87,13 +87,26 @@ class TrainerConfig(Block):
     temperature: PositiveFloat
     updates_per_step: PositiveInt = Field(description="optimizer steps on each step's samples")
     tokens_per_batch: PositiveInt = Field(
-        description="token budget of one forward and backward pass"
+        description="token budget of one forward and backward pass, on each device"
+    )
+    devices: PositiveInt = Field(description="that share each update, one process on each")
+    parallel: Literal["data", "fsdp"] = Field(
+        description="several devices hold all that is trained, or shards of it (FSDP2)"
     )
     warm_start: WarmStartConfig
     advantage: AdvantageConfig
     loss: LossConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
+
+    @model_validator(mode="after")
+    def _shards_have_an_optimizer(self) -> "TrainerConfig":
+        if self.devices > 1 and self.parallel == "fsdp" and self.optimizer.type == "muon":
+            raise ValueError(
+                "optimizer.type=muon with parallel=fsdp: Muon needs whole matrices, of which each "
+                "device would hold a part; set optimizer.type=adamw or parallel=data"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_have_their_own_signal(self) -> "TrainerConfig":

@@ -1,0 +1,237 @@
+"""The learner on two devices: two processes on this CPU, which agree with one to the bars' digits.
+
+Losses to 1e-5, gradients to 1e-4 relative. `gloo` stands in for a GPU's `nccl`.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from fakes import CPU, alike_samples, random_samples, run_config, tiny_model
+
+from openenv_pipe.errors import ConfigError, TrainingError
+from openenv_pipe.learner.checkpoint import load_progress, save_progress
+from openenv_pipe.learner.joint import build_learner
+from openenv_pipe.learner.load import load_policy
+from openenv_pipe.learner.workers import Workers, refuse_missing_devices
+from openenv_pipe.runs.metrics import read_metrics
+
+REPOSITORY = Path(__file__).parents[2]
+LIMIT_S = 240.0
+
+LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
+PLAIN = {"tokens_per_batch": 24, "optimizer.max_grad_norm": 1e9, "optimizer.lr": 1e-3}
+WITH_ALL = {  # a large eps: Adam would make much of rounding where a gradient is nothing
+    "tokens_per_batch": 24,
+    "updates_per_step": 2,
+    "loss.kl.coef": 0.1,
+    "loss.entropy_coef": 0.01,
+    "loss.correction.type": "truncate",
+    "optimizer.max_grad_norm": 0.5,
+    "optimizer.lr": 1e-3,
+    "optimizer.eps": 1e-3,
+}
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    workers = Workers(2, CPU, tmp_path_factory.mktemp("logs"), num_threads=2)
+    yield workers
+    workers.close()
+
+
+def config_of(changes, *, lora_rank, parallel, checkpointing=False):
+    values = {f"trainer.{key}": value for key, value in changes.items()}
+    model = tiny_model(lora_rank=lora_rank).model_copy(
+        update={"activation_checkpointing": checkpointing}
+    )
+    return run_config({**values, "trainer.parallel": parallel, "model": model.model_dump()})
+
+
+def learner_of(config, workers):
+    """The policy and its learner; an adapter that has something to say."""
+    policy = load_policy(config.model, seed=config.seed, device=CPU)
+    draw = torch.Generator().manual_seed(1)
+    for name, values in policy.trained_parameters():
+        if "lora_B" in name:
+            values.data = torch.randn(values.shape, generator=draw) * 0.05
+    return policy, build_learner(policy, config, workers)
+
+
+def trained(policy):
+    return {name: values.detach().clone() for name, values in policy.trained_parameters()}
+
+
+def numbers_of(metrics):
+    return {
+        key: value
+        for key, value in metrics.items()
+        if not key.startswith("time/") and key != "stage"
+    }
+
+
+def assert_close(ours, theirs, bound):
+    assert ours.keys() == theirs.keys()
+    for key, one in theirs.items():
+        difference = (ours[key] - one).abs().max()
+        assert difference <= bound * one.abs().max() + 1e-8, (key, difference.item())
+
+
+@pytest.mark.parametrize("parallel", ["data", "fsdp"])
+@pytest.mark.parametrize("lora_rank", [0, 4], ids=["full", "lora"])
+def test_two_give_the_losses_and_gradients_of_one(workers, lora_rank, parallel):
+    """Adam's first moment after one unclipped step is a tenth of the gradient."""
+    config = config_of(PLAIN, lora_rank=lora_rank, parallel=parallel)
+    samples = random_samples(3, count=7)
+    seen = []
+    for some in (None, workers):
+        policy, learner = learner_of(config, some)
+        metrics = learner.update(samples, 1)
+        seen.append((metrics, learner.optimizer.tensors(), trained(policy)))
+    (one, one_state, one_weights), (two, two_state, two_weights) = seen
+    assert two["tokens/trained"] == one["tokens/trained"]
+    assert numbers_of(two) == pytest.approx(numbers_of(one), rel=LOSS_BOUND, abs=LOSS_BOUND)
+    gradients = [
+        {key: value for key, value in state.items() if key.endswith("exp_avg")}
+        for state in (two_state, one_state)
+    ]
+    assert_close(*gradients, GRADIENT_BOUND)
+    assert any(value.any() for value in gradients[0].values())
+    assert two_weights.keys() == one_weights.keys()
+
+
+@pytest.mark.parametrize(
+    ("lora_rank", "parallel", "checkpointing"),
+    [(0, "data", False), (0, "fsdp", True), (4, "fsdp", False)],
+    ids=["full data", "full fsdp", "lora fsdp"],
+)
+def test_all_that_an_update_may_consist_of(workers, lora_rank, parallel, checkpointing):
+    """Shared beginnings, a reference, corrections by where a step began, and a bounded norm."""
+    config = config_of(
+        WITH_ALL, lora_rank=lora_rank, parallel=parallel, checkpointing=checkpointing
+    )
+    seen = []
+    for some in (None, workers):
+        policy, learner = learner_of(config, some)
+        metrics = [learner.update(alike_samples(step, count=5), step) for step in (1, 2, 3)]
+        seen.append((metrics, trained(policy)))
+    (ones, one_weights), (twos, two_weights) = seen
+    for one, two in zip(ones, twos, strict=True):
+        assert one["loss/kl"] != 0.0 or one is ones[0]
+        del one["tokens/computed"], two["tokens/computed"]  # a group over two shares less
+        assert numbers_of(two) == pytest.approx(
+            numbers_of(one), rel=10 * LOSS_BOUND, abs=LOSS_BOUND
+        )
+    assert_close(two_weights, one_weights, GRADIENT_BOUND)
+
+
+@pytest.mark.parametrize("parallel", ["data", "fsdp"])
+def test_fewer_samples_than_devices(workers, parallel):
+    """Nobody waits for ever, and what is computed for company counts nowhere."""
+    config = config_of(PLAIN, lora_rank=0, parallel=parallel)
+    for samples in (random_samples(1, count=1), random_samples(2, count=3)):
+        one, two = (learner_of(config, some)[1].update(samples, 1) for some in (None, workers))
+        assert numbers_of(two) == pytest.approx(numbers_of(one), rel=LOSS_BOUND, abs=LOSS_BOUND)
+
+
+@pytest.mark.parametrize("parallel", ["data", "fsdp"])
+def test_a_checkpoint_is_gone_on_from_to_the_bit(workers, parallel, tmp_path):
+    config = config_of(WITH_ALL, lora_rank=0, parallel=parallel)
+    policy, learner = learner_of(config, workers)
+    learner.update(random_samples(1), 1)
+    save_progress(tmp_path, policy, learner.optimizer)
+    saved = trained(policy)
+    expected = learner.update(random_samples(2), 2), trained(policy), learner.optimizer.tensors()
+
+    policy, learner = learner_of(config, workers)
+    policy.follow(_holding(policy, saved))
+    load_progress(tmp_path, policy, learner.optimizer)
+    again = learner.update(random_samples(2), 2), trained(policy), learner.optimizer.tensors()
+    assert numbers_of(again[0]) == numbers_of(expected[0])
+    for ours, theirs in zip(again[1:], expected[1:], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def _holding(policy, weights):
+    twin = policy.twin()
+    for name, values in twin.trained_parameters():
+        values.data = weights[name]
+    return twin
+
+
+def test_the_end_of_a_rank_ends_the_update_with_its_log(workers):
+    """It is stopped first, so that rank 0 waits for it when it is killed. Others start anew."""
+    _, learner = learner_of(config_of(PLAIN, lora_rank=0, parallel="data"), workers)
+    learner.update(random_samples(1), 1)
+    (process,) = psutil.Process(workers._processes[0].pid).children()
+    process.suspend()
+    killing = threading.Timer(0.5, process.kill)
+    killing.start()
+    with pytest.raises(TrainingError, match=r"rank 1 of trainer.devices=2 ended with exit code"):
+        learner.update(random_samples(2), 2)
+    killing.join()
+    workers.close()
+
+
+def test_more_devices_than_there_are_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    refuse_missing_devices(1, torch.device("cuda"))
+    refuse_missing_devices(8, CPU)
+    with pytest.raises(ConfigError, match=r"trainer.devices=2, but torch sees 1 CUDA"):
+        refuse_missing_devices(2, torch.device("cuda"))
+
+
+def start(folder, *changes):
+    """A run of the echo experiment: its random model earns different rewards by chance."""
+    small = "device=cpu num_threads=1 host.sessions_per_server=8 eval.num_tasks=2"
+    small += " eval.baselines=false trainer.tasks_per_step=2 trainer.group_size=4"
+    small += " trainer.tokens_per_batch=128 trainer.optimizer.type=adamw"
+    return subprocess.Popen(
+        [sys.executable, "-m", "openenv_pipe.cli", "train", "conf=echo", *small.split(), *changes],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def workers_below(folder):
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "openenv_pipe.learner.worker" in (process.info["cmdline"] or ())
+        and process.cwd() == str(folder)
+    ]
+
+
+def test_a_run_has_the_metrics_of_one_and_leaves_no_rank_behind(tmp_path):
+    """Two steps, then SIGKILL."""
+    lines = []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        process = start(folder, f"trainer.devices={number}", "trainer.parallel=fsdp")
+        try:
+            for text in process.stdout:
+                if text.startswith("grpo 2/80"):
+                    break
+            ranks = workers_below(folder)
+            assert len(ranks) == 2 * (number - 1), "a worker and its guardian"
+        finally:
+            process.kill()
+            process.stdout.close()
+            process.wait(LIMIT_S)
+        psutil.wait_procs(ranks, timeout=30)
+        assert workers_below(folder) == []
+        lines.append(read_metrics(folder / "runs/echo/0001/metrics.jsonl")[:2])
+    for one, two in zip(*lines, strict=True):
+        assert one["tokens/trained"] > 0
+        del one["tokens/computed"], two["tokens/computed"]  # a group over two shares less
+        assert numbers_of(two) == pytest.approx(numbers_of(one), rel=LOSS_BOUND, abs=LOSS_BOUND)
