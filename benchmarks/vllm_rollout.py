@@ -1,0 +1,257 @@
+"""What the pipeline makes of a vLLM server: tokens per second of whole rollouts against the same
+server driven raw, and what it takes to publish a policy.
+
+A round plays episodes of Wordle on a local environment server, then a bare loop sends the very same
+requests (prompts, lengths, seeds) with as many at work, and reads the answers as JSON. The cache of
+prefixes is emptied before each. Replies are as long as they may be: the model's weights are random.
+
+    python benchmarks/vllm_rollout.py [--sessions 16 64] [--reply-tokens 6 48] [--url URL]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import aiohttp
+import torch
+
+from openenv_pipe.adapters import build_adapter
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.vllm import open_engine
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.engine import VllmEngine, turn_seed
+from openenv_pipe.engines.vllm.install import find_build, find_installed
+from openenv_pipe.engines.vllm.launch import ManagedServer
+from openenv_pipe.engines.vllm.server_command import Plan
+from openenv_pipe.hosts import build_host
+from openenv_pipe.learner.load import load_policy
+from openenv_pipe.learner.policy import Policy
+from openenv_pipe.learner.publication import Publication
+from openenv_pipe.rollout import Collector
+from openenv_pipe.tasks import known_splits, open_splits
+from openenv_pipe.types import Episode
+
+GROUP_SIZE = 8
+EPISODES_PER_SESSION = 2
+NUM_PUBLISHED = 20
+MAX_TOKENS = 1024
+RANK = 8
+START_LIMIT_S = 600.0
+
+
+def configured(num_sessions: int, reply_tokens: int, *more: str) -> RunConfig:
+    return compose(
+        [
+            *("conf=wordle", "engine=vllm", "model.autocast=float32", "device=cpu"),
+            f"host.sessions_per_server={num_sessions}",
+            f"env.max_reply_tokens={reply_tokens}",
+            f"env.max_episode_tokens={MAX_TOKENS}",
+            f"model.max_length={MAX_TOKENS}",
+            *more,
+        ]
+    ).config
+
+
+@asynccontextmanager
+async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEngine, Policy]]:
+    policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
+    with ThreadPoolExecutor(1) as executor:
+        async with open_engine(
+            config.engine,
+            Publication(policy),
+            source=None,
+            on_gpu=False,
+            logs=logs,
+            executor=executor,
+            tell=lambda text: print(text, file=sys.stderr),
+        ) as engine:
+            yield engine, policy
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The URL of a server for all that is measured."""
+    installed = find_installed(find_build())
+    if installed is None:
+        raise SystemExit("vLLM is not installed: openenv-pipe engine install vllm")
+    config = configured(8, 6)
+    policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base"
+        Publication(policy).write_base(base)
+        plan = Plan(
+            model=str(base),
+            revision=None,
+            build=installed.build,
+            dtype="float32",
+            lora_rank=RANK,
+        )
+        server = ManagedServer(plan, config.engine, installed.python, Path(folder) / "engine.log")
+        try:
+            asyncio.run(wait_for(server))
+            yield server.url
+        finally:
+            asyncio.run(server.stop())
+
+
+async def wait_for(server: ManagedServer) -> None:
+    await server.start()
+    async with (
+        VllmClient(server.url, api_key=None, request_timeout_s=60) as client,
+        asyncio.timeout(START_LIMIT_S),
+    ):
+        while not await client.is_healthy(5.0):
+            await asyncio.sleep(0.2)
+
+
+def requests_of(episode: Episode, model: str, end_id: int) -> list[bytes]:
+    """The bodies of an episode's requests, ready to be sent."""
+    bodies, ids = [], []
+    for number, turn in enumerate(episode.turns):
+        ids += turn.prompt_ids
+        sampling = {
+            "temperature": 1.0,
+            "max_tokens": len(turn.completion_ids),
+            "seed": turn_seed(episode.seed, number),
+            "logprobs": 0,
+            "detokenize": False,
+            "ignore_eos": True,
+            "stop_token_ids": [end_id],
+        }
+        bodies.append(
+            json.dumps({"model": model, "token_ids": ids, "sampling_params": sampling}).encode()
+        )
+        ids += turn.completion_ids
+    return bodies
+
+
+async def raw(url: str, episodes: Sequence[Sequence[bytes]], num_at_work: int) -> float:
+    """Tokens per second of a bare loop."""
+    queue, num_tokens = iter(episodes), 0
+    address, headers = f"{url}/inference/v1/generate", {"Content-Type": "application/json"}
+
+    async def work(http: aiohttp.ClientSession) -> None:
+        nonlocal num_tokens
+        for bodies in queue:
+            for body in bodies:
+                async with http.post(address, data=body, headers=headers) as response:
+                    answer = json.loads(await response.read())
+                num_tokens += len(answer["choices"][0]["token_ids"])
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        started = time.perf_counter()
+        await asyncio.gather(*(work(http) for _ in range(num_at_work)))
+        return num_tokens / (time.perf_counter() - started)
+
+
+async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, float]]:
+    """Of each round the pipeline's tokens per second and the bare loop's."""
+    num_sessions, pairs = config.host.sessions_per_server, []
+    num_episodes = num_sessions * EPISODES_PER_SESSION
+    with tempfile.TemporaryDirectory() as logs:
+        host = build_host(config, Path(logs))
+        try:
+            await host.start()
+            tasks = (
+                await open_splits(config, known_splits(config), host.urls[0], host.access)
+            ).train
+            async with engine_of(config, Path(logs)) as (engine, policy):
+                client = await engine._life.serving()
+                collector = Collector(
+                    env=config.env,
+                    host=host,
+                    adapter=build_adapter(config.env.adapter),
+                    chat=policy.chat,
+                    engine=engine,
+                )
+                for number in range(num_rounds + 1):
+                    await client.reset_prefix_cache()
+                    started = time.perf_counter()
+                    groups = await collector.collect(
+                        [tasks[i] for i in range(num_episodes // GROUP_SIZE)],
+                        group_size=GROUP_SIZE,
+                        temperature=1.0,
+                        seed=number,
+                        label="benchmark",
+                    )
+                    took_s = time.perf_counter() - started
+                    episodes = [episode for group in groups for episode in group.episodes]
+                    ours = sum(episode.num_completion_tokens for episode in episodes) / took_s
+                    bodies = [
+                        requests_of(e, engine._publisher.model, policy.end_id) for e in episodes
+                    ]
+                    await client.reset_prefix_cache()
+                    bare = await raw(client.url, bodies, num_sessions)
+                    if number:  # the first is to warm up
+                        pairs.append((ours, bare))
+        finally:
+            await host.close()
+    return pairs
+
+
+async def publishing(config: RunConfig) -> tuple[float, float, float]:
+    """Medians in milliseconds: publishing, its slowest tenth, the canary."""
+    with tempfile.TemporaryDirectory() as logs:
+        async with engine_of(config, Path(logs)) as (engine, policy):
+            times, checks = [], []
+            for version in range(1, NUM_PUBLISHED + 3):
+                for _, parameter in policy.trained_parameters():
+                    parameter.data += 0.001 * torch.randn_like(parameter)
+                await engine.publish(version)
+                measured = await engine.metrics()
+                times.append(1e3 * measured["time/publish_s"])
+                checks.append(1e3 * measured["time/canary_s"])
+    times, checks = times[2:], checks[2:]
+    slow = sorted(times)[int(0.9 * len(times))]
+    return statistics.median(times), slow, statistics.median(checks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sessions", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--reply-tokens", type=int, nargs="+", default=[6, 48])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["rollouts", "publishing"])
+    parser.add_argument("--url", help="of a server of this model that runs already")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with contextlib.nullcontext(arguments.url) if arguments.url else served() as url:
+        measure(arguments, ["engine.launch=attach", f"engine.url={url}"])
+
+
+def measure(arguments: argparse.Namespace, attach: list[str]) -> None:
+    if arguments.only != "publishing":
+        print("| sessions | tokens a reply | raw, tokens/s | pipeline, tokens/s | share |")
+        print("|---|---|---|---|---|")
+        for num_sessions in arguments.sessions:
+            for reply_tokens in arguments.reply_tokens:
+                adapter = f"model.lora.rank={RANK}"
+                config = configured(num_sessions, reply_tokens, adapter, *attach)
+                pairs = asyncio.run(rollouts(config, arguments.rounds))
+                ours, bare = (statistics.median(column) for column in zip(*pairs, strict=True))
+                share = statistics.median(pair[0] / pair[1] for pair in pairs)
+                print(
+                    f"| {num_sessions} | {reply_tokens} | {bare:.0f} | {ours:.0f} | {share:.0%} |",
+                    flush=True,
+                )
+    if arguments.only != "rollouts":
+        print("\n| what is published | median, ms | slowest tenth, ms | canary, ms |")
+        print("|---|---|---|---|")
+        for way, rank in {"adapter": RANK, "merged": RANK, "full": 0}.items():
+            more = [f"model.lora.rank={rank}", f"engine.publish={way}", *attach]
+            median, slow, canary = asyncio.run(publishing(configured(8, 6, *more)))
+            print(f"| {way} | {median:.0f} | {slow:.0f} | {canary:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
