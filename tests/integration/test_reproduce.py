@@ -1,4 +1,4 @@
-"""`reproduce`: the same code in another folder gives the same bytes, a changed constant does not."""
+"""`reproduce`: the same code elsewhere gives the same bytes, a changed constant does not."""
 
 import os
 import shutil
