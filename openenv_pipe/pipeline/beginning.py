@@ -111,7 +111,12 @@ def fork(name: str, overrides: Sequence[str], command: Sequence[str]) -> None:
     place = Place.of(checkpoint)
     refuse_what_cannot_learn(config)
     _refuse_other_model(source, changed)
-    if place.stage == "grpo" and place.step >= config.trainer.steps:
+    if place.stage == "warm_start":
+        raise RunFolderError(
+            f"{source.record.id} ended in its warm start, at {checkpoint.name}, from where only it "
+            f"can go on: openenv-pipe train --resume {source.path}"
+        )
+    if place.step >= config.trainer.steps:
         raise ConfigError(
             f"{source.record.id} has {place.step} steps behind it at {checkpoint.name}, and "
             f"trainer.steps={config.trainer.steps}: nothing is left to do; set more"

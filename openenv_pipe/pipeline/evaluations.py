@@ -30,10 +30,10 @@ class Evaluations:
         parts: Parts,
         folder: RunFolder,
         progress: Progress,
-        settle: Callable[[], Awaitable[None]],
+        clear_engine: Callable[[], Awaitable[None]],
     ) -> None:
-        """settle: waits until the policy is alone on its engine, and is the current one."""
-        self._settle = settle
+        """clear_engine: waits until nobody else plays on an engine that serves one at a time."""
+        self._clear_engine = clear_engine
         self._parts = parts
         self._folder = folder.path
         self._progress = progress
@@ -49,7 +49,7 @@ class Evaluations:
         """The model as it is now, after `step` steps of GRPO."""
         done = read_stages(self._folder).get(label)
         if done is None or done.step != step:
-            await self._settle()
+            await self._clear_engine()
             self._keep(await evaluate_model(self._parts, label, step))
 
     async def during(self, step: int) -> str | None:
@@ -58,7 +58,7 @@ class Evaluations:
             return None
         done = [report for report in read_during(self._folder) if report.step == step]
         if not done:
-            await self._settle()
+            await self._clear_engine()
             evaluation = await evaluate_during(self._parts, step)
             self._keep([evaluation])
             done = [evaluation.report]

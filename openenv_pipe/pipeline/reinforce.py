@@ -58,6 +58,8 @@ class ReinforceStage:
 
     async def save_passing(self) -> None:
         """A checkpoint of where this stage is, to go on from, unless there is one."""
+        if self._trainer.max_staleness:
+            self._journal.note("finishing the episodes that are played ahead")
         if not self._saver.is_saved(Place("grpo", self.step)):
             await self._save(passing=not self._is_due())
 

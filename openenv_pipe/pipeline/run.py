@@ -52,7 +52,7 @@ def refuse_what_cannot_learn(config: RunConfig) -> None:
     if config.engine.type in ("scripted", "openai"):
         raise ConfigError(
             f"engine={config.engine.type} is for evaluation and cannot learn; train with "
-            "engine=local"
+            "engine=local or engine=vllm"
         )
     if config.engine.type == "vllm" and (bends := config.engine.sampling.bends):
         raise ConfigError(
@@ -118,7 +118,7 @@ async def _play_and_learn(course: Course, progress: Progress) -> str | None:
             source,
             folder,
             progress,
-            evaluations=Evaluations(parts, folder, progress, source.settle),
+            evaluations=Evaluations(parts, folder, progress, source.clear_engine),
             origin=_origin(folder),
             stop_after=course.stop_after,
         )

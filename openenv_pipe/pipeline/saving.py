@@ -141,10 +141,11 @@ class Saver:
         best = self._config.best
         if self._said_missing or path is None or best is None or best.metric.startswith("eval/"):
             return
-        if Place.of(path).step and measured[path] is None:
+        records = read_metrics(self._metrics_path)
+        if records and Place.of(path).step and measured[path] is None:
             self._said_missing = True
             metric = best.metric
-            known = sorted(read_metrics(self._metrics_path)[-1])
+            known = sorted(records[-1])
             self._say(
                 f"trainer.checkpoint.best.metric={metric!r} is not among the metrics of "
                 f"{path.name}, so it cannot be the best and is not deleted"

@@ -5,7 +5,7 @@ source has to remember from step to step it writes into a checkpoint, and reads 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,8 +44,7 @@ class GroupSource(Protocol):
     async def settle(self) -> None:
         """Wait until all that older weights began is over, and sampling is by the current ones.
 
-        Before what must not meet them: an evaluation, or a checkpoint, which has one set of
-        weights to go on from.
+        Before a checkpoint, which has one set of weights to go on from.
         """
         ...
 
@@ -92,6 +91,7 @@ class PlayedGroups:
         self._num_taken: int | None = None  # of the order; None: as many as without rounds
         self._collections: dict[int, _Collection] = {}  # by step
         self._restored: dict[int, list[Group]] = {}  # by step: those of a checkpoint
+        self._restored_order: dict[str, Any] = {}  # before them
         self._is_published = True
         self.version = 0
 
@@ -169,9 +169,16 @@ class PlayedGroups:
             self._is_published = True
 
     async def settle(self) -> None:
-        playing = [each.playing for each in self._collections.values() if self._is_older(each)]
-        if playing:
-            await asyncio.wait(playing)
+        await self._finish([each for each in self._collections.values() if self._is_older(each)])
+
+    async def clear_engine(self) -> None:
+        """Waits until others may play on the engine, with the current weights: an evaluation."""
+        in_flight = self._parts.engine.publishes_in_flight
+        await self._finish([] if in_flight else list(self._collections.values()))
+
+    async def _finish(self, collections: Sequence[_Collection]) -> None:
+        if collections:
+            await asyncio.wait([each.playing for each in collections])
         await self._publish_late()
 
     def _is_older(self, collection: _Collection) -> bool:
@@ -182,14 +189,21 @@ class PlayedGroups:
         return await self._parts.engine.metrics()
 
     def save(self, folder: Path) -> None:
-        kept, order = dict(self._restored), self._order_state()
+        kept, orders = dict(self._restored), [self._restored_order] if self._restored else []
         for step, collection in sorted(self._collections.items()):
+            orders.append(collection.order)
             if not self._is_older(collection) or collection.playing.exception():
-                order = collection.order
                 break
             kept[step] = collection.playing.result()
-        ahead = {str(step): [group.id for group in groups] for step, groups in kept.items()}
-        write_json(folder / ORDER, {"version": self.version, "ahead": ahead, **order})
+        else:
+            orders.append(self._order_state())
+        state = {
+            "version": self.version,
+            "ahead": {str(step): [group.id for group in groups] for step, groups in kept.items()},
+            "order_before": orders[0],  # what was played ahead
+            "order_after": orders[-1],
+        }
+        write_json(folder / ORDER, state)
         if kept:
             groups = [group for step in sorted(kept) for group in kept[step]]
             write_episodes(folder / AHEAD, groups)
@@ -198,13 +212,17 @@ class PlayedGroups:
         return {"num_taken": self._num_taken, "order": self._order.state()}
 
     def load(self, folder: Path) -> None:
-        if (folder / ORDER).exists():
-            state = read_json(folder / ORDER)
-            self.version = state["version"]
-            self._num_taken = state["num_taken"]
-            self._order.restore(state["order"])
-        if (folder / AHEAD).exists():
+        if not (folder / ORDER).exists():
+            return
+        state = read_json(folder / ORDER)
+        self.version = state["version"]
+        is_ahead_there = (folder / AHEAD).exists()
+        order = state["order_after" if is_ahead_there else "order_before"]
+        self._num_taken = order["num_taken"]
+        self._order.restore(order["order"])
+        if is_ahead_there:
             groups = {group.id: group for group in read_episodes(folder / AHEAD)}
+            self._restored_order = state["order_before"]
             self._restored = {
                 int(step): [groups[name] for name in names]
                 for step, names in state["ahead"].items()

@@ -105,6 +105,8 @@ class Story:
             if reason is not None:
                 break
             await stage.advance()
+        if stage.step == self._trainer.steps:
+            await self._evaluations.during(stage.step)  # for the best checkpoint
         await stage.conclude()
         if stage.step != self._stop_after:
             await self._evaluations.stage("trained", stage.step)

@@ -189,3 +189,27 @@ async def test_what_the_current_weights_began_is_dropped_and_played_again(tmp_pa
     resumed = PlayedGroups(Parts(engine=Engine(in_flight=False)))
     resumed.load(tmp_path)
     assert [group.task.index for group in await resumed.groups(1)] == [0, 1, 2, 3]
+
+
+async def test_an_evaluation_waits_for_what_is_played_on_its_engine(tmp_path):
+    """Also when the weights stay as they are, because a step had nothing to learn from."""
+    parts = Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.02)
+    source = PlayedGroups(parts)
+    await source.groups(1)
+    await asyncio.sleep(0)
+    assert any(not each.playing.done() for each in source._collections.values())
+    await source.clear_engine()
+    assert all(each.playing.done() for each in source._collections.values())
+    await source.close()
+
+
+async def test_a_fork_without_what_was_played_ahead_passes_over_no_task(tmp_path):
+    source = PlayedGroups(Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
+    await learn(source, [1, 2])
+    await source.settle()
+    source.save(tmp_path)
+    await source.close()
+    (tmp_path / AHEAD).unlink()
+    fork = PlayedGroups(Parts(engine=Engine(in_flight=False)))
+    fork.load(tmp_path)
+    assert [group.task.index for group in await fork.groups(3)] == [8, 9, 10, 11]

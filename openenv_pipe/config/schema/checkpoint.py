@@ -2,9 +2,11 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from openenv_pipe.config.schema.base import Block
+
+OF_EVALUATIONS = ("eval/success", "eval/reward")
 
 
 class BestConfig(Block):
@@ -15,6 +17,14 @@ class BestConfig(Block):
         examples=["reward/mean"],
     )
     direction: Literal["max", "min"]
+
+    @model_validator(mode="after")
+    def _evaluations_have_two(self) -> "BestConfig":
+        if self.metric.startswith("eval/") and self.metric not in OF_EVALUATIONS:
+            raise ValueError(
+                f"metric={self.metric!r}: of an evaluation there are {' and '.join(OF_EVALUATIONS)}"
+            )
+        return self
 
 
 class CheckpointConfig(Block):
