@@ -5,6 +5,8 @@ rows do not know. All would go on, with a policy that is another than the model'
 once. What packed rows do not fit is trained in padded ones; all else is refused.
 """
 
+import warnings
+
 import torch
 
 from openenv_pipe.engines.kv_cache import RaggedCache
@@ -53,6 +55,13 @@ def _packing_difference(policy: Policy) -> float:
     try:
         packed_N = policy.logprobs(batch, 1.0)[0]
     except (ConfigError, TypeError):  # attention with something extra, or no door for ours
+        return float("inf")
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # a GPU's kernels are compiled at their first use
+        if policy.device.type == "cpu":
+            raise
+        warnings.warn(f"samples are padded, not packed: {error}", stacklevel=2)
         return float("inf")
     return (packed_N - torch.cat(own)).abs().max().item()
 

@@ -96,5 +96,8 @@ def compare(
 
 
 def _is_run(word: str) -> bool:
-    """True for a folder, with or without a checkpoint: RUN, RUN@40."""
-    return Path(word).is_dir() or Path(word.rpartition("@")[0] or "\0").is_dir()
+    """True for a folder, an id or `latest`, with or without a checkpoint: RUN, RUN@40."""
+    names = {word, word.rpartition("@")[0]} - {""}
+    return any(
+        name == "latest" or Path(name).is_dir() or Path("runs", name).is_dir() for name in names
+    )

@@ -111,6 +111,8 @@ def memory_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
     }
     if trainer.loss.kl.coef and full:
         needed["reference model"] = weights
+    if config.engine.type == "local" and trainer.max_staleness:
+        needed["the sampler's copy"] = trained_bytes
     if config.engine.type == "local":
         num_cached = min(config.engine.max_batch, num_episodes)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]

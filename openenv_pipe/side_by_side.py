@@ -19,6 +19,7 @@ from openenv_pipe.evaluate import evaluate_model, play_baselines
 from openenv_pipe.runs.checkpoints import Place, find_checkpoint
 from openenv_pipe.runs.eval_table import Row, print_rows
 from openenv_pipe.runs.evals import read_reports, save_evaluation
+from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 
 UNTRAINED = ("scripted", "openai")  # engines that play without a checkpoint
@@ -87,7 +88,7 @@ def find_subject(word: str, overrides: Sequence[str]) -> Subject:
     path, at, which = word.rpartition("@")
     if not at or Path(word).is_dir():
         path, which = word, ""
-    folder = RunFolder.open(path)
+    folder = find_run(path, Path("runs"))
     config = amend(folder.config, overrides)
     if config.engine.type in UNTRAINED:
         label = config.engine.type

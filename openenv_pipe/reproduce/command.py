@@ -40,6 +40,7 @@ def reproduce(
     """Runs it again in a new folder; returns the exit code. Raises RunFolderError, ConfigError."""
     _refuse_unknown(allow)
     recorded = find_run(name, runs_dir or Path("runs"))
+    _refuse_fork(recorded)
     config = recorded.config
     if runs_dir:
         config = config.model_copy(update={"runs_dir": str(runs_dir)})
@@ -63,6 +64,15 @@ def reproduce(
     else:
         run(course, progress)
     return _compare(recorded, folder, config, progress, is_replay=is_replay)
+
+
+def _refuse_fork(recorded: RunFolder) -> None:
+    lineage = recorded.record.lineage
+    if lineage is not None and lineage.kind == "fork":
+        raise RunFolderError(
+            f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
+            "weights that its configuration does not make; name a run from its beginning"
+        )
 
 
 def _compare(

@@ -37,7 +37,8 @@ def rewind(folder: RunFolder, place: Place | None) -> None:
 
 def _remove_halves(folder: Path) -> None:
     """Takes away what killed attempts were writing: all of it has a name with a dot before it."""
-    for place in (folder, *(folder / name for name in SUBFOLDERS)):
+    places = [folder, *(folder / name for name in SUBFOLDERS), *all_checkpoints(folder)]
+    for place in places:
         for half in place.glob(".*"):
             if half.is_dir() and not half.is_symlink():
                 shutil.rmtree(half)
