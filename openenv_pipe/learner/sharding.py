@@ -117,11 +117,14 @@ class ShardedOptimizer(Optimizer):
         return norm
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Whole, as an optimizer of one device has them. All ranks at once."""
-        return {
-            key: make_whole(part, self._source(key, part))
-            for key, part in super().tensors().items()
-        }
+        """Whole, as an optimizer of one device has them, in the memory of rank 0's machine; the
+        others get none. All ranks at once, one tensor after another: no device holds them all."""
+        gathered = {}
+        for key, part in super().tensors().items():
+            whole = make_whole(part, self._source(key, part))
+            if self._ranks.rank == 0:
+                gathered[key] = whole.cpu()
+        return gathered
 
     def load(self, tensors: Mapping[str, torch.Tensor], num_steps_taken: int) -> None:
         """Takes whole tensors."""

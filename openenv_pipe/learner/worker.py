@@ -64,6 +64,7 @@ def main() -> None:
         connected.connect(door)
         line = Connection(connected.detach())
     with line:
+        line.send(ranks.rank)
         while True:
             try:
                 order, arguments = line.recv()

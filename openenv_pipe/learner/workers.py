@@ -83,7 +83,8 @@ class Workers:
                 self._processes = [
                     self._launch(rank, folder / "orders") for rank in range(1, self.ranks.size)
                 ]
-                self._lines = [self._answer(door) for _ in self._processes]
+                lines = dict(self._answer(door) for _ in self._processes)
+                self._lines = [line for _, line in sorted(lines.items())]
             meeting = folder / "meeting"
             self._tell("join", meeting)
             self.ranks.join(meeting, self._device)
@@ -103,8 +104,8 @@ class Workers:
             grace_s=STOP_LIMIT_S,
         )
 
-    def _answer(self, door: socket.socket) -> Connection:
-        """The line of the next worker that is ready."""
+    def _answer(self, door: socket.socket) -> tuple[int, Connection]:
+        """The next worker that is ready: its rank, and the line to it."""
         latest = time.monotonic() + START_LIMIT_S
         while not select.select([door], [], [], POLL_S)[0]:
             self._refuse_ended(wait_s=0.0)
@@ -113,7 +114,8 @@ class Workers:
                     f"the learner's ranks did not start within {START_LIMIT_S:g} s",
                     log=self._processes[0].log,
                 )
-        return Connection(door.accept()[0].detach())
+        line = Connection(door.accept()[0].detach())
+        return line.recv(), line  # it says its rank as soon as it is connected
 
     def _tell(self, order: str, *arguments: Any) -> None:
         for line in self._lines:
