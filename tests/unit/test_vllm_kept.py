@@ -123,17 +123,22 @@ def test_a_model_of_a_hub_is_known_by_its_name():
 
 
 class FakeClient:
-    """A server that two adapters are left on."""
+    """A server that a killed run has left paused, with two adapters."""
 
     def __init__(self, healthy=True):
         self.healthy = healthy
         self.left = ["policy-1", "policy-2"]
         self.num_resets = 0
+        self.is_paused = True
 
     async def is_healthy(self, limit_s):
         return self.healthy
 
+    async def resume(self):
+        self.is_paused = False
+
     async def adapters(self):
+        assert not self.is_paused
         return list(self.left)
 
     async def unload_adapter(self, name):
@@ -156,6 +161,7 @@ async def test_a_server_loses_what_a_run_has_left(kept):
     await kept.clear()
     assert client.left == []
     assert client.num_resets == 1
+    assert not client.is_paused
 
 
 @pytest.mark.parametrize("client", [None, FakeClient(healthy=False)])

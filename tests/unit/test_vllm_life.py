@@ -30,6 +30,8 @@ class SmallServer:
         self.num_drops = 0  # requests whose connection breaks
         self.starts_dead = False
         self.is_healthy = True
+        self.is_paused = False
+        self.resume_status = 200
         self.seeds: list[int] = []
         self._runner: web.AppRunner | None = None
         self._dead = asyncio.Event()
@@ -45,6 +47,7 @@ class SmallServer:
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_post("/resume", self._resume)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -65,7 +68,14 @@ class SmallServer:
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self.is_healthy else 503)
 
+    async def _resume(self, request: web.Request) -> web.Response:
+        if self.resume_status == 200:
+            self.is_paused = False
+        return web.Response(status=self.resume_status)
+
     async def _generate(self, request: web.Request) -> web.Response:
+        while self.is_paused:
+            await asyncio.sleep(0.01)
         body = await request.json()
         if self.num_drops:
             self.num_drops -= 1
@@ -150,6 +160,44 @@ async def test_a_start_is_bounded(tmp_path):
     life = ServerLife(server, config.engine, restore=None, tell=print)
     with pytest.raises(EngineError, match=r"within engine\.start_timeout_s=0\.5"):
         await asyncio.wait_for(life.start(), LIMIT_S)
+
+
+@asynccontextmanager
+async def left_behind(tmp_path, **state):
+    """A life that has not started, and a server that a run before it has left in this state."""
+    server = SmallServer(tmp_path / "engine.log")
+    for name, value in state.items():
+        setattr(server, name, value)
+    config = compose(["conf=smoke", "engine=vllm", "engine.start_timeout_s=5"]).config
+    life = ServerLife(server, config.engine, restore=_nothing, tell=print)
+    async with asyncio.timeout(LIMIT_S):
+        try:
+            yield life
+        finally:
+            await life.close()
+
+
+async def _nothing(_: VllmClient) -> None:
+    """No policy."""
+
+
+async def test_a_server_that_a_killed_run_left_paused_is_woken(tmp_path):
+    async with left_behind(tmp_path, is_paused=True) as life:
+        await life.start()
+        assert await ask(life, 1) == [7, 8]
+
+
+async def test_a_server_that_cannot_be_paused_need_not_be_woken(tmp_path):
+    """One without its development mode serves adapters all the same."""
+    async with left_behind(tmp_path, resume_status=404) as life:
+        await life.start()
+        assert await ask(life, 1) == [7, 8]
+
+
+async def test_a_server_that_fails_to_wake_says_so(tmp_path):
+    async with left_behind(tmp_path, resume_status=500) as life:
+        with pytest.raises(EngineError, match="/resume answered with status 500"):
+            await life.start()
 
 
 async def test_a_broken_connection_to_a_live_server_costs_a_retry_only(tmp_path):

@@ -124,7 +124,7 @@ class KeptServer:
         self._started = True
 
     async def clear(self) -> None:
-        """Take from it what a run has left: adapters, keys and values, requests under way.
+        """Take from it what a run has left: a pause, adapters, keys and values, requests under way.
 
         Raises EngineError if it does not answer.
         """
@@ -132,6 +132,7 @@ class KeptServer:
         try:
             if client is None or not await client.is_healthy(HEALTHY_WITHIN_S):
                 raise EngineError("the server does not answer", self._server.log)
+            await client.resume()
             for name in await client.adapters():
                 await client.unload_adapter(name)
             await client.reset_prefix_cache()

@@ -161,6 +161,7 @@ class ServerLife:
             progress.look()
             await asyncio.sleep(POLL_S)
         progress.look()
+        await client.resume()  # an attached one may be as a killed run left it
         # A server can be healthy and die of its first request: it is up when it has answered one.
         await client.generate(BASE, FIRST_PROMPT, {"max_tokens": 1, "temperature": 1.0, "seed": 0})
         await self._restore(client)
