@@ -89,16 +89,15 @@ class AdapterPublisher:
         self._kept.append(published)
 
     async def send(self, client: VllmClient, published: Published) -> None:
-        try:
-            await client.load_adapter(published.name, published.folder)
-        except EngineError as error:  # no other one has ever had this name
-            if "already been loaded" not in str(error):
-                raise
+        await self._load(client, published)
         self.model, self.version = published.name, published.version
 
     async def restore(self, client: VllmClient) -> None:
+        """All that requests may still ask for; those that begin meanwhile ask for no older one."""
         for published in self._kept:
-            await self.send(client, published)
+            await self._load(client, published)
+        if self._kept:
+            self.model, self.version = self._kept[-1].name, self._kept[-1].version
 
     async def retire(self, client: VllmClient) -> None:
         """Unloaded first, deleted later: a server reads adapters again when it lacks room, and one
@@ -111,6 +110,13 @@ class AdapterPublisher:
     async def withdraw(self, client: VllmClient) -> None:
         for published in self._kept:
             await client.unload_adapter(published.name)
+
+    async def _load(self, client: VllmClient, published: Published) -> None:
+        try:
+            await client.load_adapter(published.name, published.folder)
+        except EngineError as error:  # no other one has ever had this name
+            if "already been loaded" not in str(error):
+                raise
 
 
 class WeightsPublisher:
