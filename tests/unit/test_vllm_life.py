@@ -36,6 +36,10 @@ class SmallServer:
         self._runner: web.AppRunner | None = None
         self._dead = asyncio.Event()
 
+    @property
+    def is_up(self) -> bool:
+        return self._runner is not None
+
     async def start(self) -> None:
         self.num_starts += 1
         self._dead = asyncio.Event()
@@ -219,6 +223,21 @@ async def test_a_server_that_lives_and_says_nothing_is_replaced(tmp_path, monkey
         await looking
         assert await ask(life, 6) == [7, 8]
         assert life.num_restarts == 1
+
+
+async def test_a_watch_that_fails_still_ends_the_server(tmp_path):
+    async def unwatchable() -> str:
+        raise RuntimeError("no such process table")
+
+    async with living(tmp_path) as (life, server, _, _):
+        server.died = unwatchable
+        while life.client is not None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(EngineError, match=r"cannot be watched: .*no such process table"):
+            await life.serving()
+        assert server.is_up
+    assert not server.is_up
+    assert life._client is None
 
 
 async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):

@@ -5,7 +5,6 @@ while it is down waits; when it stays down, all who wait get the reason and the 
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
@@ -83,8 +82,8 @@ class ServerLife:
         """Ends the watch and the server, if it is ours."""
         if self._watcher is not None:
             self._watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
+            # Whatever ended it, which `serving` tells: the server has to be ended too.
+            await asyncio.gather(self._watcher, return_exceptions=True)
         await self._drop_client()
         await self._server.stop()
 
