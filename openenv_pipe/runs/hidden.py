@@ -20,9 +20,14 @@ SECRET_NAME = (
     r"[\w-]*(?:(?:api|access|private)[-_]?key|secret|token|passw(?:or)?d|credentials?"
     r"|authorization|cookie)"
 )
-SECRET_VALUE = r"""'[^']*'|"[^"]*"|(?:(?:Bearer|Basic)\s+)?[^\s,}]+"""
+SCHEME = r"(?:(?:Bearer|Basic)\s+)?"
+# Such a value says where the secret is, not what it is; a default in it would say that.
+NO_SECRET = rf"""['"]?{SCHEME}(?:<hidden|\$\{{oc\.env:\w+\}}['"]?\s*(?:[,}}\]]|$))"""
+SECRET_VALUE = (
+    rf"""'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<plain>{SCHEME}(?:\$\{{[^}}]*\}}|[^\s,}}])+)"""
+)
 ASSIGNMENT = re.compile(
-    rf"\b({SECRET_NAME})(\s*[=:]\s*)(?!<hidden)(?:{SECRET_VALUE})", re.IGNORECASE
+    rf"\b(?P<name>{SECRET_NAME})\s*[=:]\s*(?!{NO_SECRET})(?:{SECRET_VALUE})", re.IGNORECASE
 )
 MARK = re.compile(r"<hidden: ([^>]+)>")
 SHORTEST_SECRET = 8  # characters; shorter values would be found by accident
@@ -37,7 +42,13 @@ def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
 
 def hide_assignments(text: str, secrets: Mapping[str, str]) -> str:
     """`hide_secrets` for command lines and overrides, where `api_key=...` tells by its name."""
-    return ASSIGNMENT.sub(r"\1\2<hidden: \1>", hide_secrets(text, secrets))
+    return ASSIGNMENT.sub(_hide_value, hide_secrets(text, secrets))
+
+
+def assigned_secrets(text: str, secrets: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Names and values of what `hide_assignments` hides by the name alone."""
+    found = ASSIGNMENT.finditer(hide_secrets(text, secrets))
+    return [(each["name"], each[each.lastgroup or 0]) for each in found]
 
 
 def hide_in_config(value: Any, secrets: Mapping[str, str], key: str = "") -> Any:
@@ -106,6 +117,14 @@ def _named_strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _named_strings(item, key)
     elif isinstance(value, str):
         yield key, value
+
+
+def _hide_value(assignment: re.Match[str]) -> str:
+    """The assignment with a mark for its value; quotes stay, for the value that comes back."""
+    start, end = assignment.span(assignment.lastgroup or 0)
+    before = assignment.string[assignment.start() : start]
+    after = assignment.string[end : assignment.end()]
+    return f"{before}<hidden: {assignment['name']}>{after}"
 
 
 def _from_environment(mark: re.Match[str]) -> str:

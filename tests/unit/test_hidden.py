@@ -3,6 +3,7 @@
 import pytest
 
 from openenv_pipe.runs.hidden import (
+    assigned_secrets,
     hide_assignments,
     hide_in_config,
     is_secret_name,
@@ -53,3 +54,47 @@ def test_a_header_from_nowhere_is_hidden_by_its_own_name():
 )
 def test_an_override_is_hidden_without_knowing_the_secret(line):
     assert "abc-defgh" not in hide_assignments(line, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "engine.api_key=${oc.env:OPENAI_API_KEY}",
+        "host.headers.Authorization=Bearer ${oc.env:MY_TOKEN}",
+        "host.headers={Authorization: 'Bearer ${oc.env:MY_TOKEN}', Accept: json}",
+        "host.headers={X-Api-Key: ${oc.env:MY_TOKEN}}",
+    ],
+)
+def test_where_a_secret_is_to_be_found_is_no_secret(line):
+    assert hide_assignments(line, {}) == line
+    assert assigned_secrets(line, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "hidden"),
+    [
+        ("api_key=${oc.env:MY_TOKEN,abc-defgh}", "api_key=<hidden: api_key>"),
+        ("api_key=${oc.env:MY_TOKEN}abc-defgh", "api_key=<hidden: api_key>"),
+        ("h={X-Api-Key: '${oc.env:A} abc-defgh'}", "h={X-Api-Key: '<hidden: X-Api-Key>'}"),
+    ],
+)
+def test_a_secret_beside_a_variable_is_hidden(line, hidden):
+    assert hide_assignments(line, {}) == hidden
+
+
+def test_a_secret_of_an_override_is_hidden_once_and_comes_back_in_its_quotes(monkeypatch):
+    line = "host.headers={Authorization: 'Bearer abc, defgh'}"
+    hidden = hide_assignments(line, {})
+    assert hidden == "host.headers={Authorization: '<hidden: Authorization>'}"
+    assert hide_assignments(hidden, {}) == hidden
+    ((name, value),) = assigned_secrets(line, {})
+    monkeypatch.setenv(name, value)
+    assert restore_in_config(hidden) == line
+
+
+def test_a_variable_that_the_shell_has_replaced_is_hidden_under_its_own_name(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "abc-defgh-ijk")
+    line = "host.headers.Authorization=Bearer abc-defgh-ijk"
+    hidden = hide_assignments(line, known_secrets({}))
+    assert hidden == "host.headers.Authorization=Bearer <hidden: MY_TOKEN>"
+    assert restore_in_config(hidden) == line
