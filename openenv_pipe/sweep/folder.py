@@ -24,7 +24,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.identity import ProcessId
 from openenv_pipe.runs.files import read_json, write_json
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.hidden import hide_assignments, known_secrets, restore_in_config
+from openenv_pipe.runs.hidden import hide_assignments, known_secrets
 from openenv_pipe.runs.provenance import Record
 
 SWEEPS = "sweeps"
@@ -135,10 +135,6 @@ class SweepFolder:
     def change_job(self, index: int, **changes: Any) -> None:
         """Replace what is known of a job; the caller writes."""
         self.record.jobs[index] = self.record.jobs[index].model_copy(update=changes)
-
-    def raw_overrides(self, index: int) -> tuple[str, ...]:
-        """A job's overrides to run it by. Raises RunFolderError for a secret that is not set."""
-        return tuple(restore_in_config(self.record.jobs[index].overrides))
 
     def resume(self) -> None:
         """Take over a sweep that has stopped, in this process: stopped jobs wait again.

@@ -20,7 +20,7 @@ from openenv_pipe.identity import ProcessId
 from openenv_pipe.process import ManagedProcess
 from openenv_pipe.runs.files import write_json
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.hidden import unwritten_secrets
+from openenv_pipe.runs.hidden import restore_in_config, unwritten_secrets
 from openenv_pipe.sweep.folder import JobFile, job_file, stop_all_mark, stop_mark
 
 POLL_S = 0.1
@@ -34,7 +34,7 @@ class Order:
     """One job to do. Goes to other processes by pickle, as all of this."""
 
     index: int
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...]  # with marks for secrets: a launcher may write an order to disk
     folder: str | None  # of the run to go on with, as seen from the sweep's
 
 
@@ -58,7 +58,7 @@ class Orders:
 
     def _do(self, job: Order) -> None:
         try:
-            composed = compose(job.overrides)
+            composed = compose(restore_in_config(list(job.overrides)))
             folder = self._find_folder(job, composed)
         except PipeError as error:
             self._write(job, error=str(error))

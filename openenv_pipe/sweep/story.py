@@ -18,7 +18,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import Request, launch, read_request
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.resources import short_path
-from openenv_pipe.runs.hidden import restore_in_config
+from openenv_pipe.runs.hidden import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.sweep.folder import Job, SweepFolder, stop_all_mark
 from openenv_pipe.sweep.job import Order, Orders
 from openenv_pipe.sweep.keeper import NAMES, Keeper
@@ -32,6 +32,7 @@ def sweep(overrides: Sequence[str], command: Sequence[str]) -> bool:
     is stopped.
     """
     request = read_request(overrides)
+    _keep_secrets(request)
     folder = SweepFolder.create(_find_runs_dir(request), overrides, command)
     if request.sweep.type == "grid":
         for job in request.jobs:
@@ -46,6 +47,23 @@ def resume(path: Path) -> bool:
     request = read_request(restore_in_config(folder.record.overrides))
     folder.resume()
     return _carry_out(folder, request)
+
+
+def _keep_secrets(request: Request) -> None:
+    """Put secrets of the command line where jobs find them: nobody writes them down.
+
+    That is the environment, by the names that their marks have. Raises ConfigError where one name
+    would have two values.
+    """
+    secrets = known_secrets({})
+    for override in {each: None for job in request.jobs for each in job}:
+        for name, value in assigned_secrets(override, secrets):
+            if os.environ.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"{name} has several values in this sweep, or another one in the environment; "
+                    "secrets are not written down, so jobs find them by their names; put each one "
+                    "into an environment variable, and give ${oc.env:NAME} in its place"
+                )
 
 
 def _find_runs_dir(request: Request) -> Path:
@@ -89,7 +107,7 @@ def _launch(
         owner=folder.record.process,
         keeper=keeper.socket,
         jobs=tuple(
-            Order(index=job.index, overrides=folder.raw_overrides(job.index), folder=job.folder)
+            Order(index=job.index, overrides=tuple(job.overrides), folder=job.folder)
             for job in waiting
         ),
     )

@@ -4,6 +4,9 @@ import asyncio
 import functools
 import io
 import json
+import os
+import pickle
+import uuid
 from typing import Any, ClassVar
 
 import pytest
@@ -12,12 +15,14 @@ from openenv_pipe.borrow import Loan
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import Parameter, read_request
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
-from openenv_pipe.errors import FailureError, HostError, RunFolderError
+from openenv_pipe.errors import ConfigError, FailureError, HostError, RunFolderError
 from openenv_pipe.identity import ProcessId
 from openenv_pipe.runs.files import write_json
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.hidden import restore_in_config
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.sweep import keeper as keeper_module
+from openenv_pipe.sweep import story
 from openenv_pipe.sweep.folder import JobFile, SweepFolder, job_file, stop_all_mark, stop_mark
 from openenv_pipe.sweep.job import Order, Orders
 from openenv_pipe.sweep.keeper import Keeper, server_key
@@ -61,7 +66,8 @@ def test_secrets_are_not_written_and_come_back(tmp_path, monkeypatch):
     folder.add_job(["a=geheim-geheim", "seed=1"])
     folder.write()
     assert "geheim" not in (folder.path / "sweep.json").read_text()
-    assert SweepFolder.open(folder.path).raw_overrides(0) == ("a=geheim-geheim", "seed=1")
+    (job,) = SweepFolder.open(folder.path).record.jobs
+    assert restore_in_config(job.overrides) == ["a=geheim-geheim", "seed=1"]
 
 
 def test_a_folder_that_is_no_sweep_is_refused(tmp_path):
@@ -162,6 +168,53 @@ def test_a_run_that_could_not_say_how_it_ended(sweep, monkeypatch, exit_code, st
     job = sweep.refresh(0)
     assert job.status == status
     assert stopped or "no such word list" in job.cause
+
+
+# --- secrets of the command line ---------------------------------------------------------------
+
+ATTACHED = ("conf=echo", "host=attach", "host.urls=[http://127.0.0.1:9]")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "+host.headers.Authorization=Bearer ${{oc.env:MY_TOKEN}}",
+        "+host.headers.Authorization=Bearer {secret}",
+        "host.headers={{Authorization: 'Bearer {secret}'}}",
+    ],
+)
+def test_a_secret_reaches_its_jobs_and_is_never_written(tmp_path, monkeypatch, header):
+    secret = uuid.uuid4().hex  # a run folder may have the text of this file, if it was changed
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    if "oc.env" in header:
+        monkeypatch.setenv("MY_TOKEN", secret)
+    played, written = [], []
+
+    def play(orders, job, folder, environment, log):
+        played.append(folder.config.host.headers["Authorization"])
+        folder.finish("finished")
+        return 0
+
+    def launch(orders, num_jobs, *_):
+        written.append(pickle.dumps(orders))
+        for number in range(num_jobs):
+            orders(number)
+
+    monkeypatch.setattr(Orders, "_play", play)
+    monkeypatch.setattr(story, "launch", launch)
+    overrides = [*ATTACHED, f"runs_dir={tmp_path}", header.format(secret=secret), "seed=0,1"]
+    assert story.sweep(overrides, ["openenv-pipe", "train", "-m", *overrides])
+    assert played == [f"Bearer {secret}"] * 2
+    written += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(secret.encode() in each for each in written)
+
+
+def test_a_secret_with_two_values_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    values = "+host.headers.Authorization=geheim-1,geheim-2"
+    with pytest.raises(ConfigError, match=r"Authorization has several values.*oc\.env"):
+        story.sweep([*ATTACHED, f"runs_dir={tmp_path}", values], [])
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- the keeper --------------------------------------------------------------------------------
