@@ -190,9 +190,8 @@ class Keeper:
         self._kept.append(kept)
 
     async def _start(self, kind: str, key: str, wanted: Mapping[str, Any]) -> Kept:
-        idle = [each for each in self._kept if each.kind == kind and not each.lent]
-        for each in idle[: max(len(idle) - MOST_IDLE[kind], 0)]:
-            await self._end(each)
+        while len(idle := self._idle(kind)) > MOST_IDLE[kind]:  # others borrow while one ends
+            await self._end(idle[0])
         self.num_starts[kind] += 1
         logs = self._logs / f"{NAMES[kind]}_{self.num_starts[kind]}"
         logs.mkdir(parents=True)
@@ -205,6 +204,9 @@ class Keeper:
             await self._end(kept)
             raise
         return kept
+
+    def _idle(self, kind: str) -> list[Kept]:
+        return [each for each in self._kept if each.kind == kind and not each.lent]
 
     async def _clear(self, kept: Kept) -> None:
         """Make servers ready for their next job, or end them if they cannot be."""

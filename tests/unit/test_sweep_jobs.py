@@ -365,6 +365,25 @@ async def test_idle_servers_are_ended_when_there_are_too_many(keeper):
     assert [servers.closed for servers in FakeServers.made] == [True, True] + [False] * 5
 
 
+async def test_idle_servers_that_are_borrowed_while_others_end_stay(keeper, monkeypatch):
+    loans = []
+
+    async def close(self):  # the first to end takes its time, in which the second is borrowed
+        if not self.closed:
+            self.closed = True
+            if not loans:
+                loans.append(await Loan.ask(keeper.socket, request_of(variables={"SIZE": "1"})))
+
+    for size in range(5):
+        await borrow_once(keeper, variables={"SIZE": str(size)})
+    monkeypatch.setitem(keeper_module.MOST_IDLE, "serving", 1)
+    monkeypatch.setattr(FakeServers, "close", close)
+    await borrow_once(keeper, variables={"SIZE": "another"})
+    assert loans[0].urls == ["http://server/1"]
+    assert not FakeServers.made[1].closed
+    await loans[0].give_back()
+
+
 async def test_a_start_that_fails_is_told(keeper, monkeypatch):
     async def fail(self):
         raise HostError("no such program")
