@@ -158,7 +158,7 @@ class Keeper:
                     await _tell(writer, {"error": str(kept.servers.failure)})
                     return
                 urls = list(kept.servers.urls)
-                if urls != told:
+                if urls != told and (urls or told):  # a job begins with a server that is up
                     await _tell(writer, {"urls": urls, "facts": facts})
                     told = urls
                 await asyncio.wait({over}, timeout=POLL_S)

@@ -351,6 +351,21 @@ async def test_a_borrower_hears_of_new_urls_and_of_the_end(keeper):
     assert await borrow_once(keeper) == "http://server/1"
 
 
+async def test_a_job_waits_for_a_server_that_is_being_started_again(keeper):
+    await borrow_once(keeper)
+    FakeServers.made[0].urls = []
+    asking = asyncio.create_task(Loan.ask(keeper.socket, request_of()))
+    await asyncio.wait({asking}, timeout=5 * keeper_module.POLL_S)
+    assert not asking.done()
+    FakeServers.made[0].urls = ["http://again"]
+    loan = await asyncio.wait_for(asking, LIMIT_S)
+    assert loan.urls == ["http://again"]
+    FakeServers.made[0].urls = []
+    await asyncio.wait_for(loan.news(), LIMIT_S)
+    assert loan.urls == []  # later it is told
+    await loan.give_back()
+
+
 async def test_a_borrower_hears_of_the_keepers_end(keeper):
     loan = await Loan.ask(keeper.socket, request_of())
     await keeper.close()
