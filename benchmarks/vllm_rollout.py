@@ -27,9 +27,10 @@ import torch
 from openenv_pipe.adapters import build_adapter
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.base import turn_seed
 from openenv_pipe.engines.vllm import open_engine
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.engine import VllmEngine, turn_seed
+from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import find_build, find_installed
 from openenv_pipe.engines.vllm.launch import ManagedServer
 from openenv_pipe.engines.vllm.server_command import Plan

@@ -1,5 +1,6 @@
 """What an engine is: token ids in, token ids and their logprobs out."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -66,3 +67,9 @@ class Engine(Protocol):
 
     def facts(self) -> Mapping[str, JsonValue]:
         """What the run's record should say of it."""
+
+
+def turn_seed(episode_seed: int, turn: int) -> int:
+    """A seed below 2**63 for one completion, where a server draws the random numbers."""
+    digest = hashlib.sha256(f"{episode_seed}/{turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

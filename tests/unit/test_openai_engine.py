@@ -132,6 +132,19 @@ def test_a_conversation_is_told_as_a_whole_each_time() -> None:
     assert "tools" not in asked
 
 
+def test_seeds_are_those_that_answers_are_kept_under_and_fit_any_endpoint() -> None:
+    endpoint, ids = Endpoint(said("fine")), TextChat().first_ids([user("hello")])
+
+    async def story(engine: OpenAIEngine) -> None:
+        for turn in range(20):
+            await engine.generate(request(ids, turn=turn))
+
+    run(endpoint, story)
+    seeds = [body["seed"] for body in endpoint.bodies]
+    assert seeds[3] == 849297907
+    assert len(set(seeds)) == 20 and max(seeds) < 2**31
+
+
 def test_calls_of_tools_are_read_as_the_adapter_reads_them_and_answered_by_id() -> None:
     endpoint, chat = Endpoint(said(None, "tool_calls", tool_calls=[CALL]), said("blue")), TextChat()
 

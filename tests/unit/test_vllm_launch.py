@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.base import turn_seed
 from openenv_pipe.engines.vllm.check import check_engine
-from openenv_pipe.engines.vllm.engine import turn_seed
 from openenv_pipe.engines.vllm.launch_docker import docker_command, owner_label
 from openenv_pipe.engines.vllm.server_command import Plan, server_arguments, server_variables
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
@@ -117,6 +117,7 @@ def test_seeds_differ_for_every_turn_and_episode():
     seeds = {turn_seed(episode, turn) for episode in range(50) for turn in range(20)}
     assert len(seeds) == 1000
     assert max(seeds) < 2**63
+    assert turn_seed(7, 3) == 3647706739097066463  # another one would change all runs
 
 
 def test_weights_of_a_killed_trainer_are_removed_by_the_next(tmp_path):

@@ -1,13 +1,12 @@
 """The engine: episodes as conversations with one endpoint. It samples, and says no ids."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import OpenAIEngineConfig
-from openenv_pipe.engines.base import Completion, Request
+from openenv_pipe.engines.base import Completion, Request, turn_seed
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.conversation import Conversation, read_reply
 from openenv_pipe.engines.openai.text_chat import pack, unpack
@@ -57,7 +56,7 @@ class OpenAIEngine:
             "model": self._config.model,
             "messages": list(conversation.messages),
             "temperature": request.temperature,
-            "seed": _turn_seed(request.seed, request.turn),
+            "seed": turn_seed(request.seed, request.turn) >> 32,  # below 2**31: any endpoint's
             self._config.max_tokens_key: request.max_tokens,
         }
         if conversation.tools:
@@ -78,9 +77,3 @@ class OpenAIEngine:
     def facts(self) -> Mapping[str, JsonValue]:
         """The configuration says it all."""
         return {}
-
-
-def _turn_seed(seed: int, turn: int) -> int:
-    """Below 2**31, which every endpoint takes."""
-    digest = hashlib.sha256(f"{seed}/{turn}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1

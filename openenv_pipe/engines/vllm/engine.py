@@ -5,14 +5,13 @@ logprob that it gives; its random numbers come from the episode's seed and the t
 """
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.base import Completion, Request
+from openenv_pipe.engines.base import Completion, Request, turn_seed
 from openenv_pipe.engines.vllm.canary import Canary
 from openenv_pipe.engines.vllm.client import BASE, Sampled, ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.first_turns import Asked, FirstTurns
@@ -163,9 +162,3 @@ class VllmEngine:
             finish=Finish.STOP if ended else Finish.LENGTH,
             policy_versions=versions,
         )
-
-
-def turn_seed(episode_seed: int, turn: int) -> int:
-    """A seed below 2**63 for one completion."""
-    digest = hashlib.sha256(f"{episode_seed}/{turn}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
