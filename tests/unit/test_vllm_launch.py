@@ -5,14 +5,22 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import turn_seed
+from openenv_pipe.engines.vllm import launch, serving
 from openenv_pipe.engines.vllm.check import check_engine
+from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.launch_docker import docker_command, owner_label
-from openenv_pipe.engines.vllm.server_command import Plan, server_arguments, server_variables
+from openenv_pipe.engines.vllm.server_command import (
+    Plan,
+    process_environment,
+    server_arguments,
+    server_variables,
+)
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.identity import ProcessId
@@ -89,6 +97,68 @@ def test_check_says_what_is_there_and_how_to_get_what_is_not(tmp_path, monkeypat
     attached = engine("engine.launch=attach", f"engine.url=http://127.0.0.1:{port}")
     with pytest.raises(ConfigError, match=f"engine.url=http://127.0.0.1:{port} does not answer"):
         check_engine(attached, "cpu")
+
+
+def test_a_server_gets_our_variables_but_for_those_of_our_python(tmp_path, monkeypatch):
+    for name in ("PYTHONPATH", "VIRTUAL_ENV", "OF_A_USER", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.setenv(name, "ours")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    environment = process_environment(str(tmp_path), {"PYTHONPATH": "/inside"})
+    assert (environment["OF_A_USER"], environment["PYTHONPATH"]) == ("ours", "/inside")
+    assert environment["VLLM_NO_USAGE_STATS"] == environment["PYTHONUNBUFFERED"] == "1"
+    assert environment["HF_HUB_OFFLINE"] == "1" and "VIRTUAL_ENV" not in environment
+    of_a_hub = process_environment("Qwen/Qwen3-0.6B", {})
+    assert "HF_HUB_OFFLINE" not in of_a_hub and "PYTHONPATH" not in of_a_hub
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[dict[str, str]]:
+    """The environments of processes that would have been started."""
+    environments: list[dict[str, str]] = []
+
+    def noted(command, *, environment, **_):
+        environments.append(dict(environment))
+        raise NotADirectoryError  # far enough
+
+    for module in (launch, serving):
+        monkeypatch.setattr(module, "ManagedProcess", noted)
+    return environments
+
+
+async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+    log = tmp_path / "engine.log"
+    server = launch.ManagedServer(plan(model=str(tmp_path)), engine(), Path("python"), log)
+    with pytest.raises(NotADirectoryError):
+        await server.start()
+    served = serving.Served(
+        name="policy",
+        model=str(tmp_path),
+        revision=None,
+        adapter=None,
+        lora_rank=0,
+        dtype="float32",
+        max_model_len=64,
+        chat_template=None,
+        calls_tools=False,
+    )
+    with pytest.raises(NotADirectoryError):
+        await serving.serve(
+            served,
+            SimpleNamespace(python="python", build="cpu"),
+            host="127.0.0.1",
+            port=free_port(),
+            extra=[],
+            start_timeout_s=1.0,
+            log=log,
+            tell=print,
+        )
+    of_a_run, of_an_endpoint = started
+    own = server_variables(plan(), engine(), str(INSIDE))
+    assert of_a_run == process_environment(str(tmp_path), own)
+    # Here a user's own size of the cache stands.
+    own = {"VLLM_CPU_KVCACHE_SPACE": "3"}
+    assert of_an_endpoint == process_environment(str(tmp_path), own)
 
 
 def test_a_url_is_needed_to_attach():

@@ -3,7 +3,6 @@
 """
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Protocol
@@ -11,11 +10,16 @@ from typing import Protocol
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.install import INSIDE
-from openenv_pipe.engines.vllm.server_command import Plan, server_arguments, server_variables
+from openenv_pipe.engines.vllm.server_command import (
+    Plan,
+    process_environment,
+    server_arguments,
+    server_variables,
+)
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.process import KILL_MARGIN_S, ManagedProcess, free_port, port_in_use
 
-LOOPBACK = "127.0.0.1"
+OWN_ADDRESS = "127.0.0.1"  # where our servers listen
 MODULE = "vllm.entrypoints.openai.api_server"
 POLL_S = 0.05
 OUTAGE_POLL_S = 1.0
@@ -51,16 +55,14 @@ class ManagedServer:
 
     async def start(self) -> None:
         port = pick_port(self._config)
-        self.url = f"http://{LOOPBACK}:{port}"
-        ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        offline = {"HF_HUB_OFFLINE": "1"} if Path(self._plan.model).is_dir() else {}
+        self.url = f"http://{OWN_ADDRESS}:{port}"
         variables = server_variables(self._plan, self._config, str(INSIDE))
-        arguments = server_arguments(self._plan, self._config, LOOPBACK, port)
+        arguments = server_arguments(self._plan, self._config, OWN_ADDRESS, port)
         assert self.log is not None
         self._process = ManagedProcess(
             [str(self._python), "-m", MODULE, *arguments],
             log=self.log,
-            environment={**ours, **offline, **variables},
+            environment=process_environment(self._plan.model, variables),
             grace_s=0.5,  # should we die: nothing of the server is worth waiting for
         )
 
@@ -106,8 +108,8 @@ class AttachedServer:
 
 def pick_port(config: VllmEngineConfig) -> int:
     if config.port is None:
-        return free_port(LOOPBACK)
-    if port_in_use(config.port, LOOPBACK):
+        return free_port(OWN_ADDRESS)
+    if port_in_use(config.port, OWN_ADDRESS):
         raise ConfigError(
             f"engine.port={config.port} is used by another program; null picks a free one"
         )

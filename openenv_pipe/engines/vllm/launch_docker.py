@@ -14,8 +14,8 @@ from pathlib import Path
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.launch import (
-    LOOPBACK,
     MODULE,
+    OWN_ADDRESS,
     POLL_S,
     end_of,
     pick_port,
@@ -55,7 +55,7 @@ class DockerServer:
             )
         assert self.log is not None
         port = pick_port(self._config)
-        self.url = f"http://{LOOPBACK}:{port}"
+        self.url = f"http://{OWN_ADDRESS}:{port}"
         label = owner_label()
         self._guard = await _guarded(label, self.log)
         self._process = ManagedProcess(
@@ -91,7 +91,7 @@ def docker_command(
         *("docker", "run", "--rm", "--init", "--ipc=host"),
         *(("--gpus=all",) if plan.build == "cuda" else ()),
         *("--label", f"openenv-pipe.owner={label}", "--label", f"openenv-pipe.logs={logs}"),
-        *("--publish", f"{LOOPBACK}:{port}:{CONTAINER_PORT}"),
+        *("--publish", f"{OWN_ADDRESS}:{port}:{CONTAINER_PORT}"),
         *("--volume", f"{INSIDE}:{inside}:ro"),
         *(f"--volume={folder}:{folder}:ro" for folder in folders),
         *(("--volume", f"{hub_cache()}:{HUB_CACHE}") if not Path(plan.model).is_dir() else ()),

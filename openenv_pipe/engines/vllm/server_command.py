@@ -3,8 +3,10 @@
 The reason for each setting stands beside it; most were found by losing a server without it.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import BASE
@@ -12,6 +14,11 @@ from openenv_pipe.engines.vllm.install import Build
 
 MOST_ADAPTERS_KEPT = 3  # published versions that requests may still ask for
 FEWEST_BATCHED_TOKENS = 8192
+ALWAYS = {
+    "PYTHONUNBUFFERED": "1",  # or a killed server takes its last log lines with it
+    "VLLM_NO_USAGE_STATS": "1",
+}
+OF_OUR_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")  # the server has another one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,16 +64,22 @@ def server_arguments(plan: Plan, config: VllmEngineConfig, host: str, port: int)
 def server_variables(plan: Plan, config: VllmEngineConfig, inside: str) -> Mapping[str, str]:
     """Beside the variables of the place where it runs. `inside` is our folder for its process."""
     variables = {
+        **ALWAYS,
         "PYTHONPATH": inside,
-        "PYTHONUNBUFFERED": "1",  # or a killed server takes its last log lines with it
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # 5 s drop requests when the server stalls
-        "VLLM_NO_USAGE_STATS": "1",
     }
     if plan.build == "cpu":
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(config.cpu_cache_gb)
     return variables | config.variables
+
+
+def process_environment(model: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """All variables of a server that is a process here: ours, under those of its own."""
+    ours = {name: text for name, text in os.environ.items() if name not in OF_OUR_PYTHON}
+    offline = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() else {}
+    return {**ours, **ALWAYS, **offline, **variables}
 
 
 def allowed_rank(rank: int) -> int:

@@ -9,19 +9,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.install import Build, Installed
 from openenv_pipe.engines.vllm.launch import MODULE, POLL_S, end_of, stop_quietly
-from openenv_pipe.engines.vllm.server_command import FEWEST_BATCHED_TOKENS, allowed_rank
+from openenv_pipe.engines.vllm.server_command import (
+    FEWEST_BATCHED_TOKENS,
+    allowed_rank,
+    process_environment,
+)
 from openenv_pipe.engines.vllm.start_progress import StartProgress
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.process import ManagedProcess, port_in_use
 from openenv_pipe.web import LOOPBACK
 
 Tell = Callable[[str], None]
-BASE = "base"
 KEY_VARIABLE = "VLLM_API_KEY"  # the server itself reads it
 STOP_LIMIT_S = 10.0
+CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_CACHE_GB = "2"
 
 
@@ -91,7 +95,7 @@ async def serve(
             *serving_arguments(served, installed.build, host, port, extra),
         ],
         log=log,
-        environment=_environment(served, installed.build),
+        environment=process_environment(served.model, _variables(installed.build)),
         grace_s=0.5,
     )
     try:
@@ -119,12 +123,9 @@ async def _until_ready(url: str, progress: StartProgress) -> None:
             await asyncio.sleep(POLL_S)
 
 
-def _environment(served: Served, build: Build) -> dict[str, str]:
-    """Ours, VLLM_API_KEY included: the server asks for that key if it is set."""
-    ours = {
-        key: text for key, text in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
-    offline = {"HF_HUB_OFFLINE": "1"} if Path(served.model).is_dir() else {}
-    if build == "cpu":  # or it takes nearly all memory, whether that is free or not
-        ours.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE_GB)
-    return {**ours, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1", **offline}
+def _variables(build: Build) -> dict[str, str]:
+    """Beside ours, VLLM_API_KEY included: the server asks for that key if it is set."""
+    if build != "cpu":
+        return {}
+    # Or it takes nearly all memory, whether that is free or not.
+    return {CACHE_VARIABLE: os.environ.get(CACHE_VARIABLE, CPU_CACHE_GB)}
