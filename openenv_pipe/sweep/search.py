@@ -91,18 +91,21 @@ class Search:
                     stop_mark(self._folder.path, job.index).touch()
 
     def conclude(self, job: Job) -> None:
-        """Tell the study what came of a job that is over, and keep what it was judged by."""
-        if job.status not in OVER or job.index not in self._trials:
+        """Tell the study what came of a job that is over, and keep what it was judged by.
+
+        Also of one that ended when nobody looked any more. May be called again.
+        """
+        if job.status not in OVER or job.trial is None:
             return
-        trial = self._trials.pop(job.index)
+        self._trials.pop(job.index, None)
         run = self._folder.run_folder(job.index)
         values = self._values(read_metrics(run.metrics_path)) if run is not None else []
         if not values or job.status == "failed":
-            self._study.tell(trial, state=TrialState.FAIL)
+            self._study.tell(job.trial, state=TrialState.FAIL, skip_if_finished=True)
             return
         _, value = values[-1]
-        pruned = job.status == "pruned"
-        self._study.tell(trial, None if pruned else value, TrialState.PRUNED if pruned else None)
+        told = (None, TrialState.PRUNED) if job.status == "pruned" else (value, None)
+        self._study.tell(job.trial, *told, skip_if_finished=True)
         self._folder.change_job(job.index, value=value)
 
     def best(self) -> Job | None:

@@ -127,9 +127,11 @@ def _search(folder: SweepFolder, request: Request, keeper: Keeper) -> Watch:
     assert request.sweep.type == "search"
     search = Search(folder, request.sweep, request.parameters)
     watch = Watch(folder, search)
-    for job in folder.record.jobs:
+    for job in list(folder.record.jobs):
         if job.status == "waiting":
             search.try_again(job)
+        elif job.value is None:  # it ended when the sweep's process was gone
+            search.conclude(job)
     batch = [job for job in folder.record.jobs if job.status == "waiting"]
     while not stop_all_mark(folder.path, folder.record.attempt).exists():
         _launch(folder, request, keeper, watch, batch)

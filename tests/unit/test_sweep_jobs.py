@@ -489,6 +489,37 @@ def test_a_stopped_job_of_a_search_is_tried_again_with_its_values(sweep, tmp_pat
     assert again.record.jobs[0].value == pytest.approx(0.4)
 
 
+def test_a_search_that_goes_on_knows_what_ended_while_nobody_looked(sweep, tmp_path, monkeypatch):
+    search = search_of(sweep, at_a_time=3, num_jobs=3)
+    finished, failed, _ = search.propose(["conf=echo", f"runs_dir={tmp_path}"])
+    run = begin_run(sweep, finished.index)
+    metrics = MetricsFile(run.metrics_path)
+    for record in records(0.3, 0.5):
+        metrics.append(record)
+    metrics.close()
+    run.finish("finished")
+    begin_run(sweep, failed.index).finish("failed", cause="it broke")
+    begin_run(sweep, 2).finish("interrupted")
+    sweep.end("interrupted")  # as if its process had been killed
+    again = SweepFolder.open(sweep.path)
+    again.resume()
+
+    def finish(folder, request, keeper, watch, batch):
+        for job in batch:
+            folder.change_job(job.index, status="failed")
+
+    told: list[str] = []
+    monkeypatch.setattr(story, "_launch", finish)
+    monkeypatch.setattr(story, "_note", told.append)
+    lr = "trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))"
+    request = read_request(["sweep=search", "sweep.num_jobs=3", "sweep.mean_of=2", lr])
+    story._search(again, request, None)
+    assert again.record.jobs[0].value == pytest.approx(0.4)
+    assert told[0].startswith("best: job 0")
+    states = [trial.state.name for trial in search._study.get_trials()]
+    assert states == ["COMPLETE", "FAIL", "FAIL", "FAIL"]  # the third job had two trials
+
+
 def test_the_watch_tells_each_change_once(sweep):
     stream = io.StringIO()
     watch = Watch(sweep, stream=stream)
