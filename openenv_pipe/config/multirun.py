@@ -194,13 +194,29 @@ def _parameter(override: "Override") -> Parameter:
 
     key, sweep = override.get_key_element(), override.value()
     log = "log" in getattr(sweep, "tags", ())
-    if isinstance(sweep, IntervalSweep):
-        bounds = (sweep.start, sweep.end)
-        kind = "whole" if all(isinstance(each, int) for each in bounds) else "real"
-        return Parameter(key=key, kind=kind, values=bounds, log=log)
-    if isinstance(sweep, RangeSweep):
-        found = list(override.sweep_iterator())
-        kind = "whole" if all(isinstance(each, int) for each in found) else "real"
-        return Parameter(key=key, kind=kind, values=(found[0], found[-1]), step=sweep.step)
+    if isinstance(sweep, IntervalSweep | RangeSweep):
+        if isinstance(sweep, RangeSweep):
+            ends, step = tuple(override.sweep_iterator()), abs(sweep.step)  # in any order
+        else:
+            ends, step = (sweep.start, sweep.end), None
+        if not ends:
+            raise ConfigError(f"{override.input_line!r} matches nothing")
+        kind = "whole" if all(isinstance(each, int) for each in ends) else "real"
+        found = Parameter(key=key, kind=kind, values=(min(ends), max(ends)), step=step, log=log)
+        if log:
+            _refuse_logarithm(found, override.input_line or "")
+        return found
     values = tuple(line.removeprefix(f"{key}=") for line in _values(override))
     return Parameter(key=key, kind="choice", values=values)
+
+
+def _refuse_logarithm(parameter: Parameter, line: str) -> None:
+    """Raise ConfigError for what a search cannot go through by the logarithm."""
+    low, high = parameter.values
+    if low <= 0:
+        raise ConfigError(f"{line!r}: {low} has no logarithm; expected bounds above 0")
+    if parameter.step not in (None, 1) or (parameter.step and parameter.kind == "real"):
+        raise ConfigError(
+            f"{line!r}: steps of a range are equal, those of a logarithm are not; give "
+            f"tag(log,interval({low},{high})), in int(...) for whole numbers, or no log"
+        )

@@ -54,6 +54,25 @@ def test_a_search_has_bounds():
     )
 
 
+def test_a_range_of_all_whole_numbers_may_be_logarithmic():
+    (found,) = read_request(["sweep=search", "seed=tag(log,range(1,9))"]).parameters
+    assert found == Parameter(key="seed", kind="whole", values=(1, 8), step=1, log=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "step"),
+    [
+        ("range(16,3,-4)", (4, 16), 4),
+        ("range(1.0,0.0,-0.25)", (0.25, 1.0), 0.25),
+        ("shuffle(range(2,9,2))", (2, 8), 2),
+        ("interval(5,1)", (1, 5), None),
+    ],
+)
+def test_bounds_of_a_search_stand_in_order(values, bounds, step):
+    (found,) = read_request(["sweep=search", f"seed={values}"]).parameters
+    assert (found.values, found.step) == (bounds, step)
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -64,6 +83,9 @@ def test_a_search_has_bounds():
         (["sweep=search", "sweep.num_job=3", "seed=1,2"], "sweep.num_jobs"),
         (["sweep=search", "sweep.num_jobs=0", "seed=1,2"], "at least 1|more than 0"),
         (["sweep=search", "conf=echo"], "nothing to search"),
+        (["sweep=search", "seed=range(4,4)"], r"seed=range\(4,4\)' matches nothing"),
+        (["sweep=search", "seed=tag(log,range(4,17,4))"], r"seed=.*give tag\(log,interval\(4,16\)"),
+        (["sweep=search", "seed=tag(log,interval(0,1))"], r"seed=.*0.0 has no logarithm"),
         (["hydra.run.dir=x"], "only the launcher has an effect"),
         (["seed=[1,2"], "cannot read the override"),
     ],
