@@ -76,16 +76,11 @@ def _open(path: Path) -> RunFolder:
 
 
 def _find_sweep(path: Path) -> Found:
-    """The sweep's runs that were not begun anew."""
+    """The sweep's runs, and its jobs that have none."""
     stamp, runs_dir = path.resolve().name, path.resolve().parent.parent
     file = path / "sweep.json"
     jobs = read_json(file).get("jobs", []) if file.is_file() else []
-    replaced = {run for job in jobs for run in job.get("earlier_runs", ())}
-    runs = [
-        run
-        for run in (_read(path) for path in _run_folders(runs_dir) if _sweep_of(path) == stamp)
-        if run.id not in replaced
-    ]
+    runs = [_read(path) for path in _run_folders(runs_dir) if _sweep_of(path) == stamp]
     lost = [
         f"job {job.get('index')} ({' '.join(job.get('overrides', []))}): {job.get('status')}"
         f"{', ' + str(job['cause']) if job.get('cause') else ''}"
