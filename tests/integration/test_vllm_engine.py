@@ -190,6 +190,9 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
         assert [folder.name for folder in folders] == served
 
 
+NUM_UNDER_WAY = 160  # so many that a quick machine is not done with them before the publish
+
+
 @pytest.mark.parametrize("way", ["merged", "full"])
 async def test_all_weights_are_published_into_requests_under_way(
     vllm_served, tmp_path, base_weights, way
@@ -197,12 +200,16 @@ async def test_all_weights_are_published_into_requests_under_way(
     """Each turn knows the versions that sampled it. Trap 16: what the cache held is gone."""
     overrides = [LORA, "engine.publish=merged"] if way == "merged" else []
     async with opened(vllm_served, tmp_path, *overrides) as (engine, policy):
-        engine.expect(4, 4)
+        first = engine.expect(NUM_UNDER_WAY, NUM_UNDER_WAY)
         under_way = [
-            asyncio.create_task(engine.generate(request(number, seed=number, max_tokens=240)))
-            for number in range(4)
+            asyncio.create_task(
+                engine.generate(request(first + number, seed=number, max_tokens=240))
+            )
+            for number in range(NUM_UNDER_WAY)
         ]
-        await asyncio.sleep(0.2)
+        async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
+            while not await running(client):
+                await asyncio.sleep(0.01)
         change(policy)
         await engine.publish(1)
         completions = await asyncio.gather(*under_way)
