@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
@@ -41,6 +42,7 @@ from openenv_pipe.tasks import Splits, known_splits, open_splits
 from openenv_pipe.types import Group, Status, Task
 
 Result = TypeVar("Result")
+DEATH_SEEN_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +95,7 @@ class Parts(Bench):
             chat=self.chat,
             engine=engine or self.engine,
         )
+        num_deaths = self.host.num_deaths
         groups = await collector.collect(
             tasks,
             group_size=group_size,
@@ -103,8 +106,21 @@ class Parts(Bench):
         for group in groups:
             for episode in group.episodes:
                 self.scorer.score(episode)
-        _refuse_total_failure(groups)
+        if not await self._has_lost_a_server(groups, num_deaths):
+            _refuse_total_failure(groups)
         return groups
+
+    async def _has_lost_a_server(self, groups: list[Group], num_deaths: int) -> bool:
+        """Whether all episodes failed and a server died meanwhile: the host's budget is for that.
+
+        Who supervises the server sees its end a moment after the episodes do.
+        """
+        if not all(episode.failed for group in groups for episode in group.episodes):
+            return False
+        latest = time.monotonic() + DEATH_SEEN_WITHIN_S
+        while self.host.num_deaths == num_deaths and time.monotonic() < latest:
+            await asyncio.sleep(DEATH_SEEN_WITHIN_S / 20)
+        return self.host.num_deaths > num_deaths
 
     def scripted_engine(self, policy: str) -> ScriptedEngine:
         return ScriptedEngine(load_callable(policy), self.chat)

@@ -110,6 +110,7 @@ class FakeHost:
         self.play = play
         self.capacity = capacity
         self.urls: Sequence[str] = ()
+        self.num_deaths = 0
         self._order = order
         self._free = asyncio.Semaphore(capacity)
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import JsonValue
 
-from openenv_pipe.errors import ConfigError, FailureError, HostError, SessionClosedError
+from openenv_pipe.errors import ConfigError, FailureError, HostError
 from openenv_pipe.hosts.base import Server
 from openenv_pipe.hosts.supervised import SupervisedHost
 from openenv_pipe.web import Access, ask
@@ -47,15 +47,6 @@ class AttachHost(SupervisedHost):
     def facts(self) -> dict[str, JsonValue]:
         """See `Host.facts`. What code runs elsewhere is not known."""
         return {}
-
-    async def start(self) -> None:
-        """See `Host.start`."""
-        try:
-            await super().start()
-        except HostError as error:
-            if isinstance(error.__cause__, SessionClosedError):
-                raise HostError(f"{error}; /health answers, but is it an OpenEnv server?") from None
-            raise
 
     async def _revive(self, server: Server, error: FailureError) -> None:
         """Wait for a server to answer again. Raises HostError after `max_outage_s`."""

@@ -30,6 +30,11 @@ class Host(Protocol):
         ...
 
     @property
+    def num_deaths(self) -> int:
+        """Servers that have died, or gone silent, so far."""
+        ...
+
+    @property
     def access(self) -> Access:
         """What every request to them has to carry."""
         ...

@@ -43,6 +43,11 @@ class KeptHost:
     def urls(self) -> Sequence[str]:
         return self._pool.urls
 
+    @property
+    def num_deaths(self) -> int:
+        """See `Host.num_deaths`."""
+        return self._pool.num_removed
+
     def facts(self) -> dict[str, JsonValue]:
         """See `Host.facts`; `kept_servers` says that others had them before."""
         return self._loan.facts if self._loan is not None else {}

@@ -54,6 +54,7 @@ class SessionPool:
         self._open_timeout_s = open_timeout_s
         self._max_message_mb = max_message_mb
         self._access = access
+        self.num_removed = 0  # servers, so far
         self._servers: dict[str, Slots] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._closings: set[asyncio.Task[None]] = set()
@@ -77,6 +78,7 @@ class SessionPool:
         """Lend no more sessions of this server, and close those that it has."""
         slots = self._servers.pop(url, None)
         if slots is not None:
+            self.num_removed += 1
             self._discard(*slots.idle, *slots.lent)
 
     def fail(self, error: FailureError) -> None:

@@ -51,6 +51,11 @@ class SupervisedHost:
     def urls(self) -> Sequence[str]:
         return self._pool.urls
 
+    @property
+    def num_deaths(self) -> int:
+        """See `Host.num_deaths`."""
+        return self._pool.num_removed
+
     async def start(self) -> None:
         """Start all servers side by side, then open all sessions. See `Host.start`."""
         try:

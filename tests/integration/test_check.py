@@ -82,7 +82,8 @@ def test_a_template_that_names_a_missing_field_fails():
 
 
 def test_what_does_not_fit_into_memory_fails():
-    line = check("conf=wordle", "trainer.tokens_per_batch=1000000000")["memory"]
+    tokens = ("trainer.tokens_per_batch=1000000000", "trainer.tasks_per_step=100000")
+    line = check("conf=wordle", *tokens)["memory"]
     assert line.result is Result.FAIL
     assert "trainer.tokens_per_batch" in line.text
 
