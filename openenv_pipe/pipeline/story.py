@@ -105,8 +105,9 @@ class Story:
             if reason is not None:
                 break
             await stage.advance()
-        if stage.step == self._trainer.steps:
-            await self._evaluations.during(stage.step)  # for the best checkpoint
+        best = self._trainer.checkpoint.best
+        if stage.step == self._trainer.steps and best and best.metric.startswith("eval/"):
+            await self._evaluations.during(stage.step)  # or the last could not be the best
         await stage.conclude()
         if stage.step != self._stop_after:
             await self._evaluations.stage("trained", stage.step)
