@@ -5,6 +5,9 @@ alternation. The bare loop sends ready-made frames and parses the answers. The e
 that a training does between a completion and the next one, with ready-made completions: tokens in
 place of a model's, and the rest from the token ids of the prompt to the action's JSON for real.
 
+From some sessions on, the server's one core is what limits both; what the loop costs is then in the
+last two columns, the CPU time of the playing process.
+
     PYTHONPATH=. python benchmarks/rollout.py [--sessions 1 8 64] [--rounds 5]
 """
 
@@ -18,6 +21,7 @@ import platform
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from websockets.asyncio.client import connect
@@ -30,6 +34,7 @@ from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.hosts import build_host
 from openenv_pipe.learner.tiny import build_tokenizer
 from openenv_pipe.rollout import Collector
+from openenv_pipe.rollout.gather import old_objects_at_rest
 from openenv_pipe.session import websocket_url
 from openenv_pipe.types import Task
 
@@ -37,6 +42,25 @@ GUESS = "zzzzz"  # no word: every episode has six steps
 NUM_STEPS = 6
 EPISODES_PER_SESSION = 40
 TASK = Task(id="train/0", split="train", index=0, seed=0, reset={"split": "train", "index": 0})
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Environment steps over the time that passed, and the process's CPU time for each."""
+
+    steps_per_s: float
+    cpu_us_per_step: float
+
+
+class Clock:
+    """Runs from its making until it is asked."""
+
+    def __init__(self) -> None:
+        self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
+
+    def speed(self, num_steps: int) -> Speed:
+        wall_s, cpu_s = time.perf_counter() - self._wall_s, time.process_time() - self._cpu_s
+        return Speed(num_steps / wall_s, cpu_s / num_steps * 1e6)
 
 
 class ReadyEngine(ScriptedEngine):
@@ -53,8 +77,8 @@ class ReadyEngine(ScriptedEngine):
         return self._ready
 
 
-async def bare(url: str, num_sessions: int) -> float:
-    """Steps per second of frames alone."""
+async def bare(url: str, num_sessions: int) -> Speed:
+    """Of frames alone."""
     reset = json.dumps({"type": "reset", "data": {**TASK.reset, "seed": TASK.seed}})
     step = json.dumps({"type": "step", "data": {"guess": GUESS}})
     sockets = [await connect(websocket_url(url), compression=None) for _ in range(num_sessions)]
@@ -65,25 +89,25 @@ async def bare(url: str, num_sessions: int) -> float:
                 await socket.send(frame)
                 json.loads(await socket.recv())
 
-    started = time.perf_counter()
-    await asyncio.gather(*(play(socket) for socket in sockets))
-    took_s = time.perf_counter() - started
+    clock = Clock()
+    with old_objects_at_rest():  # as in the episode loop, or torch's objects would count here only
+        await asyncio.gather(*(play(socket) for socket in sockets))
+    speed = clock.speed(num_sessions * EPISODES_PER_SESSION * NUM_STEPS)
     await asyncio.gather(*(socket.close() for socket in sockets))
-    return num_sessions * EPISODES_PER_SESSION * NUM_STEPS / took_s
+    return speed
 
 
-async def loop(collector: Collector, num_sessions: int) -> float:
-    """Steps per second of whole episodes."""
-    started = time.perf_counter()
+async def loop(collector: Collector, num_sessions: int) -> Speed:
+    """Of whole episodes. Counted are steps that the server took, not turns of the model."""
+    clock = Clock()
     groups = await collector.collect(
         [TASK], group_size=num_sessions * EPISODES_PER_SESSION, temperature=1.0, seed=0, label="b"
     )
-    took_s = time.perf_counter() - started
-    return sum(len(episode.turns) for episode in groups[0].episodes) / took_s
+    return clock.speed(sum(len(t.steps) for e in groups[0].episodes for t in e.turns))
 
 
-async def measure(num_sessions: int, num_rounds: int) -> tuple[float, float]:
-    """Medians of both, in steps per second."""
+async def measure(num_sessions: int, num_rounds: int) -> tuple[Speed, Speed]:
+    """Medians of both."""
     sessions = f"host.sessions_per_server={num_sessions}"
     as_many_for_the_bare_loop = f"env.variables.MAX_CONCURRENT_ENVS={2 * num_sessions}"
     config = compose(["conf=wordle", sessions, as_many_for_the_bare_loop]).config
@@ -107,7 +131,15 @@ async def measure(num_sessions: int, num_rounds: int) -> tuple[float, float]:
             ]
         finally:
             await host.close()
-    return tuple(statistics.median(values) for values in zip(*pairs, strict=True))
+    plain, whole = zip(*pairs, strict=True)
+    return median(plain), median(whole)
+
+
+def median(speeds: tuple[Speed, ...]) -> Speed:
+    return Speed(
+        statistics.median(speed.steps_per_s for speed in speeds),
+        statistics.median(speed.cpu_us_per_step for speed in speeds),
+    )
 
 
 def circumstances() -> str:
@@ -128,11 +160,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     print(f"{circumstances()}\n")
-    print("| sessions | bare loop, steps/s | episode loop, steps/s | share |")
-    print("|---|---|---|---|")
+    print("| sessions | bare loop, steps/s | episode loop, steps/s | share | CPU us a step | |")
+    print("|---|---|---|---|---|---|")
     for num_sessions in arguments.sessions:
         plain, whole = asyncio.run(measure(num_sessions, arguments.rounds))
-        print(f"| {num_sessions} | {plain:.0f} | {whole:.0f} | {whole / plain:.0%} |", flush=True)
+        share = f"{whole.steps_per_s / plain.steps_per_s:.0%}"
+        cpu = f"{plain.cpu_us_per_step:.0f} bare | {whole.cpu_us_per_step:.0f} loop"
+        speeds = f"{plain.steps_per_s:.0f} | {whole.steps_per_s:.0f}"
+        print(f"| {num_sessions} | {speeds} | {share} | {cpu} |", flush=True)
 
 
 if __name__ == "__main__":
