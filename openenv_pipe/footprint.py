@@ -17,7 +17,8 @@ TINY_VOCABULARY = 261  # 256 bytes and five markers
 LOGITS_AT_ONCE = 7 << 20  # those that are kept, and three stretches of those at hand
 PROCESS = 420 << 20  # measured: torch, transformers and peft, before a model is there
 WORKSPACE = 30 << 20  # measured: what kernels keep for themselves
-UNUSABLE = 1.2  # measured: of memory that tensors come and go in, a sixth lies between them
+SPREAD = 1.4  # measured: where tensors come and go, more than a quarter lies between them,
+SPREAD_WITH_ADAPTERS = 1.8  # and nearly half where the small ones of adapters stay there
 OPTIMIZER_COPIES = 2  # Adam's two moments
 BYTES_PER_EPISODE_TOKEN = 12  # id, mask, logprob and text in a run folder, compressed
 
@@ -136,7 +137,8 @@ def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
         kept = shape.num_layers * layer
     is_rounded = config.model.dtype != config.model.autocast
     rounded_weights = shape.num_parameters * product if is_rounded else 0
-    return int(tokens * kept * UNUSABLE) + rounded_weights
+    spread = SPREAD_WITH_ADAPTERS if config.model.lora.rank else SPREAD
+    return int(tokens * kept * spread) + rounded_weights
 
 
 def disk_bytes(shape: Shape, config: RunConfig) -> int:
