@@ -105,7 +105,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
             if override.is_delete() or override.key_or_group == "conf":
                 raise ConfigError(f"{override.input_line!r} cannot be done to a saved run")
             if override.key_or_group not in groups:
-                _assign(values, override.key_or_group, override.value())
+                assign(values, override.key_or_group, override.value())
         return RunConfig.model_validate(values)
 
 
@@ -182,9 +182,16 @@ def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
 
 
 def load_values(
-    loader: "ConfigLoaderImpl", overrides: list[str], only: Collection[str] = ()
+    loader: "ConfigLoaderImpl",
+    overrides: list[str],
+    only: Collection[str] = (),
+    *,
+    may_miss: bool = False,
 ) -> dict[str, Any]:
-    """The composed values, or `only` some blocks of them."""
+    """The composed values, or `only` some blocks of them.
+
+    Raises ConfigError for values that the YAML leaves to the user, unless they `may_miss`.
+    """
     from hydra.types import RunMode
     from omegaconf import OmegaConf, flag_override
 
@@ -192,14 +199,14 @@ def load_values(
     with flag_override(tree, ["struct", "readonly"], [False, False]):
         for key in set(tree) - set(only) if only else {"hydra"}:
             del tree[key]
-    if missing := OmegaConf.missing_keys(tree):
+    if not may_miss and (missing := OmegaConf.missing_keys(tree)):
         raise ConfigError(explain_missing(sorted(missing)))
     values = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(values, dict)
     return values
 
 
-def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+def assign(values: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         values = values.setdefault(parent, {})

@@ -21,6 +21,8 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
+from openenv_pipe.config.explain import explain_validation
+from openenv_pipe.config.older import validate_older
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.identity import ProcessId
@@ -229,12 +231,12 @@ class RunFolder:
 
     def _validate(self, values: Any) -> RunConfig:
         try:
-            return RunConfig.model_validate(values)
+            return validate_older(values)
         except ValidationError as error:
             raise RunFolderError(
                 f"{self.path / 'config.json'} is not of this version of openenv-pipe "
                 f"(it was written by {self.record.versions['openenv-pipe']}): "
-                f"{error}"
+                f"{explain_validation(error, RunConfig)}"
             ) from error
 
     def _now(self) -> datetime:

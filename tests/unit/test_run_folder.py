@@ -102,11 +102,32 @@ def test_a_damaged_record_is_a_user_error(tmp_path, content):
         RunFolder.open(folder.path)
 
 
-def test_a_config_of_another_version_is_a_user_error(tmp_path):
+def test_keys_that_are_new_since_a_run_was_written_get_the_shipped_value(tmp_path):
     folder = run_samples.create(tmp_path)
-    files.write_json(folder.path / "config.json", {"name": "smoke"})
-    with pytest.raises(RunFolderError, match="not of this version"):
+    values = json.loads((folder.path / "config.json").read_text())
+    for block, key in (("trainer", "max_staleness"), ("env", "step_exception"), ("eval", "during")):
+        del values[block][key]
+    del values["env"]["adapter"]["unusable"], values["engine"]["max_batch"]
+    files.write_json(folder.path / "config.json", values)
+    assert folder.config == run_samples.config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"trainer": {"spin": 1}}, r"trainer\.spin=1: there is no such key"),
+        ({"reward": {"terms": {"a": {"type": "env"}}}}, r"terms\.a\.weight is missing"),
+    ],
+)
+def test_a_config_of_another_version_is_a_user_error(tmp_path, change, problem):
+    folder = run_samples.create(tmp_path)
+    values = json.loads((folder.path / "config.json").read_text())
+    for block, keys in change.items():
+        values[block] |= keys
+    files.write_json(folder.path / "config.json", values)
+    with pytest.raises(RunFolderError, match=problem) as caught:
         _ = folder.config
+    assert "not of this version" in str(caught.value)
 
 
 def test_a_runs_dir_that_cannot_be_made_is_a_user_error(tmp_path):
