@@ -43,6 +43,8 @@ ONE_SESSION = (
 SLOT_LIMIT_S = 2.0  # to free the slot of a session that was closed
 SLOT_POLL_S = 0.1
 TOOL_SYSTEM = "Use the tools to do what you are asked."
+# Of those whose actions have a schema: a text says nothing of what it may be.
+BASELINES = "baselines: {random: openenv_pipe.policies:random_action}\n"
 
 
 def inspect_environment(target: Target, output: Path | None) -> str:
@@ -80,6 +82,7 @@ def env_block(description: Description, env: EnvConfig, notes: Sequence[str] = (
         f"{_comment(story)}defaults:\n  - base\n{override}  - _self_\n\n"
         f"{_yaml(head)}"
         "success_reward: 1.0  # a guess: from this total on, an episode is a success\n"
+        f"{BASELINES if kind != 'text' else ''}"
         f"{_yaml({'adapter': adapter}) if adapter else ''}"
         "tasks:  # a guess: task i is reset with seed seed_start + i\n"
         "  train: {num_tasks: 1000}\n"

@@ -12,12 +12,12 @@ from typing import Any
 
 from openenv_pipe.adapters import Adapter, UnusableReply
 from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.engines.scripted import Policy, replies_of
 from openenv_pipe.errors import ConfigError, StepRefusedError
 from openenv_pipe.session import Session, StepResult
-from openenv_pipe.types import Action, Observation, Task
+from openenv_pipe.types import Action, Observation, Opening, Task
 
 Chooser = Callable[[Sequence[Observation], random.Random], Sequence[Action]]
-Policy = Callable[[Sequence[Observation], random.Random], str]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,15 +55,16 @@ def comparable(result: StepResult) -> tuple[Any, ...]:
     return seen, result.reward, result.done
 
 
-def scripted(policy: Policy, adapter: Adapter) -> Chooser:
+def scripted(policy: Policy, adapter: Adapter, opening: Opening) -> Chooser:
     """What a scripted policy replies, read as a model's reply would be.
 
     The chooser raises ConfigError for a reply that cannot be used.
     """
+    reply = replies_of(policy)
 
     def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
         try:
-            return adapter.read(policy(observations, draw))
+            return adapter.read(reply(observations, draw, opening))
         except UnusableReply as unusable:
             raise ConfigError(f"the scripted policy's reply is unusable: {unusable}") from None
 

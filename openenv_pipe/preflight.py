@@ -140,10 +140,10 @@ async def _play(
     Raises ConfigError where a template names a field that is not there.
     """
     play = await begin(session, task, env)
-    await adapter.open(play.results[0].observation, partial(ask_aside, session, env))
+    opening = await adapter.open(play.results[0].observation, partial(ask_aside, session, env))
     if policy is not None:
-        await play_on(session, play, scripted(policy, adapter), env, random.Random(0))
-    if play.refusals:
+        await play_on(session, play, scripted(policy, adapter, opening), env, random.Random(0))
+    if play.refusals and not play.actions:
         raise play.refusals[0]
     for observation in play.observations[1:]:
         adapter.follow(observation)

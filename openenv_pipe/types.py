@@ -15,7 +15,7 @@ A worked example, Wordle with the tiny tokenizer and two turns:
 The sample of that episode is the four lists in a row; its loss mask is True on completions only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,15 @@ class Task:
     index: int
     seed: int  # the environment's seed, the same for every member of a group
     reset: Mapping[str, Any] = field(default_factory=dict)  # keywords beside the seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """How a conversation begins, and what the adapter knows of actions."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()  # for the chat template to describe
+    action_schema: Mapping[str, Any] = field(default_factory=dict)  # of a JSON reply; empty: text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

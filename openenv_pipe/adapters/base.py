@@ -1,24 +1,15 @@
 """What an adapter is. It holds no state of an episode: one adapter serves all of them at once."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from openenv_pipe.types import Action, Message, Observation, Tool
+from openenv_pipe.types import Action, Message, Observation, Opening
 
 Ask = Callable[[Action], Awaitable[Observation]]
 
 
 class UnusableReply(Exception):  # noqa: N818 - data for the model, not an error of the pipeline
     """The reply cannot become an action. The text says why, and goes back to the model."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
-    """How a conversation begins."""
-
-    messages: Sequence[Message]
-    tools: Sequence[Tool] = ()  # for the chat template to describe
 
 
 class Adapter(Protocol):

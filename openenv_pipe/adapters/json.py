@@ -6,7 +6,7 @@ import jinja2
 import jsonschema
 import referencing
 
-from openenv_pipe.adapters.base import Ask, Opening, UnusableReply
+from openenv_pipe.adapters.base import Ask, UnusableReply
 from openenv_pipe.adapters.reply_json import answer_of, find_objects
 from openenv_pipe.adapters.schema_text import Schema, schema_text
 from openenv_pipe.adapters.templates import (
@@ -18,7 +18,7 @@ from openenv_pipe.adapters.templates import (
 )
 from openenv_pipe.config.schema import JsonAdapterConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Action, Message, Observation
+from openenv_pipe.types import Action, Message, Observation, Opening
 
 MOST_PROBLEMS = 3  # told at once
 LONGEST_PROBLEM = 200  # characters; a validator repeats the value that it refuses
@@ -36,15 +36,15 @@ class JsonAdapter:
         self._first = compile_optional("first", config.first)
         self._following = compile_optional("following", config.following)
         self._unusable = compile_template("unusable", config.unusable)
-        schema = without_metadata(action_schema)
-        self._schema_text = schema_text(schema)
-        self._validator = _validator(schema)
+        self._schema = without_metadata(action_schema)
+        self._schema_text = schema_text(self._schema)
+        self._validator = _validator(self._schema)
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
         messages = [self._message("user", self._first, observation)]
         if self._system is not None:
             messages.insert(0, self._message("system", self._system, observation))
-        return Opening(messages=messages)
+        return Opening(messages=messages, action_schema=self._schema)
 
     def read(self, reply: str) -> list[Action]:
         objects = find_objects(answer_of(reply))

@@ -2,11 +2,11 @@
 
 import re
 
-from openenv_pipe.adapters.base import Ask, Opening, UnusableReply
+from openenv_pipe.adapters.base import Ask, UnusableReply
 from openenv_pipe.adapters.templates import compile_optional, compile_template, render_message
 from openenv_pipe.config.schema import TextAdapterConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Action, Message, Observation
+from openenv_pipe.types import Action, Message, Observation, Opening
 
 
 class TextAdapter:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from openenv_pipe.adapters.base import Ask, Opening, UnusableReply
+from openenv_pipe.adapters.base import Ask, UnusableReply
 from openenv_pipe.adapters.templates import (
     compact_json,
     compile_optional,
@@ -15,7 +15,7 @@ from openenv_pipe.adapters.templates import (
 from openenv_pipe.adapters.tool_calls import FORM, tool_calls
 from openenv_pipe.config.schema import ToolAdapterConfig
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
-from openenv_pipe.types import Action, Message, Observation, Tool
+from openenv_pipe.types import Action, Message, Observation, Opening, Tool
 
 LIST_TOOLS = {"type": "list_tools"}
 LONGEST_SEEN = 200  # characters of an answer in a message

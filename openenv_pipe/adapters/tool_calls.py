@@ -26,7 +26,7 @@ def tool_calls(reply: str) -> list[Action]:
     marked = MARKED.findall(answer)
     if marked:
         return [_marked_call(text, number) for number, text in enumerate(marked, start=1)]
-    return [_action(call) for call in find_objects(answer) if _is_call(call)]
+    return [call_action(call) for call in find_objects(answer) if _is_call(call)]
 
 
 def _marked_call(text: str, number: int) -> Action:
@@ -36,7 +36,7 @@ def _marked_call(text: str, number: int) -> Action:
         raise UnusableReply(f"tool call {number}: {unusable}") from None
     if len(calls) != 1 or not _is_call(calls[0]):
         raise UnusableReply(f"tool call {number} is not one object of the form {FORM}")
-    return _action(calls[0])
+    return call_action(calls[0])
 
 
 def _is_call(value: dict[str, Any]) -> bool:
@@ -47,5 +47,6 @@ def _arguments(call: dict[str, Any]) -> Any:
     return call.get("arguments", call.get("parameters"))
 
 
-def _action(call: dict[str, Any]) -> Action:
+def call_action(call: dict[str, Any]) -> Action:
+    """OpenEnv's action of a call that has a name and arguments."""
     return {"type": "call_tool", "tool_name": call["name"], "arguments": _arguments(call)}

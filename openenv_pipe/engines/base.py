@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from openenv_pipe.types import Finish, Observation
+from openenv_pipe.types import Finish, Observation, Opening
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,8 @@ class Request:
     max_tokens: int
     temperature: float  # 0: greedy
     seed: int  # of the episode; token k of an episode depends on (seed, k) and the logits alone
-    observations: Sequence[Observation]  # of the episode so far; only scripted policies read them
+    observations: Sequence[Observation]  # of the episode so far; only scripted policies read them,
+    opening: Opening  # and how it began
     group_seed: int | None = None  # the same for all members of its group; None: it has no group
     member: int = 0  # its number in the group
 

@@ -1,5 +1,6 @@
 """Engine `scripted`: replies of a policy written in Python. For warm starts, baselines, tests."""
 
+import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,10 +8,11 @@ from pydantic import JsonValue
 
 from openenv_pipe.chat import ChatFormat
 from openenv_pipe.engines.base import Completion, Request
-from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Finish, Observation
+from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.types import Finish, Observation, Opening
 
-Policy = Callable[[Sequence[Observation], random.Random], str]
+Policy = Callable[..., str]  # (observations, random) -> reply; a parameter `opening` is filled in
+Replies = Callable[[Sequence[Observation], random.Random, Opening], str]
 VERSION = 0
 
 
@@ -24,7 +26,7 @@ class ScriptedEngine:
     publishes_in_flight = True
 
     def __init__(self, policy: Policy, chat: ChatFormat) -> None:
-        self._policy = policy
+        self._reply = replies_of(policy)
         self._chat = chat
 
     def expect(self, num_episodes: int, limit: int) -> int:
@@ -32,7 +34,8 @@ class ScriptedEngine:
 
     async def generate(self, request: Request) -> Completion:
         draw = random.Random(f"{request.seed}/{request.turn}")
-        token_ids = self._chat.reply_ids(self._reply(request.observations, draw))
+        reply = self._reply(request.observations, draw, request.opening)
+        token_ids = self._chat.reply_ids(reply)
         cut = len(token_ids) > request.max_tokens
         token_ids = token_ids[: request.max_tokens]
         return Completion(
@@ -41,20 +44,6 @@ class ScriptedEngine:
             finish=Finish.LENGTH if cut else Finish.STOP,
             policy_versions=[VERSION],
         )
-
-    def _reply(self, observations: Sequence[Observation], draw: random.Random) -> str:
-        name = f"{self._policy.__module__}:{self._policy.__qualname__}"
-        try:
-            reply = self._policy(observations, draw)
-        except Exception as error:  # whatever a user's policy does
-            fields = ", ".join(sorted(observations[-1]))
-            raise ConfigError(
-                f"the scripted policy {name} raised {type(error).__name__}: {error}; the "
-                f"observation has {fields}"
-            ) from error
-        if not isinstance(reply, str):
-            raise ConfigError(f"the scripted policy {name} returned {reply!r}, expected a string")
-        return reply
 
     def finish(self, episode: int) -> None:
         """Nothing is kept."""
@@ -69,3 +58,27 @@ class ScriptedEngine:
     def facts(self) -> Mapping[str, JsonValue]:
         """The configuration says it all."""
         return {}
+
+
+def replies_of(policy: Policy) -> Replies:
+    """The policy's replies, which raise ConfigError for whatever is wrong with it."""
+    name = f"{policy.__module__}:{policy.__qualname__}"
+    takes_opening = "opening" in inspect.signature(policy).parameters
+
+    def reply(observations: Sequence[Observation], draw: random.Random, opening: Opening) -> str:
+        more = {"opening": opening} if takes_opening else {}
+        try:
+            written = policy(observations, draw, **more)
+        except PipeError:
+            raise
+        except Exception as error:  # whatever a user's policy does
+            fields = ", ".join(sorted(observations[-1]))
+            raise ConfigError(
+                f"the scripted policy {name} raised {type(error).__name__}: {error}; the "
+                f"observation has {fields}"
+            ) from error
+        if not isinstance(written, str):
+            raise ConfigError(f"the scripted policy {name} returned {written!r}, expected a string")
+        return written
+
+    return reply

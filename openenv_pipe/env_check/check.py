@@ -1,14 +1,18 @@
 """The story of `env check`: start the server, probe it, stop it, and say what was found."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
-from openenv_pipe.adapters import adapter_for
+from openenv_pipe.adapters import Adapter, adapter_for
+from openenv_pipe.adapters.json import without_metadata
 from openenv_pipe.adapters.schema_text import Schema
 from openenv_pipe.adapters.tool import LIST_TOOLS, tools_of
+from openenv_pipe.adapters.tool_calls import call_action
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.description import describe
-from openenv_pipe.env_check.actions import random_actions
+from openenv_pipe.engines.scripted import Policy
 from openenv_pipe.env_check.bench import Bench
 from openenv_pipe.env_check.memory import probe_memory
 from openenv_pipe.env_check.played import probe_played
@@ -19,10 +23,11 @@ from openenv_pipe.env_check.speed import probe_speed
 from openenv_pipe.errors import PipeError
 from openenv_pipe.findings import Line, failed
 from openenv_pipe.hosts.base import Host
-from openenv_pipe.plays import Chooser, Policy, begin, scripted
+from openenv_pipe.plays import Chooser, ask_aside, begin, scripted
+from openenv_pipe.policies import draw_call, draw_value
 from openenv_pipe.resources import load_callable
 from openenv_pipe.targets import Target, one_server, open_tasks
-from openenv_pipe.types import Task, Tool
+from openenv_pipe.types import Action, Observation, Opening, Task, Tool
 
 PROBES: dict[str, Callable[[Bench], AsyncIterator[Line]]] = {
     "protocol": probe_protocol,
@@ -78,12 +83,31 @@ async def _choosers(
 ) -> dict[str, Chooser]:
     """How actions are chosen: by chance, and by the policy if there is one."""
     schema = (await describe(host.urls[0], host.access)).action
-    choosers = {"random": random_actions(schema, await _tools(env, host, task, schema))}
+    choosers = {"random": _random_actions(schema, await _tools(env, host, task, schema))}
     if policy is not None:
-        choosers["scripted"] = scripted(
-            policy, await adapter_for(env.adapter, host.urls, host.access)
-        )
+        adapter = await adapter_for(env.adapter, host.urls, host.access)
+        opening = await _opening(env, host, task, adapter)
+        choosers["scripted"] = scripted(policy, adapter, opening)
     return choosers
+
+
+def _random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
+    """One random action a turn, whatever the adapter: a call of one of the tools, if any."""
+    own = without_metadata(schema)
+
+    def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+        return [call_action(draw_call(tools, draw)) if tools else draw_value(own, draw)]
+
+    return choose
+
+
+async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> Opening:
+    """What the adapter opens the task's conversation with."""
+    async with host.session() as session:
+        play = await begin(session, task, env)
+        opening = await adapter.open(play.results[0].observation, partial(ask_aside, session, env))
+        await session.close()
+        return opening
 
 
 async def _tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequence[Tool]:

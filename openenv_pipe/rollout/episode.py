@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from openenv_pipe.adapters.base import Adapter, Opening, UnusableReply
+from openenv_pipe.adapters.base import Adapter, UnusableReply
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Completion, Engine, Request
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
@@ -17,6 +17,7 @@ from openenv_pipe.types import (
     Finish,
     Message,
     Observation,
+    Opening,
     Status,
     Step,
     Tool,
@@ -58,6 +59,7 @@ class Player:
         self._engine = engine
         self._temperature = temperature
         self._observations: list[Observation] = []
+        self._opening: Opening  # from the reset on
         self._num_tokens = 0
 
     async def play(self) -> None:
@@ -84,7 +86,8 @@ class Player:
         if result.done:
             return Status.DONE
         ask = partial(self._ask, session)
-        new_ids = self._first_ids(await self._adapter.open(result.observation, ask))
+        self._opening = await self._adapter.open(result.observation, ask)
+        new_ids = self._first_ids(self._opening)
         while True:
             room = env.max_episode_tokens - self._num_tokens - len(new_ids)
             if room < 1:
@@ -110,6 +113,7 @@ class Player:
                 temperature=self._temperature,
                 seed=episode.seed,
                 observations=self._observations.copy(),
+                opening=self._opening,
                 group_seed=self._group_seed,
                 member=episode.member,
             )

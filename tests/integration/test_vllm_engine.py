@@ -20,6 +20,7 @@ from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.publication import Publication
+from openenv_pipe.types import Opening
 from tests.fakes import FakeHost, all_episodes, collect
 from tests.vllm_runs import assert_trained_and_agreed, ended, start
 from tests.vllm_server import LORA_RANK, Served, small_config, small_policy
@@ -72,6 +73,7 @@ def request(episode: int = 0, *, seed: int = 5, max_tokens: int = 16, turn: int 
         temperature=1.0,
         seed=seed,
         observations=[],
+        opening=Opening(messages=()),
     )
 
 

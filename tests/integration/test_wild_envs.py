@@ -18,7 +18,7 @@ from openenv_pipe.hosts.process import ProcessHost
 from openenv_pipe.inspect_env import inspect_environment
 from openenv_pipe.learner.tiny import build_tokenizer
 from openenv_pipe.rollout import Collector
-from openenv_pipe.runs.episodes import read_episodes
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.targets import find_target
 from openenv_pipe.types import Status, Task
 
@@ -27,6 +27,8 @@ TINY = (
     *("model.max_length=2048", "model.hidden_size=32", "model.intermediate_size=64"),
     *("env.max_episode_tokens=2048", "env.max_reply_tokens=200", "env.max_turns=3"),
 )
+RANDOM = "openenv_pipe.policies:random_action"
+WARM_START = ("trainer.warm_start.steps=1", f"trainer.warm_start.policy={RANDOM}")
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 
 
@@ -116,20 +118,28 @@ async def test_calls_that_open_the_vault(folder, monkeypatch):
 
 
 def test_check_passes(folder):
-    code, out, err = run(folder, "check", "conf=echo", "env=vault", "name=vault", *TINY, *SMALL)
+    overrides = ("conf=echo", "env=vault", "name=vault", *WARM_START, *TINY, *SMALL)
+    code, out, err = run(folder, "check", *overrides, "trainer.warm_start.num_episodes=2")
     assert code == 0, out + err
+    assert RANDOM in out
 
 
 @pytest.mark.parametrize("name", ["market", "vault"])
 def test_a_model_is_trained_on_it(folder, name):
+    """After a warm start on random actions, and beside a baseline of them, without any code."""
     overrides = ("conf=echo", f"env={name}", f"name={name}", *TINY, *SMALL)
     steps = ("trainer.steps=2", "trainer.tasks_per_step=2", "trainer.group_size=2")
-    code, _, err = run(
-        folder, "train", *overrides, *steps, "env.max_reply_tokens=8", "eval.num_tasks=2"
-    )
+    warm_start = (*WARM_START, "trainer.warm_start.num_episodes=4")
+    limits = ("env.max_reply_tokens=72", "env.max_turns=2", "eval.num_tasks=2")
+    code, _, err = run(folder, "train", *overrides, *steps, *warm_start, *limits)
     assert code == 0, err
     path = folder / "runs" / name / "0001"
     assert json.loads((path / "run.json").read_text())["status"] == "finished"
+    assert json.loads((path / "eval" / "baseline_random.json").read_text())["model"] == RANDOM
+    for group in read_episodes(episodes_path(path, 0)):
+        for turn in group.episodes[0].turns:
+            assert turn.unusable is None
+            assert not turn.observation.get("error")
     for group in read_episodes(path / "episodes" / "step_000002.jsonl.gz"):
         for episode in group.episodes:
             assert episode.status in (Status.TURN_LIMIT, Status.TOKEN_LIMIT), episode.error

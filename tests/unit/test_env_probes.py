@@ -2,10 +2,8 @@
 
 import random
 
-import jsonschema
 import pytest
 
-from openenv_pipe.env_check.actions import random_actions, sample
 from openenv_pipe.env_check.leaks import leak_lines
 from openenv_pipe.env_check.memory import growth_line
 from openenv_pipe.env_check.rewards import reward_lines
@@ -16,50 +14,6 @@ from openenv_pipe.types import Task
 
 MIB = 2**20
 TASK = Task(id="train/0", split="train", index=0, seed=0)
-
-# --- random actions ----------------------------------------------------------------------------
-
-SCHEMA = {
-    "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "integer", "minimum": 3}}}},
-    "type": "object",
-    "properties": {
-        "move": {"enum": ["left", "right"]},
-        "count": {"type": "integer", "minimum": 1, "exclusiveMaximum": 4},
-        "share": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "sure": {"type": "boolean"},
-        "note": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 3}, {"type": "null"}]},
-        "place": {"$ref": "#/$defs/Place"},
-        "weights": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 3},
-        "pair": {"type": "array", "prefixItems": [{"const": "a"}, {"type": "integer"}]},
-        "kind": {"type": ["string", "integer"]},
-        "metadata": {"type": "object"},
-    },
-    "required": ["move", "count", "weights"],
-}
-
-
-def test_random_actions_are_what_the_schema_says():
-    choose, draw = random_actions(SCHEMA), random.Random(0)
-    actions = [choose([], draw)[0] for _ in range(300)]
-    for action in actions:
-        jsonschema.validate(action, SCHEMA)
-    assert {action["move"] for action in actions} == {"left", "right"}
-    assert set().union(*actions) == set(SCHEMA["properties"]) - {"metadata"}
-
-
-def test_a_schema_that_contains_itself_ends():
-    tree = {"properties": {"next": {"$ref": "#"}, "all": {"items": {"$ref": "#"}}}}
-    for seed in range(50):
-        sample(tree, tree, random.Random(seed))
-
-
-def test_tools_are_called_with_arguments_of_their_own():
-    parameters = {"properties": {"word": {"type": "string"}}, "required": ["word"]}
-    tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
-    (action,) = random_actions({}, tools)([], random.Random(0))
-    assert (action["type"], action["tool_name"]) == ("call_tool", "look")
-    assert set(action["arguments"]) == {"word"}
-
 
 # --- leaks -------------------------------------------------------------------------------------
 

@@ -47,6 +47,8 @@ def test_the_action_decides_the_adapter(tmp_path, monkeypatch, fields, kind, pat
     written = compose_env(["env=mine"]).env
     assert (written.name, written.command) == ("my_env", ["serve", "{port}"])
     assert written.adapter.type == kind
+    players = {} if kind == "text" else {"random": "openenv_pipe.policies:random_action"}
+    assert written.baselines == players
     if kind == "text":
         assert written.adapter.system.startswith("Reply with the ")
         assert ("a, b.c. Where to" in written.adapter.system) is ("move" in fields)

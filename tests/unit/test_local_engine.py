@@ -25,7 +25,7 @@ from openenv_pipe.engines import Request
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
 from openenv_pipe.grpo.packing import pack
-from openenv_pipe.types import Finish, Status
+from openenv_pipe.types import Finish, Opening, Status
 
 WAIT_S = 60  # for what must not hang
 
@@ -39,6 +39,7 @@ def request(episode, new_ids, *, max_tokens=10, temperature=1.0, seed=None):
         temperature=temperature,
         seed=episode if seed is None else seed,
         observations=[],
+        opening=Opening(messages=()),
     )
 
 

@@ -16,7 +16,7 @@ from openenv_pipe.engines.openai import OpenAIEngine, TextChat
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import ConfigError, EngineError
-from openenv_pipe.types import Finish
+from openenv_pipe.types import Finish, Opening
 
 Answer = tuple[int, Any, dict[str, str]]
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
@@ -103,6 +103,7 @@ def request(new_ids: list[int], turn: int = 0, **changes: Any) -> Request:
             "temperature": 0.5,
             "seed": 7,
             "observations": [],
+            "opening": Opening(messages=()),
             **changes,
         }
     )

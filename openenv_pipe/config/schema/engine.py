@@ -16,7 +16,10 @@ class LocalEngineConfig(Block):
 
 
 class ScriptedEngineConfig(Block):
-    """Replies of a scripted policy: fn(observations, random) -> reply. Evaluation only."""
+    """Replies of a scripted policy: fn(observations, random) -> reply. Evaluation only.
+
+    A parameter `opening` of it gets the first messages, the tools and the action's schema.
+    """
 
     type: Literal["scripted"]
     policy: DottedPath

@@ -1,7 +1,8 @@
-"""Random actions, made from the JSON Schema that an environment gives of them.
+"""The scripted policy that plays any environment: actions by chance, made from their JSON Schemas.
 
-What a schema only says in a regular expression or in prose is not met: such actions are refused,
-and a scripted policy does better.
+For warm starts and baselines where nobody has written a player:
+`openenv_pipe.policies:random_action`. What a schema only says in a regular expression or in prose
+is not met: such actions are refused, and a player of the environment's own does better.
 """
 
 import random
@@ -9,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from string import ascii_lowercase, digits
 from typing import Any
 
-from openenv_pipe.adapters.json import without_metadata
 from openenv_pipe.adapters.schema_text import Schema, resolved
-from openenv_pipe.plays import Chooser
-from openenv_pipe.types import Action, Observation, Tool
+from openenv_pipe.adapters.templates import compact_json
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.types import Observation, Opening, Tool
 
 LETTERS = ascii_lowercase + digits
 MOST_LETTERS = 8
@@ -21,24 +22,37 @@ SPAN = 9  # of numbers that have one limit or none
 DEEPEST = 5  # levels; a schema may contain itself
 
 
-def random_actions(schema: Schema, tools: Sequence[Tool] = ()) -> Chooser:
-    """A chooser of one random action a turn: a call of one of the tools, if there are any."""
-    own = without_metadata(schema)
+def random_action(
+    observations: Sequence[Observation], draw: random.Random, *, opening: Opening
+) -> str:
+    """A call of any tool, or any object of the action's schema, whatever is seen.
 
-    def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
-        return [_call(draw.choice(tools), draw) if tools else sample(own, own, draw)]
+    Raises ConfigError where the opening has neither: what a text has to be, no schema says.
+    """
+    if opening.tools:
+        return f"<tool_call>{compact_json(draw_call(opening.tools, draw))}</tool_call>"
+    if opening.action_schema:
+        return compact_json(draw_value(opening.action_schema, draw))
+    raise ConfigError(
+        "openenv_pipe.policies:random_action plays with env.adapter.type=json and tool, whose "
+        "environments say what an action is; for text or python, write a policy: a function "
+        "(observations, random) -> reply, given as module:name"
+    )
 
-    return choose
+
+def draw_call(tools: Sequence[Tool], draw: random.Random) -> dict[str, Any]:
+    """`name` and `arguments` of a call of one of the tools."""
+    function = draw.choice(tools)["function"]
+    return {"name": function["name"], "arguments": draw_value(function["parameters"], draw)}
 
 
-def _call(tool: Tool, draw: random.Random) -> Action:
-    function = tool["function"]
-    arguments = sample(function["parameters"], function["parameters"], draw)
-    return {"type": "call_tool", "tool_name": function["name"], "arguments": arguments}
+def draw_value(schema: Schema, draw: random.Random) -> Any:
+    """A value that the schema allows."""
+    return _value(schema, schema, draw, 0)
 
 
-def sample(schema: Any, root: Schema, draw: random.Random, depth: int = 0) -> Any:
-    """A value that the schema allows; `root` is where its `$ref` leads."""
+def _value(schema: Any, root: Schema, draw: random.Random, depth: int) -> Any:
+    """`root` is where a `$ref` leads."""
     schema = resolved(schema, root)
     if "const" in schema:
         return schema["const"]
@@ -47,7 +61,7 @@ def sample(schema: Any, root: Schema, draw: random.Random, depth: int = 0) -> An
             return draw.choice(schema[key])
     for key in ("anyOf", "oneOf"):
         if schema.get(key):
-            return sample(draw.choice(schema[key]), root, draw, depth)
+            return _value(draw.choice(schema[key]), root, draw, depth)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     match draw.choice(kind) if isinstance(kind, list) else kind:
         case "object":
@@ -60,7 +74,7 @@ def sample(schema: Any, root: Schema, draw: random.Random, depth: int = 0) -> An
             low, high = _limits(schema)
             return draw.randint(int(low), max(int(low), int(high)))
         case "number":
-            return draw.uniform(*_limits(schema))
+            return _number(*_limits(schema), draw)
         case "null":
             return None
     return _text(schema, draw)
@@ -70,7 +84,7 @@ def _object(schema: Schema, root: Schema, draw: random.Random, depth: int) -> di
     """All fields that are required, and each other one in half of the cases."""
     required = schema.get("required", [])
     return {
-        name: sample(field, root, draw, depth + 1)
+        name: _value(field, root, draw, depth + 1)
         for name, field in schema.get("properties", {}).items()
         if name in required or (depth < DEEPEST and draw.random() < 0.5)
     }
@@ -78,11 +92,18 @@ def _object(schema: Schema, root: Schema, draw: random.Random, depth: int) -> di
 
 def _array(schema: Schema, root: Schema, draw: random.Random, depth: int) -> list[Any]:
     if members := schema.get("prefixItems"):
-        return [sample(member, root, draw, depth + 1) for member in members]
+        return [_value(member, root, draw, depth + 1) for member in members]
     fewest = schema.get("minItems", 0)
     most = fewest if depth >= DEEPEST else schema.get("maxItems", fewest + MOST_ITEMS)
     count = draw.randint(fewest, max(fewest, min(most, fewest + MOST_ITEMS)))
-    return [sample(schema.get("items", {}), root, draw, depth + 1) for _ in range(count)]
+    return [_value(schema.get("items", {}), root, draw, depth + 1) for _ in range(count)]
+
+
+def _number(low: float, high: float, draw: random.Random) -> float:
+    """With few digits where the limits leave room: each is one more to be learnt."""
+    number = draw.uniform(low, high)
+    short = round(number, 2)
+    return short if low <= short <= high else number
 
 
 def _limits(schema: Mapping[str, Any]) -> tuple[float, float]:
