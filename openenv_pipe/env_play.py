@@ -22,8 +22,8 @@ from openenv_pipe.adapters import Adapter, UnusableReply, adapter_for
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.hosts.base import Host
-from openenv_pipe.plays import Play, ask_aside, begin, take
-from openenv_pipe.session import Session
+from openenv_pipe.plays import Play, begin, take
+from openenv_pipe.session import Session, ask_aside
 from openenv_pipe.targets import Target, one_server, open_tasks
 from openenv_pipe.types import Action, Message, Observation, Task
 
@@ -84,7 +84,7 @@ class Game:
         """Reset to the task, and show how the conversation opens."""
         self._play: Play = self._portal.call(begin, self._session, task, self._env)
         (observation,) = self._play.observations
-        ask = partial(ask_aside, self._session, self._env)
+        ask = partial(ask_aside, self._session, self._env.step_timeout_s)
         opening = self._portal.call(self._adapter.open, observation, ask)
         for tool in opening.tools:
             self._console.print(f"tool {json.dumps(tool['function'])}", style="dim", markup=False)

@@ -121,11 +121,6 @@ async def take(session: Session, play: Play, action: Action, env: EnvConfig) -> 
     play.results.append(result)
 
 
-async def ask_aside(session: Session, env: EnvConfig, action: Action) -> Observation:
-    """A step that is no player's: what adapters ask at an opening. Raises SessionError."""
-    return (await session.step(action, env.step_timeout_s)).observation
-
-
 async def _keep_state(session: Session, play: Play, env: EnvConfig) -> None:
     try:
         play.states.append(await session.state(env.step_timeout_s))

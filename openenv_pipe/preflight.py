@@ -24,10 +24,10 @@ from openenv_pipe.findings import Line, Result, failed
 from openenv_pipe.footprint import Shape, disk_bytes, folder_shape, memory_bytes, tiny_shape
 from openenv_pipe.hosts import build_host
 from openenv_pipe.hosts.package import manifest_app
-from openenv_pipe.plays import Policy, ask_aside, begin, play_on, scripted
+from openenv_pipe.plays import Policy, begin, play_on, scripted
 from openenv_pipe.resources import find_env, load_callable, short_path
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.session import Session
+from openenv_pipe.session import Session, ask_aside
 from openenv_pipe.tasks import known_splits, open_splits
 from openenv_pipe.types import Task
 
@@ -140,7 +140,8 @@ async def _play(
     Raises ConfigError where a template names a field that is not there.
     """
     play = await begin(session, task, env)
-    opening = await adapter.open(play.results[0].observation, partial(ask_aside, session, env))
+    ask = partial(ask_aside, session, env.step_timeout_s)
+    opening = await adapter.open(play.results[0].observation, ask)
     if policy is not None:
         await play_on(session, play, scripted(policy, adapter, opening), env, random.Random(0))
     if play.refusals and not play.actions:

@@ -27,6 +27,7 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
+from openenv_pipe.types import Observation
 from openenv_pipe.web import LOOPBACK, OPEN, Access
 
 CLOSE_LIMIT_S = 2.0
@@ -35,6 +36,8 @@ RECENT_S = 1.0  # since its last answer a server needs no ping; a death meanwhil
 NO_SOCKET = (403, 404)  # the first from the frameworks that OpenEnv's servers are made with
 HTTP_ONLY = "so answers a server without /ws, and plain HTTP keeps no episode between requests"
 TOO_BIG = 1009  # the WebSocket close code of a message over the size limit
+LIST_TOOLS = {"type": "list_tools"}  # OpenEnv's action
+LIST_TOOLS_RPC = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}  # MCP's own
 REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
 WEBSOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
@@ -263,6 +266,24 @@ class Session:
             f"{self.url}: reward is {reward!r:.80}, expected a finite number or null; "
             "mend the environment"
         )
+
+
+async def ask_aside(session: Session, timeout_s: float, action: Mapping[str, Any]) -> Observation:
+    """The observation of a step that is no player's: nothing is earned by it.
+
+    Where an environment has a class of its own for calls, `list_tools` is no action of it: then its
+    tools are asked for in MCP's words. Raises as `Session.step` does.
+    """
+    try:
+        return (await session.step(action, timeout_s)).observation
+    except StepRefusedError as refusal:
+        if action != LIST_TOOLS or refusal.code != "VALIDATION_ERROR":
+            raise
+        with suppress(StepRefusedError):  # by a server that does not know the message
+            answer = await session.ask("mcp", "mcp", LIST_TOOLS_RPC, timeout_s)
+            if type(answer.get("result")) is dict:
+                return answer["result"]
+        raise
 
 
 def websocket_url(url: str) -> str:

@@ -15,9 +15,10 @@ from openenv_pipe.adapters.templates import (
 from openenv_pipe.adapters.tool_calls import FORM, tool_calls
 from openenv_pipe.config.schema import ToolAdapterConfig
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.session import LIST_TOOLS
 from openenv_pipe.types import Action, Message, Observation, Opening, Tool
 
-LIST_TOOLS = {"type": "list_tools"}
+NO_PARAMETERS = {"type": "object", "properties": {}}
 LONGEST_SEEN = 200  # characters of an answer in a message
 
 
@@ -62,7 +63,7 @@ class ToolAdapter:
 
 
 def tools_of(listing: Observation) -> list[Tool]:
-    """The answer to `list_tools` as chat templates want it."""
+    """The answer to `list_tools`, OpenEnv's or MCP's, as chat templates want it."""
     tools, metadata = listing.get("tools"), listing.get("metadata")
     if not tools and isinstance(metadata, Mapping) and "error" in metadata:
         raise SessionError(f"the environment cannot list its tools: {metadata['error']}")
@@ -74,7 +75,7 @@ def tools_of(listing: Observation) -> list[Tool]:
             "function": {
                 "name": tool["name"],
                 "description": tool.get("description") or "",
-                "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
+                "parameters": tool.get("input_schema") or tool.get("inputSchema") or NO_PARAMETERS,
             },
         }
         for tool in tools

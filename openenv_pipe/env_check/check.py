@@ -8,7 +8,7 @@ from functools import partial
 from openenv_pipe.adapters import Adapter, adapter_for
 from openenv_pipe.adapters.json import without_metadata
 from openenv_pipe.adapters.schema_text import Schema
-from openenv_pipe.adapters.tool import LIST_TOOLS, tools_of
+from openenv_pipe.adapters.tool import tools_of
 from openenv_pipe.adapters.tool_calls import call_action
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.description import describe
@@ -23,9 +23,10 @@ from openenv_pipe.env_check.speed import probe_speed
 from openenv_pipe.errors import PipeError
 from openenv_pipe.findings import Line, failed
 from openenv_pipe.hosts.base import Host
-from openenv_pipe.plays import Chooser, ask_aside, begin, scripted
+from openenv_pipe.plays import Chooser, begin, scripted
 from openenv_pipe.policies import draw_call, draw_value
 from openenv_pipe.resources import load_callable
+from openenv_pipe.session import LIST_TOOLS, ask_aside
 from openenv_pipe.targets import Target, one_server, open_tasks
 from openenv_pipe.types import Action, Observation, Opening, Task, Tool
 
@@ -105,7 +106,8 @@ async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> 
     """What the adapter opens the task's conversation with."""
     async with host.session() as session:
         play = await begin(session, task, env)
-        opening = await adapter.open(play.results[0].observation, partial(ask_aside, session, env))
+        ask = partial(ask_aside, session, env.step_timeout_s)
+        opening = await adapter.open(play.results[0].observation, ask)
         await session.close()
         return opening
 
@@ -116,9 +118,9 @@ async def _tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequ
         return ()
     async with host.session() as session:
         await begin(session, task, env)
-        listing = await session.step(LIST_TOOLS, env.step_timeout_s)
+        listing = await ask_aside(session, env.step_timeout_s, LIST_TOOLS)
         await session.close()
-        return tools_of(listing.observation)
+        return tools_of(listing)
 
 
 async def _probed(bench: Bench) -> AsyncIterator[Line]:

@@ -10,7 +10,7 @@ from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Completion, Engine, Request
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.hosts.base import Host
-from openenv_pipe.session import Session, StepResult
+from openenv_pipe.session import Session, StepResult, ask_aside
 from openenv_pipe.types import (
     Action,
     Episode,
@@ -85,7 +85,7 @@ class Player:
         self._observations.append(result.observation)
         if result.done:
             return Status.DONE
-        ask = partial(self._ask, session)
+        ask = partial(ask_aside, session, env.step_timeout_s)
         self._opening = await self._adapter.open(result.observation, ask)
         new_ids = self._first_ids(self._opening)
         while True:
@@ -162,10 +162,6 @@ class Player:
             turn.unusable = str(unusable)
             return [*messages, *self._adapter.refuse(turn.unusable)], None
         return messages, None if actions else Status.ANSWERED
-
-    async def _ask(self, session: Session, action: Action) -> Observation:
-        """A step that is not the model's: no turn has it, and nothing is earned by it."""
-        return (await session.step(action, self._env.step_timeout_s)).observation
 
     async def _step(self, session: Session, action: Action) -> StepResult:
         try:

@@ -65,7 +65,7 @@ async def test_objects_are_what_the_environments_schema_says():
 async def test_calls_are_of_all_tools_with_arguments_of_their_own():
     async def listed(action):
         tools = {"place": SCHEMA, "stop": {"type": "object", "properties": {}}}
-        return {"tools": [{"name": name, "input_schema": each} for name, each in tools.items()]}
+        return {"tools": [{"name": name, "inputSchema": each} for name, each in tools.items()]}
 
     actions = played(await TOOL.open({"text": "go"}, listed), TOOL)
     assert len(actions) == 300

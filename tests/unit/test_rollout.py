@@ -410,16 +410,18 @@ async def test_old_objects_rest_while_episodes_play_and_no_longer():
         gc.unfreeze()
 
 
-async def test_scripted_policies_see_all_observations_so_far():
-    seen = []
+async def test_scripted_policies_see_all_observations_so_far_and_the_opening():
+    seen, told = [], []
 
-    def policy(observations, draw):
+    def policy(observations, draw, opening):
         seen.append([observation["text"] for observation in observations])
+        told.append([message["content"] for message in opening.messages])
         return "a"
 
     engine = ScriptedEngine(policy, CHAT)
     await collect(ChatOnly(), engine=engine, num_tasks=1, group_size=1)
     assert seen == [["0"], ["0", "1: "]]
+    assert told == [["0"], ["0"]]
 
 
 async def test_a_scripted_reply_is_cut_at_its_limit():

@@ -17,7 +17,14 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
-from openenv_pipe.session import Session, StepResult, error_details, websocket_url
+from openenv_pipe.session import (
+    LIST_TOOLS,
+    Session,
+    StepResult,
+    ask_aside,
+    error_details,
+    websocket_url,
+)
 from openenv_pipe.web import Access
 
 FULL = {"message": "4 of 4 in use", "code": "CAPACITY_REACHED", "max_sessions": 4}
@@ -168,6 +175,30 @@ async def test_a_refused_step_leaves_the_session_usable():
             await session.step({}, 5)
         assert session.usable
         assert await session.reset({}, 5) == StepResult({}, None, False)
+
+
+def listed(data):
+    return json.dumps({"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1} | data})
+
+
+async def test_tools_are_asked_for_in_mcps_words_where_they_are_no_action():
+    tools, received = {"tools": [{"name": "add"}]}, []
+    frames = [error("VALIDATION_ERROR"), listed({"result": tools}), answer({"text": "go on"})]
+    async with session_with(answers(*frames, received=received)) as session:
+        assert await ask_aside(session, 5, LIST_TOOLS) == tools
+        assert await ask_aside(session, 5, {"text": "hello"}) == {"text": "go on"}
+    assert [each["type"] for each in received] == ["step", "mcp", "step"]
+    assert received[1]["data"]["method"] == "tools/list"
+
+
+@pytest.mark.parametrize("second", [listed({"error": {"code": 1}}), error("UNKNOWN_TYPE")])
+async def test_where_mcp_is_unknown_too_the_first_refusal_counts(second):
+    async with session_with(
+        answers(error("VALIDATION_ERROR", "no such action"), second)
+    ) as session:
+        with pytest.raises(StepRefusedError, match="no such action"):
+            await ask_aside(session, 5, LIST_TOOLS)
+        assert session.usable
 
 
 @pytest.mark.parametrize("action", [{"x": float("nan")}, {"x": {1, 2}}, {"x": object()}])

@@ -8,13 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.adapters import UnusableReply, build_adapter
-from openenv_pipe.adapters.tool import LIST_TOOLS, result_text
+from openenv_pipe.adapters.tool import result_text
 from openenv_pipe.chat import ChatFormat
 from openenv_pipe.config.schema import ToolAdapterConfig
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.learner.tiny import build_tokenizer
-from openenv_pipe.session import StepResult
+from openenv_pipe.session import LIST_TOOLS, StepResult
 from openenv_pipe.types import Status
 
 LISTED = {
