@@ -71,13 +71,13 @@ def compose_env(overrides: Sequence[str]) -> ServingConfig:
         loader = open_loader()
         parsed = _parse(overrides)
         for override in parsed:
-            if _block(override).split("/")[0] not in ("env", "host", "model"):
+            if block_of(override).split("/")[0] not in ("env", "host", "model"):
                 raise ConfigError(
                     f"{override.input_line!r} changes nothing of an environment; expected keys of "
                     "env and host, or a whole experiment: conf=NAME"
                 )
         lines = [_as_assignment(loader, override) for override in parsed]
-        if not any(_block(override) == "model" for override in parsed):
+        if not any(block_of(override) == "model" for override in parsed):
             lines.append("model=hub")
         return ServingConfig.model_validate(
             load_values(loader, ["~conf", *lines], only=("env", "host"))
@@ -95,7 +95,11 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         parsed = _parse(overrides)
         groups = {each.key_or_group for each in parsed if _is_group(loader, each)}
         if groups:
-            lines = [_as_assignment(loader, each) for each in parsed if _block(each) in groups]
+            lines = [
+                _as_assignment(loader, each)
+                for each in parsed
+                if groups & {each.key_or_group, block_of(each)}
+            ]
             if "model" not in groups:
                 lines.append(f"model={config.model.type}")  # an env's prompts depend on it
             if "engine" not in groups:
@@ -134,17 +138,27 @@ def open_loader() -> "ConfigLoaderImpl":
     return loader
 
 
-def _parse(overrides: Sequence[str]) -> list["Override"]:
+def parse_overrides(
+    overrides: Sequence[str], loader: "ConfigLoaderImpl | None" = None
+) -> list["Override"]:
+    """The lines as Hydra's grammar has them. Globs look into the loader's groups."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
     except OverrideParseException as error:
         raise ConfigError(explain_override(error.override)) from None
     for override in parsed:
         if not override.key_or_group:
             raise ConfigError(explain_override(str(override.input_line)))
+    return parsed
+
+
+def _parse(overrides: Sequence[str]) -> list["Override"]:
+    """Of one run. Raises ConfigError for what is of several, or not of a run at all."""
+    parsed = parse_overrides(overrides)
+    for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(
                 f"{override.input_line!r} names several values, and a run takes one; "
@@ -153,7 +167,7 @@ def _parse(overrides: Sequence[str]) -> list["Override"]:
             )
         if override.is_hydra_override():
             raise ConfigError(f"{override.input_line!r}: Hydra's own settings have no effect here")
-        if _block(override) == "sweep":
+        if block_of(override) == "sweep":
             raise ConfigError(f"{override.input_line!r} is for `openenv-pipe train -m`")
     return parsed
 
@@ -162,8 +176,9 @@ def _is_group(loader: "ConfigLoaderImpl", override: "Override") -> bool:
     return loader.repository.group_exists(override.key_or_group)
 
 
-def _block(override: "Override") -> str:
-    return override.key_or_group.split(".")[0]
+def block_of(override: "Override") -> str:
+    """The top-level key that it is about: `env`, also of the group env/adapter."""
+    return override.key_or_group.replace("/", ".").split(".")[0]
 
 
 def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
@@ -233,7 +248,7 @@ def _origins(
                 files[key].append(Path(found.path.removeprefix("file://")) / f"{path}.yaml")
     given: dict[str, list[str]] = {key: [] for key in files}
     for override in parsed:
-        given.get(_block(override), []).append(override.input_line or "")
+        given.get(block_of(override), []).append(override.input_line or "")
     return {key: Origin(files=tuple(files[key]), overrides=tuple(given[key])) for key in files}
 
 

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from openenv_pipe.config.compose import load_values, open_loader, readable_errors
-from openenv_pipe.config.explain import explain_override
+from openenv_pipe.config.compose import (
+    block_of,
+    load_values,
+    open_loader,
+    parse_overrides,
+    readable_errors,
+)
 from openenv_pipe.config.schema import SweepConfig, SweepSettings
 from openenv_pipe.errors import ConfigError, FailureError
 
@@ -53,10 +58,10 @@ class Request:
 def read_request(overrides: Sequence[str]) -> Request:
     """Take the overrides apart; raises ConfigError."""
     with readable_errors(SweepSettings):
-        parsed = _parse(overrides)
-        own = [each for each in parsed if _block(each) not in ("sweep", "hydra")]
-        sweep = _compose_sweep([each for each in parsed if _block(each) == "sweep"])
-        launcher = tuple(_launcher_line(each) for each in parsed if _block(each) == "hydra")
+        parsed = parse_overrides(overrides, open_loader())
+        own = [each for each in parsed if block_of(each) not in ("sweep", "hydra")]
+        sweep = _compose_sweep([each for each in parsed if block_of(each) == "sweep"])
+        launcher = tuple(_launcher_line(each) for each in parsed if block_of(each) == "hydra")
         if sweep.type == "search":
             shared = tuple(each.input_line or "" for each in own if not each.is_sweep_override())
             parameters = tuple(_parameter(each) for each in own if each.is_sweep_override())
@@ -119,25 +124,6 @@ class _Numbered:
         from hydra.core.hydra_config import HydraConfig
 
         self.function(HydraConfig.get().job.num)
-
-
-def _parse(overrides: Sequence[str]) -> list["Override"]:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    parser = OverridesParser.create(config_loader=open_loader())  # globs look into its groups
-    try:
-        parsed = parser.parse_overrides(list(overrides))
-    except OverrideParseException as error:
-        raise ConfigError(explain_override(error.override)) from None
-    for override in parsed:
-        if not override.key_or_group:
-            raise ConfigError(explain_override(str(override.input_line)))
-    return parsed
-
-
-def _block(override: "Override") -> str:
-    return override.key_or_group.replace("/", ".").split(".")[0]
 
 
 def _compose_sweep(overrides: Sequence["Override"]) -> SweepConfig:

