@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openenv_pipe.config.changes import flat
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.resources import short_path
 from openenv_pipe.runs.evals import read_during, read_reports, read_stages
 from openenv_pipe.runs.files import read_json
 from openenv_pipe.runs.folder import RunFolder
@@ -60,7 +62,7 @@ def find_runs(targets: Sequence[Path]) -> Found:
     folders = {_open(path).path.resolve(): None for path in targets}
     runs = [_read(path) for path in folders]
     home = next(iter(folders)).parent.parent / "compare"
-    return Found(title="Runs", runs=runs, lost_jobs=[], home=_short(home))
+    return Found(title="Runs", runs=runs, lost_jobs=[], home=Path(short_path(home)))
 
 
 def _is_sweep(path: Path) -> bool:
@@ -89,7 +91,7 @@ def _find_sweep(path: Path) -> Found:
     ]
     if not runs and not lost:
         raise RunFolderError(
-            f"{path} has no runs: below {_short(runs_dir)} no run.json has sweep={stamp!r}; "
+            f"{path} has no runs: below {short_path(runs_dir)} no run.json has sweep={stamp!r}; "
             "name run folders instead"
         )
     return Found(title=f"Sweep {stamp}", runs=runs, lost_jobs=lost, home=path)
@@ -119,7 +121,7 @@ def _read(path: Path) -> FoundRun:
         records = read_metrics(folder.metrics_path)
         return FoundRun(
             id=folder.record.id,
-            path=_short(path),
+            path=Path(short_path(path)),
             status=folder.status,
             cause=folder.record.cause,
             seed=seed,
@@ -131,7 +133,7 @@ def _read(path: Path) -> FoundRun:
             reports=[*stages.values(), *read_during(path)],
         )
     except (RunFolderError, OSError, LookupError, TypeError, AttributeError) as error:
-        return FoundRun(id=name, path=_short(path), status="unreadable", cause=str(error))
+        return FoundRun(id=name, path=Path(short_path(path)), status="unreadable", cause=str(error))
 
 
 def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | None:
@@ -144,20 +146,6 @@ def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | 
 
 def _settings(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
     """The leaves of a configuration, but for the seed and what follows it."""
-    for key, value in _leaves(config):
+    for key, value in flat(config).items():
         if key not in NO_SETTINGS and not (key == "model.seed" and value == seed):
-            yield key, value
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, json.dumps(value) if isinstance(value, Mapping | list) else value
-
-
-def _short(path: Path) -> Path:
-    """As a person in the current folder would write it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+            yield key, json.dumps(value) if isinstance(value, dict | list) else value

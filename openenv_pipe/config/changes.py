@@ -9,15 +9,16 @@ from openenv_pipe.config.schema import RunConfig
 
 def changed_keys(before: RunConfig, after: RunConfig) -> dict[str, list[JsonValue]]:
     """Dotted keys with both values; None where a key is not there."""
-    old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
+    old, new = flat(before.model_dump(mode="json")), flat(after.model_dump(mode="json"))
     keys = sorted({*old, *new})
     return {key: [old.get(key), new.get(key)] for key in keys if old.get(key) != new.get(key)}
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, JsonValue]:
+def flat(value: Any, prefix: str = "") -> dict[str, JsonValue]:
+    """Dotted keys to values; lists and empty mappings are values."""
     if not isinstance(value, dict) or not value:
         return {prefix: value}
     found: dict[str, JsonValue] = {}
     for key, each in value.items():
-        found |= _flat(each, f"{prefix}.{key}" if prefix else key)
+        found |= flat(each, f"{prefix}.{key}" if prefix else key)
     return found
