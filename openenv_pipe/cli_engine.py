@@ -1,6 +1,5 @@
 """The commands of `openenv-pipe engine`: help and arguments. The work is in engines/."""
 
-import sys
 from enum import StrEnum
 from typing import Annotated
 
@@ -44,13 +43,10 @@ def install(
     openenv-pipe engine install vllm
     """
     from openenv_pipe.engines.vllm import install as vllm
+    from openenv_pipe.progress import tell_person
 
     chosen = vllm.find_build() if build is Build.AUTO else build.value
     known = vllm.find_installed(chosen)
-    installed = known or vllm.install(chosen, _tell, extra_index_url)
+    installed = known or vllm.install(chosen, tell_person, extra_index_url)
     state = "is already installed" if known else f"installed in {installed.took_s:.0f} s"
     print(f"{installed.package} {installed.version} {state}: {vllm.environment_dir(chosen)}")
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -24,6 +24,11 @@ BAR_WIDTH = 24  # columns; the bar is left out of terminals narrower than MIN_WI
 MIN_WIDTH_FOR_BAR = 100
 
 
+def tell_person(text: str) -> None:
+    """A line on stderr, where there is no stage to show."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class Progress(Protocol):
     """Told by the pipeline what happens. Used by one thread."""
 

@@ -6,9 +6,8 @@ report is kept in its own run's folder as soon as it is whole.
 """
 
 import asyncio
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openenv_pipe.assembly import assembled
@@ -16,6 +15,7 @@ from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.evaluate import evaluate_model, play_baselines
+from openenv_pipe.progress import tell_person
 from openenv_pipe.runs.checkpoints import Place, find_checkpoint
 from openenv_pipe.runs.eval_table import Row, print_rows
 from openenv_pipe.runs.evals import read_reports, save_evaluation
@@ -95,7 +95,7 @@ def find_subject(word: str, overrides: Sequence[str]) -> Subject:
         return Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
     if which == "start":
         return Subject(folder=folder, config=config, checkpoint=None, label=AT_START, step=0)
-    checkpoint = find_checkpoint(folder.path, which, _say)
+    checkpoint = find_checkpoint(folder.path, which, tell_person)
     place = Place.of(checkpoint)
     return Subject(
         folder=folder,
@@ -104,10 +104,6 @@ def find_subject(word: str, overrides: Sequence[str]) -> Subject:
         label=checkpoint.name,
         step=place.step if place.stage == "grpo" else 0,
     )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def on_the_same_tasks(subjects: list[Subject]) -> list[Subject]:
@@ -130,14 +126,7 @@ def _measured_as(first: Subject, other: Subject) -> Subject:
     values["eval"], values["reward"] = wanted["eval"], wanted["reward"]
     values["env"]["tasks"]["eval"] = wanted["env"]["tasks"]["eval"]
     values["env"]["success_reward"] = wanted["env"]["success_reward"]
-    config = RunConfig.model_validate(values)
-    return Subject(
-        folder=other.folder,
-        config=config,
-        checkpoint=other.checkpoint,
-        label=other.label,
-        step=other.step,
-    )
+    return replace(other, config=RunConfig.model_validate(values))
 
 
 def _open_logs(path: Path) -> Path:

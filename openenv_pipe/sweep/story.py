@@ -17,6 +17,7 @@ from rich.console import Console
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import Request, launch, read_request
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.progress import tell_person
 from openenv_pipe.resources import short_path
 from openenv_pipe.runs.hidden import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.sweep.folder import Job, SweepFolder, stop_all_mark
@@ -80,7 +81,7 @@ def _find_runs_dir(request: Request) -> Path:
 
 
 def _carry_out(folder: SweepFolder, request: Request) -> bool:
-    _note(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
+    tell_person(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
     received: list[int] = []
     keeper = Keeper(folder.path / "servers" / f"attempt_{folder.record.attempt}")
     try:
@@ -142,7 +143,7 @@ def _search(folder: SweepFolder, request: Request, keeper: Keeper) -> Watch:
             break
     if (best := search.best()) is not None:
         metric = f"{request.sweep.metric} {best.value:.4g}"
-        _note(f"best: job {best.index} {best.run} {metric} {watch.own_overrides(best)}")
+        tell_person(f"best: job {best.index} {best.run} {metric} {watch.own_overrides(best)}")
     return watch
 
 
@@ -153,11 +154,11 @@ def _conclude(folder: SweepFolder, keeper: Keeper, watch: Watch, received: list[
     Console(soft_wrap=not sys.stdout.isatty()).print(watch.table())
     for kind, number in keeper.num_borrowed.items():
         times = _times(keeper.num_starts[kind])
-        _note(f"{NAMES[kind]} servers: started {times}, used {_times(number)}")
+        tell_person(f"{NAMES[kind]} servers: started {times}, used {_times(number)}")
     if received:
-        _note(f"go on with: openenv-pipe train -m --resume {short_path(folder.path)}")
+        tell_person(f"go on with: openenv-pipe train -m --resume {short_path(folder.path)}")
         raise SystemExit(128 + received[0])
-    _note(f"all of it: {short_path(folder.path)}")
+    tell_person(f"all of it: {short_path(folder.path)}")
     return done_well
 
 
@@ -182,7 +183,7 @@ def _stop_on_signals(folder: SweepFolder, received: list[int]) -> Iterator[None]
             raise KeyboardInterrupt
         received.append(number)
         stop_all_mark(folder.path, folder.record.attempt).touch()
-        _note("stopping the jobs, which save; once more to give up at once")
+        tell_person("stopping the jobs, which save; once more to give up at once")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -206,7 +207,3 @@ def _kill_runs(folder: SweepFolder) -> None:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
