@@ -32,7 +32,6 @@ from openenv_pipe.runs.differences import Difference, find_differences
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.hidden import hide_in_config, known_secrets
-from openenv_pipe.runs.record import Lineage
 from openenv_pipe.runs.rewind import rewind
 
 MAY_CHANGE = ("trainer.steps", "trainer.checkpoint.", "eval.during.", "tracker.")
@@ -121,18 +120,8 @@ def fork(name: str, overrides: Sequence[str], command: Sequence[str]) -> None:
             f"{source.record.id} has {place.step} steps behind it at {checkpoint.name}, and "
             f"trainer.steps={config.trainer.steps}: nothing is left to do; set more"
         )
-    folder = RunFolder.create(
-        config,
-        overrides=overrides,
-        command=command,
-        lineage=Lineage(
-            kind="fork",
-            run=source.record.id,
-            path=str(source.path.resolve()),
-            checkpoint=checkpoint.name,
-            changed=changed,
-        ),
-    )
+    lineage = source.lineage("fork", checkpoint.name, changed)
+    folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
     left_out = _copy_checkpoint(checkpoint, folder.path, changed)
     if left_out:
         progress.note(f"beginning anew: {', '.join(left_out)}")

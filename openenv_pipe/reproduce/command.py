@@ -22,7 +22,6 @@ from openenv_pipe.runs.files import write_text
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
-from openenv_pipe.runs.record import Lineage
 
 SAME, DIFFERENT = 0, 3
 ALLOWABLE = ("code", "versions", "data", "model")
@@ -184,11 +183,5 @@ def _end(config: RunConfig, num_recorded: int, steps: int | None) -> int | None:
 def _new_folder(recorded: RunFolder, config: RunConfig, command: Sequence[str]) -> RunFolder:
     overrides = recorded.path / "overrides.txt"
     words = overrides.read_text().splitlines() if overrides.exists() else []
-    lineage = Lineage(
-        kind="reproduction",
-        run=recorded.record.id,
-        path=str(recorded.path.resolve()),
-        checkpoint=None,
-        changed={},
-    )
+    lineage = recorded.lineage("reproduction")
     return RunFolder.create(config, overrides=words, command=command, lineage=lineage)

@@ -14,7 +14,6 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.reproduce.comparing import RECORDED_DIGESTS, checkpoint_digests
 from openenv_pipe.runs.files import write_json, write_text
 from openenv_pipe.runs.find import find_run
-from openenv_pipe.runs.record import Lineage
 
 
 def record(name: str, to: Path, *, steps: int | None, runs_dir: Path) -> None:
@@ -39,14 +38,7 @@ def record(name: str, to: Path, *, steps: int | None, runs_dir: Path) -> None:
     for path in sorted((folder.path / "eval").glob("*.json")):
         shutil.copyfile(path, to / "eval" / path.name)
     write_json(to / RECORDED_DIGESTS, checkpoint_digests(folder.path))
-    lineage = Lineage(
-        kind="recording",
-        run=folder.record.id,
-        path=str(folder.path.resolve()),
-        checkpoint=None,
-        changed={},
-    )
-    recorded = folder.record.model_copy(update={"lineage": lineage})
+    recorded = folder.record.model_copy(update={"lineage": folder.lineage("recording")})
     write_json(to / "run.json", recorded.model_dump(mode="json"))
 
 

@@ -49,7 +49,7 @@ from openenv_pipe.runs.hidden import (
     restore_in_config,
 )
 from openenv_pipe.runs.lock import hold
-from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, RunRecord
+from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, LineageKind, RunRecord
 
 
 class RunFolder:
@@ -149,6 +149,21 @@ class RunFolder:
     def logs(self) -> Path:
         """The folder of the current attempt's logs."""
         return self.path / "logs" / (self.path / "logs" / "latest").readlink()
+
+    def lineage(
+        self,
+        kind: LineageKind,
+        checkpoint: str | None = None,
+        changed: Mapping[str, list[JsonValue]] | None = None,
+    ) -> Lineage:
+        """What the record of a run that is made from this one says of it."""
+        return Lineage(
+            kind=kind,
+            run=self.record.id,
+            path=str(self.path.resolve()),
+            checkpoint=checkpoint,
+            changed=dict(changed or {}),
+        )
 
     def checkpoints(self) -> list[Path]:
         """All whole checkpoints, the oldest first."""

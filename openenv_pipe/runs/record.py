@@ -10,6 +10,7 @@ from openenv_pipe.runs.provenance import Checkout, Machine, Record
 
 EndStatus = Literal["finished", "failed", "interrupted"]
 Status = Literal["running", EndStatus]
+LineageKind = Literal["fork", "reproduction", "recording"]
 
 
 class Attempt(Record):
@@ -29,7 +30,7 @@ class Attempt(Record):
 class Lineage(Record):
     """The run that this one was made from."""
 
-    kind: Literal["fork", "reproduction", "recording"]
+    kind: LineageKind
     run: str  # its id
     path: str  # its folder, at that time
     checkpoint: str | None
