@@ -21,6 +21,7 @@ from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.files import write_text
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.markdown import table
 from openenv_pipe.runs.metrics import read_metrics
 
 SAME, DIFFERENT = 0, 3
@@ -89,7 +90,7 @@ def _compare(
         bands = list(_bands(recorded.path, folder.path))
         failed = next((band for band in bands if not band.holds), None)
         verdict = "within the bands" if failed is None else f"different: {_as_text(failed)}"
-        lines = [f"Not byte for byte: {why}.", "", *_table(bands)]
+        lines = [f"Not byte for byte: {why}.", "", _table(bands)]
         code = SAME if failed is None else DIFFERENT
     else:
         found = first_mismatches(recorded.path, folder.path, only_learner=is_replay)
@@ -135,14 +136,15 @@ def _bands(expected: Path, seen: Path) -> list[Band]:
     return found
 
 
-def _table(bands: Sequence[Band]) -> list[str]:
+def _table(bands: Sequence[Band]) -> str:
     rows = [
-        f"| {band.step} | {band.metric} | {band.expected:.6g} | {band.seen:.6g} | "
-        f"± {band.width:.3g} | {'yes' if band.holds else 'no'} |"
+        [
+            *(str(band.step), band.metric, f"{band.expected:.6g}", f"{band.seen:.6g}"),
+            *(f"± {band.width:.3g}", "yes" if band.holds else "no"),
+        ]
         for band in bands
     ]
-    head = "| step | metric | recorded | now | band | within |"
-    return [head, "|---|---|---|---|---|---|", *rows]
+    return table(["step", "metric", "recorded", "now", "band", "within"], rows)
 
 
 def _as_text(band: Band) -> str:
