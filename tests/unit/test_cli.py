@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -42,20 +41,14 @@ def test_help_lists_the_commands_and_loads_nothing_heavy(openenv_pipe):
     for command in ("train", "eval", "show", "check", "runs", "version"):
         assert command in result.stdout
     code = (
-        "import sys, openenv_pipe.cli\n"
-        "heavy = {'torch', 'transformers', 'hydra', 'numpy', 'pydantic'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "import sys\n"
+        "from openenv_pipe import cli\n"
+        "try:\n    cli.main(['--help'])\n"
+        "except SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'vllm', 'hydra', 'numpy', 'pydantic'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
-
-
-def test_help_is_quick(openenv_pipe):
-    durations = []
-    for _ in range(3):
-        started = time.perf_counter()
-        openenv_pipe("--help")
-        durations.append(time.perf_counter() - started)
-    assert min(durations) < 1.0  # 0.35 s on two idle cores
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "show", "check", "runs", "version"])
