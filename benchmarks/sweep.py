@@ -47,9 +47,9 @@ def run(folder: Path, *arguments: str) -> float:
 def separate(folder: Path, job: Sequence[str], num_jobs: int) -> tuple[float, int]:
     """Seconds of the runs by themselves, and how many servers they started."""
     took_s = sum(run(folder, "train", *job, f"seed={seed}") for seed in range(num_jobs))
-    return took_s, len(list(folder.glob("runs/*/*/logs/attempt_*/env-*.log"))) + len(
-        list(folder.glob("runs/*/*/logs/attempt_*/engine.log"))
-    )
+    logs = "runs/*/[0-9]*/logs/attempt_*"  # not those of the link `latest` once more
+    kinds = ("env-*.log", "engine.log")
+    return took_s, sum(len(list(folder.glob(f"{logs}/{kind}"))) for kind in kinds)
 
 
 def swept(folder: Path, job: Sequence[str], num_jobs: int) -> tuple[float, int]:
