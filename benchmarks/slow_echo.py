@@ -3,8 +3,8 @@
 python benchmarks/slow_echo.py PORT STEP_S
 """
 
+import asyncio
 import sys
-import time
 from pathlib import Path
 
 import uvicorn
@@ -21,9 +21,9 @@ STEP_S = float(sys.argv[2])
 class SlowEcho(EchoEnvironment):
     """Sleeps before it answers, as an environment does that asks somebody else."""
 
-    def step(self, *arguments, **keywords):
-        time.sleep(STEP_S)
-        return super().step(*arguments, **keywords)
+    async def step_async(self, *arguments, **keywords):
+        await asyncio.sleep(STEP_S)  # each session by itself: to block would hold up all of them
+        return await super().step_async(*arguments, **keywords)
 
 
 app = create_app(SlowEcho, EchoAction, EchoObservation, env_name="echo", max_concurrent_envs=256)
