@@ -167,7 +167,7 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
                 await open_splits(config, known_splits(config), host.urls[0], host.access)
             ).train
             async with engine_of(config, Path(logs)) as (engine, policy):
-                client = await engine._life.serving()
+                client = await engine.replicas[0].life.serving()
                 collector = Collector(
                     env=config.env,
                     host=host,
@@ -189,7 +189,7 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
                     episodes = [episode for group in groups for episode in group.episodes]
                     ours = sum(episode.num_completion_tokens for episode in episodes) / took_s
                     bodies = [
-                        requests_of(e, engine._publisher.model, policy.end_id) for e in episodes
+                        requests_of(e, engine.replicas[0].model, policy.end_id) for e in episodes
                     ]
                     await client.reset_prefix_cache()
                     bare = await raw(client.url, bodies, num_sessions)

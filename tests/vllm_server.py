@@ -5,11 +5,13 @@ tried on it. Tests that change all weights give the base back: see `base_weights
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 
@@ -23,6 +25,7 @@ from openenv_pipe.learner.load import load_policy
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.publication import Publication
 
+MOST_AT_ONCE = 1 << 16  # bytes
 START_LIMIT_S = 400.0  # 20 to 30 s on two idle cores
 LORA_RANK = 8
 SMALL = (
@@ -49,6 +52,58 @@ class Served:
     def attach(self) -> tuple[str, str]:
         """Overrides that make a run use it."""
         return "engine.launch=attach", f"engine.url={self.url}"
+
+
+class Door:
+    """Another address of a server, which seems to die when it is closed. Use it in `async with`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = ""
+        self._there = urlsplit(url)
+        self._port = 0  # any; then the same one again
+        self._server: asyncio.Server | None = None
+        self._passing: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
+
+    async def __aenter__(self) -> "Door":
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._pass, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    async def close(self) -> None:
+        """Connections break, and there will be no others."""
+        assert self._server is not None
+        self._server.close()
+        passing = dict(self._passing)
+        for writers in passing.values():
+            for writer in writers:
+                writer.transport.abort()
+        await asyncio.gather(*passing, return_exceptions=True)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(self._there.hostname, self._there.port)
+        task = asyncio.current_task()
+        self._passing[task] = [writer, back]
+        try:
+            await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        finally:
+            del self._passing[task]
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while content := await reader.read(MOST_AT_ONCE):
+            writer.write(content)
+            await writer.drain()
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 def installed_vllm() -> Installed | str:

@@ -23,7 +23,7 @@ from openenv_pipe.learner.publication import Publication
 from openenv_pipe.types import Opening
 from tests.fakes import FakeHost, all_episodes, collect
 from tests.vllm_runs import assert_trained_and_agreed, ended, start
-from tests.vllm_server import LORA_RANK, Served, small_config, small_policy
+from tests.vllm_server import LORA_RANK, Door, Served, small_config, small_policy
 
 pytestmark = pytest.mark.vllm
 LORA = f"model.lora.rank={LORA_RANK}"
@@ -171,6 +171,35 @@ async def generated(client: VllmClient) -> float:
     return read_metrics(await client.metrics_text())["generation_tokens_total"]
 
 
+async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_path):
+    """With the tokens that they would have got without it. Both are addresses of one server."""
+    async with Door(vllm_served.url) as first, Door(vllm_served.url) as second:
+        urls = f"engine.url=[{first.url},{second.url}]"
+        async with opened(vllm_served, tmp_path, LORA, urls) as (engine, policy):
+            change(policy)
+            await engine.publish(1)
+            engine.expect(17, 16)
+            playing = [
+                asyncio.create_task(engine.generate(request(number, seed=number, max_tokens=200)))
+                for number in range(16)
+            ]
+            async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
+                while not await running(client):
+                    await asyncio.sleep(0.01)
+            await first.close()
+            completions = await asyncio.gather(*playing)
+            assert {version for each in completions for version in each.policy_versions} == {1}
+            assert_same(await engine.generate(request(16, seed=0, max_tokens=200)), completions[0])
+            while engine.replicas[0].is_up:
+                await asyncio.sleep(0.01)
+            await first.open()
+            change(policy)
+            await engine.publish(2)
+            measured = await engine.metrics()
+            assert measured["canary/difference"] < 1e-4 < measured["canary/moved"]
+            assert measured["engine/restarts"] == 1
+
+
 # --- publishing ----------------------------------------------------------------------------------
 
 
@@ -181,7 +210,7 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
             change(policy, 0.01 * version)
             await engine.publish(version)
             assert (await engine.metrics())["canary/difference"] < 1e-4
-        client = engine._life.client
+        client = engine.replicas[0].life.client
         names = await client.adapters()
         kept = engine._publisher._kept
         ours = kept[0].folder.parent.name
@@ -254,7 +283,7 @@ def test_three_steps_with_an_adapter(vllm_served, tmp_path):
 async def test_a_stale_adapter_stops_the_run(vllm_served, tmp_path, monkeypatch):
     """Trap 16, made on purpose: a new name for the old weights. Both numbers are told."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
-        client = engine._life.client
+        client = engine.replicas[0].life.client
         load, old = client.load_adapter, engine._publisher._kept[-1].folder
         monkeypatch.setattr(client, "load_adapter", lambda name, folder: load(name, old))
         change(policy)

@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from tests.vllm_runs import (
+    BOUND,
     assert_trained_and_agreed,
     ended,
     server_processes,
@@ -47,12 +48,18 @@ def test_a_server_killed_in_a_step_is_replaced(installed, tmp_path):
     assert "loading weights" in told  # what a start is at
 
 
-def test_a_killed_trainer_leaves_no_server(installed, tmp_path):
-    process = start(tmp_path, f"model.lora.rank={LORA_RANK}", "trainer.steps=1000")
+def test_a_killed_trainer_leaves_none_of_its_two_servers(installed, tmp_path):
+    """Both have played by then, and have got the policy after the first step."""
+    more = ("engine.num_servers=2", "trainer.steps=1000")
+    process = start(tmp_path, f"model.lora.rank={LORA_RANK}", *more)
     try:
         wait_until(lambda: steps_of(tmp_path), "the first step", tmp_path)
+        record = steps_of(tmp_path)[0]
+        assert record["canary/difference"] < BOUND < record["canary/moved"]
+        each = [record[f"engine/{number}/generated_tokens"] for number in (0, 1)]
+        assert min(each) > 0 and sum(each) == record["engine/generated_tokens"]
         servers = server_processes(psutil.Process(process.pid))
-        assert len(servers) >= 3  # the server, its engine, its worker
+        assert len(servers) >= 6  # two servers, their engines, their workers
         process.send_signal(signal.SIGKILL)
         process.wait(10)
         _, alive = psutil.wait_procs(servers, timeout=5)

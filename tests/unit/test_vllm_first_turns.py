@@ -8,7 +8,7 @@ from openenv_pipe.engines.vllm.client import Sampled
 from openenv_pipe.engines.vllm.first_turns import Asked, FirstTurns, consecutive
 from openenv_pipe.errors import EngineError
 
-ASKED = Asked(model="base", prompt=(1, 2), sampling={"max_tokens": 4, "temperature": 1.0})
+ASKED = Asked(server=0, prompt=(1, 2), sampling={"max_tokens": 4, "temperature": 1.0})
 
 
 class Server:
@@ -49,14 +49,18 @@ async def test_who_comes_late_or_never_changes_nothing_for_the_others():
     assert server.requests == [(100, 2), (103, 1), (102, 1)]
 
 
-async def test_other_prompts_lengths_and_groups_are_asked_apart():
+async def test_other_prompts_lengths_servers_and_groups_are_asked_apart():
     server = Server()
     first = FirstTurns(server.ask)
-    longer = Asked(model="base", prompt=(1, 2), sampling={**ASKED.sampling, "max_tokens": 5})
-    other = Asked(model="base", prompt=(1, 3), sampling=ASKED.sampling)
-    newer = Asked(model="policy-2", prompt=(1, 2), sampling=ASKED.sampling)
+    longer = Asked(server=0, prompt=(1, 2), sampling={**ASKED.sampling, "max_tokens": 5})
+    other = Asked(server=0, prompt=(1, 3), sampling=ASKED.sampling)
+    elsewhere = Asked(server=1, prompt=(1, 2), sampling=ASKED.sampling)
     await asyncio.gather(
-        *(first.sample(asked, 100, m) for asked in (ASKED, longer, other, newer) for m in (0, 1)),
+        *(
+            first.sample(asked, 100, m)
+            for asked in (ASKED, longer, other, elsewhere)
+            for m in (0, 1)
+        ),
         first.sample(ASKED, 200, 0),
     )
     assert sorted(server.requests) == [(100, 2)] * 4 + [(200, 1)]

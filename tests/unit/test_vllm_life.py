@@ -7,86 +7,15 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import life as life_module
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.life import ServerLife
 from openenv_pipe.errors import EngineError
+from tests.small_vllm import SmallServer
 
 LIMIT_S = 20.0  # of every test: nothing may wait for ever
-
-
-class SmallServer:
-    """Speaks the few paths that a life needs; dies when it is told to."""
-
-    def __init__(self, log) -> None:
-        self.log = log
-        self.url = ""
-        self.num_starts = 0
-        self.num_drops = 0  # requests whose connection breaks
-        self.starts_dead = False
-        self.is_healthy = True
-        self.is_paused = False
-        self.resume_status = 200
-        self.seeds: list[int] = []
-        self._runner: web.AppRunner | None = None
-        self._dead = asyncio.Event()
-
-    @property
-    def is_up(self) -> bool:
-        return self._runner is not None
-
-    async def start(self) -> None:
-        self.num_starts += 1
-        self._dead = asyncio.Event()
-        with self.log.open("a") as file:
-            print("ImportError: no such kernel" if self.starts_dead else "started", file=file)
-        if self.starts_dead:
-            self._dead.set()
-            return
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_post("/inference/v1/generate", self._generate)
-        app.router.add_post("/resume", self._resume)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        port = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{port}"
-
-    async def died(self) -> str:
-        await self._dead.wait()
-        return "exit code 137"
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-        self._dead.set()
-
-    async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if self.is_healthy else 503)
-
-    async def _resume(self, request: web.Request) -> web.Response:
-        if self.resume_status == 200:
-            self.is_paused = False
-        return web.Response(status=self.resume_status)
-
-    async def _generate(self, request: web.Request) -> web.Response:
-        while self.is_paused:
-            await asyncio.sleep(0.01)
-        body = await request.json()
-        if self.num_drops:
-            self.num_drops -= 1
-            request.transport.close()
-            return web.Response()
-        self.seeds.append(body["sampling_params"].get("seed"))
-        content = [{"token_id": 7, "logprob": -9999.0}, {"token_id": 8, "logprob": -0.5}]
-        choice = {"index": 0, "token_ids": [7, 8], "logprobs": {"content": content}}
-        return web.json_response({"choices": [{**choice, "weight_versions": None}]})
 
 
 @asynccontextmanager

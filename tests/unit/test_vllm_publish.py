@@ -2,54 +2,93 @@
 
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+from openenv_pipe.engines.vllm.client import BASE, ServerGoneError
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Published
+from openenv_pipe.engines.vllm.server_command import MOST_ADAPTERS_KEPT
 from openenv_pipe.errors import EngineError
 
 
 class FakeClient:
-    """A server that has some adapters, and says what the publisher was at when it got each."""
+    """A server that has some adapters."""
 
-    def __init__(self, publisher: AdapterPublisher, *there: str) -> None:
+    def __init__(self, *there: str) -> None:
         self.names = list(there)
-        self.seen: list[tuple[str, int]] = []
-        self._publisher = publisher
+        self.on_load = lambda name: None
+        self.unload_error: Exception | None = None
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        self.seen.append((self._publisher.model, self._publisher.version))
+        self.on_load(name)
         if name in self.names:
             raise EngineError(f"The lora adapter '{name}' has already been loaded.")
         self.names.append(name)
 
+    async def unload_adapter(self, name: str) -> None:
+        if self.unload_error is not None:
+            raise self.unload_error
+        self.names.remove(name)
 
-def adopted(publisher: AdapterPublisher, version: int) -> Published:
-    published = Published(name=f"step-{version}", version=version, folder=Path(f"/w/{version}"))
+
+@pytest.fixture
+def publisher() -> AdapterPublisher:
+    return AdapterPublisher(None, Path("/w"), None)
+
+
+def adopted(publisher: AdapterPublisher, version: int, root: Path = Path("/w")) -> Published:
+    published = Published(
+        name=f"step-{version}",
+        version=version,
+        folder=root / f"step-{version}",
+        expected=np.zeros((1, 1)),
+    )
     publisher.adopt(published)
     return published
 
 
-async def test_turns_that_begin_during_a_restore_are_not_of_an_old_version():
-    publisher = AdapterPublisher(None, Path("/w"), None)
-    first = FakeClient(publisher)
-    for version in range(3):
-        await publisher.send(first, adopted(publisher, version))
-    another = FakeClient(publisher, "step-0")
-    await publisher.restore(another)
+async def test_a_restore_gives_all_that_requests_may_ask_for(publisher):
+    versions = [adopted(publisher, version) for version in range(3)]
+    another = FakeClient("step-0")
+    assert await publisher.restore(another) is versions[-1]
     assert another.names == ["step-0", "step-1", "step-2"]
-    assert another.seen == [("step-2", 2)] * 3
-    assert (publisher.model, publisher.version) == ("step-2", 2)
+    assert publisher.model(versions[-1]) == "step-2"
 
 
-async def test_a_restore_gives_what_a_dead_server_did_not_get():
-    publisher = AdapterPublisher(None, Path("/w"), None)
-    await publisher.send(FakeClient(publisher), adopted(publisher, 0))
-    adopted(publisher, 1)  # and the server died of what came next
-    another = FakeClient(publisher)
-    await publisher.restore(another)
-    assert another.names == ["step-0", "step-1"]
-    assert (publisher.model, publisher.version) == ("step-1", 1)
+async def test_a_restore_ends_with_what_was_adopted_meanwhile(publisher):
+    adopted(publisher, 0)
+    late = []
+    client = FakeClient()
+    client.on_load = lambda name: late or late.append(adopted(publisher, 1))
+    assert await publisher.restore(client) is late[0]
+    assert client.names == ["step-0", "step-1"]
 
 
-async def test_a_server_that_has_no_version_yet_keeps_the_base():
-    publisher = AdapterPublisher(None, Path("/w"), None)
-    await publisher.restore(FakeClient(publisher))
-    assert (publisher.model, publisher.version) == ("base", 0)
+async def test_a_server_that_has_no_version_yet_keeps_the_base(publisher):
+    assert await publisher.restore(FakeClient()) is None
+    assert publisher.model(None) == BASE
+
+
+async def test_old_versions_go_from_all_servers_before_their_folders(publisher, tmp_path):
+    names = [f"step-{version}" for version in range(MOST_ADAPTERS_KEPT + 2)]
+    for version, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        adopted(publisher, version, tmp_path)
+    clients = [FakeClient(*names), FakeClient(*names)]
+    await publisher.retire(clients)
+    assert [client.names for client in clients] == [names[2:]] * 2
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == names[2:]
+
+
+async def test_a_folder_stays_while_a_server_may_have_it(publisher, tmp_path):
+    for version in range(MOST_ADAPTERS_KEPT + 1):
+        (tmp_path / f"step-{version}").mkdir()
+        adopted(publisher, version, tmp_path)
+    silent = FakeClient()
+    silent.unload_error = ServerGoneError("no answer")
+    await publisher.retire([silent, FakeClient("step-0")])
+    assert (tmp_path / "step-0").exists()
+    silent.unload_error = EngineError("status 500")
+    adopted(publisher, 9, tmp_path)
+    with pytest.raises(EngineError, match="500"):
+        await publisher.retire([silent])

@@ -1,6 +1,11 @@
 """What a vLLM server tells: its metrics, and its log while it starts."""
 
-from openenv_pipe.engines.vllm.server_metrics import ServerMetrics, read_metrics
+from openenv_pipe.engines.vllm.server_metrics import (
+    Measured,
+    ServerMetrics,
+    read_metrics,
+    summarise,
+)
 from openenv_pipe.engines.vllm.start_progress import StartProgress
 
 PAGE = """# HELP vllm:num_requests_running Number of requests
@@ -19,18 +24,40 @@ async def test_metrics_are_the_highest_and_the_growth_since_the_last_step():
 
     metrics = ServerMetrics(read)
     pages += [PAGE.format(running=3, tokens=1e2, queries=50, hits=10)]
-    first = await metrics.summary()
+    first = summarise([await metrics.measured()])
     assert (first["engine/running_max"], first["engine/generated_tokens"]) == (3, 100)
     pages += [PAGE.format(running=5, tokens=120, queries=90, hits=40)]
     await metrics._look()
     pages += [PAGE.format(running=1, tokens=150, queries=150, hits=60)]
-    second = await metrics.summary()
+    second = summarise([await metrics.measured()])
     assert (second["engine/running_max"], second["engine/generated_tokens"]) == (5, 50)
     assert second["engine/prefix_hit_share"] == 0.5
     pages += [PAGE.format(running=0, tokens=30, queries=1, hits=0)]  # a new server counts from 0
-    assert (await metrics.summary())["engine/generated_tokens"] == 30
+    assert (await metrics.measured()).grown["generation_tokens_total"] == 30
     pages += [None]  # while there is none, nothing changes
-    assert (await metrics.summary())["engine/generated_tokens"] == 0
+    assert (await metrics.measured()).grown["generation_tokens_total"] == 0
+
+
+def test_of_several_servers_the_sums_are_told_and_each_under_its_number():
+    counted = {"generation_tokens_total": 100.0, "prefix_cache_queries_total": 300.0}
+    busy = Measured(
+        highest={"engine/running_max": 9.0},
+        grown={**counted, "prefix_cache_hits_total": 30.0},
+    )
+    idle = Measured(
+        highest={"engine/running_max": 2.0},
+        grown={"prefix_cache_queries_total": 100.0, "prefix_cache_hits_total": 70.0},
+    )
+    summary = summarise([busy, idle])
+    assert summary["engine/running_max"] == summary["engine/0/running_max"] == 9
+    assert summary["engine/1/running_max"] == 2
+    assert summary["engine/generated_tokens"] == 100
+    assert summary["engine/prefix_hit_share"] == 0.25  # not the mean of 0.1 and 0.7
+    assert summary["engine/1/prefix_hit_share"] == 0.7
+    gone = Measured(highest={}, grown={})
+    assert summarise([gone]) == {}
+    assert summarise([busy, gone])["engine/generated_tokens"] == 100
+    assert not any(name.startswith("engine/0/") for name in summarise([busy]))
 
 
 def test_the_metrics_of_several_engines_are_added():
@@ -51,6 +78,6 @@ def test_a_start_tells_each_phase_once(tmp_path):
         progress.look()
     progress.look()
     assert [text.split(" (")[0] for text in told] == [
-        "engine: architecture Qwen3ForCausalLM",
-        "engine: loading weights",
+        "architecture Qwen3ForCausalLM",
+        "loading weights",
     ]

@@ -62,16 +62,23 @@ class VllmEngineConfig(Block):
         "attach: one that runs already"
     )
     image: str = Field(description="for launch=docker")
-    url: ServerUrl | None = Field(description="for launch=attach")
-    api_key: str | None = Field(description="that an attached server asks for")
-    port: Port | None = Field(description="null: any free one")
+    url: ServerUrl | Annotated[list[ServerUrl], Field(min_length=1)] | None = Field(
+        description="for launch=attach; a list of several servers, between which episodes are split"
+    )
+    api_key: str | None = Field(description="that attached servers ask for")
+    num_servers: PositiveInt = Field(
+        description="to start, with the same policy; each gets its share of the GPUs that the "
+        "learner leaves alone, or of the cores"
+    )
+    port: Port | None = Field(description="of the first server; null: any free ones")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         description="of the server's weights; auto: that of the trainer's matrix products"
     )
     max_model_len: PositiveInt = Field(description="tokens of an episode")
-    max_requests: PositiveInt = Field(description="sampled at once; more episodes wait")
+    max_requests: PositiveInt = Field(description="sampled at once, by a server; more wait")
     gpu_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        description="of the GPU's memory, weights included; the trainer needs its own"
+        description="of the GPU's memory, for each server, weights included; a trainer on the same "
+        "GPU needs its own"
     )
     cpu_cache_gb: PositiveInt = Field(description="keys and values, on a CPU; gibibytes")
     publish: Literal["auto", "adapter", "merged", "full"] = Field(
@@ -87,12 +94,21 @@ class VllmEngineConfig(Block):
     start_timeout_s: PositiveFloat
     request_timeout_s: PositiveFloat = Field(description="of one completion, waiting included")
     stop_timeout_s: NonNegativeFloat
-    max_restarts: NonNegativeInt
+    max_restarts: NonNegativeInt = Field(description="of each server")
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the servers to attach to."""
+        return [self.url] if isinstance(self.url, str) else list(self.url or ())
 
     @model_validator(mode="after")
     def _fits_together(self) -> "VllmEngineConfig":
         if self.launch == "attach" and self.url is None:
             raise ValueError("launch=attach needs engine.url, as in http://127.0.0.1:8000")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError("url names a server twice; what it may sample at once is max_requests")
+        if self.launch == "attach" and self.num_servers > 1:
+            raise ValueError("num_servers is for servers to start; url may be a list of several")
         for argument in self.arguments:
             if why := OURS.get(argument.split("=")[0]):
                 raise ValueError(f"arguments may not hold {argument!r}: {why}")

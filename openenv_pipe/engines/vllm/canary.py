@@ -1,4 +1,4 @@
-"""The canary: what the server computes against what the trainer does, on two fixed prompts.
+"""The canary: what a server computes against what the trainer does, on two fixed prompts.
 
 It finds an old adapter or one that is not applied, keys and values of old weights, logprobs
 without the temperature, and a model that is another. Its temperature is not 1, so that raw logprobs
@@ -26,7 +26,7 @@ PROBE_MOVES = 10  # bounds
 
 
 class Canary:
-    """Knows what the trainer expects of the policy that was last shown to it."""
+    """Knows what the trainer expects, and how far its last policy is from the one before."""
 
     def __init__(self, trainee: Trainee, *, dtype: str, max_model_len: int) -> None:
         self.bound = BOUNDS[dtype]
@@ -40,15 +40,15 @@ class Canary:
         return self._trainee.next_logprobs(self.prompts, TEMPERATURE)
 
     def expect(self, expected_PV: np.ndarray) -> None:
-        """From now on the server should have the policy with these logprobs."""
+        """The trainer's policy has these logprobs now."""
         if self._expected_PV is not None:
             self.moved = float(np.abs(expected_PV - self._expected_PV).max())
         self._expected_PV = expected_PV
 
-    async def check(self, client: VllmClient, model: str, what: str) -> float:
+    async def check(
+        self, client: VllmClient, model: str, expected_PV: np.ndarray, what: str
+    ) -> float:
         """The largest difference of a logprob. Raises TrainingError if it is over the bound."""
-        assert self._expected_PV is not None
-        expected_PV = self._expected_PV
         answers = await asyncio.gather(
             *(
                 _compared(client, model, ids, expected_V)
@@ -58,9 +58,9 @@ class Canary:
         difference, server, trainer = max(answers, key=_worst_first)
         if not difference <= self.bound:  # NaN is no agreement
             raise TrainingError(
-                f"{what}: the server has another policy than the trainer. The logprob of a token "
-                f"after a fixed prompt is {server:.6f} there and {trainer:.6f} here, a difference "
-                f"of {difference:.2g} where {self.bound:g} is allowed; "
+                f"{what}: the server at {client.url} has another policy than the trainer. The "
+                f"logprob of a token after a fixed prompt is {server:.6f} there and {trainer:.6f} "
+                f"here, a difference of {difference:.2g} where {self.bound:g} is allowed; "
                 "it may serve old weights, another model, or raw logprobs"
             )
         return difference
@@ -74,9 +74,9 @@ class Canary:
             difference, server, trainer = await _compared(client, model, ids, probe_V)
             if not difference <= allowed:
                 raise TrainingError(
-                    "the server does not apply adapters as the trainer does: under one with "
-                    f"made-up values a logprob is {server:.6f} there and {trainer:.6f} here; set "
-                    "engine.publish=merged, which needs no adapters on the server"
+                    f"the server at {client.url} does not apply adapters as the trainer does: "
+                    f"under one with made-up values a logprob is {server:.6f} there and "
+                    f"{trainer:.6f} here; set engine.publish=merged, which needs no adapters there"
                 )
 
 

@@ -31,12 +31,12 @@ def check_engine(config: VllmEngineConfig, build: Build) -> str:
 
 
 def _check_attached(config: VllmEngineConfig) -> str:
-    assert config.url is not None
-    try:
-        status, _ = asyncio.run(ask(config.url, "/health", timeout_s=ANSWER_LIMIT_S))
-    except (OSError, http.client.HTTPException) as error:
-        seen = str(error) or f"nothing within {ANSWER_LIMIT_S:g} s"
-        raise ConfigError(f"engine.url={config.url} does not answer: {seen}") from error
-    if status != 200:
-        raise ConfigError(f"{config.url}/health answers {status}, expected 200 of a vLLM server")
-    return f"{config.url} answers"
+    for url in config.urls:
+        try:
+            status, _ = asyncio.run(ask(url, "/health", timeout_s=ANSWER_LIMIT_S))
+        except (OSError, http.client.HTTPException) as error:
+            seen = str(error) or f"nothing within {ANSWER_LIMIT_S:g} s"
+            raise ConfigError(f"engine.url={url} does not answer: {seen}") from error
+        if status != 200:
+            raise ConfigError(f"{url}/health answers {status}, expected 200 of a vLLM server")
+    return f"{' and '.join(config.urls)} {'answers' if len(config.urls) == 1 else 'answer'}"

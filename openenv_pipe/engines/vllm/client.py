@@ -97,7 +97,8 @@ class VllmClient:
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     async def unload_adapter(self, name: str) -> None:
-        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+        """One that is not there needs no more."""
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name}, fine=(404,))
 
     async def adapters(self) -> list[str]:
         """The names of those that are loaded."""

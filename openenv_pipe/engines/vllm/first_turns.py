@@ -16,16 +16,16 @@ LINGER_S = 0.003  # after the last that came; the members of a group come at abo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What is to be continued, and how; the seed apart."""
+    """What is to be continued, where, and how; the seed apart."""
 
-    model: str
+    server: int  # its number
     prompt: tuple[int, ...]
     sampling: Mapping[str, Any]
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for what can be asked for in one request."""
-        return self.model, self.prompt, tuple(map(str, self.sampling.items()))
+        return self.server, self.prompt, tuple(map(str, self.sampling.items()))
 
 
 @dataclass(kw_only=True, slots=True)

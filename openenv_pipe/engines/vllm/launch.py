@@ -54,7 +54,7 @@ class ManagedServer:
         self._process: ManagedProcess | None = None
 
     async def start(self) -> None:
-        port = pick_port(self._config)
+        port = pick_port(self._config, self._plan.number)
         self.url = f"http://{OWN_ADDRESS}:{port}"
         variables = server_variables(self._plan, self._config, str(INSIDE))
         arguments = server_arguments(self._plan, self._config, OWN_ADDRESS, port)
@@ -80,9 +80,8 @@ class AttachedServer:
 
     log: Path | None = None
 
-    def __init__(self, config: VllmEngineConfig) -> None:
-        assert config.url is not None
-        self.url = config.url.rstrip("/")
+    def __init__(self, url: str, config: VllmEngineConfig) -> None:
+        self.url = url.rstrip("/")
         self._config = config
         self._has_answered = False
 
@@ -106,14 +105,17 @@ class AttachedServer:
         """It is not ours to stop."""
 
 
-def pick_port(config: VllmEngineConfig) -> int:
+def pick_port(config: VllmEngineConfig, number: int) -> int:
+    """For the server of that number. Raises ConfigError."""
     if config.port is None:
         return free_port(OWN_ADDRESS)
-    if port_in_use(config.port, OWN_ADDRESS):
+    port = config.port + number
+    if port_in_use(port, OWN_ADDRESS):
+        beyond = f", and {port} of server {number}," if number else ""
         raise ConfigError(
-            f"engine.port={config.port} is used by another program; null picks a free one"
+            f"engine.port={config.port}{beyond} is used by another program; null picks a free one"
         )
-    return config.port
+    return port
 
 
 async def end_of(process: ManagedProcess) -> str:

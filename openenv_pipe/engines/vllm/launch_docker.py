@@ -54,7 +54,7 @@ class DockerServer:
                 "it, or set engine.launch=managed"
             )
         assert self.log is not None
-        port = pick_port(self._config)
+        port = pick_port(self._config, self._plan.number)
         self.url = f"http://{OWN_ADDRESS}:{port}"
         label = owner_label()
         self._guard = await _guarded(label, self.log)

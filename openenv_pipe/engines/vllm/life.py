@@ -64,6 +64,11 @@ class ServerLife:
         """That of a server that is up now, None while there is none."""
         return self._client if self._up.is_set() and self._failure is None else None
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why there will be none any more."""
+        return self._failure
+
     async def look_after(self, client: VllmClient) -> None:
         """A request of this client broke: returns when its server answers, or counts as dead.
 
@@ -107,7 +112,7 @@ class ServerLife:
         while self.num_restarts < self._config.max_restarts:
             self.num_restarts += 1
             self._tell(
-                f"engine: {str(error).splitlines()[0]}; "
+                f"{str(error).splitlines()[0]}; "
                 f"restart {self.num_restarts} of {self._config.max_restarts}"
             )
             try:
@@ -155,7 +160,7 @@ class ServerLife:
 
     async def _make_ready(self, client: VllmClient) -> None:
         progress = StartProgress(self._server.log, self._tell)
-        self._tell(f"engine: waiting for {self._server.url}")
+        self._tell(f"waiting for {self._server.url}")
         while not await client.is_healthy(5.0):
             progress.look()
             await asyncio.sleep(POLL_S)
@@ -164,7 +169,7 @@ class ServerLife:
         # A server can be healthy and die of its first request: it is up when it has answered one.
         await client.generate(BASE, FIRST_PROMPT, {"max_tokens": 1, "temperature": 1.0, "seed": 0})
         await self._restore(client)
-        self._tell(f"engine: ready at {self._server.url} after {progress.elapsed_s:.0f} s")
+        self._tell(f"ready at {self._server.url} after {progress.elapsed_s:.0f} s")
 
     async def _drop_client(self) -> None:
         if self._client is not None:

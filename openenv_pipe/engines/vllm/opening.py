@@ -1,17 +1,16 @@
 """From a configuration to a running engine, and to its end."""
 
 import asyncio
-import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.canary import PROBE_MOVES, TEMPERATURE, Canary
-from openenv_pipe.engines.vllm.client import ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import (
     VERSION,
@@ -20,16 +19,17 @@ from openenv_pipe.engines.vllm.install import (
     find_installed,
     install,
 )
-from openenv_pipe.engines.vllm.kept import BorrowedServer, model_digest
-from openenv_pipe.engines.vllm.launch import AttachedServer, ManagedServer, Server
-from openenv_pipe.engines.vllm.launch_docker import DockerServer
-from openenv_pipe.engines.vllm.life import ServerLife
+from openenv_pipe.engines.vllm.kept import BorrowedServer
+from openenv_pipe.engines.vllm.launch import Server
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, WeightsPublisher
+from openenv_pipe.engines.vllm.replica import Probe, Replica, of_each
 from openenv_pipe.engines.vllm.server_command import Plan
+from openenv_pipe.engines.vllm.servers import build_servers
 from openenv_pipe.engines.vllm.trainee import Trainee
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
-from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.errors import ConfigError
 
+Result = TypeVar("Result")
 Tell = Callable[[str], None]
 
 
@@ -52,10 +52,12 @@ async def open_engine(
     executor: Executor,
     tell: Tell,
     keeper: Path | None = None,
+    free_gpus: Sequence[str] = (),
 ) -> AsyncIterator[VllmEngine]:
     """The engine with the policy as it is now, published and checked. All ends with the block.
 
-    keeper: the socket of a process that keeps managed servers for several runs.
+    keeper: the socket of a process that keeps managed servers for several runs. free_gpus: those
+    of this machine that the learner leaves alone.
     Raises ConfigError, EngineError, and TrainingError from the canary.
     """
     way = publishing(config, trainee)
@@ -63,109 +65,122 @@ async def open_engine(
     installed = await installed_or_asked(build, tell) if config.launch == "managed" else None
     with weights_folder(config.weights_dir) as root:
         plan = await _plan(config, trainee, way, source, build, root, executor)
-        if keeper is not None and config.launch == "managed":
-            digest = model_digest(plan, written=source is None, weights_matter=way == "adapter")
-            server: Server = BorrowedServer(plan, config, digest, keeper)
-        else:
-            server = _server(config, plan, installed, logs / "engine.log", root)
-        engine = _Opening(config, trainee, way, server, root, executor, tell, installed)
-        async with engine.opened() as opened:
-            yield opened
+        servers = build_servers(
+            config,
+            plan,
+            installed=installed,
+            free_gpus=free_gpus,
+            logs=logs,
+            root=root,
+            keeper=keeper,
+        )
+        facts = {"engine": _facts(config, way, installed, servers)}
+        opening = _Opening(config, trainee, way, root, executor)
+        async with opening.opened(servers, facts, tell) as engine:
+            yield engine
 
 
 class _Opening:
-    """The parts of an engine know each other in a circle; here it is closed."""
+    """What all servers of an engine have in common."""
 
     def __init__(
         self,
         config: VllmEngineConfig,
         trainee: Trainee,
         way: str,
-        server: Server,
         root: Path,
         executor: Executor,
-        tell: Tell,
-        installed: Installed | None,
     ) -> None:
         dtype = trainee.precision if config.dtype == "auto" else config.dtype
         exact = "float32" if dtype == trainee.precision == "float32" else "bfloat16"
-        publisher: Publisher
+        self._publisher: Publisher
         if way == "adapter":
-            publisher = AdapterPublisher(trainee, root, executor)
+            self._publisher = AdapterPublisher(trainee, root, executor)
         else:
-            publisher = WeightsPublisher(trainee, root, executor)
+            self._publisher = WeightsPublisher(trainee, root, executor)
+        self._config = config
         self._trainee = trainee
         self._root = root
         self._executor = executor
-        self._publisher = publisher
         self._canary = Canary(trainee, dtype=exact, max_model_len=config.max_model_len)
-        self._is_first = True
-        self._is_attached = config.launch == "attach"
-        self._life = ServerLife(server, config, restore=self._restore, tell=tell)
-        self._engine = VllmEngine(
-            config,
-            end_id=trainee.end_id,
-            life=self._life,
-            publisher=publisher,
-            canary=self._canary,
-            executor=executor,
-            facts={
-                "engine": {
-                    "launch": config.launch,
-                    "publish": way,
-                    "vllm": installed.version if installed else None,
-                    "packages": installed.packages if installed else None,
-                    **({"kept": server.about} if isinstance(server, BorrowedServer) else {}),
-                }
-            },
-        )
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[VllmEngine]:
-        loop = asyncio.get_running_loop()
-        self._canary.expect(await loop.run_in_executor(self._executor, self._canary.compute))
-        try:
-            await self._life.start()
-            await self._engine.publish(0)
-            yield self._engine
-        finally:
-            await asyncio.shield(self._close())
-
-    async def _close(self) -> None:
-        await self._engine.server_metrics.close()
-        client = self._life.client
-        if self._is_attached and client is not None:
-            with contextlib.suppress(ServerGoneError, EngineError):
-                await self._publisher.withdraw(client)
-        await self._life.close()
-
-    async def _restore(self, client: VllmClient) -> None:
-        """The first server gets a probe before the policy, a later one what the last one had."""
-        if not self._is_first:
-            await self._engine.restore(client)
-            return
-        self._is_first = False
-        if isinstance(self._publisher, AdapterPublisher):
-            await self._try_probe(client)
-
-    async def _try_probe(self, client: VllmClient) -> None:
-        """A fresh adapter changes nothing, so that it is applied shows only in a made-up one."""
-        folder = self._root / "probe"
-        probe_PV = await asyncio.get_running_loop().run_in_executor(
-            self._executor,
-            lambda: self._trainee.write_probe(
-                folder,
-                self._canary.prompts,
-                TEMPERATURE,
-                moves=PROBE_MOVES * self._canary.bound,
-            ),
+    async def opened(
+        self, servers: Sequence[Server], facts: dict[str, Any], tell: Tell
+    ) -> AsyncIterator[VllmEngine]:
+        probe = await self._computed(self._prepare)
+        replicas = [
+            Replica(
+                number,
+                server,
+                self._config,
+                publisher=self._publisher,
+                canary=self._canary,
+                probe=probe,
+                tell=_teller(tell, number if len(servers) > 1 else None),
+            )
+            for number, server in enumerate(servers)
+        ]
+        engine = VllmEngine(
+            self._config,
+            end_id=self._trainee.end_id,
+            replicas=replicas,
+            publisher=self._publisher,
+            canary=self._canary,
+            executor=self._executor,
+            facts=facts,
         )
-        name = f"{self._root.name}-probe"
-        await client.load_adapter(name, folder)
         try:
-            await self._canary.check_probe(client, name, probe_PV)
+            await of_each(replica.life.start() for replica in replicas)
+            await engine.publish(0)
+            yield engine
         finally:
-            await client.unload_adapter(name)
+            await asyncio.shield(self._close(replicas))
+
+    async def _close(self, replicas: Sequence[Replica]) -> None:
+        withdraw = self._config.launch == "attach"
+        closing = (replica.close(withdraw=withdraw) for replica in replicas)
+        results = await asyncio.gather(*closing, return_exceptions=True)
+        for error in results:
+            if error is not None:
+                raise error
+
+    def _prepare(self) -> Probe | None:
+        """Before there is a server: what it has to agree on, and where adapters are published the
+        one that shows that they count. In torch's thread."""
+        self._canary.expect(self._canary.compute())
+        if not isinstance(self._publisher, AdapterPublisher):
+            return None
+        folder = self._root / "probe"
+        moves = PROBE_MOVES * self._canary.bound
+        expected_PV = self._trainee.write_probe(
+            folder, self._canary.prompts, TEMPERATURE, moves=moves
+        )
+        return Probe(name=f"{self._root.name}-probe", folder=folder, expected=expected_PV)
+
+    async def _computed(self, function: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+
+def _teller(tell: Tell, number: int | None) -> Tell:
+    """Says which server it is about, where there are several."""
+    name = "engine" if number is None else f"engine {number}"
+    return lambda text: tell(f"{name}: {text}")
+
+
+def _facts(
+    config: VllmEngineConfig, way: str, installed: Installed | None, servers: Sequence[Server]
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "launch": config.launch,
+        "publish": way,
+        "vllm": installed.version if installed else None,
+        "packages": installed.packages if installed else None,
+    }
+    kept = [server.about for server in servers if isinstance(server, BorrowedServer)]
+    if kept:
+        facts["kept"] = kept[0] if len(kept) == 1 else kept
+    return facts
 
 
 def publishing(config: VllmEngineConfig, trainee: Trainee) -> str:
@@ -216,16 +231,3 @@ async def _plan(
         dtype=trainee.precision if config.dtype == "auto" else config.dtype,
         lora_rank=trainee.lora_rank if way == "adapter" else 0,
     )
-
-
-def _server(
-    config: VllmEngineConfig, plan: Plan, installed: Installed | None, log: Path, root: Path
-) -> Server:
-    if config.launch == "attach":
-        return AttachedServer(config)
-    if config.launch == "docker":
-        model = Path(plan.model)
-        folders = [root] if not model.is_dir() or model.is_relative_to(root) else [root, model]
-        return DockerServer(plan, config, log, folders)
-    assert installed is not None
-    return ManagedServer(plan, config, installed.python, log)

@@ -1,18 +1,21 @@
-"""How a new policy gets to the server: as an adapter under a fresh name, or as all its weights.
+"""How a new policy gets to servers: as an adapter under a fresh name, or as all its weights.
 
-A publisher writes in torch's thread, sends on the event loop, and can give a server that has just
-started what it has to know. It never changes a file that a server may still read.
+A publisher writes in torch's thread, once for all servers, sends on the event loop, and can give a
+server that has just started what it has to know. It never changes a file that a server may still
+read. Which server has which version is for `replica.py` to know.
 """
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from openenv_pipe.engines.vllm.client import BASE, VllmClient
+import numpy as np
+
+from openenv_pipe.engines.vllm.client import BASE, ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.server_command import MOST_ADAPTERS_KEPT
 from openenv_pipe.engines.vllm.trainee import Trainee
 from openenv_pipe.errors import EngineError
@@ -27,28 +30,29 @@ class Published:
     name: str
     version: int
     folder: Path
+    expected: np.ndarray = field(repr=False, compare=False)  # [P, V], for the canary
 
 
 class Publisher(Protocol):
     """One way to publish."""
 
-    model: str  # what a request names to get the current policy
-    version: int
-
-    async def write(self, version: int) -> Published:
+    async def write(self, version: int, expected_PV: np.ndarray) -> Published:
         """The files of the policy as it is now."""
 
     def adopt(self, published: Published) -> None:
         """From now on a server that has to be started again gets it."""
 
+    def model(self, published: Published | None) -> str:
+        """What a request names to get this policy; None: a server as it starts."""
+
     async def send(self, client: VllmClient, published: Published) -> None:
         """Makes it the current policy of a server. May be called again."""
 
-    async def restore(self, client: VllmClient) -> None:
-        """What a server that has just started must be given."""
+    async def restore(self, client: VllmClient) -> Published | None:
+        """Gives a server that has just started what it must have; what it serves then."""
 
-    async def retire(self, client: VllmClient) -> None:
-        """Lets old versions go, on the server first."""
+    async def retire(self, clients: Sequence[VllmClient]) -> None:
+        """Lets old versions go, on the servers first."""
 
     async def withdraw(self, client: VllmClient) -> None:
         """Leaves nothing on a server that goes on without us and cannot read our files then."""
@@ -62,87 +66,98 @@ class _Folders:
         self._executor = executor
         self._num_written = 0
 
-    async def write(self, version: int, write: Callable[[Path], None]) -> Published:
+    async def write(
+        self, version: int, expected_PV: np.ndarray, write: Callable[[Path], None]
+    ) -> Published:
         self._num_written += 1
         # The root sets runs apart that attach to the same server.
         name = f"{self._root.name}-{self._num_written}-step-{version}"
         folder = self._root / name
         folder.mkdir()
         await asyncio.get_running_loop().run_in_executor(self._executor, write, folder)
-        return Published(name=name, version=version, folder=folder)
+        return Published(name=name, version=version, folder=folder, expected=expected_PV)
 
 
 class AdapterPublisher:
-    """LoRA: the server keeps the base and the last adapters, each under a name of its own, so that
+    """LoRA: a server keeps the base and the last adapters, each under a name of its own, so that
     requests under way end with the adapter that they began with."""
 
     def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
-        self.model, self.version = BASE, 0
         self._trainee = trainee
         self._folders = _Folders(root, executor)
         self._kept: list[Published] = []
 
-    async def write(self, version: int) -> Published:
-        return await self._folders.write(version, self._trainee.write_adapter)
+    async def write(self, version: int, expected_PV: np.ndarray) -> Published:
+        return await self._folders.write(version, expected_PV, self._trainee.write_adapter)
 
     def adopt(self, published: Published) -> None:
         self._kept.append(published)
 
+    def model(self, published: Published | None) -> str:
+        return published.name if published else BASE
+
     async def send(self, client: VllmClient, published: Published) -> None:
-        await self._load(client, published)
-        self.model, self.version = published.name, published.version
-
-    async def restore(self, client: VllmClient) -> None:
-        """All that requests may still ask for; those that begin meanwhile ask for no older one."""
-        for published in self._kept:
-            await self._load(client, published)
-        if self._kept:
-            self.model, self.version = self._kept[-1].name, self._kept[-1].version
-
-    async def retire(self, client: VllmClient) -> None:
-        """Unloaded first, deleted later: a server reads adapters again when it lacks room, and one
-        whose folder is gone dies of it."""
-        while len(self._kept) > MOST_ADAPTERS_KEPT:
-            old = self._kept.pop(0)
-            await client.unload_adapter(old.name)
-            await asyncio.to_thread(shutil.rmtree, old.folder, True)
-
-    async def withdraw(self, client: VllmClient) -> None:
-        for published in self._kept:
-            await client.unload_adapter(published.name)
-
-    async def _load(self, client: VllmClient, published: Published) -> None:
         try:
             await client.load_adapter(published.name, published.folder)
         except EngineError as error:  # no other one has ever had this name
             if "already been loaded" not in str(error):
                 raise
 
+    async def restore(self, client: VllmClient) -> Published | None:
+        """All that requests may still ask for, and what is adopted meanwhile."""
+        latest = None
+        while self._kept and latest is not self._kept[-1]:
+            for latest in list(self._kept):
+                await self.send(client, latest)
+        return latest
+
+    async def retire(self, clients: Sequence[VllmClient]) -> None:
+        """Unloaded first, deleted later: a server reads adapters again when it lacks room, and one
+        whose folder is gone dies of it."""
+        while len(self._kept) > MOST_ADAPTERS_KEPT:
+            old = self._kept.pop(0)
+            unloading = (client.unload_adapter(old.name) for client in clients)
+            results = await asyncio.gather(*unloading, return_exceptions=True)
+            failures = [each for each in results if each is not None]
+            for failure in failures:
+                if not isinstance(failure, ServerGoneError):  # its next one never hears of it
+                    raise failure
+            if not failures:
+                await asyncio.to_thread(shutil.rmtree, old.folder, True)
+
+    async def withdraw(self, client: VllmClient) -> None:
+        for published in self._kept:
+            await client.unload_adapter(published.name)
+
 
 class WeightsPublisher:
     """All weights, an adapter merged into them if there is one, into a server that goes on."""
 
     def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
-        self.model, self.version = BASE, 0
         self._trainee = trainee
         self._folders = _Folders(root, executor)
         self._kept: list[Published] = []
 
-    async def write(self, version: int) -> Published:
-        return await self._folders.write(version, self._trainee.write_weights)
+    async def write(self, version: int, expected_PV: np.ndarray) -> Published:
+        return await self._folders.write(version, expected_PV, self._trainee.write_weights)
 
     def adopt(self, published: Published) -> None:
         self._kept.append(published)
 
+    def model(self, published: Published | None) -> str:
+        return BASE
+
     async def send(self, client: VllmClient, published: Published) -> None:
         await client.reload_weights(published.folder, str(published.version))
-        self.version = published.version
 
-    async def restore(self, client: VllmClient) -> None:
-        if self._kept:
-            await self.send(client, self._kept[-1])
+    async def restore(self, client: VllmClient) -> Published | None:
+        latest = None
+        while self._kept and latest is not self._kept[-1]:  # one may be adopted meanwhile
+            latest = self._kept[-1]
+            await self.send(client, latest)
+        return latest
 
-    async def retire(self, client: VllmClient) -> None:
+    async def retire(self, clients: Sequence[VllmClient]) -> None:
         while len(self._kept) > MOST_WEIGHTS_KEPT:
             await asyncio.to_thread(shutil.rmtree, self._kept.pop(0).folder, True)
 

@@ -5,7 +5,7 @@ The reason for each setting stands beside it; most were found by losing a server
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from openenv_pipe.config.schema import VllmEngineConfig
@@ -30,6 +30,8 @@ class Plan:
     build: Build
     dtype: str
     lora_rank: int  # 0: no adapters are published
+    number: int = 0  # among the servers of the engine
+    placement: Mapping[str, str] = field(default_factory=dict)  # variables: its GPUs or cores
 
 
 def server_arguments(plan: Plan, config: VllmEngineConfig, host: str, port: int) -> list[str]:
@@ -72,7 +74,7 @@ def server_variables(plan: Plan, config: VllmEngineConfig, inside: str) -> Mappi
     }
     if plan.build == "cpu":
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(config.cpu_cache_gb)
-    return variables | config.variables
+    return {**variables, **plan.placement, **config.variables}
 
 
 def process_environment(model: str, variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The server's own metrics, for each step: what was highest while it worked, and what was counted.
+"""A server's own metrics, for each step: what was highest while it worked, and what was counted.
 
 Names are vLLM's, without their prefix; see https://docs.vllm.ai, "Production Metrics".
 """
@@ -6,7 +6,8 @@ Names are vLLM's, without their prefix; see https://docs.vllm.ai, "Production Me
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 _LINE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 LOOK_EVERY_S = 1.0
@@ -31,6 +32,39 @@ def read_metrics(text: str) -> dict[str, float]:
     return values
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Of one server; empty where there was none."""
+
+    highest: dict[str, float]  # gauges, by our names
+    grown: dict[str, float]  # counters, by the server's
+
+
+def summarise(servers: Sequence[Measured]) -> dict[str, float]:
+    """By our names: the highest of all servers, and what all of them counted; then, where there
+    are several, the same of each under its number."""
+    summary = _of_all(servers)
+    if len(servers) > 1:
+        for number, server in enumerate(servers):
+            for name, value in _of_all([server]).items():
+                summary[name.replace("engine/", f"engine/{number}/")] = value
+    return summary
+
+
+def _of_all(servers: Sequence[Measured]) -> dict[str, float]:
+    def total(name: str) -> float:
+        return sum(server.grown.get(name, 0.0) for server in servers)
+
+    if not any(server.grown for server in servers):
+        return {}
+    summary = {
+        ours: max(server.highest.get(ours, 0.0) for server in servers) for ours in GAUGES
+    } | {ours: total(name) for ours, name in COUNTERS.items()}
+    if queries := total(QUERIES):
+        summary["engine/prefix_hit_share"] = total(HITS) / queries
+    return summary
+
+
 class ServerMetrics:
     """Looks every second while requests are under way, and whenever a step is summed up."""
 
@@ -52,21 +86,16 @@ class ServerMetrics:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
 
-    async def summary(self) -> dict[str, float]:
-        """Since the last one."""
+    async def measured(self) -> Measured:
+        """Since the last call."""
         await self._look()
-        if not self._last:
-            return {}
         grown = {
             name: max(0.0, value - self._before.get(name, 0.0))
             for name, value in self._last.items()
         }
-        summary = {ours: self._highest.get(ours, 0.0) for ours in GAUGES}
-        summary |= {ours: grown.get(name, 0.0) for ours, name in COUNTERS.items()}
-        if grown.get(QUERIES):
-            summary["engine/prefix_hit_share"] = grown.get(HITS, 0.0) / grown[QUERIES]
+        measured = Measured(highest=self._highest, grown=grown)
         self._before, self._highest = self._last, {}
-        return summary
+        return measured
 
     async def _look_on(self) -> None:
         while True:

@@ -88,7 +88,7 @@ async def serve(
         )
     if port_in_use(port, host):
         raise ConfigError(f"--port {port} is used by another program; choose another one")
-    progress = StartProgress(log, tell)
+    progress = StartProgress(log, lambda text: tell(f"engine: {text}"))
     server = ManagedProcess(
         [
             *(str(installed.python), "-m", MODULE),

@@ -49,7 +49,7 @@ class StartProgress:
             pattern, words = phase
             if found := pattern.search(text):
                 self._left.remove(phase)
-                self._tell(f"engine: {words.format(*found.groups())} ({self.elapsed_s:.0f} s)")
+                self._tell(f"{words.format(*found.groups())} ({self.elapsed_s:.0f} s)")
 
     def cause_of_death(self) -> str | None:
         """The first error in the log since this start, None if there is none."""

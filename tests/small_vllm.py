@@ -1,0 +1,166 @@
+"""A vLLM server in this process, as far as the engine's own code needs one: for unit tests only.
+
+A policy is a number: the logprob of id i after any prompt is -(i + 1) times one plus it. A folder
+of an adapter or of all weights holds it in a file. A completion is always the same two tokens.
+"""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+from aiohttp import web
+
+VOCABULARY = 32
+VALUE = "value"
+TOKENS = [7, 8]
+
+
+def next_logprobs(value: float) -> np.ndarray:
+    """Of a policy, [V]."""
+    return -(np.arange(VOCABULARY) + 1.0) * (1.0 + value)
+
+
+class SmallServer:
+    """See `engines.vllm.launch.Server`; dies when it is told to."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.url = ""
+        self.num_starts = 0
+        self.num_drops = 0  # requests whose connection breaks
+        self.starts_dead = False
+        self.loads_old_policies = False
+        self.is_healthy = True
+        self.is_paused = False
+        self.resume_status = 200
+        self.may_load = asyncio.Event()  # adapters and weights wait for it
+        self.may_load.set()
+        self.may_sample = asyncio.Event()
+        self.may_sample.set()
+        self.seeds: list[int] = []  # of completions
+        self.prompts: list[list[int]] = []  # of requests for completions, also unanswered ones
+        self.calls: list[str] = []  # paths of what changes the server, in order
+        self.values: dict[str, float] = {}  # of what is loaded, by the name that requests use
+        self._runner: web.AppRunner | None = None
+        self._dead = asyncio.Event()
+
+    @property
+    def is_up(self) -> bool:
+        return self._runner is not None
+
+    async def start(self) -> None:
+        self.num_starts += 1
+        self._dead = asyncio.Event()
+        self.values = {"base": 0.0}
+        with self.log.open("a") as file:
+            print("ImportError: no such kernel" if self.starts_dead else "started", file=file)
+        if self.starts_dead:
+            self._dead.set()
+            return
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_post("/resume", self._resume)
+        app.router.add_post("/v1/load_lora_adapter", self._load)
+        app.router.add_post("/v1/unload_lora_adapter", self._unload)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{port}"
+
+    async def died(self) -> str:
+        await self._dead.wait()
+        return "exit code 137"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+        self._dead.set()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=f"vllm:generation_tokens_total{{}} {len(self.seeds)}\n")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": name} for name in self.values]})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        if self.resume_status == 200:
+            self.is_paused = False
+        return web.Response(status=self.resume_status)
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.calls.append(request.path)
+        await self.may_load.wait()
+        name, folder = body["lora_name"], Path(body["lora_path"])
+        if name in self.values:
+            return web.Response(
+                status=400, text=f"The lora adapter '{name}' has already been loaded"
+            )
+        old = list(self.values.values())[-1]
+        is_old = self.loads_old_policies and "probe" not in name
+        self.values[name] = old if is_old else float((folder / VALUE).read_text())
+        return web.Response()
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        return web.Response(status=404 if self.values.pop(name, None) is None else 200)
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        while self.is_paused:
+            await asyncio.sleep(0.01)
+        body = await request.json()
+        if self.num_drops:
+            self.num_drops -= 1
+            request.transport.close()
+            return web.Response()
+        sampling = body["sampling_params"]
+        value = self.values.get(body.get("model"))
+        if value is None:
+            return web.Response(status=404, text=f"no model {body.get('model')}")
+        if wanted := sampling.get("logprob_token_ids"):
+            logprobs = next_logprobs(value)
+            entries = [{"token_id": id, "logprob": logprobs[id]} for id in wanted]
+            content = [{**entries[0], "top_logprobs": entries}]
+            return web.json_response({"choices": [{"logprobs": {"content": content}}]})
+        self.prompts.append(body["token_ids"])
+        await self.may_sample.wait()
+        content = [{"token_id": 7, "logprob": -9999.0}, {"token_id": 8, "logprob": -0.5}]
+        choice = {"token_ids": TOKENS, "logprobs": {"content": content}, "weight_versions": None}
+        seed, count = sampling.get("seed"), sampling.get("n", 1)
+        self.seeds += [seed + i if seed is not None else seed for i in range(count)]
+        return web.json_response({"choices": [{**choice, "index": i} for i in range(count)]})
+
+
+class SmallTrainee:
+    """See `engines.vllm.trainee.Trainee`: a policy that is a number."""
+
+    lora_rank = 8
+    precision = "float32"
+    vocabulary_size = VOCABULARY
+    end_id = TOKENS[-1]
+
+    def __init__(self) -> None:
+        self.value = 0.25
+
+    def write_adapter(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / VALUE).write_text(str(self.value))
+
+    write_weights = write_adapter
+
+    def write_probe(self, folder, prompts, temperature, *, moves) -> np.ndarray:
+        folder.mkdir()
+        (folder / VALUE).write_text(str(self.value + 1.0))
+        return np.stack([next_logprobs(self.value + 1.0) for _ in prompts])
+
+    def next_logprobs(self, prompts, temperature) -> np.ndarray:
+        return np.stack([next_logprobs(self.value) for _ in prompts])
