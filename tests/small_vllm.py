@@ -62,7 +62,11 @@ class SmallServer:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_post("/pause", self._pause)
         app.router.add_post("/resume", self._resume)
+        app.router.add_post("/collective_rpc", self._reload)
+        app.router.add_post("/update_weight_version", self._noted)
+        app.router.add_post("/reset_prefix_cache", self._noted)
         app.router.add_post("/v1/load_lora_adapter", self._load)
         app.router.add_post("/v1/unload_lora_adapter", self._unload)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -91,7 +95,24 @@ class SmallServer:
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in self.values]})
 
+    async def _noted(self, request: web.Request) -> web.Response:
+        self.calls.append(request.path)
+        return web.Response()
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        self.calls.append(request.path)
+        await self.may_load.wait()
+        self.is_paused = True
+        return web.Response()
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        self.calls.append(request.path)
+        folder = Path((await request.json())["kwargs"]["weights_path"])
+        self.values["base"] = float((folder / VALUE).read_text())
+        return web.json_response({"results": [{"problem": ""}]})
+
     async def _resume(self, request: web.Request) -> web.Response:
+        self.calls.append(request.path)
         if self.resume_status == 200:
             self.is_paused = False
         return web.Response(status=self.resume_status)

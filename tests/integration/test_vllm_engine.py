@@ -322,15 +322,15 @@ async def test_half_a_reload_stops_the_run(vllm_served, tmp_path, base_weights, 
     """Traps 16 and 18: the cache was not emptied, or the head computes with what it was."""
     post = VllmClient._post
 
-    async def faulty(self, path, body=None, *rest):
+    async def faulty(self, path, body=None, *rest, **more):
         # A pause empties the cache as well, if nothing is under way.
         emptying = ("/pause", "/reset_prefix_cache", "/resume")
         if fault == "keys of old weights" and path.startswith(emptying):
             return b""
         if fault == "an old head" and path == "/collective_rpc":
-            await post(self, path, body | {"method": "reload_weights"}, *rest)
+            await post(self, path, body | {"method": "reload_weights"}, *rest, **more)
             return b'{"results": [{"problem": ""}]}'
-        return await post(self, path, body, *rest)
+        return await post(self, path, body, *rest, **more)
 
     async with opened(vllm_served, tmp_path) as (engine, policy):
         monkeypatch.setattr(VllmClient, "_post", faulty)

@@ -202,3 +202,21 @@ async def test_a_logprob_that_is_none_is_nan(tmp_path):
         (sampled,) = await client.generate(BASE, [1], {})
         assert sampled.logprobs[0] != sampled.logprobs[0]
         assert sampled.logprobs[1] == -0.5
+
+
+async def test_a_reload_that_is_cancelled_leaves_no_server_paused(tmp_path):
+    """Also amid the pause, which the server is about to begin then."""
+    async with living(tmp_path) as (life, server, _, _):
+        client = await life.serving()
+        server.calls.clear()
+        server.may_load.clear()
+        reloading = asyncio.create_task(client.reload_weights(tmp_path, "1"))
+        while not server.calls:
+            await asyncio.sleep(0.01)
+        reloading.cancel()
+        await asyncio.sleep(0.05)
+        server.may_load.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reloading
+        assert server.calls == ["/pause", "/resume"]
+        assert not server.is_paused

@@ -92,3 +92,24 @@ async def test_a_folder_stays_while_a_server_may_have_it(publisher, tmp_path):
     adopted(publisher, 9, tmp_path)
     with pytest.raises(EngineError, match="500"):
         await publisher.retire([silent])
+
+
+async def test_only_what_dead_runs_have_left_is_taken_from_a_server(tmp_path):
+    """A killed run's folder is removed by the next one; the living have theirs."""
+    ours, alive = tmp_path / "run-ours", tmp_path / "run-alive"
+    (alive / "run-alive-1-step-0").mkdir(parents=True)
+    there = {
+        "run-dead-1-step-0": tmp_path / "run-dead" / "run-dead-1-step-0",
+        "run-dead-probe-0": tmp_path / "run-dead" / "probe",
+        "run-alive-1-step-0": alive / "run-alive-1-step-0",
+        "a-user-s": tmp_path / "run-dead" / "a-user-s",
+        "elsewhere": Path("/nowhere/elsewhere/elsewhere"),
+    }
+    client = FakeClient(*there)
+
+    async def adapters() -> dict[str, Path]:
+        return there
+
+    client.adapters = adapters
+    await AdapterPublisher(None, ours, None).clear(client)
+    assert client.names == ["run-alive-1-step-0", "a-user-s", "elsewhere"]

@@ -100,20 +100,26 @@ class VllmClient:
         """One that is not there needs no more."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name}, fine=(404,))
 
-    async def adapters(self) -> list[str]:
-        """The names of those that are loaded."""
-        _, content = await self._call("GET", "/v1/models", None, CALL_LIMIT_S)
-        served = [model["id"] for model in json.loads(content)["data"]]
-        return [name for name in served if name != BASE]
+    async def adapters(self) -> dict[str, Path]:
+        """Those that are loaded: their names, and the folders that they were read from."""
+        status, content = await self._call("GET", "/v1/models", None, CALL_LIMIT_S)
+        if status != 200:
+            raise EngineError(f"{self.url}/v1/models answered with status {status}")
+        served = json.loads(content)["data"]
+        return {model["id"]: Path(model["root"]) for model in served if model["id"] != BASE}
 
     async def reset_prefix_cache(self) -> None:
         """Forget keys and values, also those of requests that are under way."""
         await self._post("/reset_prefix_cache?reset_running_requests=true")
 
     async def reload_weights(self, folder: Path, version: str) -> None:
-        """All weights from a folder. Requests under way go on with them from their next token."""
-        await self._post("/pause?mode=keep")
+        """All weights from a folder. Requests under way go on with them from their next token.
+
+        However it ends, also by a cancellation, the server is not left paused.
+        """
+        pausing = asyncio.ensure_future(self._post("/pause?mode=keep"))
         try:
+            await asyncio.shield(pausing)
             path = {"weights_path": str(folder)}
             answer = await self._post(
                 "/collective_rpc", {"method": "reload_policy", "kwargs": path}
@@ -124,7 +130,9 @@ class VllmClient:
             await self._post("/update_weight_version", {"new_version": version})
             await self.reset_prefix_cache()  # of the old weights
         finally:
-            await self._post("/resume")
+            # A pause that nobody waits for any more may come after the end of it.
+            await asyncio.gather(pausing, return_exceptions=True)
+            await self.resume()
 
     async def resume(self) -> None:
         """Wake a server that a run left paused, killed amid `reload_weights`; others stay as they

@@ -57,6 +57,9 @@ class Publisher(Protocol):
     async def withdraw(self, client: VllmClient) -> None:
         """Leaves nothing on a server that goes on without us and cannot read our files then."""
 
+    async def clear(self, client: VllmClient) -> None:
+        """Takes from a server what runs before this one could not, because they were killed."""
+
 
 class _Folders:
     """A folder of its own for each version, written in torch's thread."""
@@ -84,6 +87,7 @@ class AdapterPublisher:
 
     def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
         self._trainee = trainee
+        self._root = root
         self._folders = _Folders(root, executor)
         self._kept: list[Published] = []
 
@@ -129,6 +133,15 @@ class AdapterPublisher:
         for published in self._kept:
             await client.unload_adapter(published.name)
 
+    async def clear(self, client: VllmClient) -> None:
+        """Adapters named after a folder beside ours that is gone: a run that lives keeps its files
+        until the server has let go of them."""
+        for name, folder in (await client.adapters()).items():
+            run = folder.parent
+            is_of_a_run = run.parent == self._root.parent and name.startswith(f"{run.name}-")
+            if is_of_a_run and not await asyncio.to_thread(folder.exists):
+                await client.unload_adapter(name)
+
 
 class WeightsPublisher:
     """All weights, an adapter merged into them if there is one, into a server that goes on."""
@@ -163,3 +176,6 @@ class WeightsPublisher:
 
     async def withdraw(self, client: VllmClient) -> None:
         """Weights that were read need no files."""
+
+    async def clear(self, client: VllmClient) -> None:
+        """There is one policy, and the next one replaces it."""

@@ -105,6 +105,7 @@ class Replica:
 
     async def _restore(self, client: VllmClient) -> None:
         """For a server that has just started: the first time, or instead of one that died."""
+        await self._publisher.clear(client)  # of one that is attached to
         probe, self._probe = self._probe, None
         if probe is not None:
             await self._try(client, probe)
