@@ -63,7 +63,8 @@ class Bench:
             raise TrainingError(
                 f"out of memory on {self.policy.device}: {error}; lower trainer.tokens_per_batch "
                 "(the learner) or engine.max_batch (the sampler), set "
-                "model.activation_checkpointing=true, or train with model.lora.rank=16"
+                "model.activation_checkpointing=true, train with model.lora.rank=16, and with that "
+                "model.quantization=nf4"
             ) from error
 
 
@@ -299,6 +300,8 @@ def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
         return None
     return Source(path=str(Path(model.path).expanduser()), revision=model.revision)
 
+    if model.quantization != "none":  # the adapter belongs above the rounded weights
+        return None
 
 def _prepare_thread(num_threads: int) -> None:
     """Same bits for the same numbers: a fixed number of threads, deterministic kernels only."""

@@ -6,6 +6,7 @@ of what is measured on a CPU (`tests/unit/test_footprint.py`).
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ WORKSPACE = 30 << 20  # measured: what kernels keep for themselves
 SPREAD = 1.4  # measured: where tensors come and go, more than a quarter lies between them,
 SPREAD_WITH_ADAPTERS = 1.8  # and nearly half where the small ones of adapters stay there
 OPTIMIZER_COPIES = 2  # Adam's two moments
+BLOCK_OF_MOMENTS = 256  # in one byte each, with a scale for so many
+FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes a weight: NF4, its scales, and theirs
 BYTES_PER_EPISODE_TOKEN = 12  # id, mask, logprob and text in a run folder, compressed
 
 
@@ -63,13 +66,18 @@ def folder_shape(folder: Path) -> Shape:
     Raises OSError, ValueError or KeyError where they are missing or of another kind.
     """
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
-    head_size = config.get("head_dim") or hidden_size // heads
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise FileNotFoundError(f"there are no *.safetensors files in {folder}")
+    return model_shape(config, sum(map(_count_parameters, weights)))
+
+
+def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape:
+    """The shape of a model from its config.json. Raises KeyError where it is of another kind."""
+    heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+    head_size = config.get("head_dim") or hidden_size // heads
     return Shape(
-        num_parameters=sum(map(_count_parameters, weights)),
+        num_parameters=num_parameters,
         hidden_size=hidden_size,
         intermediate_size=config["intermediate_size"],
         num_layers=config["num_hidden_layers"],
@@ -86,6 +94,13 @@ def _count_parameters(path: Path) -> int:
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
 
 
+def num_in_layers(shape: Shape) -> int:
+    """Weights of the linear layers between embedding and head; experts of a mixture are not."""
+    attention = 2 * shape.hidden_size * (shape.attention_width + shape.cache_width)
+    layer = attention + 3 * shape.hidden_size * shape.intermediate_size
+    return min(shape.num_parameters, shape.num_layers * layer)
+
+
 def num_trained(shape: Shape, config: RunConfig) -> int:
     """Parameters that learn: all, or those of the adapter on every linear layer."""
     rank = config.model.lora.rank
@@ -95,30 +110,77 @@ def num_trained(shape: Shape, config: RunConfig) -> int:
     return shape.num_layers * rank * (attention + 3 * (shape.hidden_size + shape.intermediate_size))
 
 
-def memory_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
-    """What is held at the same time in training, by its kind."""
+def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dict[str, int]:
+    """What is held at the same time in training, by its kind.
+
+    in_one_memory: by all of trainer.devices, as on a CPU; else by the first, which has most.
+    """
     model, trainer = config.model, config.trainer
-    weights = shape.num_parameters * BYTES[model.dtype]
-    full = model.lora.rank == 0
-    trained_bytes = num_trained(shape, config) * (BYTES[model.dtype] if full else 4)
-    num_episodes = trainer.tasks_per_step * trainer.group_size
-    tokens = min(trainer.tokens_per_batch, num_episodes * config.env.max_episode_tokens)
-    needed = {
-        "python and its libraries": PROCESS,
-        "weights": weights + (0 if full else trained_bytes),
-        "gradients and optimizer": trained_bytes * (1 + OPTIMIZER_COPIES),
-        "activations": _activations(shape, config, tokens) + WORKSPACE,
-        "logits": min(tokens * shape.vocabulary, LOGITS_AT_ONCE) * 4,
-    }
-    if trainer.loss.kl.coef and full:
-        needed["reference model"] = weights
+    num_ranks = trainer.devices if in_one_memory else 1
+    needed = {kind: num_ranks * size for kind, size in _rank_bytes(shape, config).items()}
+    if _is_sharded(config):
+        playing = _weight_bytes(shape, config) + _adapter_bytes(shape, config)
+        needed["the policy that plays"] = playing
     if config.engine.type == "local" and trainer.max_staleness:
-        needed["the sampler's copy"] = trained_bytes
+        needed["the sampler's copy"] = _trained_bytes(shape, config)
     if config.engine.type == "local":
-        num_cached = min(config.engine.max_batch, num_episodes)
+        num_cached = min(config.engine.max_batch, trainer.tasks_per_step * trainer.group_size)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
         needed["cache of the engine"] = num_cached * config.env.max_episode_tokens * per_cached
     return needed
+
+
+def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
+    """What each of trainer.devices holds to learn."""
+    model, trainer = config.model, config.trainer
+    weights, trained = _weight_bytes(shape, config), _trained_bytes(shape, config)
+    share, share_of_trained, at_hand = 1.0, 1.0, 0.0  # of what there is; and gathered for a while
+    if _is_sharded(config):
+        sharded = num_in_layers(shape) / shape.num_parameters
+        share = 1.0 - sharded + sharded / trainer.devices
+        share_of_trained = 1 / trainer.devices if model.lora.rank else share
+        at_hand = sharded / shape.num_layers
+    num_episodes = -(-trainer.tasks_per_step * trainer.group_size // trainer.devices)
+    tokens = min(trainer.tokens_per_batch, num_episodes * config.env.max_episode_tokens)
+    held = weights * (share + at_hand) + _adapter_bytes(shape, config) * share_of_trained
+    needed = {
+        "python and its libraries": PROCESS,
+        "weights": int(held),
+        "gradients and optimizer": int((trained + _moments(shape, config)) * share_of_trained),
+        "activations": _activations(shape, config, tokens) + WORKSPACE,
+        "logits": min(tokens * shape.vocabulary, LOGITS_AT_ONCE) * 4,
+    }
+    if trainer.loss.kl.coef and model.lora.rank == 0:
+        needed["reference model"] = int(weights * share)
+    return needed
+
+
+def _is_sharded(config: RunConfig) -> bool:
+    return config.trainer.devices > 1 and config.trainer.parallel == "fsdp"
+
+
+def _weight_bytes(shape: Shape, config: RunConfig) -> int:
+    """Of the model without its adapter."""
+    width = BYTES[config.model.dtype]
+    if config.model.quantization == "none":
+        return shape.num_parameters * width
+    return int(shape.num_parameters * width - num_in_layers(shape) * (width - FOUR_BITS))
+
+
+def _trained_bytes(shape: Shape, config: RunConfig) -> int:
+    return num_trained(shape, config) * (4 if config.model.lora.rank else BYTES[config.model.dtype])
+
+
+def _adapter_bytes(shape: Shape, config: RunConfig) -> int:
+    return _trained_bytes(shape, config) if config.model.lora.rank else 0
+
+
+def _moments(shape: Shape, config: RunConfig) -> int:
+    """What the optimizer keeps."""
+    if config.trainer.optimizer.type == "adamw_8bit":
+        per_moment = 1 + 4 / BLOCK_OF_MOMENTS
+        return int(num_trained(shape, config) * OPTIMIZER_COPIES * per_moment)
+    return _trained_bytes(shape, config) * OPTIMIZER_COPIES
 
 
 def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
@@ -136,7 +198,10 @@ def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
     else:
         kept = shape.num_layers * layer
     is_rounded = config.model.dtype != config.model.autocast
-    rounded_weights = shape.num_parameters * product if is_rounded else 0
+    num_rounded = shape.num_parameters  # those in four bits are written out a layer at a time
+    if config.model.quantization != "none":
+        num_rounded -= num_in_layers(shape)
+    rounded_weights = num_rounded * product if is_rounded else 0
     spread = SPREAD_WITH_ADAPTERS if config.model.lora.rank else SPREAD
     return int(tokens * kept * spread) + rounded_weights
 
@@ -144,13 +209,12 @@ def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
 def disk_bytes(shape: Shape, config: RunConfig) -> int:
     """Checkpoints, some with their optimizer, and every token of every episode at its longest."""
     trainer = config.trainer
-    width = BYTES[config.model.dtype] if config.model.lora.rank == 0 else 4
-    weights = num_trained(shape, config) * width
     saved = trainer.checkpoint
     num_written = trainer.steps // saved.every + 2  # the first and the last
     num_kept = min(num_written, saved.keep_last + 1 if saved.keep_last else num_written)
     num_resumable = min(num_kept, saved.num_resumable + 1)  # one more while the next is written
-    checkpoints = weights * (num_kept + OPTIMIZER_COPIES * num_resumable)
+    weights, moments = _trained_bytes(shape, config), _moments(shape, config)
+    checkpoints = weights * num_kept + moments * num_resumable
     num_episodes = trainer.steps * trainer.tasks_per_step * trainer.group_size
     num_episodes += _num_eval_episodes(config)
     episodes = num_episodes * config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN

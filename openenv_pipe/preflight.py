@@ -191,6 +191,7 @@ def _tasks_lines(
 def _check_model(config: RunConfig) -> Iterator[Line]:
     if config.engine.type in ("scripted", "openai"):
         return
+    _refuse_missing_package(config)
     shape, line = _find_model(config.model)
     yield line
     if shape is None:
@@ -200,6 +201,20 @@ def _check_model(config: RunConfig) -> Iterator[Line]:
     yield _chat_line(config)
     yield _memory_line(config, shape)
     yield _disk_line(config, disk_bytes(shape, config))
+
+
+def _refuse_missing_package(config: RunConfig) -> None:
+    """Of what is kept in fewer bits."""
+    optimizers = {"trainer.optimizer": config.trainer.optimizer}
+    if config.trainer.warm_start.steps:
+        optimizers["trainer.warm_start.optimizer"] = config.trainer.warm_start.optimizer
+    needing = [f"{key}.type={o.type}" for key, o in optimizers.items() if o.type == "adamw_8bit"]
+    if config.model.quantization != "none":
+        needing.append(f"model.quantization={config.model.quantization}")
+    if needing:
+        from openenv_pipe.learner.quantized import load_bitsandbytes  # brings torch
+
+        load_bitsandbytes(needing[0])
 
 
 def _chat_line(config: RunConfig) -> Line:
@@ -258,8 +273,8 @@ def _online_line(model: HubModelConfig) -> Line:
 
 
 def _memory_line(config: RunConfig, shape: Shape) -> Line:
-    needed = memory_bytes(shape, config)
     place, available = _available_memory(config.device)
+    needed = memory_bytes(shape, config, in_one_memory=place == "machine")
     total = sum(needed.values())
     largest = max(needed, key=lambda kind: needed[kind])
     text = f"about {_size(total)} of {_size(available)} on the {place}, mostly {largest}"

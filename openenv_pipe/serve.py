@@ -55,7 +55,8 @@ def _served(subject: Subject, checkpoint: Path, max_model_len: int | None) -> It
     model = config.model
     with weights_folder(None) as scratch:
         path, revision = str(checkpoint), None
-        if model.lora.rank and isinstance(model, HubModelConfig):
+        is_there = isinstance(model, HubModelConfig) and model.quantization == "none"
+        if model.lora.rank and is_there:
             path, revision = str(Path(model.path).expanduser()), model.revision
         elif model.lora.rank:
             path = str(scratch / "base")

@@ -16,6 +16,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner import tiny
 from openenv_pipe.learner.attention import use_packed_attention
 from openenv_pipe.learner.policy import Policy
+from openenv_pipe.learner.quantized import quantize
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -43,6 +44,8 @@ def load_policy(
         model = _load_hub(config, full_checkpoint)
     _refuse_sliding_attention(model)
     use_packed_attention(model)
+    if config.quantization == "nf4":
+        quantize(model, precision=_DTYPES[config.autocast], device=device)
     if config.lora.rank:
         torch.manual_seed(seed)
         with warnings.catch_warnings():  # peft 0.21 asks transformers 5 by an old name

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from openenv_pipe.config.schema import OptimizerConfig
 from openenv_pipe.errors import TrainingError
+from openenv_pipe.learner.quantized import load_bitsandbytes
 
 NamedParameters = list[tuple[str, torch.nn.Parameter]]
 
@@ -17,6 +19,8 @@ class Optimizer:
     `muon` orthogonalises the momentum of hidden matrices (Jordan et al. 2024), scaled so that
     AdamW's learning rates fit (Moonlight, arXiv:2502.16982), with a momentum of 0.95; embeddings,
     heads and vectors stay with AdamW (arXiv:1711.05101), to which betas and eps belong.
+    `adamw_8bit` keeps AdamW's moments in blocks of bytes (arXiv:2110.02861), by bitsandbytes; those
+    of fewer than 4096 values stay as they are.
     """
 
     def __init__(
@@ -31,16 +35,7 @@ class Optimizer:
         others = [p for p in self._parameters if id(p) not in chosen]
         self._parts: list[torch.optim.Optimizer] = []
         if others:
-            self._parts.append(
-                torch.optim.AdamW(
-                    others,
-                    lr=config.lr,
-                    betas=(config.beta1, config.beta2),
-                    eps=config.eps,
-                    weight_decay=config.weight_decay,
-                    fused=True,
-                )
-            )
+            self._parts.append(_adamw(others, config))
         if hidden:
             self._parts.append(
                 torch.optim.Muon(
@@ -82,21 +77,50 @@ class Optimizer:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All state by `<part>.<parameter>.<name>`, for a checkpoint."""
         return {
-            f"{number}.{index}.{name}": value.contiguous()
+            f"{number}.{index}.{name}": _own(name, torch.as_tensor(value, device=parameter.device))
             for number, part in enumerate(self._parts)
-            for index, values in part.state_dict()["state"].items()
-            for name, value in values.items()
+            for index, parameter in enumerate(_learned(part))
+            for name, value in part.state.get(parameter, {}).items()
         }
 
+    def own_part(self, key: str, whole: torch.Tensor) -> torch.Tensor:
+        """What this optimizer keeps of one of `tensors`: all of it."""
+        return whole
+
     def load(self, tensors: Mapping[str, torch.Tensor], num_steps_taken: int) -> None:
-        """Goes on from what `tensors` gave after that many steps."""
-        states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in self._parts]
+        """Goes on from what `tensors` gave after that many steps, wherever it is now."""
+        learned = [_learned(part) for part in self._parts]
+        for part in self._parts:
+            part.state.clear()
         for key, value in tensors.items():
             number, index, name = key.split(".", 2)
-            states[int(number)].setdefault(int(index), {})[name] = value
-        for part, state in zip(self._parts, states, strict=True):
-            part.load_state_dict({**part.state_dict(), "state": state})
+            part, parameter = self._parts[int(number)], learned[int(number)][int(index)]
+            # bitsandbytes counts its steps in a plain number, torch in a float.
+            is_plain = name == "step" and not value.is_floating_point()
+            part.state[parameter][name] = int(value) if is_plain else value.to(parameter.device)
         self.num_steps_taken = num_steps_taken
+
+
+def _adamw(parameters: list[torch.nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    given: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+    }
+    if config.type == "adamw_8bit":
+        package = load_bitsandbytes("trainer.optimizer.type=adamw_8bit")
+        return package.optim.AdamW8bit(parameters, **given)
+    return torch.optim.AdamW(parameters, fused=True, **given)
+
+
+def _own(name: str, values: torch.Tensor) -> torch.Tensor:
+    """As a file takes it. What a byte stands for is one table for all parameters of 8 bits."""
+    return values.clone() if name.startswith("qmap") else values.contiguous()
+
+
+def _learned(part: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in part.param_groups for parameter in group["params"]]
 
 
 def _is_hidden(name: str, parameter: torch.nn.Parameter) -> bool:

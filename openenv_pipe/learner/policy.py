@@ -17,6 +17,7 @@ from openenv_pipe.chat import ChatFormat
 from openenv_pipe.learner.attention import PackedRow
 from openenv_pipe.learner.embedding import embed
 from openenv_pipe.learner.logprobs import token_logprobs
+from openenv_pipe.learner.quantized import num_values
 from openenv_pipe.types import Batch
 
 
@@ -61,7 +62,7 @@ class Policy:
 
     @property
     def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(map(num_values, self.model.parameters()))
 
     def trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Names and parameters that an optimizer may change."""

@@ -15,6 +15,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 
 from openenv_pipe.learner.policy import Policy
+from openenv_pipe.learner.quantized import dense_state
 
 _PROBE_SEED = 20_230_614
 _FIRST_PROBE_SIZE, _MOST_DOUBLINGS = 1e-2, 16
@@ -109,7 +110,7 @@ def _plain_weights(base: Any, with_adapter: bool) -> dict[str, torch.Tensor]:
     }
     tied = set(getattr(base, "all_tied_weights_keys", ()) or ())
     plain = {}
-    for name, tensor in base.state_dict().items():
+    for name, tensor in dense_state(base).items():
         if ".lora_" in name or name in tied:
             continue
         name = name.replace(".base_layer.", ".")

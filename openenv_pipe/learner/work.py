@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from openenv_pipe.learner.quantized import num_values
+
 CPU_SIZE, GPU_SIZE = 1024, 8192  # of the square matrices whose product is timed
 NUM_TRIALS = 5
 
@@ -33,7 +35,7 @@ class Work:
         matrices = [m.weight for m in decoder.modules() if isinstance(m, torch.nn.Linear)]
         head_size = getattr(config, "head_dim", None)
         head_size = head_size or config.hidden_size // config.num_attention_heads
-        self._num_weights = sum(map(torch.numel, matrices))  # adapters included
+        self._num_weights = sum(map(num_values, matrices))  # adapters included
         self._num_head_weights = inner.get_output_embeddings().weight.numel()
         self._attention_width = config.num_hidden_layers * config.num_attention_heads * head_size
         self._trains_all = all(parameter.requires_grad for parameter in model.parameters())

@@ -45,6 +45,8 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: Path) -> str:
     else:
         base = f"a tiny Qwen3 with random weights (seed {model.seed})"
     how = f"LoRA of rank {model.lora.rank}, merged" if model.lora.rank else "full training"
+    if model.quantization != "none":
+        how += f" into weights that were {model.quantization}, written out"
     rows = [
         ["environment", f"`{config.env.name}`"],
         ["base model", base],

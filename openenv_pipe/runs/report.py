@@ -231,6 +231,8 @@ def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:
     else:
         name = f"tiny Qwen3 with random weights, {model.num_layers} layers of {model.hidden_size}"
     tuning = f"LoRA of rank {model.lora.rank}" if model.lora.rank else "full training"
+    if model.quantization != "none":
+        tuning += f" above weights in {model.quantization}"
     size = facts.get("num_parameters")
     return f"{name}{f', {size:,} parameters' if size else ''}, {tuning}"
 

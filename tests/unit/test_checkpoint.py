@@ -9,6 +9,7 @@ import torch
 from fakes import CPU, random_samples, run_config, tiny_model, tiny_policy
 from safetensors.torch import load_file
 
+from openenv_pipe.config.schema import HubModelConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import (
     load_progress,
@@ -169,10 +170,8 @@ def test_equal_trainings_have_equal_digests(tmp_path, lora_rank):
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     values = tiny_model().model_dump()
-    values = {
-        key: values[key]
-        for key in ("lora", "dtype", "autocast", "activation_checkpointing", "chat_template")
-    }
+    of_tiny = TinyModelConfig.model_fields.keys() - HubModelConfig.model_fields.keys()
+    values = {key: value for key, value in values.items() if key not in of_tiny}
     config = run_config(
         {"model": values | {"type": "hub", "path": str(tmp_path), "revision": None}}
     ).model

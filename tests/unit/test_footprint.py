@@ -35,6 +35,26 @@ def test_the_episodes_of_evaluations_are_counted():
     assert needed("eval.baselines=false", *during) - plain == 10 * 50 * per_episode  # 200 steps
 
 
+def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
+    held = {}
+    for devices in (1, 2, 4):
+        for parallel in ("data", "fsdp"):
+            changes = (f"trainer.devices={devices}", f"trainer.parallel={parallel}")
+            config = compose(["conf=wordle", "trainer.optimizer.type=adamw", *changes]).config
+            shape = tiny_shape(config.model)
+            for in_one_memory in (True, False):
+                needed = memory_bytes(shape, config, in_one_memory=in_one_memory)
+                held[devices, parallel, in_one_memory] = needed
+    kind, one = "gradients and optimizer", held[1, "data", True]
+    assert held[1, "fsdp", True] == one == held[1, "data", False]
+    assert held[2, "data", True][kind] == 2 * one[kind]
+    assert held[2, "data", True]["python and its libraries"] == 2 * one["python and its libraries"]
+    assert held[2, "data", False][kind] == one[kind]
+    shares = [held[n, "fsdp", False][kind] / one[kind] for n in (2, 4)]
+    assert 1.0 > shares[0] > shares[1] > 0.25
+    assert held[2, "fsdp", False]["the policy that plays"] == one["weights"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     "change",
@@ -48,7 +68,7 @@ def test_the_episodes_of_evaluations_are_counted():
 def test_the_memory_of_updates_is_estimated_within_a_fifth(change):
     overrides = [*LARGER, change]
     config = compose(overrides).config
-    needed = memory_bytes(tiny_shape(config.model), config)
+    needed = memory_bytes(tiny_shape(config.model), config, in_one_memory=True)
     del needed["cache of the engine"]  # there is none in the process that is measured
     child = subprocess.run(
         [sys.executable, TESTS / "measure_learner.py", json.dumps(overrides)],

@@ -18,12 +18,24 @@ class LoraConfig(Block):
 
 class _Model(Block):
     lora: LoraConfig
+    quantization: Literal["none", "nf4"] = Field(
+        description="nf4: layers under the adapter are kept in four bits (QLoRA)"
+    )
     dtype: Literal["float32", "bfloat16"] = Field(description="of the weights")
     autocast: Literal["float32", "bfloat16"] = Field(description="of matrix products")
     activation_checkpointing: bool = Field(
         description="layers are computed again in the backward pass: slower, less memory"
     )
     chat_template: str | None = Field(description="Jinja chat template; null: the tokenizer's own")
+
+    @model_validator(mode="after")
+    def _only_what_is_frozen_is_quantized(self) -> "_Model":
+        if self.quantization != "none" and not self.lora.rank:
+            raise ValueError(
+                f"quantization={self.quantization} with lora.rank=0: weights in four bits cannot "
+                "be trained; set lora.rank above 0, 16 for example, or quantization=none"
+            )
+        return self
 
 
 class TinyModelConfig(_Model):

@@ -63,6 +63,12 @@ class RunConfig(Block):
                 f"model.max_length={self.model.max_length}"
             )
         if self.engine.type == "local" and self.trainer.max_staleness > 1:
+        is_sharded = self.trainer.devices > 1 and self.trainer.parallel == "fsdp"
+        if self.model.quantization != "none" and is_sharded:
+            raise ValueError(
+                f"model.quantization={self.model.quantization} with trainer.parallel=fsdp: "
+                "matrices in four bits cannot be cut into shards; set trainer.parallel=data"
+            )
             raise ValueError(
                 f"trainer.max_staleness={self.trainer.max_staleness} with engine=local, which "
                 "keeps one older version of the weights: set it to 0 or 1, or engine=vllm"

@@ -19,7 +19,9 @@ from openenv_pipe.config.schema.loss import LossConfig
 class OptimizerConfig(Block):
     """AdamW, or Muon for the hidden matrices with AdamW for all else, and their schedule."""
 
-    type: Literal["adamw", "muon"]
+    type: Literal["adamw", "adamw_8bit", "muon"] = Field(
+        description="adamw_8bit: its moments in one byte each"
+    )
     lr: PositiveFloat
     beta1: Beta
     beta2: Beta
@@ -101,9 +103,10 @@ class TrainerConfig(Block):
 
     @model_validator(mode="after")
     def _shards_have_an_optimizer(self) -> "TrainerConfig":
-        if self.devices > 1 and self.parallel == "fsdp" and self.optimizer.type == "muon":
+        kind = self.optimizer.type
+        if self.devices > 1 and self.parallel == "fsdp" and kind != "adamw":
             raise ValueError(
-                "optimizer.type=muon with parallel=fsdp: Muon needs whole matrices, of which each "
+                f"optimizer.type={kind} with parallel=fsdp: it needs whole matrices, of which each "
                 "device would hold a part; set optimizer.type=adamw or parallel=data"
             )
         return self
