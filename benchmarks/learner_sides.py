@@ -73,6 +73,7 @@ class Ours:
     def __init__(self, case: dict[str, Any]) -> None:
         from openenv_pipe.config.compose import compose
         from openenv_pipe.learner.attention import use_packed_attention
+        from openenv_pipe.learner.heap import keep_freed_memory
         from openenv_pipe.learner.learner import Learner
         from openenv_pipe.learner.policy import Policy
         from openenv_pipe.learner.tiny import build_tokenizer
@@ -83,6 +84,7 @@ class Ours:
         changes |= {"optimizer.max_grad_norm": MAX_GRAD_NORM}
         overrides = [f"trainer.{key}={value}" for key, value in changes.items()]
         trainer = compose(["conf=echo", *overrides]).config.trainer
+        keep_freed_memory()
         self.case, self.model = case, build_model(case["shape"])
         use_packed_attention(self.model)
         policy = Policy(
@@ -230,19 +232,20 @@ def measured_rate() -> float:
 
 def serve(side: Ours | Trl) -> None:
     gc.collect()
-    start_mb = memory_mb("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    start_mb, peak_mb = memory_mb("VmRSS"), 0.0
     for line in sys.stdin:
         command = json.loads(line)
         answer: dict[str, Any] = {}
         if command["do"] == "steps":
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: steps alone count
             started, worked = time.perf_counter(), time.process_time()
             for _ in range(command["count"]):
                 answer["loss"] = side.step()
             answer["step_s"] = (time.perf_counter() - started) / command["count"]
             answer["cpu_s"] = (time.process_time() - worked) / command["count"]
+            peak_mb = max(peak_mb, memory_mb("VmHWM"))
         elif command["do"] == "memory":
-            answer = {"start_mb": start_mb, "peak_mb": memory_mb("VmHWM")}
+            answer = {"start_mb": start_mb, "peak_mb": peak_mb}
         elif command["do"] == "rate":
             answer = {"rate": measured_rate(), "needed": needed_products(side.model, side.case)}
         elif command["do"] == "gradients":

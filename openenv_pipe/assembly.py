@@ -32,6 +32,7 @@ from openenv_pipe.errors import ConfigError, FailureError, TrainingError
 from openenv_pipe.hosts import build_host
 from openenv_pipe.hosts.base import Host
 from openenv_pipe.learner.load import load_policy, select_device
+from openenv_pipe.learner.heap import keep_freed_memory
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.publication import Publication
 from openenv_pipe.learner.workers import Workers
@@ -307,3 +308,4 @@ def _prepare_thread(num_threads: int) -> None:
     """Same bits for the same numbers: a fixed number of threads, deterministic kernels only."""
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    keep_freed_memory()

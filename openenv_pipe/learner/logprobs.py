@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from openenv_pipe.learner.embedding import adds_in_place, gradient_of
 
-CHUNK_ELEMENTS = 1 << 20  # of U x C: logits at a time
-KEPT_ELEMENTS = 1 << 22  # of U x V: up to so many logits are kept for the backward pass
+CHUNK_ELEMENTS = 1 << 18  # of U x C: logits at a time, of many
+KEPT_ELEMENTS = 1 << 22  # of U x V: up to so many logits are kept for the backward pass,
+KEPT_CHUNK_ELEMENTS = 1 << 20  # so many of them at a time
 MIN_COLUMNS = 256
 
 
@@ -84,8 +85,9 @@ class _Fused(torch.autograd.Function):
         precision: torch.dtype,
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.head = _Head(hidden_UH, weight_VH, bias_V, temperature, precision)
         fits = len(hidden_UH) * len(weight_VH) <= KEPT_ELEMENTS
+        at_once = KEPT_CHUNK_ELEMENTS if fits else CHUNK_ELEMENTS
+        ctx.head = _Head(hidden_UH, weight_VH, bias_V, temperature, precision, at_once)
         keeps = fits and any(ctx.needs_input_grad[:3])
         highest_U = hidden_UH.new_full((len(hidden_UH),), -torch.inf, dtype=torch.float32)
         total_U, moment_U, target_U = (torch.zeros_like(highest_U) for _ in range(3))
@@ -146,16 +148,17 @@ class _Head:
         bias_V: torch.Tensor | None,
         temperature: float,
         precision: torch.dtype,
+        num_at_once: int,
     ) -> None:
         self.temperature = temperature
+        self._num_columns = max(MIN_COLUMNS, num_at_once // max(1, len(hidden_UH)))
         self._dtype = weight_VH.dtype if precision is torch.float32 else precision
         self._hidden_UH = hidden_UH.to(self._dtype)
         self._weight_VH, self._bias_V = weight_VH.detach(), bias_V
 
     def stretches(self) -> Iterator[slice]:
-        size = max(MIN_COLUMNS, CHUNK_ELEMENTS // max(1, len(self._hidden_UH)))
-        for start in range(0, len(self._weight_VH), size):
-            yield slice(start, min(start + size, len(self._weight_VH)))
+        for start in range(0, len(self._weight_VH), self._num_columns):
+            yield slice(start, min(start + self._num_columns, len(self._weight_VH)))
 
     def logits(self, columns: slice) -> torch.Tensor:
         """Logits [U, C] in float32, over the temperature."""

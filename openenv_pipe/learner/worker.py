@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.learner.heap import keep_freed_memory
 from openenv_pipe.learner.joint import Beginning, build_rank, publish_weights
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.load import load_policy
@@ -60,6 +61,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     ranks = Ranks(int(rank), int(size))
     worker = Worker(ranks, torch.device(device))
+    keep_freed_memory()
     with socket.socket(socket.AF_UNIX) as connected:
         connected.connect(door)
         line = Connection(connected.detach())

@@ -14,6 +14,7 @@ ROWS, HIDDEN, VOCABULARY = 7, 5, 23
 def chunks(request, monkeypatch):
     """Stretches of four ids, which are kept for the backward pass, or are not."""
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(module, "KEPT_CHUNK_ELEMENTS", 1)
     monkeypatch.setattr(module, "MIN_COLUMNS", 4)
     monkeypatch.setattr(module, "KEPT_ELEMENTS", request.param)
 
@@ -88,7 +89,8 @@ def test_gradients_add_up_in_a_tied_matrix():
     assert torch.allclose(seen, head.weight.grad, atol=1e-5)
 
 
-def test_no_stretch_is_larger_than_its_bound(monkeypatch):
+@pytest.mark.parametrize("chunk", ["CHUNK_ELEMENTS", "KEPT_CHUNK_ELEMENTS"])
+def test_no_stretch_is_larger_than_its_bound(monkeypatch, chunk):
     """Memory does not grow with the vocabulary."""
     sizes = []
     take_in = module._take_in
@@ -97,7 +99,8 @@ def test_no_stretch_is_larger_than_its_bound(monkeypatch):
         "_take_in",
         lambda logits, *sums: sizes.append(logits.numel()) or take_in(logits, *sums),
     )
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 2000)
+    monkeypatch.setattr(module, chunk, 2000)
+    monkeypatch.setattr(module, "KEPT_ELEMENTS", 10**6 if chunk.startswith("KEPT") else 0)
     monkeypatch.setattr(module, "MIN_COLUMNS", 2)
     head = torch.nn.Linear(HIDDEN, 5000)
     token_logprobs(
