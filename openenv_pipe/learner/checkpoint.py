@@ -64,7 +64,7 @@ def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> 
     """The inverse of `save_progress`. A fork may have left files out: those begin anew."""
     if optimizer is not None and (folder / OPTIMIZER).exists():
         steps_taken = json.loads((folder / PROGRESS).read_text())["optimizer_steps"]
-        optimizer.load(load_file(folder / OPTIMIZER, device=str(policy.device)), steps_taken)
+        optimizer.load(load_file(folder / OPTIMIZER), steps_taken)
     if (folder / REFERENCE).exists():
         named = load_file(folder / REFERENCE, device=str(policy.device))
         policy.keep_reference([named[str(number)] for number in range(len(named))])

@@ -22,24 +22,23 @@ from openenv_pipe.learner.workers import Workers
 from openenv_pipe.types import Sample
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class State:
-    """What a learner goes on from beside the weights, in whole tensors."""
+class KeptOptimizer:
+    """The state that an optimizer of shards will go on from, in the machine's memory until then."""
 
-    reference: list[torch.Tensor] | None  # as Policy.reference has it
-    optimizer: Mapping[str, torch.Tensor]
-    num_steps_taken: int
+    def __init__(self) -> None:
+        self.num_steps_taken = 0
+        self._tensors: Mapping[str, torch.Tensor] = {}
 
-    def spread(self, policy: Policy, ranks: Ranks) -> None:
-        """To or from rank 0: its weights and tensors become those of all."""
-        trained = [parameter.data for _, parameter in policy.trained_parameters()]
-        for values in (*trained, *(self.reference or ()), *self.optimizer.values()):
-            ranks.spread(values)
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return self._tensors
+
+    def load(self, tensors: Mapping[str, torch.Tensor], num_steps_taken: int) -> None:
+        self._tensors, self.num_steps_taken = tensors, num_steps_taken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beginning:
-    """What the others have to know to receive a state."""
+    """What the others have to know to receive what rank 0 goes on from."""
 
     packs_rows: bool
     num_reference: int | None
@@ -47,30 +46,48 @@ class Beginning:
     num_steps_taken: int
 
     @classmethod
-    def of(cls, policy: Policy, state: State) -> "Beginning":
+    def of(cls, policy: Policy, optimizer: Optimizer | KeptOptimizer) -> "Beginning":
         return cls(
             packs_rows=policy.packs_rows,
-            num_reference=None if state.reference is None else len(state.reference),
-            optimizer={key: (t.shape, t.dtype) for key, t in state.optimizer.items()},
-            num_steps_taken=state.num_steps_taken,
+            num_reference=None if policy.reference is None else len(policy.reference),
+            optimizer={key: (t.shape, t.dtype) for key, t in optimizer.tensors().items()},
+            num_steps_taken=optimizer.num_steps_taken,
         )
 
-    def receive(self, policy: Policy, ranks: Ranks) -> State:
-        """The policy takes over rank 0's weights; the rest of its state is returned."""
+    def receive(self, policy: Policy, ranks: Ranks) -> list[torch.Tensor] | None:
+        """The policy takes over rank 0's weights; those of the reference are returned."""
         policy.packs_rows = self.packs_rows
         reference = None
         if self.num_reference is not None:
             trained = policy.trained_parameters()[: self.num_reference]
             reference = [torch.empty_like(values.data) for _, values in trained]
-        optimizer = {
-            key: torch.empty(shape, dtype=dtype, device=policy.device)
-            for key, (shape, dtype) in self.optimizer.items()
-        }
-        state = State(
-            reference=reference, optimizer=optimizer, num_steps_taken=self.num_steps_taken
-        )
-        state.spread(policy, ranks)
-        return state
+        spread_weights(policy, reference, ranks)
+        return reference
+
+    def spread_optimizer(
+        self,
+        target: Optimizer,
+        ranks: Ranks,
+        device: torch.device,
+        given: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """The target goes on from what rank 0 has `given`. One tensor after another: all of them
+        whole may be more than a device holds."""
+        parts = {}
+        for key, (shape, dtype) in self.optimizer.items():
+            whole = (
+                given[key].to(device) if given else torch.empty(shape, dtype=dtype, device=device)
+            )
+            ranks.spread(whole)
+            parts[key] = target.own_part(key, whole)
+        target.load(parts, self.num_steps_taken)
+
+
+def spread_weights(policy: Policy, reference: Sequence[torch.Tensor] | None, ranks: Ranks) -> None:
+    """To or from rank 0: the weights and the reference of all become its own."""
+    trained = [parameter.data for _, parameter in policy.trained_parameters()]
+    for values in (*trained, *(reference or ())):
+        ranks.spread(values)
 
 
 class JointLearner:
@@ -81,11 +98,13 @@ class JointLearner:
         self._config = config
         self._workers = workers
         self._learner = _learner(policy, config, workers.ranks)
+        is_sharded = config.trainer.parallel == "fsdp"
+        self._kept = KeptOptimizer() if is_sharded else None  # until there are shards
         self._has_begun = False
 
     @property
-    def optimizer(self) -> "Optimizer | GatheredOptimizer":
-        own = self._learner.optimizer
+    def optimizer(self) -> "Optimizer | KeptOptimizer | GatheredOptimizer":
+        own = self._kept or self._learner.optimizer
         if isinstance(own, ShardedOptimizer):
             return GatheredOptimizer(own, self._workers)
         return own
@@ -101,20 +120,18 @@ class JointLearner:
 
     def _begin(self) -> None:
         """Until now this was a learner of one device, new or from a checkpoint: all get that."""
-        own, ranks = self._learner.optimizer, self._workers.ranks
-        state = State(
-            reference=self._policy.reference,
-            optimizer=own.tensors(),
-            num_steps_taken=own.num_steps_taken,
-        )
+        policy, ranks = self._policy, self._workers.ranks
+        beginning, given = Beginning.of(policy, self.optimizer), self.optimizer.tensors()
         with self._workers.doing("load", self._config):
             pass
-        with self._workers.doing("begin", Beginning.of(self._policy, state)):
-            state.spread(self._policy, ranks)
-            if self._config.trainer.parallel == "fsdp":
-                twin = self._policy.twin(learns=True)
-                self._learner = build_rank(twin, self._config, ranks, state)
-        self._has_begun = True
+        with self._workers.doing("begin", beginning):
+            spread_weights(policy, policy.reference, ranks)
+            if self._kept:
+                twin = policy.twin(learns=True)
+                self._learner = build_rank(twin, self._config, ranks, policy.reference)
+            optimizer = self._learner.optimizer
+            beginning.spread_optimizer(optimizer, ranks, policy.device, given)
+        self._kept, self._has_begun = None, True
 
 
 class GatheredOptimizer:
@@ -140,8 +157,10 @@ def build_learner(
     return JointLearner(policy, config, workers) if workers else _learner(policy, config, Ranks())
 
 
-def build_rank(policy: Policy, config: RunConfig, ranks: Ranks, state: State) -> Learner:
-    """One rank's learner, going on from `state`. The policy's model is the learner's alone."""
+def build_rank(
+    policy: Policy, config: RunConfig, ranks: Ranks, reference: list[torch.Tensor] | None
+) -> Learner:
+    """One rank's learner. The policy's model is the learner's alone."""
     trainer, optimizer = config.trainer, None
     if trainer.parallel == "fsdp":
         policy = ShardedPolicy(policy, ranks)
@@ -150,10 +169,8 @@ def build_rank(policy: Policy, config: RunConfig, ranks: Ranks, state: State) ->
             policy.trained_parameters(), trainer.optimizer, num_steps, ranks
         )
     learner = _learner(policy, config, ranks, optimizer)
-    if state.reference is not None:
-        policy.keep_reference(state.reference)
-    if state.optimizer:
-        learner.optimizer.load(state.optimizer, state.num_steps_taken)
+    if reference is not None:
+        policy.keep_reference(reference)
     return learner
 
 

@@ -5,7 +5,7 @@ place. Refused here: optimizers that need whole matrices, such as Muon.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -126,10 +126,8 @@ class ShardedOptimizer(Optimizer):
                 gathered[key] = whole.cpu()
         return gathered
 
-    def load(self, tensors: Mapping[str, torch.Tensor], num_steps_taken: int) -> None:
-        """Takes whole tensors."""
-        parts = {key: cut_like(whole, self._source(key, whole)) for key, whole in tensors.items()}
-        super().load(parts, num_steps_taken)
+    def own_part(self, key: str, whole: torch.Tensor) -> torch.Tensor:
+        return cut_like(whole, self._source(key, whole))
 
     def _source(self, key: str, values: torch.Tensor) -> torch.Tensor:
         """The parameter in whose shape the values are; of a single number, that itself."""

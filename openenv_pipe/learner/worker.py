@@ -42,8 +42,10 @@ class Worker:
         self._policy = load_policy(config.model, seed=config.seed, device=self._device)
 
     def begin(self, beginning: Beginning) -> None:
-        state = beginning.receive(self._policy, self._ranks)
-        self._learner = build_rank(self._policy, self._config, self._ranks, state)
+        reference = beginning.receive(self._policy, self._ranks)
+        self._learner = build_rank(self._policy, self._config, self._ranks, reference)
+        optimizer, device = self._learner.optimizer, self._policy.device
+        beginning.spread_optimizer(optimizer, self._ranks, device)
 
     def update(self, samples: Sequence[Sample], step: int) -> None:
         self._learner.update(samples, step)
@@ -59,9 +61,9 @@ def main() -> None:
         torch.cuda.set_device(device)
     torch.set_num_threads(int(num_threads))
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    keep_freed_memory()
     ranks = Ranks(int(rank), int(size))
     worker = Worker(ranks, torch.device(device))
-    keep_freed_memory()
     with socket.socket(socket.AF_UNIX) as connected:
         connected.connect(door)
         line = Connection(connected.detach())

@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
@@ -25,7 +26,7 @@ from openenv_pipe.process import ManagedProcess
 from openenv_pipe.resources import PACKAGE_DIR
 
 START_LIMIT_S = 300.0  # until all have imported torch
-LAST_WORDS_S = 10.0  # for a rank to end, once the others have lost it
+LAST_WORDS_S = 10.0  # for a rank to end, once the others have lost it, and the reverse
 STOP_LIMIT_S = 5.0
 POLL_S = 0.2
 
@@ -52,9 +53,10 @@ class Workers:
         try:
             if not self._processes:
                 self._start()
-            self._tell(order, *arguments)
-            yield
-            self._wait_until_done(order)
+            with self._watched():
+                self._tell(order, *arguments)
+                yield
+                self._wait_until_done(order)
         except PipeError:
             raise
         except (RuntimeError, OSError, EOFError) as error:
@@ -130,6 +132,41 @@ class Workers:
                 )
             line.recv()
 
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A rank that ends breaks a connection, which rank 0 sees when it waits for that rank.
+        Inside a kernel of a GPU it sees nothing for LONGEST_WAIT, and nobody can call it back from
+        there: then this process ends, and all that it has started with it."""
+        if self._device.type == "cpu":
+            yield
+            return
+        is_over = threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(POLL_S):
+                if (death := self._death()) and not is_over.wait(LAST_WORDS_S):
+                    end_at_once(death)
+
+        watching = threading.Thread(target=watch, name="ranks", daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watching.join()
+
+    def _death(self) -> TrainingError | None:
+        """Of a rank that has ended: one that a signal killed rather than those it took along."""
+        codes = {rank: process.returncode for rank, process in enumerate(self._processes, start=1)}
+        ended = {rank: code for rank, code in codes.items() if code is not None}
+        if not ended:
+            return None
+        rank = max(ended, key=lambda rank: ended[rank])  # 128 and a signal's number
+        return TrainingError(
+            f"rank {rank} of trainer.devices={self.ranks.size} ended with exit code {ended[rank]}",
+            log=self._processes[rank - 1].log,
+        )
+
     def _raise_if_ended(self, error: BaseException) -> None:
         """What rank 0 sees of another's end is a connection that broke."""
         if isinstance(error, OSError | EOFError) or wait(self._lines, LAST_WORDS_S):
@@ -138,16 +175,17 @@ class Workers:
     def _refuse_ended(self, *, wait_s: float, error: BaseException | None = None) -> None:
         latest = time.monotonic() + wait_s
         while True:
-            for rank, process in enumerate(self._processes, start=1):
-                if process.returncode is not None:
-                    raise TrainingError(
-                        f"rank {rank} of trainer.devices={self.ranks.size} ended with exit code "
-                        f"{process.returncode}",
-                        log=process.log,
-                    ) from error
+            if death := self._death():
+                raise death from error
             if time.monotonic() >= latest:
                 return
             time.sleep(POLL_S)
+
+
+def end_at_once(error: PipeError) -> None:
+    """Ends the whole process, from any thread. The run can be resumed."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    os._exit(error.exit_code)
 
 
 def refuse_missing_devices(num_devices: int, device: torch.device) -> None:

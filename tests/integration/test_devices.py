@@ -3,11 +3,7 @@
 Losses to 1e-5, gradients to 1e-4 relative. `gloo` stands in for a GPU's `nccl`.
 """
 
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,14 +11,14 @@ import torch
 from fakes import CPU, alike_samples, random_samples, run_config, tiny_model
 
 from openenv_pipe.errors import ConfigError, TrainingError
+from openenv_pipe.learner import workers as workers_module
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
 from openenv_pipe.learner.joint import build_learner
 from openenv_pipe.learner.load import load_policy
 from openenv_pipe.learner.workers import Workers, refuse_missing_devices
+from openenv_pipe.process import ManagedProcess
 from openenv_pipe.runs.metrics import read_metrics
-
-REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 240.0
+from tests.commands import SMALL, Command, wait_until
 
 LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
 PLAIN = {"tokens_per_batch": 24, "optimizer.max_grad_norm": 1e9, "optimizer.lr": 1e-3}
@@ -165,6 +161,29 @@ def _holding(policy, weights):
     return twin
 
 
+def test_a_rank_whose_end_nobody_inside_a_kernel_sees_ends_the_run(workers, monkeypatch):
+    """The rank is stopped and its connections stay, as they would between GPUs."""
+    _, learner = learner_of(config_of(PLAIN, lora_rank=0, parallel="data"), workers)
+    learner.update(random_samples(1), 1)
+    (process,) = psutil.Process(workers._processes[0].pid).children()
+    said = []
+
+    def end_at_once(error):
+        said.append(str(error))
+        process.resume()
+
+    monkeypatch.setattr(workers, "_device", torch.device("cuda"))
+    monkeypatch.setattr(workers_module, "LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(workers_module, "end_at_once", end_at_once)
+    monkeypatch.setattr(ManagedProcess, "returncode", 137)
+    process.suspend()
+    at_last = threading.Timer(30.0, process.resume)
+    at_last.start()
+    learner.update(random_samples(2), 2)
+    at_last.cancel()
+    assert said[0].startswith("rank 1 of trainer.devices=2 ended with exit code 137")
+
+
 def test_the_end_of_a_rank_ends_the_update_with_its_log(workers):
     """It is stopped first, so that rank 0 waits for it when it is killed. Others start anew."""
     _, learner = learner_of(config_of(PLAIN, lora_rank=0, parallel="data"), workers)
@@ -187,19 +206,12 @@ def test_more_devices_than_there_are_are_refused(monkeypatch):
         refuse_missing_devices(2, torch.device("cuda"))
 
 
-def start(folder, *changes):
-    """A run of the echo experiment: its random model earns different rewards by chance."""
-    small = "device=cpu num_threads=1 host.sessions_per_server=8 eval.num_tasks=2"
-    small += " eval.baselines=false trainer.tasks_per_step=2 trainer.group_size=4"
-    small += " trainer.tokens_per_batch=128 trainer.optimizer.type=adamw"
-    return subprocess.Popen(
-        [sys.executable, "-m", "openenv_pipe.cli", "train", "conf=echo", *small.split(), *changes],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+# The echo experiment: its random model earns different rewards by chance.
+RUN = (
+    *("conf=echo", "eval.num_tasks=2", "eval.baselines=false", "trainer.tasks_per_step=2"),
+    *("trainer.group_size=4", "trainer.tokens_per_batch=128", "trainer.optimizer.type=adamw"),
+    *SMALL,
+)
 
 
 def workers_below(folder):
@@ -217,17 +229,15 @@ def test_a_run_has_the_metrics_of_one_and_leaves_no_rank_behind(tmp_path):
     for number in (1, 2):
         folder = tmp_path / str(number)
         folder.mkdir()
-        process = start(folder, f"trainer.devices={number}", "trainer.parallel=fsdp")
+        devices = (f"trainer.devices={number}", "trainer.parallel=fsdp")
+        process = Command(folder, "train", *RUN, *devices)
         try:
-            for text in process.stdout:
-                if text.startswith("grpo 2/80"):
-                    break
+            wait_until(lambda p=process: "grpo 2/80" in p.err, "two steps", process)
             ranks = workers_below(folder)
             assert len(ranks) == 2 * (number - 1), "a worker and its guardian"
         finally:
             process.kill()
-            process.stdout.close()
-            process.wait(LIMIT_S)
+        process.wait()
         psutil.wait_procs(ranks, timeout=30)
         assert workers_below(folder) == []
         lines.append(read_metrics(folder / "runs/echo/0001/metrics.jsonl")[:2])
