@@ -28,7 +28,7 @@ from openenv_pipe.adapters import build_adapter
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.base import turn_seed
-from openenv_pipe.engines.vllm import open_engine
+from openenv_pipe.engines.vllm import Neighbour, open_engine
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import find_build, find_installed
@@ -71,7 +71,7 @@ async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEn
             config.engine,
             Publication(policy),
             source=None,
-            on_gpu=False,
+            neighbour=Neighbour(on_gpu=False),
             logs=logs,
             executor=executor,
             tell=lambda text: print(text, file=sys.stderr),

@@ -27,8 +27,9 @@ from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine, TextChat
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.engines.vllm import Source, open_engine
+from openenv_pipe.engines.vllm import Neighbour, Source, open_engine
 from openenv_pipe.errors import ConfigError, FailureError, TrainingError
+from openenv_pipe.footprint import memory_bytes, model_shape
 from openenv_pipe.hosts import build_host
 from openenv_pipe.hosts.base import Host
 from openenv_pipe.learner.load import load_policy, select_device
@@ -268,7 +269,7 @@ async def _opened_engine(
             engine,
             Publication(policy),
             source=_base_model(config, checkpoint),
-            on_gpu=policy.device.type == "cuda",
+            neighbour=_neighbour(config, policy),
             logs=logs,
             executor=torch_thread,
             tell=tell,
@@ -303,6 +304,27 @@ def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
 
     if model.quantization != "none":  # the adapter belongs above the rounded weights
         return None
+
+
+def _neighbour(config: RunConfig, policy: Policy) -> Neighbour:
+    """What servers on this machine have to know of the learner."""
+    if policy.device.type != "cuda":
+        return Neighbour(on_gpu=False)
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
+    try:
+        shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
+        needed = sum(memory_bytes(shape, config, in_one_memory=False).values())
+    except KeyError:  # a model of another kind: nobody knows
+        needed = 0
+    return Neighbour(
+        on_gpu=True,
+        free_gpus=names[config.trainer.devices :],
+        gpu_bytes=torch.cuda.get_device_properties(policy.device).total_memory,
+        needs_bytes=needed,
+        plays_ahead=config.trainer.max_staleness > 0,
+    )
+
 
 def _prepare_thread(num_threads: int) -> None:
     """Same bits for the same numbers: a fixed number of threads, deterministic kernels only."""

@@ -230,6 +230,9 @@ class LengthsEngine:
     def finish(self, episode: int) -> None:
         """Nothing is kept."""
 
+    async def rest(self) -> None:
+        """It holds nothing."""
+
     async def publish(self, version: int) -> None:
         """Nothing changes."""
 

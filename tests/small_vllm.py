@@ -33,6 +33,8 @@ class SmallServer:
         self.is_healthy = True
         self.is_paused = False
         self.resume_status = 200
+        self.asleep: set[str] = set()  # what has no memory; nothing may ask for it then
+        self.has_sleep_mode = True
         self.may_load = asyncio.Event()  # adapters and weights wait for it
         self.may_load.set()
         self.may_sample = asyncio.Event()
@@ -52,6 +54,7 @@ class SmallServer:
         self.num_starts += 1
         self._dead = asyncio.Event()
         self.values = {"base": 0.0}
+        self.asleep = set()
         with self.log.open("a") as file:
             print("ImportError: no such kernel" if self.starts_dead else "started", file=file)
         if self.starts_dead:
@@ -62,6 +65,9 @@ class SmallServer:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_get("/server_info", self._info)
+        app.router.add_post("/sleep", self._sleep)
+        app.router.add_post("/wake_up", self._wake)
         app.router.add_post("/pause", self._pause)
         app.router.add_post("/resume", self._resume)
         app.router.add_post("/collective_rpc", self._reload)
@@ -99,16 +105,35 @@ class SmallServer:
         self.calls.append(request.path)
         return web.Response()
 
+    async def _info(self, request: web.Request) -> web.Response:
+        config = {"model_config": {"enable_sleep_mode": self.has_sleep_mode}}
+        return web.json_response({"vllm_config": config})
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        self.calls.append(request.path_qs)
+        self.asleep = {"weights", "kv_cache"}
+        if request.query["level"] == "2":
+            self.values = {"base": float("nan")}
+        return web.Response()
+
+    async def _wake(self, request: web.Request) -> web.Response:
+        self.calls.append(request.path_qs)
+        self.asleep -= set(request.query.getall("tags", self.asleep))
+        return web.Response()
+
     async def _pause(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
         await self.may_load.wait()
         self.is_paused = True
+        self.calls.append("paused")
         return web.Response()
 
     async def _reload(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
+        assert "weights" not in self.asleep
         folder = Path((await request.json())["kwargs"]["weights_path"])
-        self.values["base"] = float((folder / VALUE).read_text())
+        if not self.loads_old_policies:
+            self.values["base"] = float((folder / VALUE).read_text())
         return web.json_response({"results": [{"problem": ""}]})
 
     async def _resume(self, request: web.Request) -> web.Response:
@@ -121,6 +146,7 @@ class SmallServer:
         body = await request.json()
         self.calls.append(request.path)
         await self.may_load.wait()
+        assert "weights" not in self.asleep
         name, folder = body["lora_name"], Path(body["lora_path"])
         if name in self.values:
             return web.Response(
@@ -138,6 +164,7 @@ class SmallServer:
     async def _generate(self, request: web.Request) -> web.Response:
         while self.is_paused:
             await asyncio.sleep(0.01)
+        assert not self.asleep
         body = await request.json()
         if self.num_drops:
             self.num_drops -= 1
@@ -165,6 +192,7 @@ class SmallTrainee:
     """See `engines.vllm.trainee.Trainee`: a policy that is a number."""
 
     lora_rank = 8
+    num_freed = 0
     precision = "float32"
     vocabulary_size = VOCABULARY
     end_id = TOKENS[-1]
@@ -182,6 +210,9 @@ class SmallTrainee:
         folder.mkdir()
         (folder / VALUE).write_text(str(self.value + 1.0))
         return np.stack([next_logprobs(self.value + 1.0) for _ in prompts])
+
+    def free_memory(self) -> None:
+        self.num_freed += 1
 
     def next_logprobs(self, prompts, temperature) -> np.ndarray:
         return np.stack([next_logprobs(self.value) for _ in prompts])

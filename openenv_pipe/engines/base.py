@@ -57,6 +57,9 @@ class Engine(Protocol):
     def finish(self, episode: int) -> None:
         """The episode needs no more completions; what is kept of it can go."""
 
+    async def rest(self) -> None:
+        """Nothing is sampled until the next `publish`: memory may go to the learner meanwhile."""
+
     async def publish(self, version: int) -> None:
         """The policy has changed; completions from now on are of this version.
 

@@ -103,6 +103,9 @@ class LocalEngine:
         self._conversations.forget(episode)
         self._start_if_all_wait()
 
+    async def rest(self) -> None:
+        """Its weights are the learner's, and its cache goes with each collection."""
+
     async def publish(self, version: int) -> None:
         if self._refresh is not None:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._refresh)

@@ -48,6 +48,9 @@ class ScriptedEngine:
     def finish(self, episode: int) -> None:
         """Nothing is kept."""
 
+    async def rest(self) -> None:
+        """A script holds none."""
+
     async def publish(self, version: int) -> None:
         """A script does not learn."""
 

@@ -66,6 +66,11 @@ class Publication:
             size *= 2
         raise AssertionError(f"an adapter of size {size / 2:g} changes nothing of the policy")
 
+    def free_memory(self) -> None:
+        """What torch keeps of a GPU's memory for its next tensors, another process may need."""
+        if self._policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     @torch.inference_mode()
     def next_logprobs(self, prompts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
         """Logprobs [P, V], float32, of what follows each prompt."""

@@ -33,6 +33,10 @@ class GroupSource(Protocol):
         """What GRPO's step learns from. Steps are asked for in order, each once."""
         ...
 
+    async def rest(self) -> None:
+        """The learner works now, and tells by `publish` when it has done so."""
+        ...
+
     async def publish(self, step: int) -> None:
         """The policy has new weights, those after `step`: groups from now on are to be theirs."""
         ...
@@ -154,6 +158,10 @@ class PlayedGroups:
         )
         self._order.record(groups)
         return groups
+
+    async def rest(self) -> None:
+        if not self._collections:  # what is played ahead needs the engine
+            await self._parts.engine.rest()
 
     async def publish(self, step: int) -> None:
         self.version = step

@@ -31,6 +31,9 @@ class RecordedGroups:
     async def groups(self, step: int) -> list[Group]:
         return await self._read(step)
 
+    async def rest(self) -> None:
+        """Nobody samples."""
+
     async def publish(self, step: int) -> None:
         self.version = step
 

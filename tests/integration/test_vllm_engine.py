@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from openenv_pipe.engines import Completion, Request
-from openenv_pipe.engines.vllm import open_engine
+from openenv_pipe.engines.vllm import Neighbour, open_engine
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
@@ -41,7 +41,7 @@ async def opened(
             config.engine,
             Publication(policy),
             source=None,
-            on_gpu=False,
+            neighbour=Neighbour(on_gpu=False),
             logs=tmp_path,
             executor=executor,
             tell=lambda text: None,
@@ -261,6 +261,32 @@ async def test_an_adapter_stays_with_its_requests(vllm_served, tmp_path):
         new = await engine.generate(request(1, max_tokens=4))
         assert (await old).policy_versions == [0]
         assert new.policy_versions == [1]
+
+
+@pytest.mark.parametrize("way", ["adapter", "full"])
+async def test_a_server_takes_sleep_and_wake_in_this_order(
+    vllm_served, tmp_path, base_weights, way
+):
+    """Trap 18, as far as a CPU has it: there vLLM gives no memory back, but what is asked while it
+    sleeps waits for the next policy. The order of all that: `unit/test_vllm_sleep`."""
+    level, more = (1, [LORA]) if way == "adapter" else (2, [])
+    async with opened(vllm_served, tmp_path, *more) as (engine, policy):
+        engine._sleep_level = level
+        first = engine.expect(4, 4)
+        for version in (1, 2):
+            await engine.rest()
+            early = asyncio.create_task(engine.generate(request(first + 2 * version - 1)))
+            change(policy)
+            await asyncio.sleep(0.05)
+            assert not early.done()
+            await engine.publish(version)
+            assert len((await early).token_ids) > 0
+            completion = await engine.generate(request(first + 2 * version - 2))
+            assert completion.policy_versions == [version]
+            measured = await engine.metrics()
+            assert measured["canary/difference"] < 1e-4 < measured["canary/moved"]
+        episodes = all_episodes(await collect(policy, engine=engine, host=FakeHost()))
+        assert largest_difference(policy, episodes, 1.0) < 1e-4
 
 
 async def test_a_way_that_does_not_fit_the_model_is_refused(vllm_served, tmp_path):

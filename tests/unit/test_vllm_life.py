@@ -218,5 +218,5 @@ async def test_a_reload_that_is_cancelled_leaves_no_server_paused(tmp_path):
         server.may_load.set()
         with pytest.raises(asyncio.CancelledError):
             await reloading
-        assert server.calls == ["/pause", "/resume"]
+        assert server.calls == ["/pause", "paused", "/resume"]
         assert not server.is_paused

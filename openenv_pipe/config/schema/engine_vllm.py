@@ -24,6 +24,7 @@ OURS = {
     "--max-model-len": "engine.max_model_len sets it",
     "--max-num-seqs": "engine.max_requests sets it",
     "--gpu-memory-utilization": "engine.gpu_memory_share sets it",
+    "--enable-sleep-mode": "engine.sleep decides",
     "--logprobs-mode": "training needs the logprobs of the distribution that is sampled",
     "--generation-config": "a model's own top_p and top_k would apply in silence",
     "--override-generation-config": "its top_p and top_k would apply in silence",
@@ -79,6 +80,11 @@ class VllmEngineConfig(Block):
     gpu_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         description="of the GPU's memory, for each server, weights included; a trainer on the same "
         "GPU needs its own"
+    )
+    sleep: Literal["auto", "never", "level1", "level2"] = Field(
+        description="give that memory to the learner while it works, and take it back for the next "
+        "policy; level1: weights wait in the machine's memory; level2: they are dropped, for "
+        "publish=merged or full; auto: one of these where both would not fit on one GPU"
     )
     cpu_cache_gb: PositiveInt = Field(description="keys and values, on a CPU; gibibytes")
     publish: Literal["auto", "adapter", "merged", "full"] = Field(

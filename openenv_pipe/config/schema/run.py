@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.config.schema.engine import EngineConfig
+from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
 from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import HostConfig
@@ -62,21 +63,36 @@ class RunConfig(Block):
                 f"env.max_episode_tokens={self.env.max_episode_tokens} is more than "
                 f"model.max_length={self.model.max_length}"
             )
-        if self.engine.type == "local" and self.trainer.max_staleness > 1:
         is_sharded = self.trainer.devices > 1 and self.trainer.parallel == "fsdp"
         if self.model.quantization != "none" and is_sharded:
             raise ValueError(
                 f"model.quantization={self.model.quantization} with trainer.parallel=fsdp: "
                 "matrices in four bits cannot be cut into shards; set trainer.parallel=data"
             )
+        if self.engine.type == "local" and self.trainer.max_staleness > 1:
             raise ValueError(
                 f"trainer.max_staleness={self.trainer.max_staleness} with engine=local, which "
                 "keeps one older version of the weights: set it to 0 or 1, or engine=vllm"
             )
+        if self.engine.type == "vllm" and self.engine.sleep in ("level1", "level2"):
+            self._may_sleep(self.engine)
         for name, term in self.reward.terms.items():
             if isinstance(term, OverlongTerm):
                 self._acts(name, term)
         return self
+
+    def _may_sleep(self, engine: VllmEngineConfig) -> None:
+        if self.trainer.max_staleness:
+            raise ValueError(
+                f"engine.sleep={engine.sleep} with trainer.max_staleness="
+                f"{self.trainer.max_staleness}: the server has to play while the learner works; "
+                "set engine.sleep=never, or max_staleness=0"
+            )
+        if engine.sleep == "level2" and self.model.lora.rank and engine.publish != "merged":
+            raise ValueError(
+                "engine.sleep=level2 drops the weights that adapters are above; set "
+                "engine.sleep=level1, or engine.publish=merged"
+            )
 
     def _acts(self, name: str, term: OverlongTerm) -> None:
         begins = (1.0 - term.buffer_share) * term.limit_tokens

@@ -67,6 +67,9 @@ class OpenAIEngine:
     def finish(self, episode: int) -> None:
         self._conversations.pop(episode, None)
 
+    async def rest(self) -> None:
+        """An endpoint's memory is elsewhere."""
+
     async def publish(self, version: int) -> None:
         """An endpoint does not learn from us."""
 

@@ -6,6 +6,7 @@ import shutil
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import VERSION, Build, find_installed
+from openenv_pipe.engines.vllm.sleeping import Neighbour, sleep_level
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.web import ask
 
@@ -14,6 +15,7 @@ ANSWER_LIMIT_S = 10.0
 
 def check_engine(config: VllmEngineConfig, build: Build) -> str:
     """What is there. Raises ConfigError for what is not."""
+    sleep_level(config, Neighbour(on_gpu=build == "cuda"), way="adapter")  # may refuse
     if config.launch == "attach":
         return _check_attached(config)
     if config.launch == "docker":

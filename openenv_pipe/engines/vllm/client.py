@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -20,6 +20,7 @@ BASE = "base"  # the model's name without an adapter
 KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer
 CALL_LIMIT_S = 120.0  # of calls that are no completions
 NO_LOGPROB = -9999.0
+REFUSED = range(400, 500)  # statuses
 QUOTE = 500  # characters of an answer in an error
 
 
@@ -120,25 +121,44 @@ class VllmClient:
         pausing = asyncio.ensure_future(self._post("/pause?mode=keep"))
         try:
             await asyncio.shield(pausing)
-            path = {"weights_path": str(folder)}
-            answer = await self._post(
-                "/collective_rpc", {"method": "reload_policy", "kwargs": path}
-            )
-            results = json.loads(answer)["results"]
-            if problems := [each["problem"] for each in results if each["problem"]]:
-                raise EngineError(f"the server does not load {folder}: {problems[0]}")
-            await self._post("/update_weight_version", {"new_version": version})
+            await self.load_weights(folder, version)
             await self.reset_prefix_cache()  # of the old weights
         finally:
             # A pause that nobody waits for any more may come after the end of it.
             await asyncio.gather(pausing, return_exceptions=True)
-            await self.resume()
+            await self._post("/resume", fine=REFUSED)
+
+    async def load_weights(self, folder: Path, version: str) -> None:
+        """All weights from a folder, for a server that is paused, or asleep but for its weights."""
+        body = {"method": "reload_policy", "kwargs": {"weights_path": str(folder)}}
+        results = json.loads(await self._post("/collective_rpc", body))["results"]
+        if problems := [each["problem"] for each in results if each["problem"]]:
+            raise EngineError(f"the server does not load {folder}: {problems[0]}")
+        await self._post("/update_weight_version", {"new_version": version})
 
     async def resume(self) -> None:
-        """Wake a server that a run left paused, killed amid `reload_weights`; others stay as they
-        are. One that refuses has no development mode, or hides it: then nobody like us paused it.
+        """Wake a server that a killed run has left asleep or paused; others stay as they are.
+
+        One that refuses has no development mode, or hides it: then nobody like us paused it.
         """
-        await self._post("/resume", fine=range(400, 500))
+        await self._post("/wake_up", fine=REFUSED)
+        await self._post("/resume", fine=REFUSED)
+
+    async def can_sleep(self) -> bool:
+        """Whether it has its development mode, and was started so that it gives memory back."""
+        path = "/server_info?config_format=json"
+        status, content = await self._call("GET", path, None, CALL_LIMIT_S)
+        if status != 200:
+            return False
+        return json.loads(content)["vllm_config"]["model_config"]["enable_sleep_mode"]
+
+    async def sleep(self, level: int) -> None:
+        """Give memory back. Requests under way end first, and new ones wait until it is awake."""
+        await self._post(f"/sleep?level={level}&mode=wait")
+
+    async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
+        """Take memory again, for a part of what needs it. With both it serves."""
+        await self._post(f"/wake_up?tags={what}")
 
     async def metrics_text(self) -> str:
         _, content = await self._call("GET", "/metrics", None, CALL_LIMIT_S)

@@ -6,9 +6,9 @@ logprob that it gives; its random numbers come from the episode's seed and the t
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, Request, turn_seed
@@ -19,8 +19,11 @@ from openenv_pipe.engines.vllm.publish import Publisher
 from openenv_pipe.engines.vllm.replica import MOST_TRIES, Replica, of_each
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.server_metrics import summarise
+from openenv_pipe.engines.vllm.trainee import Trainee
 from openenv_pipe.errors import EngineError
 from openenv_pipe.types import Finish
+
+Result = TypeVar("Result")
 
 
 class VllmEngine:
@@ -32,17 +35,20 @@ class VllmEngine:
         self,
         config: VllmEngineConfig,
         *,
-        end_id: int,
+        trainee: Trainee,
         replicas: Sequence[Replica],
         publisher: Publisher,
         canary: Canary,
         executor: Executor,
+        sleep_level: int,
         facts: Mapping[str, Any],
     ) -> None:
+        """sleep_level: of the servers between `rest` and `publish`; 0: they stay awake."""
         self.max_episodes = config.max_requests * len(replicas)
         self.replicas = replicas
         self._config = config
-        self._end_id = end_id
+        self._trainee = trainee
+        self._sleep_level = sleep_level
         self._publisher = publisher
         self._canary = canary
         self._executor = executor
@@ -75,15 +81,23 @@ class VllmEngine:
         self._ids.pop(episode, None)
         self._router.forget(episode)
 
+    async def rest(self) -> None:
+        """Memory goes to the learner where it must, until the next publish."""
+        if self._sleep_level:
+            started = time.perf_counter()
+            await of_each(replica.sleep(self._sleep_level) for replica in self.replicas)
+            self._measured["time/sleep_s"] = time.perf_counter() - started
+
     async def publish(self, version: int) -> None:
         """Writes once, sends to all, and has the canary look at each. Requests under way go on."""
         started = time.perf_counter()
-        loop = asyncio.get_running_loop()
-        expected_PV = await loop.run_in_executor(self._executor, self._canary.compute)
+        expected_PV = await self._computed(self._canary.compute)
         expected = time.perf_counter()
         published = await self._publisher.write(version, expected_PV)
         self._canary.expect(expected_PV)
         self._publisher.adopt(published)
+        if self._sleep_level:
+            await self._computed(self._trainee.free_memory)
         await of_each(replica.send(published) for replica in self.replicas)
         sent = time.perf_counter()
         await of_each(replica.check(f"after step {version}") for replica in self.replicas)
@@ -117,6 +131,10 @@ class VllmEngine:
                 cause = error
         raise EngineError(f"{MOST_TRIES} requests in a row got no answer, the last: {cause}")
 
+    async def _computed(self, function: Callable[[], Result]) -> Result:
+        """In torch's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
     async def _ask(self, asked: Asked, seed: int, count: int) -> list[Sampled]:
         """So many completions, with the seeds from `seed` on. Raises ServerGoneError."""
         sampling = {**asked.sampling, "seed": seed, "n": count}
@@ -127,12 +145,12 @@ class VllmEngine:
             **self._config.sampling.model_dump(),
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
-            "stop_token_ids": [self._end_id],
+            "stop_token_ids": [self._trainee.end_id],
             "ignore_eos": True,  # a model may name more than one; a turn has one end
         }
 
     def _completion(self, sampled: Sampled) -> Completion:
-        ended = bool(sampled.token_ids) and sampled.token_ids[-1] == self._end_id
+        ended = bool(sampled.token_ids) and sampled.token_ids[-1] == self._trainee.end_id
         return Completion(
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,

@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, Weigh
 from openenv_pipe.engines.vllm.replica import Probe, Replica, of_each
 from openenv_pipe.engines.vllm.server_command import Plan
 from openenv_pipe.engines.vllm.servers import build_servers
+from openenv_pipe.engines.vllm.sleeping import Neighbour, sleep_level
 from openenv_pipe.engines.vllm.trainee import Trainee
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
@@ -47,35 +48,35 @@ async def open_engine(
     trainee: Trainee,
     *,
     source: Source | None,
-    on_gpu: bool,
+    neighbour: Neighbour,
     logs: Path,
     executor: Executor,
     tell: Tell,
     keeper: Path | None = None,
-    free_gpus: Sequence[str] = (),
 ) -> AsyncIterator[VllmEngine]:
     """The engine with the policy as it is now, published and checked. All ends with the block.
 
-    keeper: the socket of a process that keeps managed servers for several runs. free_gpus: those
-    of this machine that the learner leaves alone.
+    keeper: the socket of a process that keeps managed servers for several runs.
     Raises ConfigError, EngineError, and TrainingError from the canary.
     """
     way = publishing(config, trainee)
-    build: Build = "cuda" if on_gpu else "cpu"
+    level = sleep_level(config, neighbour, way=way)
+    build: Build = "cuda" if neighbour.on_gpu else "cpu"
     installed = await installed_or_asked(build, tell) if config.launch == "managed" else None
     with weights_folder(config.weights_dir) as root:
         plan = await _plan(config, trainee, way, source, build, root, executor)
+        plan = replace(plan, sleeps=level > 0)
         servers = build_servers(
             config,
             plan,
             installed=installed,
-            free_gpus=free_gpus,
+            free_gpus=neighbour.free_gpus,
             logs=logs,
             root=root,
             keeper=keeper,
         )
-        facts = {"engine": _facts(config, way, installed, servers)}
-        opening = _Opening(config, trainee, way, root, executor)
+        facts = {"engine": _facts(config, way, level, installed, servers)}
+        opening = _Opening(config, trainee, way, root, executor, level)
         async with opening.opened(servers, facts, tell) as engine:
             yield engine
 
@@ -90,6 +91,7 @@ class _Opening:
         way: str,
         root: Path,
         executor: Executor,
+        sleep_level: int = 0,
     ) -> None:
         dtype = trainee.precision if config.dtype == "auto" else config.dtype
         exact = "float32" if dtype == trainee.precision == "float32" else "bfloat16"
@@ -102,6 +104,7 @@ class _Opening:
         self._trainee = trainee
         self._root = root
         self._executor = executor
+        self._sleep_level = sleep_level
         self._canary = Canary(trainee, dtype=exact, max_model_len=config.max_model_len)
 
     @asynccontextmanager
@@ -123,15 +126,18 @@ class _Opening:
         ]
         engine = VllmEngine(
             self._config,
-            end_id=self._trainee.end_id,
+            trainee=self._trainee,
             replicas=replicas,
             publisher=self._publisher,
             canary=self._canary,
             executor=self._executor,
+            sleep_level=self._sleep_level,
             facts=facts,
         )
         try:
             await of_each(replica.life.start() for replica in replicas)
+            if self._sleep_level and self._config.launch == "attach":
+                await of_each(self._refuse_sleepless(replica) for replica in replicas)
             await engine.publish(0)
             yield engine
         finally:
@@ -144,6 +150,15 @@ class _Opening:
         for error in results:
             if error is not None:
                 raise error
+
+    async def _refuse_sleepless(self, replica: Replica) -> None:
+        client = await replica.life.serving()
+        if not await client.can_sleep():
+            raise ConfigError(
+                f"engine.sleep={self._config.sleep}: the server at {client.url} cannot be put to "
+                "sleep; start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode, or set "
+                "engine.sleep=never"
+            )
 
     def _prepare(self) -> Probe | None:
         """Before there is a server: what it has to agree on, and where adapters are published the
@@ -169,11 +184,16 @@ def _teller(tell: Tell, number: int | None) -> Tell:
 
 
 def _facts(
-    config: VllmEngineConfig, way: str, installed: Installed | None, servers: Sequence[Server]
+    config: VllmEngineConfig,
+    way: str,
+    level: int,
+    installed: Installed | None,
+    servers: Sequence[Server],
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "launch": config.launch,
         "publish": way,
+        "sleep_level": level,
         "vllm": installed.version if installed else None,
         "packages": installed.packages if installed else None,
     }

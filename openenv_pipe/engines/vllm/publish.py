@@ -45,8 +45,11 @@ class Publisher(Protocol):
     def model(self, published: Published | None) -> str:
         """What a request names to get this policy; None: a server as it starts."""
 
-    async def send(self, client: VllmClient, published: Published) -> None:
-        """Makes it the current policy of a server. May be called again."""
+    async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
+        """Makes it the current policy of a server. May be called again.
+
+        paused: it takes no requests, and goes on doing so.
+        """
 
     async def restore(self, client: VllmClient) -> Published | None:
         """Gives a server that has just started what it must have; what it serves then."""
@@ -100,7 +103,7 @@ class AdapterPublisher:
     def model(self, published: Published | None) -> str:
         return published.name if published else BASE
 
-    async def send(self, client: VllmClient, published: Published) -> None:
+    async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
         try:
             await client.load_adapter(published.name, published.folder)
         except EngineError as error:  # no other one has ever had this name
@@ -112,7 +115,7 @@ class AdapterPublisher:
         latest = None
         while self._kept and latest is not self._kept[-1]:
             for latest in list(self._kept):
-                await self.send(client, latest)
+                await self.send(client, latest, paused=False)
         return latest
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:
@@ -160,14 +163,15 @@ class WeightsPublisher:
     def model(self, published: Published | None) -> str:
         return BASE
 
-    async def send(self, client: VllmClient, published: Published) -> None:
-        await client.reload_weights(published.folder, str(published.version))
+    async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
+        load = client.load_weights if paused else client.reload_weights
+        await load(published.folder, str(published.version))
 
     async def restore(self, client: VllmClient) -> Published | None:
         latest = None
         while self._kept and latest is not self._kept[-1]:  # one may be adopted meanwhile
             latest = self._kept[-1]
-            await self.send(client, latest)
+            await self.send(client, latest, paused=False)
         return latest
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:

@@ -59,6 +59,7 @@ class Replica:
         self._canary = canary
         self._probe = probe  # until it has been tried
         self._serving: Published | None = None  # None: what it started with
+        self._is_asleep = False
 
     @property
     def is_up(self) -> bool:
@@ -85,10 +86,22 @@ class Replica:
         """Makes it the server's policy, a restarted one's if need be. Raises EngineError."""
 
         async def give(client: VllmClient) -> None:
-            await self._publisher.send(client, published)
+            if self._is_asleep:
+                await self._wake(client, published)
+            else:
+                await self._publisher.send(client, published, paused=False)
             self._serving = published
 
         await self._insist(give)
+
+    async def sleep(self, level: int) -> None:
+        """Until it is sent a policy. Raises EngineError."""
+
+        async def lay_down(client: VllmClient) -> None:
+            await client.sleep(level)
+            self._is_asleep = True
+
+        await self._insist(lay_down)
 
     async def check(self, when: str) -> None:
         """The canary looks. Raises TrainingError."""
@@ -100,11 +113,14 @@ class Replica:
         client = self.life.client
         if withdraw and client is not None:
             with contextlib.suppress(ServerGoneError, EngineError):
+                if self._is_asleep and self._serving is not None:
+                    await self._wake(client, self._serving)
                 await self._publisher.withdraw(client)
         await self.life.close()
 
     async def _restore(self, client: VllmClient) -> None:
         """For a server that has just started: the first time, or instead of one that died."""
+        self._is_asleep = False
         await self._publisher.clear(client)  # of one that is attached to
         probe, self._probe = self._probe, None
         if probe is not None:
@@ -112,6 +128,14 @@ class Replica:
         self._serving = await self._publisher.restore(client)
         if self._serving is not None:
             await self._check(client, "after the restart of the server")
+
+    async def _wake(self, client: VllmClient, published: Published) -> None:
+        """Weights need their memory before they are sent, and keys and values come last: with
+        those it serves, and nothing may be sampled from what sleep has left of the weights."""
+        await client.wake("weights")
+        await self._publisher.send(client, published, paused=True)
+        await client.wake("kv_cache")
+        self._is_asleep = False
 
     async def _try(self, client: VllmClient, probe: Probe) -> None:
         name = f"{probe.name}-{self.number}"

@@ -30,6 +30,7 @@ class Plan:
     build: Build
     dtype: str
     lora_rank: int  # 0: no adapters are published
+    sleeps: bool = False  # it may be told to give its memory back
     number: int = 0  # among the servers of the engine
     placement: Mapping[str, str] = field(default_factory=dict)  # variables: its GPUs or cores
 
@@ -54,6 +55,8 @@ def server_arguments(plan: Plan, config: VllmEngineConfig, host: str, port: int)
         # Two versions at work, or requests of a new one wait for the end of the old one's.
         arguments += ["--enable-lora", "--max-lora-rank", str(allowed_rank(plan.lora_rank))]
         arguments += ["--max-loras", "2", "--max-cpu-loras", str(2 * MOST_ADAPTERS_KEPT)]
+    if plan.sleeps:
+        arguments.append("--enable-sleep-mode")
     if plan.build == "cpu":
         # A seed and a prefill in chunks kill the engine there.
         longest = max(FEWEST_BATCHED_TOKENS, config.max_model_len)

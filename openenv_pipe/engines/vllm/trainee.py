@@ -29,5 +29,8 @@ class Trainee(Protocol):
     ) -> np.ndarray:
         """An adapter of made-up values that moves logprobs by `moves`; the logprobs [P, V]."""
 
+    def free_memory(self) -> None:
+        """Gives back what was taken for an update and is kept for the next one, on a GPU."""
+
     def next_logprobs(self, prompts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
         """Logprobs [P, V] of what follows each prompt."""
