@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from openenv_pipe.engines import Completion, Request
-from openenv_pipe.engines.vllm import Neighbour, open_engine
+from openenv_pipe.engines.vllm import Neighbour, launch, open_engine
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
@@ -171,8 +171,9 @@ async def generated(client: VllmClient) -> float:
     return read_metrics(await client.metrics_text())["generation_tokens_total"]
 
 
-async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_path):
+async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_path, monkeypatch):
     """With the tokens that they would have got without it. Both are addresses of one server."""
+    monkeypatch.setattr(launch, "OUTAGE_POLL_S", 0.1)
     async with Door(vllm_served.url) as first, Door(vllm_served.url) as second:
         urls = f"engine.url=[{first.url},{second.url}]"
         async with opened(vllm_served, tmp_path, LORA, urls) as (engine, policy):
@@ -285,8 +286,6 @@ async def test_a_server_takes_sleep_and_wake_in_this_order(
             assert completion.policy_versions == [version]
             measured = await engine.metrics()
             assert measured["canary/difference"] < 1e-4 < measured["canary/moved"]
-        episodes = all_episodes(await collect(policy, engine=engine, host=FakeHost()))
-        assert largest_difference(policy, episodes, 1.0) < 1e-4
 
 
 async def test_a_way_that_does_not_fit_the_model_is_refused(vllm_served, tmp_path):

@@ -74,6 +74,21 @@ async def test_runs_of_one_model_have_the_same_server(keeper):
     assert {await use(keeper, plan, "same") for plan in plans} == {"http://vllm/0"}
 
 
+async def test_a_run_of_two_servers_leaves_both_to_the_next(keeper):
+    async def run() -> list[str]:
+        plans = [plan_of(number=number) for number in (0, 1)]
+        servers = [BorrowedServer(plan, CONFIG, "same", keeper.socket) for plan in plans]
+        await asyncio.gather(*(server.start() for server in servers))
+        await asyncio.gather(*(server.stop() for server in servers))
+        while any(kept.lent for kept in keeper._kept):
+            await asyncio.sleep(0.001)
+        return [server.url for server in servers]
+
+    first = await run()
+    assert len(set(first)) == 2
+    assert await run() == first
+
+
 @pytest.mark.parametrize("other", [plan_of(lora_rank=16), plan_of(dtype="bfloat16")])
 async def test_another_need_ends_the_idle_server_first(keeper, other):
     assert await use(keeper, plan_of(), "a") == "http://vllm/0"
