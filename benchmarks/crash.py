@@ -19,82 +19,18 @@ import os
 import platform
 import sys
 import tempfile
-import time
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-import openenv_pipe.pipeline
-import openenv_pipe.reproduce
-from openenv_pipe import cli
-from tests import crash_matrix
 from tests.crash_matrix import Result, killed_and_resumed, untouched
 from tests.integration.test_resume import RUN
-
-IMPORTED = (openenv_pipe.pipeline, openenv_pipe.reproduce)  # before any fork
-
-
-class Forked:
-    """`train` in a forked child, as far as the crash matrix looks at a Popen."""
-
-    def __init__(self, arguments: list[str], folder: Path) -> None:
-        self.pid = os.fork()
-        self.returncode: int | None = None
-        if self.pid == 0:
-            self._become(arguments, folder)
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def wait(self, timeout: float = crash_matrix.LIMIT_S) -> int:
-        deadline = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise crash_matrix.subprocess.TimeoutExpired("train", timeout)
-            time.sleep(0.005)
-        assert self.returncode is not None
-        return self.returncode
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, 9)
-
-    @staticmethod
-    def _become(arguments: list[str], folder: Path) -> None:
-        """The child: never comes back."""
-        code = 70
-        try:
-            os.chdir(folder)
-            output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            sys.argv = ["openenv-pipe", *arguments]
-            cli.main(arguments)
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-
-def start(runs_dir: Path, *arguments: str) -> Forked:
-    runs_dir.mkdir(exist_ok=True)
-    return Forked(["train", *arguments, f"runs_dir={runs_dir}"], runs_dir)
 
 
 def measure(
     num_kills: int, kills_per_run: int, first_seed: int, base: Path, output: Path | None
 ) -> dict:
     """Runs until so many kills have been survived, or not."""
-    crash_matrix.start = start
     reference = untouched(base / "reference", RUN, "smoke")
     expected = Result.of(reference.folder)
     results = {

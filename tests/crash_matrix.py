@@ -16,36 +16,24 @@ from openenv_pipe.runs.files import digest_of_file, digest_of_folder
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.listing import list_runs
 from openenv_pipe.runs.metrics import without_times
+from tests.commands import ENVIRONMENT, Command
 
-REPOSITORY = Path(__file__).parents[1]
 LIMIT_S = 300.0
 
 
-def command(runs_dir: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "openenv_pipe.cli", "train", *arguments, f"runs_dir={runs_dir}"]
-
-
-def start(runs_dir: Path, *arguments: str) -> subprocess.Popen[str]:
-    """`openenv-pipe train` with its runs in a folder, output to a file there."""
+def start(runs_dir: Path, *arguments: str) -> Command:
+    """`openenv-pipe train` with its runs in a folder."""
     runs_dir.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_WAIT_POLICY": "PASSIVE"}
-    with (runs_dir / "output.txt").open("a") as output:
-        return subprocess.Popen(
-            command(runs_dir, *arguments),
-            cwd=runs_dir,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    return Command(runs_dir, "train", *arguments, f"runs_dir={runs_dir}")
 
 
-def finish(process: subprocess.Popen[str]) -> int:
+def finish(command: Command) -> tuple[int, str]:
+    """Exit code and stderr."""
     try:
-        return process.wait(timeout=LIMIT_S)
+        _, err = command.communicate(LIMIT_S)
     finally:
-        process.kill()
-        process.wait()
+        command.kill()
+    return command.wait(), err
 
 
 @dataclass(frozen=True)
@@ -88,6 +76,7 @@ class Trial:
     folder: Path
     kills: list[str] = field(default_factory=list)  # how far it had come each time
     codes: list[int] = field(default_factory=list)
+    said: str = ""  # at its end
 
 
 @dataclass(frozen=True)
@@ -120,7 +109,8 @@ def killed_and_resumed(
             break  # killed while it wrote its report
         process = start(runs_dir, *(["--resume", str(trial.folder)] if resumed else arguments))
         if kill is None:
-            trial.codes.append(finish(process))
+            code, trial.said = finish(process)
+            trial.codes.append(code)
             break
         num_lines, delay_s = kill
         _wait_for_attempt(trial.folder, process, num_lines)
@@ -135,7 +125,9 @@ def killed_and_resumed(
     return trial
 
 
-def _wait_for_attempt(folder: Path, process: subprocess.Popen[str], num_lines: int = 0) -> None:
+def _wait_for_attempt(
+    folder: Path, process: Command | subprocess.Popen[str], num_lines: int = 0
+) -> None:
     """Until the process has made the run its own and has written so many lines, or has ended."""
     deadline = time.monotonic() + LIMIT_S
     while process.poll() is None:
@@ -164,11 +156,25 @@ def where(folder: Path) -> str:
 
 
 def untouched(runs_dir: Path, arguments: Sequence[str], name: str) -> Reference:
-    """Runs to its end, timed from when it has a folder."""
+    """Runs to its end, timed from when it has a folder.
+
+    In an interpreter of its own: strings hash to other numbers than in the runs held against it.
+    """
     folder = runs_dir / name / "0001"
-    process = start(runs_dir, *arguments)
-    _wait_for_attempt(folder, process)
-    started = time.monotonic()
-    code = finish(process)
-    assert code == 0, (runs_dir / "output.txt").read_text()[-2000:]
+    runs_dir.mkdir(exist_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-m", "openenv_pipe.cli", "train", *arguments, f"runs_dir={runs_dir}"],
+        cwd=runs_dir,
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            _wait_for_attempt(folder, process)
+            started = time.monotonic()
+            _, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
     return Reference(folder, time.monotonic() - started, lines_of(folder / "metrics.jsonl"))

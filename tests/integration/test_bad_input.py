@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_train import SMALL, run
+from tests.commands import SMALL, run
 
 USER_ERROR, FAILURE = 2, 1
 

@@ -10,7 +10,7 @@ import pytest
 from openenv_pipe.env_check import check_environment, speed
 from openenv_pipe.findings import Result
 from openenv_pipe.targets import find_target
-from tests.integration.test_train import SMALL, run
+from tests.commands import SMALL, run
 
 NAME = "odd_letters"
 

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
 
 from openenv_pipe import cli
-from tests.integration.test_train import REPOSITORY, servers_of, start
+from tests.commands import REPOSITORY, Command, servers_of, wait_until
 
 
 def play(folder, replies: str, *arguments: str) -> tuple[int, str]:
@@ -63,9 +62,10 @@ def test_mistakes_exit_2(capsys, arguments, expected):
 
 
 def test_the_servers_page(tmp_path):
-    process = start(tmp_path, "env", "play", "echo", "--web")
+    process = Command(tmp_path, "env", "play", "echo", "--web")
     try:
-        page = process.stdout.readline().strip()
+        wait_until(lambda: "\n" in process.out, "the page's address", process)
+        page, _, _ = process.out.partition("\n")
         assert page.endswith("/web")
         with urllib.request.urlopen(f"{page}/", timeout=20) as answer:
             assert answer.status == 200
@@ -73,8 +73,4 @@ def test_the_servers_page(tmp_path):
         assert process.wait(30) == 0
     finally:
         process.kill()
-        process.communicate()
-    deadline = time.monotonic() + 10
-    while servers_of(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert servers_of(tmp_path) == []
+    wait_until(lambda: servers_of(tmp_path) == [], "the server's end", limit_s=10)

@@ -1,9 +1,6 @@
 """Evaluation on the way, an early end, checkpoints side by side, and runs compared: for real."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,27 +9,18 @@ from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.evals import read_during, read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, without_times
+from tests.commands import run
 
-REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 240.0
 SMALL = ("num_threads=1", "device=cpu", "eval.num_tasks=3", "trainer.warm_start.steps=0")
 SAMPLED = ("eval.temperature=1.0", "eval.samples_per_task=2")
 
 
-def run(folder: Path, *arguments: str, code: int = 0) -> str:
+def told(folder: Path, *arguments: str, code: int = 0) -> str:
     """What the command prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "openenv_pipe.cli", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "default"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    assert "Warning" not in done.stderr, done.stderr
-    return done.stdout
+    ended, out, err = run(folder, *arguments)
+    assert ended == code, err
+    assert "Warning" not in err, err
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +29,8 @@ def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
     during = ("eval.during.every=1", "eval.during.num_tasks=2")
     target = ("eval.during.stop.measure=reward", "eval.during.stop.at=-100.0")
-    run(folder, "train", "conf=smoke", *SMALL, *SAMPLED, *during)
-    run(folder, "train", "conf=smoke", *SMALL, *SAMPLED, *during, *target, "trainer.steps=5")
+    told(folder, "train", "conf=smoke", *SMALL, *SAMPLED, *during)
+    told(folder, "train", "conf=smoke", *SMALL, *SAMPLED, *during, *target, "trainer.steps=5")
     return folder
 
 
@@ -71,7 +59,7 @@ def test_training_ends_when_its_target_is_reached_and_says_so(home):
 
 
 def test_evaluations_on_the_way_leave_training_as_it_is(home, tmp_path):
-    run(tmp_path, "train", "conf=smoke", *SMALL, *SAMPLED, "eval.baselines=false")
+    told(tmp_path, "train", "conf=smoke", *SMALL, *SAMPLED, "eval.baselines=false")
     texts = [
         [*map(without_times, (path / "runs/smoke/0001/metrics.jsonl").read_text().splitlines())]
         for path in (home, tmp_path)
@@ -80,7 +68,7 @@ def test_evaluations_on_the_way_leave_training_as_it_is(home, tmp_path):
 
 
 def test_checkpoints_of_two_runs_side_by_side(home):
-    out = run(home, "eval", "runs/smoke/0001@start", "runs/smoke/0001", "runs/smoke/0002")
+    out = told(home, "eval", "runs/smoke/0001@start", "runs/smoke/0001", "runs/smoke/0002")
     lines = [line.split()[:3] for line in out.splitlines()]
     assert ["smoke/0001", "untrained", "tiny"] in lines
     assert ["smoke/0001", "step_000002", "tiny"] in lines
@@ -96,10 +84,10 @@ def test_checkpoints_of_two_runs_side_by_side(home):
 
 
 def test_the_two_runs_are_compared(home):
-    out = run(home, "compare", "runs/smoke/0001", "runs/smoke/0002", "--format", "json")
+    out = told(home, "compare", "runs/smoke/0001", "runs/smoke/0002", "--format", "json")
     values = json.loads(out)
     stop = {"eval.during.stop.measure", "eval.during.stop.at", "trainer.steps"}
     assert set(values["keys"]) == stop
     assert len(values["settings"]) == 2 and values["best"] is not None
     assert (home / "runs/compare/compare.html").stat().st_size > 20_000
-    run(home, "compare", "runs/smoke/0007", code=2)
+    told(home, "compare", "runs/smoke/0007", code=2)

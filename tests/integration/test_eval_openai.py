@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.integration.test_train import run
+from tests.commands import run
 
 
 class Letters(BaseHTTPRequestHandler):

@@ -5,25 +5,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openenv_pipe.learner.load import load_policy, select_device
 from openenv_pipe.runs.folder import RunFolder
-from tests.integration.test_train import SMALL, run
-
-ADAPTER = ("model.lora.rank=4", "trainer.steps=1", "trainer.optimizer.lr=0.05")
+from tests.commands import run
 
 
-def test_an_adapter_is_merged_into_a_plain_folder_that_computes_the_same(tmp_path):
-    code, _, err = run(tmp_path, "train", "conf=smoke", *ADAPTER, *SMALL)
-    assert code == 0, err
-    code, out, err = run(tmp_path, "export", "runs/smoke/latest", "--output", "models/words")
+def test_an_adapter_is_merged_into_a_plain_folder_that_computes_the_same(adapter_run):
+    folder, home = RunFolder.open(adapter_run), adapter_run.parents[2]
+    code, out, err = run(home, "export", "runs/smoke/latest", "--output", "models/words")
     assert (code, out.strip(), err) == (0, "models/words", "")
 
-    folder = RunFolder.open(tmp_path / "runs/smoke/latest")
     policy = load_policy(
         folder.config.model,
         seed=folder.config.seed,
         device=select_device("cpu"),
         checkpoint=folder.checkpoints()[-1],
     )
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "models/words")
+    exported = AutoModelForCausalLM.from_pretrained(home / "models/words")
     token_ids = torch.arange(1, 40)[None]
     with torch.inference_mode():
         difference = exported(token_ids).logits - policy.model_logits(token_ids)
@@ -32,14 +28,14 @@ def test_an_adapter_is_merged_into_a_plain_folder_that_computes_the_same(tmp_pat
     assert difference.abs().max() < 1e-4
     assert (exported(token_ids).logits - base).abs().max() > 1e-3, "the adapter does nothing"
 
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "models/words")
+    tokenizer = AutoTokenizer.from_pretrained(home / "models/words")
     messages = [{"role": "user", "content": "guess"}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert policy.chat.first_ids(messages) == tokenizer(rendered).input_ids
-    card = (tmp_path / "models/words/README.md").read_text()
+    card = (home / "models/words/README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert folder.record.id in card
 
-    code, _, err = run(tmp_path, "export", "runs/smoke/latest", "--output", "models/words")
+    code, _, err = run(home, "export", "runs/smoke/latest", "--output", "models/words")
     assert code == 2
     assert "not overwritten" in err

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.listing import list_runs
 from openenv_pipe.runs.metrics import read_metrics
+from tests.commands import wait_until
 from tests.crash_matrix import Reference, Result, finish, killed_and_resumed, start, untouched
 
 # All that has a state: a curriculum, a reference, a schedule, several updates, evaluations in
@@ -34,7 +34,6 @@ RUN = (
     "trainer.checkpoint.every=2",
     "trainer.checkpoint.num_resumable=2",
 )
-NUM_TRIALS, KILLS = 2, 3
 METRICS = "metrics.jsonl"
 
 
@@ -53,16 +52,11 @@ def assert_same_run(folder: Path, whole: Path) -> None:
     assert Result.of(folder).difference(Result.of(whole)) is None
 
 
-def output(runs_dir: Path) -> str:
-    return (runs_dir / "output.txt").read_text()
-
-
-@pytest.mark.parametrize("seed", range(NUM_TRIALS))
-def test_killed_at_random_and_resumed_until_it_ends(whole, tmp_path, seed):
+def test_killed_at_random_and_resumed_until_it_ends(whole, tmp_path):
     """The small form of benchmarks/crash.py."""
-    trial = killed_and_resumed(tmp_path, RUN, "smoke", whole, seed, KILLS)
+    trial = killed_and_resumed(tmp_path, RUN, "smoke", whole, seed=0, kills=4)
     assert trial.kills
-    assert not any(trial.codes), output(tmp_path)
+    assert not any(trial.codes), trial.said
     assert_same_run(trial.folder, whole.folder)
     attempts = RunFolder.open(trial.folder).record.attempts
     assert [attempt.status for attempt in attempts[:-1]] == ["died"] * (len(attempts) - 1)
@@ -75,9 +69,9 @@ def test_killed_and_resumed_while_groups_are_played_ahead(tmp_path_factory, tmp_
     whole = untouched(tmp_path_factory.mktemp("ahead"), ahead, "smoke")
     records = read_metrics(whole.folder / METRICS)
     assert {record.get("staleness/max") for record in records} == {None, 0, 1}
-    trial = killed_and_resumed(tmp_path, ahead, "smoke", whole, 0, KILLS)
+    trial = killed_and_resumed(tmp_path, ahead, "smoke", whole, seed=0, kills=2)
     assert trial.kills
-    assert not any(trial.codes), output(tmp_path)
+    assert not any(trial.codes), trial.said
     assert_same_run(trial.folder, whole.folder)
 
 
@@ -85,15 +79,14 @@ def test_interrupted_between_checkpoints_and_resumed(whole, tmp_path):
     """Ctrl-C saves the step at hand; that checkpoint goes once there is a regular one."""
     process, folder = start(tmp_path, *RUN), tmp_path / "smoke" / "0001"
     try:
-        while process.poll() is None and not has_step(folder, 3):
-            time.sleep(0.02)
+        wait_until(lambda: has_step(folder, 3), "the third step", process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130, output(tmp_path)
+        assert process.wait(60) == 130, process.err
     finally:
         process.kill()
-        process.wait()
     assert all_checkpoints(folder)[-1].name in ("step_000003", "step_000004")
-    assert finish(start(tmp_path, "--resume", "latest")) == 0, output(tmp_path)
+    code, said = finish(start(tmp_path, "--resume", "latest"))
+    assert code == 0, said
     assert_same_run(folder, whole.folder)
 
 
@@ -120,8 +113,8 @@ def small_disk(tmp_path):
 def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
     """The run says what is wrong and stays readable. With space again it goes on, passing over a
     checkpoint that was cut off in between."""
-    assert finish(start(small_disk, *RUN)) == 1
-    said = output(small_disk)
+    code, said = finish(start(small_disk, *RUN))
+    assert code == 1
     assert "No space left on device" in said and "--resume" in said
     assert "Traceback" not in said
     (row,) = list_runs(small_disk)
@@ -132,8 +125,9 @@ def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
     newest = all_checkpoints(folder)[-1]
     weights = newest / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    assert finish(start(small_disk, "--resume", "smoke/0001")) == 0, output(small_disk)
-    assert f"checkpoint {newest.name} is damaged" in output(small_disk)
+    code, said = finish(start(small_disk, "--resume", "smoke/0001"))
+    assert code == 0, said
+    assert f"checkpoint {newest.name} is damaged" in said
     assert_same_run(folder, whole.folder)
     assert list((folder / "logs").glob(f"attempt_2/set_aside/checkpoints/{newest.name}"))
 
@@ -141,15 +135,18 @@ def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
 def test_a_fork_is_a_new_run_from_a_checkpoint(whole, tmp_path):
     """And what cannot be resumed is refused by name."""
     shutil.copytree(whole.folder, tmp_path / "smoke" / "0001", symlinks=True)
-    assert finish(start(tmp_path, "--resume", "smoke/0001", "seed=5", "trainer.steps=9")) == 2
-    assert "seed: 1 -> 5" in output(tmp_path) or "seed: 0 -> 5" in output(tmp_path)
-    assert finish(start(tmp_path, "--resume", "smoke/0001")) == 2
-    assert "is finished" in output(tmp_path)
+    code, said = finish(start(tmp_path, "--resume", "smoke/0001", "seed=5", "trainer.steps=9"))
+    assert code == 2
+    assert "seed: 1 -> 5" in said or "seed: 0 -> 5" in said
+    code, said = finish(start(tmp_path, "--resume", "smoke/0001"))
+    assert code == 2
+    assert "is finished" in said
     changes = ("trainer.optimizer.lr=5e-4", "trainer.optimizer.type=muon")
-    assert finish(start(tmp_path, "--fork", "smoke/0001@4", "trainer.steps=5", *changes)) == 0
+    code, said = finish(start(tmp_path, "--fork", "smoke/0001@4", "trainer.steps=5", *changes))
+    assert code == 0, said
     fork = RunFolder.open(tmp_path / "smoke" / "0002")
     lineage = fork.record.lineage
     assert (lineage.kind, lineage.run, lineage.checkpoint) == ("fork", "smoke/0001", "step_000004")
     assert lineage.changed["trainer.optimizer.lr"] == [0.001, 0.0005]
-    assert "beginning anew: the optimizer" in output(tmp_path)
+    assert "beginning anew: the optimizer" in said
     assert [path.name for path in fork.checkpoints()] == ["step_000004", "step_000005"]

@@ -9,13 +9,15 @@ import pytest
 
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, without_times
-from tests.integration.test_train import has_lines, run, servers_of, start, wait_until
+from tests.commands import Command, run, servers_of, wait_until
+from tests.integration.test_train import has_lines
 
 TINY = (
     *("conf=echo", "device=cpu", "num_threads=1", "host.sessions_per_server=4", "eval.num_tasks=2"),
     *("trainer.tasks_per_step=1", "trainer.group_size=4"),
 )
-LONG = ("trainer.steps=12", "seed=0,1")
+NUM_STEPS = 12
+LONG = (f"trainer.steps={NUM_STEPS}", "seed=0,1")
 
 
 def sweep_of(folder: Path) -> dict:
@@ -79,42 +81,46 @@ def test_a_job_is_an_ordinary_run(swept, tmp_path):
     assert "kept_servers" not in alone.record.facts
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_sweep_goes_on_where_it_was(tmp_path, number):
-    process = start(tmp_path, "train", "-m", *TINY, *LONG)
+def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
+    """Asked to stop at first, killed when it goes on, and at last left to end."""
+    metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
+    process = Command(tmp_path, "train", "-m", *TINY, *LONG)
     try:
-        metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
-        wait_until(lambda: has_lines(metrics, "grpo", 2) or process.poll(), "two steps")
-        assert process.poll() is None, process.communicate()
-        process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        wait_until(lambda: has_lines(metrics, "grpo", 2), "two steps", process)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(60)
+    finally:
+        process.kill()
+    sweep = sweep_of(tmp_path)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert f"train -m --resume runs/sweeps/{sweep['stamp']}" in err
+    assert sweep["status"] == "interrupted"
+    num_begun = len(read_metrics(metrics))
+    assert 2 <= num_begun < NUM_STEPS, err
+
+    process = Command(tmp_path, "train", "-m", "--resume", str(sweep["path"]))
+    try:
+        wait_until(lambda: has_lines(metrics, "grpo", num_begun + 1), "another step", process)
     finally:
         process.kill()
     # The runs of a sweep that was killed are asked to stop, and save.
     wait_until(lambda: servers_of(tmp_path) == [], "the end of all processes", limit_s=60)
-    if number is signal.SIGTERM:
-        assert process.returncode == 128 + number, err
-        assert f"train -m --resume runs/sweeps/{sweep_of(tmp_path)['stamp']}" in err
-        assert sweep_of(tmp_path)["status"] == "interrupted"
-    begun = [record["step"] for record in read_metrics(metrics)]
-    assert 2 <= len(begun) < 12, err
+    assert [record["step"] for record in read_metrics(metrics)][num_begun] == num_begun + 1
 
-    code, _, err = run(tmp_path, "train", "-m", "--resume", str(sweep_of(tmp_path)["path"]))
+    code, _, err = run(tmp_path, "train", "-m", "--resume", str(sweep["path"]))
     assert code == 0, err
     assert [job["status"] for job in sweep_of(tmp_path)["jobs"]] == ["finished", "finished"]
     assert [run_folder.record.id for run_folder in runs_of(tmp_path)] == ["echo/0001", "echo/0002"]
     for run_folder in runs_of(tmp_path):
-        assert [record["step"] for record in read_metrics(run_folder.metrics_path)] == [
-            *range(1, 13)
-        ]
+        steps = [record["step"] for record in read_metrics(run_folder.metrics_path)]
+        assert steps == [*range(1, NUM_STEPS + 1)]
 
 
 def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
-    process = start(tmp_path, "train", "-m", *TINY, "trainer.steps=30", "seed=0")
+    process = Command(tmp_path, "train", "-m", *TINY, "trainer.steps=30", "seed=0")
     try:
         metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
-        wait_until(lambda: has_lines(metrics, "grpo", 1) or process.poll(), "a step")
-        assert process.poll() is None, process.communicate()
+        wait_until(lambda: has_lines(metrics, "grpo", 1), "a step", process)
         (server,) = uvicorns_of(process.pid)
         server.kill()
         _, err = process.communicate(timeout=240)

@@ -1,71 +1,17 @@
 """`train` and `eval` as a user starts them: real servers, real models, real processes."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from openenv_pipe.hosts.package import code_digest
 from openenv_pipe.resources import find_env
 from openenv_pipe.runs.episodes import read_episodes
-from openenv_pipe.runs.files import digest_of_folder
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import read_metrics, without_times
-
-LIMIT_S = 240.0
-REPOSITORY = Path(__file__).parents[2]
-SMALL = ("num_threads=1", "host.sessions_per_server=8", "device=cpu")
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "openenv_pipe.cli", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "default"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr; nothing of it may be left running."""
-    process = start(folder, *arguments)
-    try:
-        out, err = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
-    assert servers_of(folder) == []
-    return process.returncode, out, err
-
-
-def servers_of(folder: Path) -> list[psutil.Process]:
-    """Environment servers whose output goes to a log below `folder`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            paths = [
-                process.cwd(),
-                *(str(Path(f"/proc/{process.pid}/fd/{fd}").readlink()) for fd in (1, 2)),
-            ]
-        except (psutil.Error, OSError):
-            continue
-        if any(path.startswith(str(folder)) for path in paths) and process.pid != os.getpid():
-            found.append(process)
-    return found
-
-
-def wait_until(condition, what: str, limit_s: float = LIMIT_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {limit_s} s for {what}"
-        time.sleep(0.05)
+from openenv_pipe.runs.metrics import read_metrics
+from tests.commands import REPOSITORY, SMALL, Command, run, servers_of, wait_until
 
 
 def has_lines(path: Path, stage: str, number: int) -> bool:
@@ -111,21 +57,6 @@ def test_every_metric_of_a_run_is_documented(smoke):
         assert {name for name in names if f"`{name}`" not in page} == set()
 
 
-def test_the_same_command_gives_the_same_bytes(smoke, tmp_path):
-    code, _, err = run(tmp_path, "train", "conf=smoke", *SMALL)
-    assert code == 0, err
-    again = tmp_path / "runs" / "smoke" / "0001"
-    first, second = (
-        [without_times(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for path in (smoke, again)
-    )
-    assert first == second
-    for name in ("step_000000", "step_000002"):
-        assert digest_of_folder(smoke / "checkpoints" / name) == digest_of_folder(
-            again / "checkpoints" / name
-        )
-
-
 def test_eval_of_a_run_gives_what_the_run_had(smoke):
     code, out, err = run(smoke.parents[2], "eval", "runs/smoke/latest")
     assert code == 0, err
@@ -148,16 +79,13 @@ def test_eval_of_a_scripted_policy(tmp_path):
     assert record["facts"]["env_code"] == code_digest(find_env("wordle"))
 
 
-def test_an_adapter_is_trained_and_loaded_again(tmp_path):
-    lora = ("model.lora.rank=4", "trainer.loss.kl.coef=0.1", "trainer.steps=1")
-    code, _, err = run(tmp_path, "train", "conf=smoke", *lora, *SMALL)
+def test_an_adapter_is_trained_and_loaded_again(adapter_run):
+    assert (adapter_run / "checkpoints/step_000001/adapter_model.safetensors").exists()
+    code, _, err = run(adapter_run.parents[2], "eval", "runs/smoke/0001")
     assert code == 0, err
-    assert (tmp_path / "runs/smoke/0001/checkpoints/step_000001/adapter_model.safetensors").exists()
-    code, _, err = run(tmp_path, "eval", "runs/smoke/0001")
-    assert code == 0, err
-    reports = tmp_path / "runs/smoke/0001/eval"
     trained, again = (
-        json.loads((reports / f"{name}.json").read_text()) for name in ("trained", "step_000001")
+        json.loads((adapter_run / "eval" / f"{name}.json").read_text())
+        for name in ("trained", "step_000001")
     )
     assert trained["tasks"] == again["tasks"]
 
@@ -170,17 +98,17 @@ def test_a_model_of_a_folder_is_trained(smoke, tmp_path):
     assert code == 0, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_is_saved(tmp_path, number):
-    process = start(tmp_path, "train", "conf=smoke", "trainer.steps=1000", *SMALL)
+def test_an_interrupted_run_is_saved(tmp_path):
+    """By SIGTERM; by Ctrl-C in test_resume."""
+    process = Command(tmp_path, "train", "conf=smoke", "trainer.steps=1000", *SMALL)
     metrics = tmp_path / "runs/smoke/0001/metrics.jsonl"
     try:
-        wait_until(lambda: has_lines(metrics, "grpo", 2), "two steps")
-        process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        wait_until(lambda: has_lines(metrics, "grpo", 2), "two steps", process)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(60)
     finally:
         process.kill()
-    assert process.returncode == 128 + number, err
+    assert process.returncode == 128 + signal.SIGTERM, err
     assert "Traceback" not in err
     assert servers_of(tmp_path) == []
     folder = RunFolder.open(tmp_path / "runs/smoke/latest")
@@ -191,10 +119,10 @@ def test_an_interrupted_run_is_saved(tmp_path, number):
 
 
 def test_a_killed_run_leaves_no_server_and_a_readable_folder(tmp_path):
-    process = start(tmp_path, "train", "conf=smoke", "trainer.steps=1000", *SMALL)
+    process = Command(tmp_path, "train", "conf=smoke", "trainer.steps=1000", *SMALL)
     metrics = tmp_path / "runs/smoke/0001/metrics.jsonl"
     try:
-        wait_until(lambda: has_lines(metrics, "grpo", 1), "a step")
+        wait_until(lambda: has_lines(metrics, "grpo", 1), "a step", process)
         assert servers_of(tmp_path) != []
     finally:
         process.kill()

@@ -1,0 +1,210 @@
+"""The commands as processes, as a user has them, but for the seconds that imports take.
+
+One process imports torch and the package, and is forked for each command: in a folder and with an
+environment of its own, to be signalled and waited for as any other. Not for tests of what a fresh
+interpreter differs in: in all forks strings hash to the same.
+"""
+
+import atexit
+import functools
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+REPOSITORY = Path(__file__).parents[1]
+LIMIT_S = 240.0
+SMALL = ("num_threads=1", "host.sessions_per_server=8", "device=cpu")
+ENVIRONMENT = {
+    "PYTHONPATH": str(REPOSITORY),
+    "PYTHONWARNINGS": "default",
+    "OMP_WAIT_POLICY": "PASSIVE",  # read when torch is imported
+}
+LONGEST_REQUEST = 2**20
+Found = TypeVar("Found")
+NUMBER_WIDTH = 8  # in a status: two may lie there to be read
+
+
+class Command:
+    """`openenv-pipe` with arguments in a folder, as far as tests look at a Popen."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.returncode: int | None = None
+        self._outputs = [os.memfd_create(name) for name in ("stdout", "stderr")]
+        self._status, theirs = os.pipe()
+        weakref.finalize(self, _close, [*self._outputs, self._status])
+        request = json.dumps([str(folder), arguments, {**os.environ, **ENVIRONMENT}]).encode()
+        assert len(request) < LONGEST_REQUEST
+        socket.send_fds(_importer(), [request], [*self._outputs, theirs])
+        os.close(theirs)
+        self.pid = self._next_number(LIMIT_S)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and self._has_told(0.0):
+            self.returncode = self._next_number(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float = LIMIT_S) -> int:
+        if self.returncode is None:
+            self.returncode = self._next_number(timeout)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float = LIMIT_S) -> tuple[str, str]:
+        """stdout and stderr, when it has ended."""
+        self.wait(timeout)
+        return self.out, self.err
+
+    @property
+    def out(self) -> str:
+        """What it has printed so far."""
+        return _text(self._outputs[0])
+
+    @property
+    def err(self) -> str:
+        return _text(self._outputs[1])
+
+    def _has_told(self, timeout_s: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._status, selectors.EVENT_READ)
+            return bool(selector.select(timeout_s))
+
+    def _next_number(self, timeout_s: float) -> int:
+        """The process id, then the exit code."""
+        if not self._has_told(timeout_s):
+            raise subprocess.TimeoutExpired("openenv-pipe", timeout_s)
+        return int(os.read(self._status, NUMBER_WIDTH))
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr; nothing of it may be left running."""
+    command = Command(folder, *arguments)
+    try:
+        out, err = command.communicate()
+    finally:
+        command.kill()
+    assert servers_of(folder) == []
+    return command.wait(), out, err
+
+
+def servers_of(folder: Path) -> list[psutil.Process]:
+    """Environment servers whose output goes to a log below `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            paths = [
+                process.cwd(),
+                *(str(Path(f"/proc/{process.pid}/fd/{fd}").readlink()) for fd in (1, 2)),
+            ]
+        except (psutil.Error, OSError):
+            continue
+        if any(path.startswith(str(folder)) for path in paths) and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def wait_until(
+    condition: Callable[[], Found],
+    what: str,
+    command: Command | None = None,
+    limit_s: float = LIMIT_S,
+) -> Found:
+    """What the condition gives once it is true. The command has to live until then."""
+    deadline = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {limit_s} s for {what}"
+        assert command is None or command.poll() is None, f"ended before {what}: {command.err}"
+        time.sleep(0.02)
+    return found
+
+
+@functools.cache
+def _importer() -> socket.socket:
+    """The channel to the process that is forked, which ends with this one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.commands", str(theirs.fileno())],
+            cwd=REPOSITORY,
+            env={**os.environ, **ENVIRONMENT},
+            pass_fds=[theirs.fileno()],
+        )
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # the other way round
+    return ours
+
+
+def _text(descriptor: int) -> str:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _serve(channel: socket.socket) -> None:
+    """Fork for each request. Comes back in the forks, and when nobody is there to ask."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the forks hear of it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for who waits for a command
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(channel, LONGEST_REQUEST, 3)
+        if not request:
+            return
+        if os.fork() == 0:
+            break
+        _close(descriptors)
+    channel.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    *outputs, status = descriptors
+    pid = os.fork()
+    if pid == 0:
+        for number, output in enumerate(outputs, 1):
+            os.dup2(output, number)
+        _close(descriptors)
+        _become(*json.loads(request))
+    else:
+        os.write(status, f"{pid:{NUMBER_WIDTH}}".encode())
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(status, f"{code:{NUMBER_WIDTH}}".encode())
+        os._exit(0)
+
+
+def _become(folder: str, arguments: list[str], environment: dict[str, str]) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    warnings.resetwarnings()
+    warnings.simplefilter("default")
+    sys.argv = ["openenv-pipe", *arguments]
+    sys.path[0] = folder
+    cli.main(arguments)
+
+
+if __name__ == "__main__":
+    import matplotlib.figure  # noqa: F401
+
+    import openenv_pipe.evaluate
+    import openenv_pipe.pipeline  # noqa: F401
+    from openenv_pipe import cli
+
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        _serve(channel)

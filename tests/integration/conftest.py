@@ -1,0 +1,15 @@
+"""Runs that several files look at."""
+
+import pytest
+
+from tests.commands import SMALL, run
+
+
+@pytest.fixture(scope="session")
+def adapter_run(tmp_path_factory):
+    """The run folder of a training with an adapter, one step with a reference."""
+    folder = tmp_path_factory.mktemp("adapter")
+    adapter = ("model.lora.rank=4", "trainer.loss.kl.coef=0.1", "trainer.optimizer.lr=0.05")
+    code, _, err = run(folder, "train", "conf=smoke", "trainer.steps=1", *adapter, *SMALL)
+    assert code == 0, err
+    return folder / "runs" / "smoke" / "0001"
