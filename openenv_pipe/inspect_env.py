@@ -26,9 +26,10 @@ from openenv_pipe.description import Description, describe
 from openenv_pipe.env_check.leaks import TELLING
 from openenv_pipe.errors import ConfigError, ServerFullError, SessionError
 from openenv_pipe.hosts.base import Host
+from openenv_pipe.hosts.pool import open_session
 from openenv_pipe.resources import env_dirs, find_env, short_path
 from openenv_pipe.runs.hidden import MARK, hide_in_config, known_secrets
-from openenv_pipe.targets import NO_BLOCK, Target, one_server, open_session
+from openenv_pipe.targets import NO_BLOCK, Target, one_server
 
 OWN_FIELDS = ("done", "reward", "metadata")  # of every observation
 TOOL_FIELDS = {"type", "tool_name", "arguments"}  # of an action that calls a tool
@@ -199,7 +200,7 @@ async def _has_one_session(env: EnvConfig, host: Host) -> bool:
         for _ in range(2):
             while True:
                 try:
-                    session = await open_session(env, host)
+                    session = await open_session(env, host.urls[0], host.access)
                     break
                 except ServerFullError:  # perhaps with the session that the start has closed
                     if time.monotonic() > deadline_s:

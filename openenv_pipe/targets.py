@@ -11,11 +11,10 @@ from typing import Literal
 
 from openenv_pipe.config.compose import compose, compose_env
 from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskServer
-from openenv_pipe.errors import ConfigError, HostError, StepRefusedError
+from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.hosts import build_host
 from openenv_pipe.hosts.base import Host
 from openenv_pipe.resources import did_you_mean, find_env, group_options
-from openenv_pipe.session import Session
 from openenv_pipe.tasks import TaskSet, read_known_sets
 from openenv_pipe.tasks.server import server_rows
 from openenv_pipe.tasks.sets import ListedRows
@@ -86,24 +85,6 @@ async def open_tasks(env: EnvConfig, split: Literal["train", "eval"], host: Host
     config: TaskServer = getattr(env.tasks, split)
     rows = await server_rows(host.urls[0], host.access, config.split, f"env.tasks.{split}")
     return ListedRows(split, config, rows, f"split {config.split!r} of the server")
-
-
-async def open_session(env: EnvConfig, host: Host) -> Session:
-    """A session beside the host's pool, which the server has accepted. Raises SessionError."""
-    session = await Session.connect(
-        host.urls[0],
-        timeout_s=env.reset_timeout_s,
-        max_message_mb=env.max_message_mb,
-        access=host.access,
-    )
-    try:
-        await session.state(env.reset_timeout_s)
-    except StepRefusedError:
-        pass  # an environment without a state before reset; it exists, which is the question
-    except BaseException:
-        await session.close()
-        raise
-    return session
 
 
 @asynccontextmanager

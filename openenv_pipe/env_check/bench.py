@@ -11,9 +11,9 @@ from typing import TypeVar
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.errors import ServerFullError
 from openenv_pipe.hosts.base import Host
+from openenv_pipe.hosts.pool import open_session
 from openenv_pipe.plays import Chooser, Play, begin, play_on
 from openenv_pipe.session import Session
-from openenv_pipe.targets import open_session
 from openenv_pipe.tasks import TaskSet
 from openenv_pipe.types import Task
 
@@ -48,7 +48,7 @@ class Bench:
 
     async def open(self) -> Session:
         """A session that the server has accepted. Raises SessionError."""
-        return await open_session(self.env, self.host)
+        return await open_session(self.env, self.host.urls[0], self.host.access)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:

@@ -35,12 +35,10 @@ class AttachHost(SupervisedHost):
         access = Access(headers=dict(config.headers), tls=tls_context(config))
         self._config = config
         super().__init__(
-            env.name,
+            env,
             [AttachedServer(env.name, url, config, access) for url in config.urls],
             sessions_per_server=config.sessions_per_server,
             max_restarts=0,  # ours to wait for, not to restart: see _revive
-            open_timeout_s=env.reset_timeout_s,
-            max_message_mb=env.max_message_mb,
             access=access,
         )
 

@@ -73,12 +73,10 @@ class DockerHost(SupervisedHost):
         self._folder: Path | None = None
         self._guard: ManagedProcess | None = None
         super().__init__(
-            env.name,
+            env,
             self._containers,
             sessions_per_server=config.sessions_per_server,
             max_restarts=config.max_restarts,
-            open_timeout_s=env.reset_timeout_s,
-            max_message_mb=env.max_message_mb,
         )
 
     def facts(self) -> dict[str, JsonValue]:

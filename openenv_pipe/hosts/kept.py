@@ -31,13 +31,7 @@ class KeptHost:
         self._keeper = keeper
         self._loan: Loan | None = None
         self._follower: asyncio.Task[None] | None = None
-        self._pool = SessionPool(
-            env.name,
-            sessions_per_server=host.sessions_per_server,
-            open_timeout_s=env.reset_timeout_s,
-            max_message_mb=env.max_message_mb,
-            access=OPEN,
-        )
+        self._pool = SessionPool(env, host.sessions_per_server, OPEN)
 
     @property
     def urls(self) -> Sequence[str]:

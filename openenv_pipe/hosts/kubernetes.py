@@ -43,7 +43,6 @@ class KubernetesHost(SupervisedHost):
     def __init__(self, env: "EnvConfig", config: "KubernetesHostConfig", log_dir: Path) -> None:
         """Starts nothing yet. Raises ConfigError for a `pod_spec` that is refused."""
         pod(env, config, name="", owner={"name": ""}, index=0)
-        self._env = env
         self._config = config
         self._run = f"openenv-pipe-{secrets.token_hex(4)}"
         self._cluster: Cluster | None = None
@@ -53,12 +52,10 @@ class KubernetesHost(SupervisedHost):
             for index in range(config.num_servers)
         ]
         super().__init__(
-            env.name,
+            env,
             self._pods,
             sessions_per_server=config.sessions_per_server,
             max_restarts=config.max_restarts,
-            open_timeout_s=env.reset_timeout_s,
-            max_message_mb=env.max_message_mb,
         )
 
     def facts(self) -> dict[str, JsonValue]:

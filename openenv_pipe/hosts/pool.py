@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from openenv_pipe.errors import (
     FailureError,
@@ -21,6 +22,9 @@ from openenv_pipe.errors import (
 )
 from openenv_pipe.session import Session
 from openenv_pipe.web import Access
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import EnvConfig
 
 FIRST_RETRY_S = 0.02
 LONGEST_RETRY_S = 1.0
@@ -39,20 +43,9 @@ class Slots:
 class SessionPool:
     """Lends sessions of several servers, each of which allows `sessions_per_server`."""
 
-    def __init__(
-        self,
-        env_name: str,
-        *,
-        sessions_per_server: int,
-        open_timeout_s: float,
-        max_message_mb: int,
-        access: Access,
-    ) -> None:
-        """open_timeout_s bounds the opening of one session, its environment's making included."""
-        self._env_name = env_name
+    def __init__(self, env: "EnvConfig", sessions_per_server: int, access: Access) -> None:
+        self._env = env
         self._sessions_per_server = sessions_per_server
-        self._open_timeout_s = open_timeout_s
-        self._max_message_mb = max_message_mb
         self._access = access
         self.num_removed = 0  # servers, so far
         self._servers: dict[str, Slots] = {}
@@ -104,14 +97,14 @@ class SessionPool:
         """Fill the slots as far as the servers allow; None if they are all filled."""
 
         async def open_one(slots: Slots) -> None:
-            slots.idle.append(await self._open(slots.url))
+            slots.idle.append(await open_session(self._env, slots.url, self._access))
 
         every = [open_one(slots) for slots in self._servers.values() for _ in range(slots.num_free)]
         results = await asyncio.gather(*every, return_exceptions=True)
         errors = [error for error in results if error is not None]
         for error in errors:  # first of all what is not a matter of numbers
             if not isinstance(error, ServerFullError):
-                raise HostError(f"env {self._env_name!r}: no session opens: {error}") from error
+                raise HostError(f"env {self._env.name!r}: no session opens: {error}") from error
         return errors[0] if errors else None
 
     async def close_idle(self) -> None:
@@ -137,7 +130,7 @@ class SessionPool:
 
     async def close(self) -> None:
         """Close all sessions, the lent ones too. Bounded by the close of one."""
-        self.fail(HostError(f"host of env {self._env_name!r} is closed"))
+        self.fail(HostError(f"host of env {self._env.name!r} is closed"))
         for url in self.urls:
             self.remove(url)
         await asyncio.gather(*self._closings, return_exceptions=True)
@@ -153,12 +146,14 @@ class SessionPool:
         while True:
             slots = await self._take_slot()
             try:
-                session = await self._idle_session(slots) or await self._open(slots.url)
+                session = await self._idle_session(slots)
+                if session is None:
+                    session = await open_session(self._env, slots.url, self._access)
                 slots.lent.add(session)
                 return slots, session
             except SessionError:
                 self._free_slot(slots)
-                deadline = deadline or time.monotonic() + self._open_timeout_s
+                deadline = deadline or time.monotonic() + self._env.reset_timeout_s
                 if time.monotonic() > deadline:
                     raise
             except BaseException:
@@ -206,31 +201,13 @@ class SessionPool:
             session = slots.idle.popleft()
             responsive = False
             try:
-                responsive = await session.is_responsive(self._open_timeout_s)
+                responsive = await session.is_responsive(self._env.reset_timeout_s)
             finally:
                 if not responsive:
                     self._discard(session)
             if responsive:
                 return session
         return None
-
-    async def _open(self, url: str) -> Session:
-        """A new session that the server has really accepted. Raises SessionError."""
-        session = await Session.connect(
-            url,
-            timeout_s=self._open_timeout_s,
-            max_message_mb=self._max_message_mb,
-            access=self._access,
-        )
-        try:
-            # A full server lets everybody connect; only the first message tells.
-            await session.state(self._open_timeout_s)
-        except StepRefusedError:
-            pass  # an environment without a state before reset; it exists, which is the question
-        except BaseException:
-            self._discard(session)
-            raise
-        return session
 
     def _discard(self, *sessions: Session) -> None:
         """Close sessions without making anyone wait for it."""
@@ -244,11 +221,27 @@ class SessionPool:
         wanted = self._sessions_per_server
         noun = "session" if fewest == 1 else "sessions"
         return HostError(
-            f"env {self._env_name!r} accepted {fewest} {noun} on one server but "
+            f"env {self._env.name!r} accepted {fewest} {noun} on one server but "
             f"host.sessions_per_server={wanted}; set host.sessions_per_server={max(fewest, 1)} and "
             "a larger host.num_servers, or let the environment's app read MAX_CONCURRENT_ENVS "
             "and set SUPPORTS_CONCURRENT_SESSIONS"
         )
+
+
+async def open_session(env: "EnvConfig", url: str, access: Access) -> Session:
+    """A new session that the server has really accepted. Raises SessionError."""
+    session = await Session.connect(
+        url, timeout_s=env.reset_timeout_s, max_message_mb=env.max_message_mb, access=access
+    )
+    try:
+        # A full server lets everybody connect; only the first message tells.
+        await session.state(env.reset_timeout_s)
+    except StepRefusedError:
+        pass  # an environment without a state before reset; it exists, which is the question
+    except BaseException:
+        await session.close()
+        raise
+    return session
 
 
 async def side_by_side(coroutines: Iterable) -> None:

@@ -42,12 +42,10 @@ class ProcessHost(SupervisedHost):
             for index in range(config.num_servers)
         ]
         super().__init__(
-            env.name,
+            env,
             servers,
             sessions_per_server=config.sessions_per_server,
             max_restarts=config.max_restarts,
-            open_timeout_s=env.reset_timeout_s,
-            max_message_mb=env.max_message_mb,
         )
         self._package = None if env.command or env.package is None else find_env(env.package)
 

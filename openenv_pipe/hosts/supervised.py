@@ -7,6 +7,7 @@ sessions with them: the episodes on them end with SessionClosedError, and nothin
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 from openenv_pipe.errors import FailureError, HostError
 from openenv_pipe.hosts.base import Server
@@ -14,38 +15,32 @@ from openenv_pipe.hosts.pool import SessionPool, side_by_side
 from openenv_pipe.session import Session
 from openenv_pipe.web import OPEN, Access
 
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import EnvConfig
+
 
 class SupervisedHost:
     """See `hosts.base.Host`."""
 
     def __init__(
         self,
-        env_name: str,
+        env: "EnvConfig",
         servers: Sequence[Server],
         *,
         sessions_per_server: int,
         max_restarts: int,
-        open_timeout_s: float,
-        max_message_mb: int,
         access: Access = OPEN,
     ) -> None:
         """max_restarts counts those of all servers together, over the whole run."""
         self.capacity = len(servers) * sessions_per_server
         self.access = access
-        self._env_name = env_name
+        self._env = env
         self._servers = servers
         self._max_restarts = max_restarts
-        self._open_timeout_s = open_timeout_s
         self._num_restarts = 0
         self._watchers: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
-        self._pool = SessionPool(
-            env_name,
-            sessions_per_server=sessions_per_server,
-            open_timeout_s=open_timeout_s,
-            max_message_mb=max_message_mb,
-            access=access,
-        )
+        self._pool = SessionPool(env, sessions_per_server, access)
 
     @property
     def urls(self) -> Sequence[str]:
@@ -90,7 +85,7 @@ class SupervisedHost:
         for a while. Raises HostError if they are still not all free then.
         """
         await self._pool.close_idle()
-        await self._pool.open_all(patience_s=self._open_timeout_s)
+        await self._pool.open_all(patience_s=self._env.reset_timeout_s)
         await self._pool.close_idle()
 
     async def close(self) -> None:
@@ -113,13 +108,13 @@ class SupervisedHost:
                 url = server.url
                 cause = await server.died()
                 self._pool.remove(url)
-                died = f"env {self._env_name!r}: the server at {url} died ({cause})"
+                died = f"env {self._env.name!r}: the server at {url} died ({cause})"
                 await self._revive(server, HostError(died, server.log))
                 self._pool.add(server.url)
         except FailureError as error:
             self._pool.fail(error)
         except Exception as error:  # or those who wait for a session would wait for ever
-            self._pool.fail(HostError(f"env {self._env_name!r}: cannot be watched: {error!r}"))
+            self._pool.fail(HostError(f"env {self._env.name!r}: cannot be watched: {error!r}"))
             raise
 
     async def _revive(self, server: Server, error: FailureError) -> None:

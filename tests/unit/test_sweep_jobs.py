@@ -510,7 +510,7 @@ def test_a_search_that_goes_on_knows_what_ended_while_nobody_looked(sweep, tmp_p
 
     told: list[str] = []
     monkeypatch.setattr(story, "_launch", finish)
-    monkeypatch.setattr(story, "_note", told.append)
+    monkeypatch.setattr(story, "tell_person", told.append)
     lr = "trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))"
     request = read_request(["sweep=search", "sweep.num_jobs=3", "sweep.mean_of=2", lr])
     story._search(again, request, None)
