@@ -141,8 +141,11 @@ def stub(mood="fine", **values):
 
 @pytest.fixture
 def package(tmp_path):
-    """The folder of a real OpenEnv package."""
-    folder = tmp_path / "parrot"
+    return write_package(tmp_path / "parrot")
+
+
+def write_package(folder):
+    """A real OpenEnv package; its folder, as `env.package` has it."""
     (folder / "server").mkdir(parents=True)
     for path in (folder / "__init__.py", folder / "server" / "__init__.py"):
         path.touch()

@@ -103,15 +103,10 @@ async def test_a_server_says_how_many_tasks_it_has(echo_server):
 
 async def test_a_server_without_the_task_api_is_explained(tmp_path):
     from openenv_pipe.tasks.server import server_rows
-    from tests.integration.test_process_host import OPENENV_APP, settings
+    from tests.integration.test_process_host import settings, write_package
 
-    folder = tmp_path / "parrot"
-    (folder / "server").mkdir(parents=True)
-    for path in (folder / "__init__.py", folder / "server" / "__init__.py"):
-        path.touch()
-    (folder / "openenv.yaml").write_text("name: parrot\napp: server.app:app\n")
-    (folder / "server" / "app.py").write_text(OPENENV_APP)
-    server = ProcessServer(*settings(package=str(folder)), 0, tmp_path / "log")
+    parts = settings(package=write_package(tmp_path / "parrot"))
+    server = ProcessServer(*parts, 0, tmp_path / "log")
     await server.start()
     try:
         with pytest.raises(ConfigError, match=r"/parrot/splits answers 501 .*type range, file"):
