@@ -19,30 +19,21 @@ async def evaluate_model(parts: Parts, label: str, step: int | None) -> list[Eva
     step: of GRPO behind the model; None if no run has trained it.
     """
     config = parts.config.eval
-    played = [
+    ways = [(label, config.samples_per_task, config.temperature)]
+    if config.greedy and parts.config.engine.type != "scripted":
+        ways.append((label + GREEDY, 1, 0.0))
+    return [
         await _play(
             parts,
-            label,
+            name,
             model=describe_model(parts.config),
             step=step,
             num_tasks=config.num_tasks,
-            samples_per_task=config.samples_per_task,
-            temperature=config.temperature,
+            samples_per_task=samples_per_task,
+            temperature=temperature,
         )
+        for name, samples_per_task, temperature in ways
     ]
-    if config.greedy and parts.config.engine.type != "scripted":
-        played.append(
-            await _play(
-                parts,
-                label + GREEDY,
-                model=describe_model(parts.config),
-                step=step,
-                num_tasks=config.num_tasks,
-                samples_per_task=1,
-                temperature=0.0,
-            )
-        )
-    return played
 
 
 async def evaluate_during(parts: Parts, step: int) -> Evaluation:

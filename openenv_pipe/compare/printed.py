@@ -95,10 +95,8 @@ def cells(comparison: Comparison, setting: Setting) -> list[str]:
 
 def _print_table(comparison: Comparison) -> None:
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
-    hidden = max(0, len(comparison.keys) - MOST_KEYS)
-    keep = [*range(MOST_KEYS), *range(len(comparison.keys), len(headings(comparison)))]
-    keep = keep if hidden else list(range(len(headings(comparison))))
-    titles = headings(comparison)
+    titles, num_keys = headings(comparison), len(comparison.keys)
+    keep = [i for i in range(len(titles)) if not MOST_KEYS <= i < num_keys]
     shown = Table(
         Column("", no_wrap=True),
         *(Column(titles[i], justify="right" if titles[i] in comparison.measures else "left")
@@ -108,10 +106,9 @@ def _print_table(comparison: Comparison) -> None:
     for setting in comparison.settings:
         row = cells(comparison, setting)
         mark = "*" if setting is comparison.best else ""
-        ids = _ids(setting)
-        shown.add_row(f"{mark}{ids}", *(row[i] for i in keep))
+        shown.add_row(f"{mark}{_ids(setting)}", *(row[i] for i in keep))
     console.print(shown)
-    if hidden:
+    if hidden := len(titles) - len(keep):
         console.print(f"{hidden} more keys differ: --format md, csv or json has them all")
     if comparison.settings:
         console.print(f"\n{intervals_text(comparison)}", markup=False)
