@@ -1,7 +1,6 @@
 """`serve`: a run's trained model behind vLLM's OpenAI endpoint, its adapter on top of the base."""
 
 import asyncio
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.learner.load import load_policy, select_device
 from openenv_pipe.learner.publication import Publication
+from openenv_pipe.progress import tell_person
 from openenv_pipe.side_by_side import Subject, find_subject
 
 START_TIMEOUT_S = 1800.0  # a large model, its download included
@@ -35,7 +35,7 @@ def serve_run(
 
 
 async def _serve(served: Served, host: str, port: int, extra: Sequence[str], log: Path) -> None:
-    installed = await installed_or_asked(find_build(), _tell)
+    installed = await installed_or_asked(find_build(), tell_person)
     await serve(
         served,
         installed,
@@ -44,7 +44,7 @@ async def _serve(served: Served, host: str, port: int, extra: Sequence[str], log
         extra=extra,
         start_timeout_s=START_TIMEOUT_S,
         log=log,
-        tell=_tell,
+        tell=tell_person,
     )
 
 
@@ -73,7 +73,3 @@ def _served(subject: Subject, checkpoint: Path, max_model_len: int | None) -> It
             chat_template=template if template.exists() else None,
             calls_tools=config.env.adapter.type == "tool",
         )
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

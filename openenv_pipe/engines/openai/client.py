@@ -7,7 +7,6 @@ import asyncio
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import aiohttp
@@ -43,12 +42,7 @@ class ChatClient:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._http is not None
         await self._http.close()
 
