@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 import weakref
@@ -192,6 +193,7 @@ def _become(folder: str, arguments: list[str], environment: dict[str, str]) -> N
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # where TMPDIR is now
     warnings.resetwarnings()
     warnings.simplefilter("default")
     sys.argv = ["openenv-pipe", *arguments]

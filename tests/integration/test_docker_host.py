@@ -5,7 +5,6 @@ Most containers here run PROBE, which is up in a moment and evaluates what a tes
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -26,12 +25,11 @@ from openenv_pipe.inspect_env import inspect_environment
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.targets import find_target
+from tests.commands import SMALL, Command, run, wait_until
 from tests.docker_daemon import BASE_IMAGE
 
 pytestmark = pytest.mark.docker
 
-REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 240.0
 PROBE = """
 import asyncio, json, os, socket, sys
 from http import HTTPStatus
@@ -66,7 +64,6 @@ exec(sys.argv[3])
 asyncio.run(main())
 """
 ON_WORDLE = ("host=docker", f"host.build_args.BASE_IMAGE={BASE_IMAGE}")
-SMALL = ("num_threads=1", "host.sessions_per_server=8", "device=cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -270,34 +267,13 @@ async def test_a_start_removes_what_dead_runs_left_and_nothing_else(docker_clien
         not_ours.remove(force=True)
 
 
-def start(folder, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "openenv_pipe.cli", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def wait_until(condition, what, process=None, limit_s=LIMIT_S):
-    """What the condition gives once it is true, as long as the process lives."""
-    deadline = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {limit_s} s for {what}"
-        assert process is None or process.poll() is None, process.stdout.read()
-        time.sleep(0.1)
-    return found
-
-
-def test_hosts_lists_and_prunes(docker_client, tmp_path):
+def test_hosts_lists_and_prunes(docker_client, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     dead = orphan(docker_client)
-    listing = start(tmp_path, "hosts")
-    out, _ = listing.communicate(timeout=60)
-    assert listing.returncode == 0
+    code, out, err = run(tmp_path, "hosts")
+    assert code == 0, err
     assert dead.name in out and "orphan" in out
-    out, _ = start(tmp_path, "hosts", "--prune").communicate(timeout=60)
+    _, out, _ = run(tmp_path, "hosts", "--prune")
     assert "removed: 1" in out and dead.name not in out
 
 
@@ -305,7 +281,7 @@ def test_a_run_goes_on_after_its_container_was_killed(docker_client, tmp_path):
     # Long steps, and every reply goes to the environment: most sessions wait for it at any time.
     long_steps = ("trainer.steps=3", "trainer.tasks_per_step=8", "trainer.group_size=8")
     any_reply = "env.adapter.pattern='(?s)(?P<guess>.*)'"
-    process = start(tmp_path, "train", "conf=smoke", *long_steps, any_reply, *ON_WORDLE, *SMALL)
+    process = Command(tmp_path, "train", "conf=smoke", *long_steps, any_reply, *ON_WORDLE, *SMALL)
     folder = tmp_path / "runs" / "smoke" / "0001"
     try:
         metrics = folder / "metrics.jsonl"
@@ -315,10 +291,10 @@ def test_a_run_goes_on_after_its_container_was_killed(docker_client, tmp_path):
         first.container.pause()  # so that episodes are sure to wait for it
         time.sleep(2.0)
         first.container.kill()
-        out, _ = process.communicate(timeout=LIMIT_S)
+        _, err = process.communicate()
     finally:
         process.kill()
-    assert process.returncode == 0, out
+    assert process.returncode == 0, err
     image = RunFolder.open(folder).record.facts["image"]
     assert image["name"].startswith("openenv-pipe/wordle:")
     steps = [record for record in read_metrics(metrics) if record["stage"] == "grpo"]
@@ -328,11 +304,11 @@ def test_a_run_goes_on_after_its_container_was_killed(docker_client, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_a_run_that_is_ended(docker_client, tmp_path, number):
-    process = start(tmp_path, "train", "conf=smoke", "trainer.steps=500", *ON_WORDLE, *SMALL)
+    process = Command(tmp_path, "train", "conf=smoke", "trainer.steps=500", *ON_WORDLE, *SMALL)
     try:
         wait_until(lambda: owned_containers(docker_client), "the container", process)
         process.send_signal(number)
-        process.communicate(timeout=LIMIT_S)
+        process.communicate()
     finally:
         process.kill()
     wait_until(lambda: owned_containers(docker_client) == [], "the container's end")
