@@ -29,7 +29,9 @@ def configured(*overrides: str):
 
 def stubs(count: int):
     return [
-        SimpleNamespace(number=number, is_up=True, life=SimpleNamespace(failure=None))
+        SimpleNamespace(
+            number=number, may_play=True, is_late=False, life=SimpleNamespace(failure=None)
+        )
         for number in range(count)
     ]
 
@@ -66,9 +68,9 @@ def test_episodes_of_a_dead_server_move_together_and_do_not_come_back():
     router.expect(12)
     episodes = [(episode, episode // 4) for episode in range(12)]
     assert numbers(router, *episodes) == [0] * 4 + [1] * 4 + [2] * 4
-    replicas[1].is_up = False
+    replicas[1].may_play = False
     assert numbers(router, *episodes) == [0] * 4 + [0, 0, 2, 2] + [2] * 4
-    replicas[1].is_up = True
+    replicas[1].may_play = True
     assert numbers(router, *episodes) == [0] * 4 + [0, 0, 2, 2] + [2] * 4
     assert numbers(router, (12, 3)) == [1]
 
@@ -78,8 +80,17 @@ def test_when_none_is_up_an_episode_waits_for_its_own():
     router = Router(replicas)
     assert numbers(router, (0, None), (1, None)) == [0, 1]
     for replica in replicas:
-        replica.is_up = False
+        replica.may_play = False
     assert numbers(router, (1, None), (2, None)) == [1, 0]
+
+
+def test_a_server_without_the_last_policy_is_not_asked_even_when_the_other_is_down():
+    replicas = stubs(2)
+    router = Router(replicas)
+    assert numbers(router, (0, None), (1, None)) == [0, 1]
+    replicas[0].may_play, replicas[0].is_late = False, True
+    replicas[1].may_play = False
+    assert numbers(router, (0, None), (1, None), (2, None)) == [1, 1, 1]
 
 
 def test_one_that_is_down_for_good_ends_it_all():
@@ -206,17 +217,51 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
         assert death.startswith("engine 0: ") and death.endswith("restart 1 of 1")
 
 
-async def test_a_publish_waits_for_a_server_that_is_started_again(tmp_path):
+async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path):
+    """Which plays once it has that too, and not before."""
     async with two(tmp_path) as (engine, servers, trainee, _):
+        engine.expect(4, 4)
         servers[0].may_load.clear()
         await servers[0].stop()
         await until(lambda: not engine.replicas[0].is_up)
-        trainee.value = 0.5
-        publishing = asyncio.create_task(engine.publish(1))
-        await until(lambda: 0.5 in servers[1].values.values())
-        assert not publishing.done()
+        for version in (1, 2):
+            trainee.value = 0.5 * version
+            await engine.publish(version)
+        for episode in (0, 1):
+            assert (await engine.generate(request(episode))).policy_versions == [2]
+        servers[0].seeds.clear()
         servers[0].may_load.set()
-        await publishing
+        await until(lambda: engine.replicas[0].may_play)
+        assert servers[0].values[engine.replicas[0].model] == 1.0
+        assert (await engine.generate(request(2))).policy_versions == [2]
+        assert len(servers[0].seeds) == 1
+        trainee.value = 1.5
+        await engine.publish(3)
+        assert servers[0].values[engine.replicas[0].model] == 1.5
+
+
+async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path):
+    """It came up in the moment when it was passed over."""
+    async with two(tmp_path) as (engine, servers, trainee, _):
+        engine.expect(2, 2)
+        trainee.value = 0.5
+        replica = engine.replicas[0]
+        replica.is_late = True
+        servers[0].seeds.clear()
+        for episode in (0, 1):
+            await engine.generate(request(episode))
+        assert servers[0].seeds == []
+        await engine.publish(1)
+        assert replica.may_play
+
+
+async def test_when_all_are_down_a_publish_waits(tmp_path):
+    async with two(tmp_path) as (engine, servers, trainee, _):
+        for server in servers:
+            await server.stop()
+        await until(lambda: not any(replica.is_up for replica in engine.replicas))
+        trainee.value = 0.5
+        await engine.publish(1)
         assert [s.values[r.model] for s, r in zip(servers, engine.replicas, strict=True)] == [
             0.5
         ] * 2

@@ -89,7 +89,11 @@ class VllmEngine:
             self._measured["time/sleep_s"] = time.perf_counter() - started
 
     async def publish(self, version: int) -> None:
-        """Writes once, sends to all, and has the canary look at each. Requests under way go on."""
+        """Writes once, sends to all, and has the canary look at each. Requests under way go on.
+
+        A server that is being started again gets it then; only when all are is there a wait.
+        """
+        self._router.refuse_lost()
         started = time.perf_counter()
         expected_PV = await self._computed(self._canary.compute)
         expected = time.perf_counter()
@@ -98,14 +102,17 @@ class VllmEngine:
         self._publisher.adopt(published)
         if self._sleep_level:
             await self._computed(self._trainee.free_memory)
-        await of_each(replica.send(published) for replica in self.replicas)
+        served = [replica for replica in self.replicas if replica.is_up] or self.replicas
+        for replica in self.replicas:
+            replica.is_late = replica not in served
+        await of_each(replica.send(published) for replica in served)
         sent = time.perf_counter()
-        await of_each(replica.check(f"after step {version}") for replica in self.replicas)
+        await of_each(replica.check(f"after step {version}") for replica in served)
         clients = [replica.life.client for replica in self.replicas]
         await self._publisher.retire([client for client in clients if client is not None])
         self._measured["time/publish_s"] = sent - expected
         self._measured["time/canary_s"] = time.perf_counter() - sent + expected - started
-        self._measured["canary/difference"] = max(each.difference for each in self.replicas)
+        self._measured["canary/difference"] = max(each.difference for each in served)
         if self._canary.moved is not None:
             self._measured["canary/moved"] = self._canary.moved
 

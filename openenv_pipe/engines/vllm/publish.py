@@ -39,6 +39,10 @@ class Publisher(Protocol):
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
         """The files of the policy as it is now."""
 
+    @property
+    def latest(self) -> Published | None:
+        """What was adopted last."""
+
     def adopt(self, published: Published) -> None:
         """From now on a server that has to be started again gets it."""
 
@@ -97,6 +101,10 @@ class AdapterPublisher:
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
         return await self._folders.write(version, expected_PV, self._trainee.write_adapter)
 
+    @property
+    def latest(self) -> Published | None:
+        return self._kept[-1] if self._kept else None
+
     def adopt(self, published: Published) -> None:
         self._kept.append(published)
 
@@ -115,7 +123,11 @@ class AdapterPublisher:
         latest = None
         while self._kept and latest is not self._kept[-1]:
             for latest in list(self._kept):
-                await self.send(client, latest, paused=False)
+                try:
+                    await self.send(client, latest, paused=False)
+                except EngineError:
+                    if latest in self._kept:  # else it was retired meanwhile
+                        raise
         return latest
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:
@@ -156,6 +168,10 @@ class WeightsPublisher:
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
         return await self._folders.write(version, expected_PV, self._trainee.write_weights)
+
+    @property
+    def latest(self) -> Published | None:
+        return self._kept[-1] if self._kept else None
 
     def adopt(self, published: Published) -> None:
         self._kept.append(published)

@@ -55,6 +55,7 @@ class Replica:
         self.life = ServerLife(server, config, restore=self._restore, tell=tell)
         self.metrics = ServerMetrics(self._read_metrics)
         self.difference = 0.0  # of a logprob, at the canary's last look
+        self.is_late = False  # it was down at the last publish, and does not have that yet
         self._publisher = publisher
         self._canary = canary
         self._probe = probe  # until it has been tried
@@ -64,6 +65,11 @@ class Replica:
     @property
     def is_up(self) -> bool:
         return self.life.client is not None
+
+    @property
+    def may_play(self) -> bool:
+        """Whether it samples with the last policy, or with one that is about to be replaced."""
+        return self.is_up and not self.is_late
 
     @property
     def model(self) -> str:
@@ -126,8 +132,12 @@ class Replica:
         if probe is not None:
             await self._try(client, probe)
         self._serving = await self._publisher.restore(client)
-        if self._serving is not None:
+        while self._serving is not None:
             await self._check(client, "after the restart of the server")
+            if self._serving is self._publisher.latest:
+                self.is_late = False
+                break
+            self._serving = await self._publisher.restore(client)
 
     async def _wake(self, client: VllmClient, published: Published) -> None:
         """Weights need their memory before they are sent, and keys and values come last: with

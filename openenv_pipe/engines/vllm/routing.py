@@ -36,20 +36,25 @@ class Router:
         self._limit = limit
 
     def replica_of(self, episode: int, group: int | None) -> Replica:
-        """The server for the episode's next turn. One that is down if all are: it may come back.
+        """The server for the episode's next turn; its own if all are down: it may come back.
 
         Raises EngineError when one is down for good.
         """
+        self.refuse_lost()
+        # Of those that have the last policy, that is: there is always one, up or about to be.
+        replicas = [replica for replica in self._replicas if replica.may_play]
+        replicas = replicas or [replica for replica in self._replicas if not replica.is_late]
+        home = self._homes.get(episode)
+        if home is None or home.replica not in replicas:
+            home = _Home(replica=self._choose(replicas, group), group=group)
+            self._homes[episode] = home
+        return home.replica
+
+    def refuse_lost(self) -> None:
+        """Raises EngineError when a server is down for good."""
         for replica in self._replicas:
             if replica.life.failure is not None:
                 raise replica.life.failure
-        home = self._homes.get(episode)
-        if home is None or not home.replica.is_up:
-            up = [replica for replica in self._replicas if replica.is_up]
-            if up or home is None:
-                home = _Home(replica=self._choose(up or self._replicas, group), group=group)
-                self._homes[episode] = home
-        return home.replica
 
     def forget(self, episode: int) -> None:
         self._homes.pop(episode, None)
