@@ -50,7 +50,7 @@ LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
 
 
 class Side:
-    """One of the two, in its process."""
+    """One of the two, or of `learner_sides.Rate`, in its process."""
 
     def __init__(self, name: str, case: dict[str, Any], num_threads: int) -> None:
         command = [sys.executable, str(HERE / "learner_sides.py"), name, json.dumps(case)]
@@ -85,6 +85,7 @@ def parse_case(text: str) -> dict[str, Any]:
 def measure(case: dict[str, Any], num_rounds: int, num_threads: int) -> dict[str, Any]:
     """Times and memory of one case."""
     sides = {name: Side(name, case, num_threads) for name in SIDES}
+    rate = Side("rate", case, num_threads)
     try:
         first = {name: side.ask("steps", count=1) for name, side in sides.items()}
         counts = {name: max(1, round(MIN_ROUND_S / first[name]["step_s"])) for name in SIDES}
@@ -93,10 +94,10 @@ def measure(case: dict[str, Any], num_rounds: int, num_threads: int) -> dict[str
         for _ in range(num_rounds):
             for name, side in sides.items():
                 times[name].append(side.ask("steps", count=counts[name]))
-            rates.append(sides["ours"].ask("rate"))
+            rates.append(rate.ask("rate"))
         memory = {name: side.ask("memory") for name, side in sides.items()}
     finally:
-        for side in sides.values():
+        for side in (*sides.values(), rate):
             side.close()
     return summarise(case["name"], times, rates, memory)
 

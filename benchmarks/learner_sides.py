@@ -147,6 +147,14 @@ class Trl:
         return loss.item(), found
 
 
+class Rate:
+    """No side, but what a step needs and the machine reaches at most, in a process of its own: the
+    memory of the sides is theirs alone."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case, self.model = case, build_model(case["shape"])
+
+
 def stand_in(kind: type, model: torch.nn.Module, max_tokens: int) -> Any:
     """One process, no accumulation, no reference, no extras."""
     trainer = SimpleNamespace(
@@ -230,7 +238,7 @@ def measured_rate() -> float:
     return 2 * 1536 * 2048 * 2048 / statistics.median(times)
 
 
-def serve(side: Ours | Trl) -> None:
+def serve(side: Ours | Trl | Rate) -> None:
     gc.collect()
     start_mb, peak_mb = memory_mb("VmRSS"), 0.0
     for line in sys.stdin:
@@ -260,4 +268,4 @@ def serve(side: Ours | Trl) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[3]))
     given_case = json.loads(sys.argv[2])
-    serve((Ours if sys.argv[1] == "ours" else Trl)(given_case))
+    serve({"ours": Ours, "trl": Trl, "rate": Rate}[sys.argv[1]](given_case))

@@ -13,11 +13,13 @@ import torch
 from fakes import random_sample
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.learner.heap import keep_freed_memory
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.load import load_policy
 
 
 def main() -> None:
+    keep_freed_memory()
     config = compose(json.loads(sys.argv[1])).config
     policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
     limit = config.env.max_episode_tokens
