@@ -49,7 +49,7 @@ def measure(
     while results["kills"] < num_kills:
         count = min(kills_per_run, num_kills - results["kills"])
         folder = base / f"run_{seed}"
-        trial = killed_and_resumed(folder, RUN, "smoke", reference, seed, count)
+        trial = killed_and_resumed(folder, RUN, "smoke", reference.draw_kills(seed, count))
         difference = Result.of(trial.folder).difference(expected)
         survived = difference is None and not any(trial.codes)
         results["runs"] += 1

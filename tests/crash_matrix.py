@@ -96,14 +96,16 @@ class Reference:
 
 
 def killed_and_resumed(
-    runs_dir: Path, arguments: Sequence[str], name: str, reference: Reference, seed: int, kills: int
+    runs_dir: Path, arguments: Sequence[str], name: str, kills: Sequence[tuple[int, float]]
 ) -> Trial:
     """Starts a run and kills it, resumes and kills it, ...; the last resume is left to end.
+
+    kills: so many lines of metrics, and so many seconds after that, in the order of a run.
 
     An attempt is killed once it is in its folder: before that there is nothing to lose.
     """
     trial = Trial(runs_dir / name / "0001")
-    for kill in [*reference.draw_kills(seed, kills), None]:
+    for kill in [*kills, None]:
         resumed = trial.folder.exists()
         if resumed and RunFolder.open(trial.folder).status == "finished":
             break  # killed while it wrote its report
