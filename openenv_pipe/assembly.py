@@ -32,8 +32,8 @@ from openenv_pipe.errors import ConfigError, FailureError, TrainingError
 from openenv_pipe.footprint import memory_bytes, model_shape
 from openenv_pipe.hosts import build_host
 from openenv_pipe.hosts.base import Host
-from openenv_pipe.learner.load import load_policy, select_device
 from openenv_pipe.learner.heap import keep_freed_memory
+from openenv_pipe.learner.load import load_policy, select_device
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.publication import Publication
 from openenv_pipe.learner.workers import Workers
@@ -300,10 +300,9 @@ def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
     model = config.model
     if not isinstance(model, HubModelConfig) or (checkpoint and not model.lora.rank):
         return None
-    return Source(path=str(Path(model.path).expanduser()), revision=model.revision)
-
     if model.quantization != "none":  # the adapter belongs above the rounded weights
         return None
+    return Source(path=str(Path(model.path).expanduser()), revision=model.revision)
 
 
 def _neighbour(config: RunConfig, policy: Policy) -> Neighbour:

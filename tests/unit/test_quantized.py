@@ -21,6 +21,8 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from openenv_pipe.assembly import _base_model
+from openenv_pipe.config.schema.model import _Model
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.footprint import memory_bytes, num_in_layers, tiny_shape
 from openenv_pipe.learner.checkpoint import (
@@ -263,6 +265,15 @@ def test_without_the_package_it_is_named_with_its_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ConfigError, match=r"a=b needs .* 'openenv-pipe\[quantization\]'"):
         load_bitsandbytes("a=b")
+
+
+@pytest.mark.parametrize(("quantization", "is_there"), [("none", True), ("nf4", False)])
+def test_a_server_gets_a_hubs_model_written_out_where_it_was_rounded(quantization, is_there):
+    """Else the adapter would stand above weights that it did not learn with."""
+    shared = {key: tiny_model(lora_rank=4).model_dump()[key] for key in _Model.model_fields}
+    hub = {"type": "hub", "path": "owner/name", "revision": None, "quantization": quantization}
+    config = run_config({"model": shared | hub})
+    assert (_base_model(config, None) is not None) == is_there
 
 
 def test_the_memory_estimate_knows_both():
