@@ -122,6 +122,6 @@ def _import(module_name: str, dotted: str) -> Any:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """The tail of a message that names what was probably meant; empty if nothing is near."""
+    """What a message names as probably meant, in brackets; empty if nothing is near."""
     near = difflib.get_close_matches(word, known, n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
