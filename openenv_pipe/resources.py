@@ -13,6 +13,7 @@ from typing import Any
 from openenv_pipe.errors import ConfigError
 
 PACKAGE_DIR = Path(__file__).resolve().parent
+BASE = "base"  # of a group: to be built on, not chosen
 
 
 def conf_dirs() -> list[Path]:
@@ -49,8 +50,9 @@ def group_names() -> list[str]:
 
 
 def group_options(group: str) -> list[str]:
-    """What `group=` may be set to: the YAML files of its folders."""
-    return _names(path.stem for folder in conf_dirs() for path in folder.glob(f"{group}/*.yaml"))
+    """What `group=` may be set to: the YAML files of its folders, without `base`."""
+    stems = [path.stem for folder in conf_dirs() for path in folder.glob(f"{group}/*.yaml")]
+    return _names(stem for stem in stems if stem != BASE)
 
 
 def _names(found: Iterable[str]) -> list[str]:

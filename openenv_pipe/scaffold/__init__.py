@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.resources import group_options, short_path
+from openenv_pipe.resources import BASE, group_options, short_path
 
 TEMPLATE = Path(__file__).parent / "template"
 
@@ -58,5 +58,5 @@ def _refuse_bad_name(name: str) -> None:
             f"there is a Python module {name!r} already, which the environment would hide or be "
             f"hidden by; choose another name, such as {name}_env"
         )
-    if name in group_options("env") or name in group_options("conf"):
+    if name in (BASE, *group_options("env"), *group_options("conf")):
         raise ConfigError(f"conf/ has a {name!r} already; choose another name")

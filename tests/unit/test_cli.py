@@ -144,7 +144,7 @@ def test_completion_offers_groups_with_choices_and_keys():
         (["conf", "=", "wo"], ["wordle"]),  # bash breaks words at `=`
         (["conf", "="], ["echo", "smoke", "wordle"]),
         (["conf=wo"], ["conf=wordle"]),
-        (["env"], ["env=base", "env=echo", "env=wordle"]),
+        (["env"], ["env=echo", "env=wordle"]),
     ],
 )
 def test_completion_in_bash(openenv_pipe, words, expected):

@@ -50,6 +50,7 @@ def test_the_template_is_an_environment_as_openenv_lays_it_out():
         ("json", "module 'json'"),
         ("torch", "module 'torch'"),
         ("smoke", "conf/ has a 'smoke'"),
+        ("base", "conf/ has a 'base'"),
     ],
 )
 def test_names_that_cannot_be_are_refused(folder, name, expected, monkeypatch):
