@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +36,7 @@ from openenv_pipe.learner.load import load_policy, select_device
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.publication import Publication
 from openenv_pipe.learner.workers import Workers
+from openenv_pipe.progress import tell_person
 from openenv_pipe.resources import load_callable
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import Chat, Collector
@@ -129,16 +129,12 @@ class Parts(Bench):
         return ScriptedEngine(load_callable(policy), self.chat)
 
 
-def _tell_person(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 @asynccontextmanager
 async def assembled(
     config: RunConfig,
     logs: Path,
     checkpoint: Path | None = None,
-    tell: Callable[[str], None] = _tell_person,
+    tell: Callable[[str], None] = tell_person,
     keeper: Path | None = None,
 ) -> AsyncIterator[Parts]:
     """The parts, started; environment servers and the model side by side.
