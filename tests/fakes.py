@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,12 @@ from openenv_pipe.config.schema import RunConfig, TinyModelConfig
 from openenv_pipe.engines import Completion, Engine, Request
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.grpo.samples import build_sample
+from openenv_pipe.learner.checkpoint import (
+    load_progress,
+    load_weights,
+    save_progress,
+    save_weights,
+)
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.load import load_policy
 from openenv_pipe.learner.policy import Policy
@@ -390,6 +397,15 @@ def alike_samples(seed: int, count: int = 6, *, max_tokens: int = 12) -> list[Sa
             )
         )
     return [*samples, samples[-1]]
+
+
+def resume_from(first: Learner, second: Learner, folder: Path) -> None:
+    """The second learner goes on from a checkpoint of the first."""
+    save_weights(folder, first.policy, steps=2, warm_start_steps=0)
+    (folder / "resume").mkdir()
+    save_progress(folder / "resume", first.policy, first.optimizer)
+    load_weights(folder, second.policy)
+    load_progress(folder / "resume", second.policy, second.optimizer)
 
 
 def trained_tensors(policy: Policy) -> list[torch.nn.Parameter]:

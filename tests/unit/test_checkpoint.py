@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import CPU, random_samples, run_config, tiny_model, tiny_policy
+from fakes import CPU, random_samples, resume_from, run_config, tiny_model, tiny_policy
 from safetensors.torch import load_file
 
 from openenv_pipe.config.schema import HubModelConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.checkpoint import (
-    load_progress,
-    load_weights,
-    save_progress,
-    save_weights,
-)
+from openenv_pipe.learner.checkpoint import save_progress, save_weights
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.load import load_policy
 from openenv_pipe.learner.optimizer import Optimizer
@@ -147,12 +142,8 @@ def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path, lora_rank, o
     metrics = [advance(whole, [1, 2]), advance(whole, [3, 4])]
     first = learner()
     again = [advance(first, [1, 2])]
-    save_weights(tmp_path, first.policy, steps=2, warm_start_steps=0)
-    (tmp_path / "resume").mkdir()
-    save_progress(tmp_path / "resume", first.policy, first.optimizer)
     second = learner()
-    load_weights(tmp_path, second.policy)
-    load_progress(tmp_path / "resume", second.policy, second.optimizer)
+    resume_from(first, second, tmp_path)
     again.append(advance(second, [3, 4]))
     assert again == metrics
     for (_, expected), (name, seen) in zip(

@@ -13,6 +13,7 @@ from fakes import (
     CPU,
     loss_and_gradients,
     random_samples,
+    resume_from,
     run_config,
     tiny_model,
     trained_tensors,
@@ -25,12 +26,7 @@ from openenv_pipe.assembly import _base_model
 from openenv_pipe.config.schema.model import _Model
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.footprint import memory_bytes, num_in_layers, tiny_shape
-from openenv_pipe.learner.checkpoint import (
-    load_progress,
-    load_weights,
-    save_progress,
-    save_weights,
-)
+from openenv_pipe.learner.checkpoint import save_weights
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.load import load_policy
 from openenv_pipe.learner.publication import Publication
@@ -225,12 +221,8 @@ def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path):
     advance(whole, [1, 2, 3, 4])
     first = learner()
     advance(first, [1, 2])
-    save_weights(tmp_path, first.policy, steps=2, warm_start_steps=0)
-    (tmp_path / "resume").mkdir()
-    save_progress(tmp_path / "resume", first.policy, first.optimizer)
     second = learner()
-    load_weights(tmp_path, second.policy)
-    load_progress(tmp_path / "resume", second.policy, second.optimizer)
+    resume_from(first, second, tmp_path)
     advance(second, [3, 4])
     ours, theirs = second.optimizer.tensors(), whole.optimizer.tensors()
     assert ours.keys() == theirs.keys()

@@ -113,7 +113,7 @@ async def two(tmp_path, *overrides: str):
         with ThreadPoolExecutor(1) as executor:
             root = tmp_path / "weights"
             root.mkdir()
-            opening = _Opening(configured(*overrides), trainee, "adapter", root, executor)
+            opening = _Opening(configured(*overrides), trainee, "adapter", root, executor, 0)
             told: list[str] = []
             async with opening.opened(servers, {}, told.append) as engine:
                 yield engine, servers, trainee, told

@@ -91,7 +91,7 @@ class _Opening:
         way: str,
         root: Path,
         executor: Executor,
-        sleep_level: int = 0,
+        sleep_level: int,
     ) -> None:
         dtype = trainee.precision if config.dtype == "auto" else config.dtype
         exact = "float32" if dtype == trainee.precision == "float32" else "bfloat16"

@@ -68,15 +68,24 @@ class Publisher(Protocol):
         """Takes from a server what runs before this one could not, because they were killed."""
 
 
-class _Folders:
-    """A folder of its own for each version, written in torch's thread."""
+class _Versions:
+    """A folder of its own for each version, written in torch's thread, and which of them count."""
 
-    def __init__(self, root: Path, executor: Executor) -> None:
+    def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
+        self._trainee = trainee
         self._root = root
         self._executor = executor
         self._num_written = 0
+        self._kept: list[Published] = []
 
-    async def write(
+    @property
+    def latest(self) -> Published | None:
+        return self._kept[-1] if self._kept else None
+
+    def adopt(self, published: Published) -> None:
+        self._kept.append(published)
+
+    async def _written(
         self, version: int, expected_PV: np.ndarray, write: Callable[[Path], None]
     ) -> Published:
         self._num_written += 1
@@ -88,25 +97,12 @@ class _Folders:
         return Published(name=name, version=version, folder=folder, expected=expected_PV)
 
 
-class AdapterPublisher:
+class AdapterPublisher(_Versions):
     """LoRA: a server keeps the base and the last adapters, each under a name of its own, so that
     requests under way end with the adapter that they began with."""
 
-    def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
-        self._trainee = trainee
-        self._root = root
-        self._folders = _Folders(root, executor)
-        self._kept: list[Published] = []
-
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
-        return await self._folders.write(version, expected_PV, self._trainee.write_adapter)
-
-    @property
-    def latest(self) -> Published | None:
-        return self._kept[-1] if self._kept else None
-
-    def adopt(self, published: Published) -> None:
-        self._kept.append(published)
+        return await self._written(version, expected_PV, self._trainee.write_adapter)
 
     def model(self, published: Published | None) -> str:
         return published.name if published else BASE
@@ -158,23 +154,11 @@ class AdapterPublisher:
                 await client.unload_adapter(name)
 
 
-class WeightsPublisher:
+class WeightsPublisher(_Versions):
     """All weights, an adapter merged into them if there is one, into a server that goes on."""
 
-    def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
-        self._trainee = trainee
-        self._folders = _Folders(root, executor)
-        self._kept: list[Published] = []
-
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
-        return await self._folders.write(version, expected_PV, self._trainee.write_weights)
-
-    @property
-    def latest(self) -> Published | None:
-        return self._kept[-1] if self._kept else None
-
-    def adopt(self, published: Published) -> None:
-        self._kept.append(published)
+        return await self._written(version, expected_PV, self._trainee.write_weights)
 
     def model(self, published: Published | None) -> str:
         return BASE
