@@ -136,6 +136,16 @@ def wait_until(
     return found
 
 
+def ended_by(number: int, command: Command, when: Callable[[], object], what: str) -> int:
+    """The exit code of a command that gets this signal when the condition is true."""
+    try:
+        wait_until(when, what, command)
+        command.send_signal(number)
+        return command.wait(60)
+    finally:
+        command.kill()
+
+
 @functools.cache
 def _importer() -> socket.socket:
     """The channel to the process that is forked, which ends with this one."""

@@ -12,7 +12,7 @@ from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.listing import list_runs
 from openenv_pipe.runs.metrics import read_metrics
-from tests.commands import wait_until
+from tests.commands import ended_by
 from tests.crash_matrix import Reference, Result, finish, killed_and_resumed, start, untouched
 
 # All that has a state: a curriculum, a reference, a schedule, several updates, evaluations in
@@ -79,12 +79,8 @@ def test_killed_and_resumed_while_groups_are_played_ahead(tmp_path_factory, tmp_
 def test_interrupted_between_checkpoints_and_resumed(whole, tmp_path):
     """Ctrl-C saves the step at hand; that checkpoint goes once there is a regular one."""
     process, folder = start(tmp_path, *RUN), tmp_path / "smoke" / "0001"
-    try:
-        wait_until(lambda: has_step(folder, 3), "the third step", process)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130, process.err
-    finally:
-        process.kill()
+    code = ended_by(signal.SIGINT, process, lambda: has_step(folder, 3), "the third step")
+    assert code == 130, process.err
     assert all_checkpoints(folder)[-1].name in ("step_000003", "step_000004")
     code, said = finish(start(tmp_path, "--resume", "latest"))
     assert code == 0, said

@@ -9,7 +9,7 @@ import pytest
 
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, without_times
-from tests.commands import Command, run, servers_of, wait_until
+from tests.commands import Command, ended_by, run, servers_of, wait_until
 from tests.integration.test_train import has_lines
 
 TINY = (
@@ -85,14 +85,9 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
     """Asked to stop at first, killed when it goes on, and at last left to end."""
     metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
     process = Command(tmp_path, "train", "-m", *TINY, *LONG)
-    try:
-        wait_until(lambda: has_lines(metrics, "grpo", 2), "two steps", process)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(60)
-    finally:
-        process.kill()
-    sweep = sweep_of(tmp_path)
-    assert process.returncode == 128 + signal.SIGTERM, err
+    code = ended_by(signal.SIGTERM, process, lambda: has_lines(metrics, "grpo", 2), "two steps")
+    sweep, err = sweep_of(tmp_path), process.err
+    assert code == 128 + signal.SIGTERM, err
     assert f"train -m --resume runs/sweeps/{sweep['stamp']}" in err
     assert sweep["status"] == "interrupted"
     num_begun = len(read_metrics(metrics))

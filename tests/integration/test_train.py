@@ -11,7 +11,7 @@ from openenv_pipe.resources import find_env
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
-from tests.commands import REPOSITORY, SMALL, Command, run, servers_of, wait_until
+from tests.commands import REPOSITORY, SMALL, Command, ended_by, run, servers_of, wait_until
 
 
 def has_lines(path: Path, stage: str, number: int) -> bool:
@@ -102,14 +102,9 @@ def test_an_interrupted_run_is_saved(tmp_path):
     """By SIGTERM; by Ctrl-C in test_resume."""
     process = Command(tmp_path, "train", "conf=smoke", "trainer.steps=1000", *SMALL)
     metrics = tmp_path / "runs/smoke/0001/metrics.jsonl"
-    try:
-        wait_until(lambda: has_lines(metrics, "grpo", 2), "two steps", process)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(60)
-    finally:
-        process.kill()
-    assert process.returncode == 128 + signal.SIGTERM, err
-    assert "Traceback" not in err
+    code = ended_by(signal.SIGTERM, process, lambda: has_lines(metrics, "grpo", 2), "two steps")
+    assert code == 128 + signal.SIGTERM, process.err
+    assert "Traceback" not in process.err
     assert servers_of(tmp_path) == []
     folder = RunFolder.open(tmp_path / "runs/smoke/latest")
     assert folder.status == "interrupted"
