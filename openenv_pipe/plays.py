@@ -14,7 +14,8 @@ from openenv_pipe.adapters import Adapter, UnusableReply
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.scripted import Policy, replies_of
 from openenv_pipe.errors import ConfigError, StepRefusedError
-from openenv_pipe.session import Session, StepResult
+from openenv_pipe.frames import StepResult
+from openenv_pipe.session import Session
 from openenv_pipe.types import Action, Observation, Opening, Task
 
 Chooser = Callable[[Sequence[Observation], random.Random], Sequence[Action]]

@@ -1,17 +1,14 @@
-"""One WebSocket to one environment: the protocol's frames as three calls and typed errors.
+"""One WebSocket to one environment: its messages as three calls, within time limits.
 
 A session whose message got no proper answer (time limit, cancellation, closed connection, answer
 that makes no sense) is out of step with its environment and is never used again. Refused here:
-reconnecting, retrying, reading into observations, and a second message before the first answer.
+reconnecting, retrying, and a second message before the first answer. `frames` reads the answers.
 """
 
 import asyncio
-import json
-import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -27,6 +24,7 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
+from openenv_pipe.frames import StepResult, encode, parsed, refusal, step_result
 from openenv_pipe.types import Observation
 from openenv_pipe.web import LOOPBACK, OPEN, Access
 
@@ -38,21 +36,7 @@ HTTP_ONLY = "so answers a server without /ws, and plain HTTP keeps no episode be
 TOO_BIG = 1009  # the WebSocket close code of a message over the size limit
 LIST_TOOLS = {"type": "list_tools"}  # OpenEnv's action
 LIST_TOOLS_RPC = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}  # MCP's own
-REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
 WEBSOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-
-# Built once: json.dumps with options builds an encoder for every call.
-encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-decode = json.JSONDecoder().decode
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What an environment answered to `reset` or `step`."""
-
-    observation: dict[str, Any]
-    reward: float | None  # finite; None where the environment gave none
-    done: bool
 
 
 class Session:
@@ -171,13 +155,15 @@ class Session:
         if not self._in_sync:
             raise SessionClosedError(f"{self.url}: session is closed or out of step")
         self._in_sync = False
-        frame = self._parsed(await self._exchange(kind, text, timeout_s))
+        frame = parsed(await self._exchange(kind, text, timeout_s), self.url)
         self._last_answer_s = time.monotonic()
         data = frame.get("data")
         if frame.get("type") == answer_kind and type(data) is dict:
             self._in_sync = True
             return data
-        raise self._refusal(kind, frame)
+        error = refusal(frame, kind, self.url)
+        self._in_sync = isinstance(error, StepRefusedError)
+        raise error
 
     async def _exchange(self, kind: str, text: str, timeout_s: float) -> str | bytes:
         """One message out, one message in; typed errors for silence and closed connections."""
@@ -203,9 +189,9 @@ class Session:
         """The error frame that arrived before the close, as a full server sends it; else a guess
         from the close itself."""
         with suppress(ConnectionClosed):
-            frame = self._parsed(await self._connection.recv())
+            frame = parsed(await self._connection.recv(), self.url)
             if frame.get("type") == "error":
-                return self._refusal(kind, frame)
+                return refusal(frame, kind, self.url)
         if TOO_BIG in (closed.rcvd and closed.rcvd.code, closed.sent and closed.sent.code):
             return SessionClosedError(
                 f"{self.url}: a message is larger than env.max_message_mb={self._max_message_mb}"
@@ -216,56 +202,13 @@ class Session:
             )
         return SessionClosedError(f"{self.url}: connection lost at {kind}: {closed}")
 
-    def _parsed(self, text: str | bytes) -> dict[str, Any]:
-        """An answer as a dict. Raises SessionError."""
-        try:
-            frame = decode(text if type(text) is str else text.decode())
-        except (ValueError, RecursionError) as error:
-            raise SessionError(
-                f"{self.url}: answer is not JSON ({error}): {text[:80]!r}"
-            ) from error
-        if type(frame) is not dict:
-            raise SessionError(f"{self.url}: answer is not a JSON object: {text[:80]!r}")
-        return frame
-
-    def _refusal(self, kind: str, frame: dict[str, Any]) -> SessionError:
-        """The error that belongs to a frame which is no answer to `kind`."""
-        data = frame.get("data")
-        if frame.get("type") != "error" or type(data) is not dict:
-            return SessionError(
-                f"{self.url}: {kind} was answered with a frame of type {frame.get('type')!r} "
-                f"and data of type {type(data).__name__}, which the protocol does not know"
-            )
-        code, message = str(data.get("code")), str(data.get("message"))
-        if code in REFUSALS:
-            self._in_sync = True
-            return StepRefusedError(code, message + error_details(data.get("errors")))
-        if code == "CAPACITY_REACHED":
-            return ServerFullError(f"{self.url}: {message}")
-        return SessionClosedError(f"{self.url}: {code}: {message}")
-
     def _result(self, data: dict[str, Any]) -> StepResult:
         """The answer to reset or step. Raises SessionError if it breaks the protocol."""
-        observation, reward = data.get("observation"), data.get("reward")
-        if type(observation) is not dict:
-            self._in_sync = False
-            raise SessionError(f"{self.url}: observation is no JSON object: {observation!r:.80}")
-        if reward is not None:
-            reward = self._finite(reward)
-        return StepResult(observation, reward, bool(data.get("done")))
-
-    def _finite(self, reward: Any) -> float:
         try:
-            number = float(reward) if isinstance(reward, int | float) else math.nan
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
-        self._in_sync = False
-        raise SessionError(
-            f"{self.url}: reward is {reward!r:.80}, expected a finite number or null; "
-            "mend the environment"
-        )
+            return step_result(data, self.url)
+        except SessionError:
+            self._in_sync = False
+            raise
 
 
 async def ask_aside(session: Session, timeout_s: float, action: Mapping[str, Any]) -> Observation:
@@ -295,13 +238,3 @@ def websocket_url(url: str) -> str:
         raise ValueError(f"{url!r} is not a URL like http://127.0.0.1:8000")
     path = parts.path.rstrip("/").removesuffix("/ws") + "/ws"
     return urlunsplit((WEBSOCKET_SCHEMES[parts.scheme], parts.netloc, path, parts.query, ""))
-
-
-def error_details(errors: Any) -> str:
-    """The fields that a VALIDATION_ERROR names: ' (word: Field required; ...)'."""
-    if type(errors) is not list or not all(type(error) is dict for error in errors):
-        return ""
-    lines = [
-        f"{'.'.join(map(str, error.get('loc') or ()))}: {error.get('msg')}" for error in errors
-    ]
-    return f" ({'; '.join(lines)})" if lines else ""

@@ -9,8 +9,9 @@ from openenv_pipe.adapters.base import Adapter, UnusableReply
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Completion, Engine, Request
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.frames import StepResult
 from openenv_pipe.hosts.base import Host
-from openenv_pipe.session import Session, StepResult, ask_aside
+from openenv_pipe.session import Session, ask_aside
 from openenv_pipe.types import (
     Action,
     Episode,

@@ -8,8 +8,8 @@ from openenv_pipe.env_check.leaks import leak_lines
 from openenv_pipe.env_check.memory import growth_line
 from openenv_pipe.env_check.rewards import reward_lines
 from openenv_pipe.findings import Result
+from openenv_pipe.frames import StepResult
 from openenv_pipe.plays import Play
-from openenv_pipe.session import StepResult
 from openenv_pipe.types import Task
 
 MIB = 2**20

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 LAYERS = (
     {"errors", "types", "progress", "__init__"},
     {"process", "guard", "identity", "grpo", "chat", "statistics", "resources", "web", "findings"}
-    | {"deadline", "borrow"},
+    | {"deadline", "borrow", "frames"},
     {"session", "description", "config"},
     {"tasks", "scoring", "footprint"},
     {"adapters", "rewards", "engines", "learner", "hosts", "trackers", "runs"},

@@ -30,10 +30,10 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
+from openenv_pipe.frames import StepResult
 from openenv_pipe.learner.tiny import build_tokenizer
 from openenv_pipe.rollout.gather import episode_seed
 from openenv_pipe.rollout.summary import summarise_groups
-from openenv_pipe.session import StepResult
 from openenv_pipe.types import Finish, Status
 
 CHAT = ChatFormat(build_tokenizer())

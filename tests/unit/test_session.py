@@ -17,14 +17,8 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
-from openenv_pipe.session import (
-    LIST_TOOLS,
-    Session,
-    StepResult,
-    ask_aside,
-    error_details,
-    websocket_url,
-)
+from openenv_pipe.frames import StepResult, error_details
+from openenv_pipe.session import LIST_TOOLS, Session, ask_aside, websocket_url
 from openenv_pipe.web import Access
 
 FULL = {"message": "4 of 4 in use", "code": "CAPACITY_REACHED", "max_sessions": 4}

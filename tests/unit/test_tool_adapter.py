@@ -13,8 +13,9 @@ from openenv_pipe.chat import ChatFormat
 from openenv_pipe.config.schema import ToolAdapterConfig
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.frames import StepResult
 from openenv_pipe.learner.tiny import build_tokenizer
-from openenv_pipe.session import LIST_TOOLS, StepResult
+from openenv_pipe.session import LIST_TOOLS
 from openenv_pipe.types import Status
 
 LISTED = {
