@@ -4,9 +4,9 @@
 Whoever plays, episode k of a task has the same sampling seed: what differs is the player.
 """
 
-from openenv_pipe.assembly import Parts
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.base import Engine
+from openenv_pipe.parts import Parts
 from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation
 from openenv_pipe.scoring import EvalReport, summarise
 

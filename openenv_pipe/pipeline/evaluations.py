@@ -2,13 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 
-from openenv_pipe.assembly import Parts
 from openenv_pipe.evaluate import (
     evaluate_during,
     evaluate_model,
     play_baselines,
     stop_reason,
 )
+from openenv_pipe.parts import Parts
 from openenv_pipe.progress import Progress
 from openenv_pipe.runs.evals import (
     BASELINE,

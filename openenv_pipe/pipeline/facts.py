@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
-from openenv_pipe.assembly import Parts
 from openenv_pipe.config.schema import RunConfig, TaskRange, TaskSetConfig
 from openenv_pipe.learner.policy import Policy
+from openenv_pipe.parts import Parts
 from openenv_pipe.resources import load_callable
 from openenv_pipe.runs.files import digest_of_bytes, digest_of_file
 from openenv_pipe.tasks import TaskSet

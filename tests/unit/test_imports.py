@@ -16,7 +16,7 @@ LAYERS = (
     {"tasks", "scoring", "footprint"},
     {"adapters", "rewards", "engines", "learner", "hosts", "trackers", "runs"},
     {"rollout"},  # of what it plays with it knows the contracts alone: see below
-    {"canary", "policies"},
+    {"canary", "policies", "parts"},
     {"assembly", "plays", "targets", "scaffold", "sweep"},
     {"evaluate", "preflight", "env_check", "env_play", "compare"},
     {"pipeline", "side_by_side", "inspect_env"},
