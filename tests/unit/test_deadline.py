@@ -6,6 +6,8 @@ import pytest
 
 from openenv_pipe.deadline import Deadline
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 async def wait(deadline, timeout_s, for_s=5.0):
     with deadline.within(timeout_s):

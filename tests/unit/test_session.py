@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 
@@ -21,6 +20,7 @@ from openenv_pipe.frames import StepResult, error_details
 from openenv_pipe.session import LIST_TOOLS, Session, ask_aside, websocket_url
 from openenv_pipe.web import Access
 
+LIMIT_S = 60.0  # of what happens at once
 FULL = {"message": "4 of 4 in use", "code": "CAPACITY_REACHED", "max_sessions": 4}
 
 
@@ -40,7 +40,7 @@ async def session_with(behave, *, max_message_mb=1, **options):
     async with serve(behave, "127.0.0.1", 0, **options) as server:
         port = server.sockets[0].getsockname()[1]
         session = await Session.connect(
-            f"http://127.0.0.1:{port}", timeout_s=5, max_message_mb=max_message_mb
+            f"http://127.0.0.1:{port}", timeout_s=LIMIT_S, max_message_mb=max_message_mb
         )
         try:
             yield session
@@ -70,9 +70,9 @@ async def test_the_frames_are_those_of_the_protocol():
         json.dumps({"type": "state", "data": {"step_count": 1}}),
     ]
     async with session_with(answers(*frames, received=received)) as session:
-        first = await session.reset({"seed": 7}, 5)
-        second = await session.step({"word": "crane"}, 5)
-        state = await session.state(5)
+        first = await session.reset({"seed": 7}, LIMIT_S)
+        second = await session.step({"word": "crane"}, LIMIT_S)
+        state = await session.state(LIMIT_S)
         assert session.usable
     assert received == [
         {"type": "reset", "data": {"seed": 7}},
@@ -86,13 +86,13 @@ async def test_the_frames_are_those_of_the_protocol():
 
 async def test_binary_frames_are_read_too():
     async with session_with(answers(answer({"a": 1}).encode())) as session:
-        assert (await session.step({}, 5)).observation == {"a": 1}
+        assert (await session.step({}, LIMIT_S)).observation == {"a": 1}
 
 
 async def test_a_full_server_answers_the_first_message():
     async with session_with(answers(error(**FULL))) as session:
         with pytest.raises(ServerFullError, match="4 of 4"):
-            await session.reset({}, 5)
+            await session.reset({}, LIMIT_S)
         assert not session.usable
 
 
@@ -104,7 +104,7 @@ async def test_a_full_server_sends_one_frame_unasked_and_closes(client_waits_s):
     async with session_with(behave) as session:
         await asyncio.sleep(client_waits_s)
         with pytest.raises(ServerFullError, match="4 of 4"):
-            await session.reset({}, 5)
+            await session.reset({}, LIMIT_S)
         assert not session.usable
 
 
@@ -114,7 +114,7 @@ async def test_a_clean_close_before_the_first_answer_is_a_full_server():
 
     async with session_with(behave) as session:
         with pytest.raises(ServerFullError):
-            await session.reset({}, 5)
+            await session.reset({}, LIMIT_S)
 
 
 async def test_a_frame_that_nobody_asked_for_is_no_answer():
@@ -122,9 +122,9 @@ async def test_a_frame_that_nobody_asked_for_is_no_answer():
         await connection.send(answer({"stale": True}))
 
     async with session_with(behave) as session:
-        await asyncio.sleep(0.05)
+        await session._connection.wait_closed()
         with pytest.raises(SessionError):
-            await session.reset({}, 5)
+            await session.reset({}, LIMIT_S)
 
 
 async def test_a_clean_close_after_an_answer_is_a_close():
@@ -134,9 +134,9 @@ async def test_a_clean_close_after_an_answer_is_a_close():
         await connection.recv()
 
     async with session_with(behave) as session:
-        await session.reset({}, 5)
+        await session.reset({}, LIMIT_S)
         with pytest.raises(SessionClosedError):
-            await session.step({}, 5)
+            await session.step({}, LIMIT_S)
         assert not session.usable
 
 
@@ -147,14 +147,14 @@ async def test_a_server_that_dies_is_a_close():
 
     async with session_with(behave) as session:
         with pytest.raises(SessionClosedError):
-            await session.reset({}, 5)
+            await session.reset({}, LIMIT_S)
 
 
 @pytest.mark.parametrize("code", ["FACTORY_ERROR", "SESSION_ERROR", "A_NEW_ONE"])
 async def test_other_error_frames_end_the_session_and_are_quoted(code):
     async with session_with(answers(error(code, "no such file"))) as session:
         with pytest.raises(SessionClosedError, match=f"{code}: no such file"):
-            await session.reset({}, 5)
+            await session.reset({}, LIMIT_S)
         assert not session.usable
 
 
@@ -163,12 +163,12 @@ async def test_a_refused_step_leaves_the_session_usable():
     frames = [error("EXECUTION_ERROR"), error("VALIDATION_ERROR", errors=details), answer()]
     async with session_with(answers(*frames)) as session:
         with pytest.raises(StepRefusedError) as refused:
-            await session.step({}, 5)
+            await session.step({}, LIMIT_S)
         assert refused.value.code == "EXECUTION_ERROR"
         with pytest.raises(StepRefusedError, match="word: Field required"):
-            await session.step({}, 5)
+            await session.step({}, LIMIT_S)
         assert session.usable
-        assert await session.reset({}, 5) == StepResult({}, None, False)
+        assert await session.reset({}, LIMIT_S) == StepResult({}, None, False)
 
 
 def listed(data):
@@ -179,8 +179,8 @@ async def test_tools_are_asked_for_in_mcps_words_where_they_are_no_action():
     tools, received = {"tools": [{"name": "add"}]}, []
     frames = [error("VALIDATION_ERROR"), listed({"result": tools}), answer({"text": "go on"})]
     async with session_with(answers(*frames, received=received)) as session:
-        assert await ask_aside(session, 5, LIST_TOOLS) == tools
-        assert await ask_aside(session, 5, {"text": "hello"}) == {"text": "go on"}
+        assert await ask_aside(session, LIMIT_S, LIST_TOOLS) == tools
+        assert await ask_aside(session, LIMIT_S, {"text": "hello"}) == {"text": "go on"}
     assert [each["type"] for each in received] == ["step", "mcp", "step"]
     assert received[1]["data"]["method"] == "tools/list"
 
@@ -191,7 +191,7 @@ async def test_where_mcp_is_unknown_too_the_first_refusal_counts(second):
         answers(error("VALIDATION_ERROR", "no such action"), second)
     ) as session:
         with pytest.raises(StepRefusedError, match="no such action"):
-            await ask_aside(session, 5, LIST_TOOLS)
+            await ask_aside(session, LIMIT_S, LIST_TOOLS)
         assert session.usable
 
 
@@ -199,9 +199,9 @@ async def test_where_mcp_is_unknown_too_the_first_refusal_counts(second):
 async def test_an_action_that_is_no_json_is_refused_without_being_sent(action):
     async with session_with(answers(answer())) as session:
         with pytest.raises(StepRefusedError, match="step not sent"):
-            await session.step(action, 5)
+            await session.step(action, LIMIT_S)
         assert session.usable
-        await session.step({"text": "\ud800 a lone surrogate"}, 5)
+        await session.step({"text": "\ud800 a lone surrogate"}, LIMIT_S)
 
 
 @pytest.mark.parametrize(
@@ -226,32 +226,38 @@ async def test_an_action_that_is_no_json_is_refused_without_being_sent(action):
 async def test_an_answer_that_breaks_the_protocol_ends_the_session(frame):
     async with session_with(answers(frame, answer())) as session:
         with pytest.raises(SessionError) as caught:
-            await session.step({}, 5)
+            await session.step({}, LIMIT_S)
         assert caught.type is SessionError
         assert not session.usable
         with pytest.raises(SessionClosedError):
-            await session.step({}, 5)
+            await session.step({}, LIMIT_S)
 
 
 async def test_a_late_answer_is_never_taken_for_the_next_one():
+    is_late, has_come = asyncio.Event(), asyncio.Event()
+
     async def behave(connection):
-        async for _ in connection:
-            await asyncio.sleep(0.3)
-            await connection.send(answer({"late": True}))
+        await connection.recv()
+        await is_late.wait()
+        await connection.send(answer({"late": True}))
+        await (await connection.ping())  # answered after what was sent before it
+        has_come.set()
+        await connection.wait_closed()
 
     async with session_with(behave) as session:
         with pytest.raises(SessionTimeoutError, match=r"step within 0.05 s"):
             await session.step({}, 0.05)
         assert not session.usable
-        await asyncio.sleep(0.4)
+        is_late.set()
+        await asyncio.wait_for(has_come.wait(), LIMIT_S)
         with pytest.raises(SessionClosedError):
-            await session.step({}, 5)
+            await session.step({}, LIMIT_S)
 
 
 async def test_a_cancelled_message_makes_the_session_unusable():
     async with session_with(answers()) as session:
-        waiting = asyncio.create_task(session.step({}, 5))
-        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(session.step({}, LIMIT_S))
+        await asyncio.sleep(0)
         assert not session.usable
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -261,31 +267,35 @@ async def test_a_cancelled_message_makes_the_session_unusable():
 
 async def test_a_second_message_in_flight_is_refused():
     async with session_with(answers()) as session:
-        waiting = asyncio.create_task(session.step({}, 5))
-        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(session.step({}, LIMIT_S))
+        await asyncio.sleep(0)
         with pytest.raises(SessionClosedError):
-            await session.step({}, 5)
+            await session.step({}, LIMIT_S)
         waiting.cancel()
 
 
-async def test_an_answer_that_came_while_our_event_loop_was_blocked_counts():
+async def test_an_answer_that_came_while_our_event_loop_was_blocked_counts(monkeypatch):
+    loop = asyncio.get_running_loop()
+    time = loop.time
+
     async def behave(connection):
         await connection.recv()
         await connection.send(answer({"a": 1}))
-        time.sleep(0.3)  # the server shares our loop: both are blocked until after the limit
+        # The server shares our loop. For both it is after the limit now, as if they were blocked.
+        monkeypatch.setattr(loop, "time", lambda: time() + 2 * LIMIT_S)
         await connection.wait_closed()
 
     async with session_with(behave) as session:
-        assert (await session.step({}, 0.1)).observation == {"a": 1}
+        assert (await session.step({}, LIMIT_S)).observation == {"a": 1}
 
 
 async def test_an_answer_over_the_size_limit_names_the_key():
     frame = answer({"text": "x" * 2**20})
     async with session_with(answers(frame), max_message_mb=1) as session:
         with pytest.raises(SessionClosedError, match=r"env\.max_message_mb=1"):
-            await session.reset({}, 5)
+            await session.reset({}, LIMIT_S)
     async with session_with(answers(frame), max_message_mb=2) as session:
-        await session.reset({}, 5)
+        await session.reset({}, LIMIT_S)
 
 
 async def test_only_a_usable_session_with_a_live_server_is_responsive():
@@ -293,26 +303,26 @@ async def test_only_a_usable_session_with_a_live_server_is_responsive():
         await connection.recv()
 
     async with session_with(behave) as session:
-        assert await session.is_responsive(5)
+        assert await session.is_responsive(LIMIT_S)
         with pytest.raises(ServerFullError):
-            await session.step({}, 5)
-        assert not await session.is_responsive(5)
+            await session.step({}, LIMIT_S)
+        assert not await session.is_responsive(LIMIT_S)
     async with frozen_server(shakes_hands=True) as url:
-        session = await Session.connect(url, timeout_s=5, max_message_mb=1)
+        session = await Session.connect(url, timeout_s=LIMIT_S, max_message_mb=1)
         assert not await session.is_responsive(0.05)
         await session.close()
 
 
 async def test_a_session_that_has_just_answered_needs_no_ping(monkeypatch):
     async with session_with(answers(answer(), answer())) as session:
-        await session.reset({}, 5)
+        await session.reset({}, LIMIT_S)
         asked = []
         ping = session._connection.ping
         monkeypatch.setattr(session._connection, "ping", lambda: asked.append(1) or ping())
-        assert await session.is_responsive(5)
+        assert await session.is_responsive(LIMIT_S)
         assert asked == []
         monkeypatch.setattr("openenv_pipe.session.RECENT_S", 0.0)
-        assert await session.is_responsive(5)
+        assert await session.is_responsive(LIMIT_S)
         assert asked == [1]
 
 
@@ -323,9 +333,9 @@ async def test_a_death_right_after_an_answer_is_seen_without_a_ping():
         connection.transport.abort()
 
     async with session_with(behave) as session:
-        await session.reset({}, 5)
-        await asyncio.sleep(0.05)
-        assert not await session.is_responsive(5)
+        await session.reset({}, LIMIT_S)
+        await session._connection.wait_closed()
+        assert not await session.is_responsive(LIMIT_S)
 
 
 async def test_a_server_of_http_alone_is_told_from_one_that_is_not_there():
@@ -366,10 +376,9 @@ async def frozen_server(*, shakes_hands):
 
 async def test_close_does_not_wait_for_a_frozen_server():
     async with frozen_server(shakes_hands=True) as url:
-        session = await Session.connect(url, timeout_s=5, max_message_mb=1)
-        started_s = time.monotonic()
-        await session.close()
-        assert time.monotonic() - started_s < 5
+        session = await Session.connect(url, timeout_s=LIMIT_S, max_message_mb=1)
+        async with asyncio.timeout(LIMIT_S):
+            await session.close()
 
 
 async def test_compression_is_off_and_headers_are_sent():
@@ -382,7 +391,7 @@ async def test_compression_is_off_and_headers_are_sent():
     async with serve(behave, "127.0.0.1", 0) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         session = await Session.connect(
-            url, timeout_s=5, max_message_mb=1, access=Access(headers={"Authorization": "x"})
+            url, timeout_s=LIMIT_S, max_message_mb=1, access=Access(headers={"Authorization": "x"})
         )
         await session.close()
     assert seen["Authorization"] == "x"
@@ -394,7 +403,7 @@ async def test_nobody_there_is_a_close_and_silence_a_time_out():
         with pytest.raises(SessionTimeoutError):
             await Session.connect(url, timeout_s=0.1, max_message_mb=1)
     with pytest.raises(SessionClosedError, match="cannot connect"):
-        await Session.connect(url, timeout_s=5, max_message_mb=1)
+        await Session.connect(url, timeout_s=LIMIT_S, max_message_mb=1)
 
 
 @pytest.mark.parametrize(

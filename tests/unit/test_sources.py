@@ -11,6 +11,7 @@ from openenv_pipe.rollout.summary import summarise_staleness
 from openenv_pipe.tasks import RangeTasks
 from openenv_pipe.types import Group
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
 WANTED = 4
 
 
