@@ -6,6 +6,7 @@ requests (prompts, lengths, seeds) with as many at work, and reads the answers a
 prefixes is emptied before each. Replies are as long as they may be: the model's weights are random.
 
     python benchmarks/vllm_rollout.py [--sessions 16 64] [--reply-tokens 6 48] [--url URL]
+    python benchmarks/vllm_rollout.py --only publishing --model hidden_size=512 num_layers=6
 """
 
 import argparse
@@ -47,6 +48,13 @@ EPISODES_PER_SESSION = 2
 NUM_PUBLISHED = 20
 MAX_TOKENS = 1024
 RANK = 8
+WAYS = (  # to publish: what, over what, and LoRA's rank
+    ("adapter", "files", RANK),
+    ("merged", "files", RANK),
+    ("merged", "broadcast", RANK),
+    ("full", "files", 0),
+    ("full", "broadcast", 0),
+)
 START_LIMIT_S = 600.0
 
 
@@ -80,12 +88,12 @@ async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEn
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """The URL of a server for all that is measured."""
+def served(model: Sequence[str]) -> Iterator[str]:
+    """The URL of a server for all that is measured. model: overrides of the tiny one."""
     installed = find_installed(find_build())
     if installed is None:
         raise SystemExit("vLLM is not installed: openenv-pipe engine install vllm")
-    config = configured(8, 6)
+    config = configured(8, 6, *model)
     policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
@@ -224,10 +232,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["rollouts", "publishing"])
     parser.add_argument("--url", help="of a server of this model that runs already")
+    parser.add_argument("--model", nargs="+", default=[], help="as in hidden_size=512")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with contextlib.nullcontext(arguments.url) if arguments.url else served() as url:
-        measure(arguments, ["engine.launch=attach", f"engine.url={url}"])
+    model = [f"model.{override}" for override in arguments.model]
+    with contextlib.nullcontext(arguments.url) if arguments.url else served(model) as url:
+        measure(arguments, ["engine.launch=attach", f"engine.url={url}", *model])
 
 
 def measure(arguments: argparse.Namespace, attach: list[str]) -> None:
@@ -246,12 +256,13 @@ def measure(arguments: argparse.Namespace, attach: list[str]) -> None:
                     flush=True,
                 )
     if arguments.only != "rollouts":
-        print("\n| what is published | median, ms | slowest tenth, ms | canary, ms |")
-        print("|---|---|---|---|")
-        for way, rank in {"adapter": RANK, "merged": RANK, "full": 0}.items():
+        print("\n| what is published | over | median, ms | slowest tenth, ms | canary, ms |")
+        print("|---|---|---|---|---|")
+        for way, transfer, rank in WAYS:
             more = [f"model.lora.rank={rank}", f"engine.publish={way}", *attach]
-            median, slow, canary = asyncio.run(publishing(configured(8, 6, *more)))
-            print(f"| {way} | {median:.0f} | {slow:.0f} | {canary:.0f} |", flush=True)
+            config = configured(8, 6, f"engine.weight_transfer={transfer}", *more)
+            median, slow, canary = asyncio.run(publishing(config))
+            print(f"| {way} | {transfer} | {median:.0f} | {slow:.0f} | {canary:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ class LengthsEngine:
     def finish(self, episode: int) -> None:
         """Nothing is kept."""
 
-    async def rest(self) -> None:
+    async def begin_update(self, *, idle: bool) -> None:
         """It holds nothing."""
 
     async def publish(self, version: int) -> None:

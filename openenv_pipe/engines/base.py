@@ -57,8 +57,11 @@ class Engine(Protocol):
     def finish(self, episode: int) -> None:
         """The episode needs no more completions; what is kept of it can go."""
 
-    async def rest(self) -> None:
-        """Nothing is sampled until the next `publish`: memory may go to the learner meanwhile."""
+    async def begin_update(self, *, idle: bool) -> None:
+        """The policy changes from now on, until the next `publish`.
+
+        idle: nothing is sampled meanwhile, so that memory may go to the learner.
+        """
 
     async def publish(self, version: int) -> None:
         """The policy has changed; completions from now on are of this version.

@@ -103,7 +103,7 @@ class LocalEngine:
         self._conversations.forget(episode)
         self._start_if_all_wait()
 
-    async def rest(self) -> None:
+    async def begin_update(self, *, idle: bool) -> None:
         """Its weights are the learner's, and its cache goes with each collection."""
 
     async def publish(self, version: int) -> None:

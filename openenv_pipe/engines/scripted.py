@@ -48,8 +48,8 @@ class ScriptedEngine:
     def finish(self, episode: int) -> None:
         """Nothing is kept."""
 
-    async def rest(self) -> None:
-        """A script holds none."""
+    async def begin_update(self, *, idle: bool) -> None:
+        """A script has no part in it."""
 
     async def publish(self, version: int) -> None:
         """A script does not learn."""

@@ -4,7 +4,7 @@ Shape letters: P prompts, V vocabulary.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from peft import get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
+from transformers.core_model_loading import revert_weight_conversion
 
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.quantized import dense_state
@@ -40,6 +41,12 @@ class Publication:
     def write_weights(self, folder: Path) -> None:
         """All weights as they are, an adapter merged into them. The policy's own do not change."""
         self._write_model(folder, with_adapter=True)
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """What `write_weights` writes: on the learner's device, its own tensors where nothing is
+        merged into them."""
+        base = self._base
+        return revert_weight_conversion(base, _plain_weights(base, with_adapter=True))
 
     def write_adapter(self, folder: Path) -> None:
         """The adapter alone, as peft writes one."""
@@ -97,12 +104,14 @@ class Publication:
                 parameter.data = values
 
     def _write_model(self, folder: Path, *, with_adapter: bool) -> None:
+        base = self._base
+        base.save_pretrained(folder, state_dict=_plain_weights(base, with_adapter))
+
+    @property
+    def _base(self) -> Any:
+        """The model without peft around it."""
         model = self._policy.model
-        if self._adapter is None:
-            model.save_pretrained(folder)
-        else:
-            base = model.get_base_model()
-            base.save_pretrained(folder, state_dict=_plain_weights(base, with_adapter))
+        return model if self._adapter is None else model.get_base_model()
 
 
 @torch.no_grad()

@@ -92,7 +92,7 @@ class ReinforceStage:
         samples = build_samples(groups, advantages)
         self.in_step = True
         if samples:
-            await self._source.rest()
+            await self._source.begin_update()
             metrics |= await self._bench.compute(self._learner.update, samples, step)
             await self._source.publish(step)
         metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)

@@ -33,7 +33,7 @@ class GroupSource(Protocol):
         """What GRPO's step learns from. Steps are asked for in order, each once."""
         ...
 
-    async def rest(self) -> None:
+    async def begin_update(self) -> None:
         """The learner works now, and tells by `publish` when it has done so."""
         ...
 
@@ -159,9 +159,8 @@ class PlayedGroups:
         self._order.record(groups)
         return groups
 
-    async def rest(self) -> None:
-        if not self._collections:  # what is played ahead needs the engine
-            await self._parts.engine.rest()
+    async def begin_update(self) -> None:
+        await self._parts.engine.begin_update(idle=not self._collections)  # else: played ahead
 
     async def publish(self, step: int) -> None:
         self.version = step

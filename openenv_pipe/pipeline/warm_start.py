@@ -48,7 +48,7 @@ class WarmStartStage:
         """The steps that are left. What can be gone on from is kept now and then."""
         samples = _build_samples(await self._demonstrations())
         self._journal.begin("warm_start", self._num_steps)
-        await self._source.rest()
+        await self._source.begin_update()
         while self.step < self._num_steps:
             await to_the_end(self._imitate(samples))
             if self.step % self._every == 0 and self.step < self._num_steps:

@@ -31,7 +31,7 @@ class RecordedGroups:
     async def groups(self, step: int) -> list[Group]:
         return await self._read(step)
 
-    async def rest(self) -> None:
+    async def begin_update(self) -> None:
         """Nobody samples."""
 
     async def publish(self, step: int) -> None:

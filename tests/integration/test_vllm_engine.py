@@ -53,8 +53,9 @@ async def opened(
 async def base_weights(vllm_served):
     """Gives the server its base back after a test that has changed all weights."""
     yield
-    async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
-        await client.reload_weights(vllm_served.base, "0")
+    client = VllmClient(vllm_served.url, api_key=None, request_timeout_s=60)
+    async with client, client.replacing_weights():
+        await client.load_weights(vllm_served.base, "0")
 
 
 def change(policy: Policy, size: float = 0.02) -> None:
@@ -213,24 +214,25 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
             assert (await engine.metrics())["canary/difference"] < 1e-4
         client = engine.replicas[0].life.client
         names = await client.adapters()
-        kept = engine._publisher._kept
-        ours = kept[0].folder.parent.name
-        served = [name for name in names if name.startswith(ours)]
+        kept, root = engine._publisher._kept, engine._publisher._root
+        served = [name for name in names if name.startswith(root.name)]
         assert served == [published.name for published in kept]
         assert [published.version for published in kept] == [3, 4, 5]
-        folders = sorted(kept[0].folder.parent.glob("*-step-*"))
+        folders = sorted(root.glob("*-step-*"))
         assert [folder.name for folder in folders] == served
 
 
 NUM_UNDER_WAY = 160  # so many that a quick machine is not done with them before the publish
 
 
+@pytest.mark.parametrize("transfer", ["files", "broadcast"])
 @pytest.mark.parametrize("way", ["merged", "full"])
 async def test_all_weights_are_published_into_requests_under_way(
-    vllm_served, tmp_path, base_weights, way
+    vllm_served, tmp_path, base_weights, way, transfer
 ):
     """Each turn knows the versions that sampled it. Trap 16: what the cache held is gone."""
     overrides = [LORA, "engine.publish=merged"] if way == "merged" else []
+    overrides.append(f"engine.weight_transfer={transfer}")
     async with opened(vllm_served, tmp_path, *overrides) as (engine, policy):
         first = engine.expect(NUM_UNDER_WAY, NUM_UNDER_WAY)
         under_way = [
@@ -275,7 +277,7 @@ async def test_a_server_takes_sleep_and_wake_in_this_order(
         engine._sleep_level = level
         first = engine.expect(4, 4)
         for version in (1, 2):
-            await engine.rest()
+            await engine.begin_update(idle=True)
             early = asyncio.create_task(engine.generate(request(first + 2 * version - 1)))
             change(policy)
             await asyncio.sleep(0.05)
@@ -309,7 +311,8 @@ async def test_a_stale_adapter_stops_the_run(vllm_served, tmp_path, monkeypatch)
     """Trap 16, made on purpose: a new name for the old weights. Both numbers are told."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
         client = engine.replicas[0].life.client
-        load, old = client.load_adapter, engine._publisher._kept[-1].folder
+        load = client.load_adapter
+        (old,) = engine._publisher._root.glob("*-step-0")
         monkeypatch.setattr(client, "load_adapter", lambda name, folder: load(name, old))
         change(policy)
         with pytest.raises(TrainingError, match=r"-\d+\.\d+ there and -\d+\.\d+ here"):
@@ -368,7 +371,7 @@ async def test_half_a_reload_stops_the_run(vllm_served, tmp_path, base_weights, 
 async def test_a_folder_without_weights_is_refused_and_the_server_lives(vllm_served, tmp_path):
     async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
         with pytest.raises(EngineError, match=r"no \*\.safetensors"):
-            await client.reload_weights(tmp_path, "1")
+            await client.load_weights(tmp_path, "1")
         with pytest.raises(EngineError, match="404"):
             await client.load_adapter("nobody", tmp_path / "nowhere")
         with contextlib.suppress(EngineError):

@@ -26,10 +26,12 @@ def installed() -> None:
         pytest.skip(found)
 
 
-def test_a_server_killed_in_a_step_is_replaced(installed, tmp_path):
+@pytest.mark.parametrize("transfer", ["files", "broadcast"])
+def test_a_server_killed_in_a_step_is_replaced(installed, tmp_path, transfer):
     """Three steps with all weights on a server of the run's own, which is killed in the second:
     the next one gets the policy of the first step, and the requests that were lost. Trap 28."""
-    process = start(tmp_path, "trainer.group_size=16", "host.sessions_per_server=32")
+    more = ("trainer.group_size=16", "host.sessions_per_server=32")
+    process = start(tmp_path, f"engine.weight_transfer={transfer}", *more)
     try:
         wait_until(lambda: steps_of(tmp_path), "the first step", tmp_path)
         time.sleep(0.1)

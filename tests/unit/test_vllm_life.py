@@ -210,7 +210,12 @@ async def test_a_reload_that_is_cancelled_leaves_no_server_paused(tmp_path):
         client = await life.serving()
         server.calls.clear()
         server.may_load.clear()
-        reloading = asyncio.create_task(client.reload_weights(tmp_path, "1"))
+
+        async def reload() -> None:
+            async with client.replacing_weights():
+                await client.load_weights(tmp_path, "1")
+
+        reloading = asyncio.create_task(reload())
         while not server.calls:
             await asyncio.sleep(0.01)
         reloading.cancel()

@@ -32,17 +32,12 @@ class FakeClient:
 
 
 @pytest.fixture
-def publisher() -> AdapterPublisher:
-    return AdapterPublisher(None, Path("/w"), None)
+def publisher(tmp_path) -> AdapterPublisher:
+    return AdapterPublisher(None, tmp_path, None)
 
 
-def adopted(publisher: AdapterPublisher, version: int, root: Path = Path("/w")) -> Published:
-    published = Published(
-        name=f"step-{version}",
-        version=version,
-        folder=root / f"step-{version}",
-        expected=np.zeros((1, 1)),
-    )
+def adopted(publisher: AdapterPublisher, version: int) -> Published:
+    published = Published(name=f"step-{version}", version=version, expected=np.zeros((1, 1)))
     publisher.adopt(published)
     return published
 
@@ -73,7 +68,7 @@ async def test_old_versions_go_from_all_servers_before_their_folders(publisher, 
     names = [f"step-{version}" for version in range(MOST_ADAPTERS_KEPT + 2)]
     for version, name in enumerate(names):
         (tmp_path / name).mkdir()
-        adopted(publisher, version, tmp_path)
+        adopted(publisher, version)
     clients = [FakeClient(*names), FakeClient(*names)]
     await publisher.retire(clients)
     assert [client.names for client in clients] == [names[2:]] * 2
@@ -83,13 +78,13 @@ async def test_old_versions_go_from_all_servers_before_their_folders(publisher, 
 async def test_a_folder_stays_while_a_server_may_have_it(publisher, tmp_path):
     for version in range(MOST_ADAPTERS_KEPT + 1):
         (tmp_path / f"step-{version}").mkdir()
-        adopted(publisher, version, tmp_path)
+        adopted(publisher, version)
     silent = FakeClient()
     silent.unload_error = ServerGoneError("no answer")
     await publisher.retire([silent, FakeClient("step-0")])
     assert (tmp_path / "step-0").exists()
     silent.unload_error = EngineError("status 500")
-    adopted(publisher, 9, tmp_path)
+    adopted(publisher, 9)
     with pytest.raises(EngineError, match="500"):
         await publisher.retire([silent])
 

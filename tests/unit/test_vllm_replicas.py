@@ -9,7 +9,7 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import Request
-from openenv_pipe.engines.vllm.opening import _Opening
+from openenv_pipe.engines.vllm.opening import _Opening, build_publisher
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.servers import place
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
@@ -113,7 +113,8 @@ async def two(tmp_path, *overrides: str):
         with ThreadPoolExecutor(1) as executor:
             root = tmp_path / "weights"
             root.mkdir()
-            opening = _Opening(configured(*overrides), trainee, "adapter", root, executor, 0)
+            publisher = build_publisher("adapter", "files", trainee, root, executor)
+            opening = _Opening(configured(*overrides), trainee, publisher, root, executor, 0)
             told: list[str] = []
             async with opening.opened(servers, {}, told.append) as engine:
                 yield engine, servers, trainee, told

@@ -16,7 +16,7 @@ from fakes import tiny_policy
 from openenv_pipe import assembly
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm.check import check_engine
-from openenv_pipe.engines.vllm.opening import _Opening
+from openenv_pipe.engines.vllm.opening import _Opening, build_publisher
 from openenv_pipe.engines.vllm.server_command import Plan, server_arguments
 from openenv_pipe.engines.vllm.sleeping import Neighbour, sleep_level
 from openenv_pipe.errors import ConfigError, TrainingError
@@ -121,7 +121,8 @@ async def sleeping(tmp_path, way: str, level: int, *overrides: str):
     root.mkdir()
     async with asyncio.timeout(LIMIT_S):
         with ThreadPoolExecutor(1) as executor:
-            opening = _Opening(configured(*overrides), trainee, way, root, executor, level)
+            publisher = build_publisher(way, "files", trainee, root, executor)
+            opening = _Opening(configured(*overrides), trainee, publisher, root, executor, level)
             async with opening.opened([server], {}, lambda _: None) as engine:
                 server.calls.clear()
                 trainee.num_freed = 0
@@ -131,7 +132,7 @@ async def sleeping(tmp_path, way: str, level: int, *overrides: str):
 async def test_an_adapter_comes_between_weights_and_cache(tmp_path):
     """Trap 18: and the canary after that."""
     async with sleeping(tmp_path, "adapter", 1) as (engine, server, trainee):
-        await engine.rest()
+        await engine.begin_update(idle=True)
         assert server.asleep == {"weights", "kv_cache"}
         assert trainee.num_freed == 0
         trainee.value = 0.5
@@ -150,7 +151,7 @@ async def test_an_adapter_comes_between_weights_and_cache(tmp_path):
 async def test_dropped_weights_come_back_before_anything_is_sampled(tmp_path):
     async with sleeping(tmp_path, "full", 2) as (engine, server, trainee):
         for version in (1, 2):
-            await engine.rest()
+            await engine.begin_update(idle=True)
             assert server.values["base"] != server.values["base"]
             trainee.value = 0.5 * version
             await engine.publish(version)
@@ -168,7 +169,7 @@ async def test_dropped_weights_come_back_before_anything_is_sampled(tmp_path):
 async def test_what_sleep_has_spoilt_stops_the_run(tmp_path):
     """Trap 18."""
     async with sleeping(tmp_path, "full", 2) as (engine, server, trainee):
-        await engine.rest()
+        await engine.begin_update(idle=True)
         server.loads_old_policies = True  # there are none any more
         trainee.value = 0.5
         with pytest.raises(TrainingError, match=r"is nan there and -\d+\.\d+ here"):
@@ -177,7 +178,7 @@ async def test_what_sleep_has_spoilt_stops_the_run(tmp_path):
 
 async def test_a_server_that_died_in_its_sleep_is_sent_the_policy_awake(tmp_path):
     async with sleeping(tmp_path, "adapter", 1) as (engine, server, trainee):
-        await engine.rest()
+        await engine.begin_update(idle=True)
         await server.stop()
         trainee.value = 0.5
         await engine.publish(1)
@@ -188,7 +189,7 @@ async def test_a_server_that_died_in_its_sleep_is_sent_the_policy_awake(tmp_path
 
 async def test_awake_means_never_asked(tmp_path):
     async with sleeping(tmp_path, "adapter", 0) as (engine, server, trainee):
-        await engine.rest()
+        await engine.begin_update(idle=True)
         await engine.publish(1)
         assert server.calls == ["/v1/load_lora_adapter"]
         assert trainee.num_freed == 0
@@ -199,7 +200,7 @@ ATTACHED = ("engine.launch=attach", "engine.url=http://a:1", "engine.sleep=level
 
 async def test_an_attached_server_is_not_left_asleep(tmp_path):
     async with sleeping(tmp_path, "adapter", 1, *ATTACHED) as (engine, server, _):
-        await engine.rest()
+        await engine.begin_update(idle=True)
         server.stop = lambda: asyncio.sleep(0)  # it is not ours
     assert server.asleep == set()
     assert set(server.values) == {"base"}

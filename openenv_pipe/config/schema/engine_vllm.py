@@ -1,6 +1,7 @@
 """`engine` of type vllm: a server that is started, or attached to, and sampled over HTTP."""
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
@@ -12,6 +13,8 @@ from pydantic import (
 )
 
 from openenv_pipe.config.schema.base import Block, Port, ServerUrl, Text
+
+NEAR = ("127.0.0.1", "localhost", "::1")  # addresses of this machine
 
 # What we set ourselves, because what is sampled or its logprobs depend on it.
 OURS = {
@@ -91,6 +94,11 @@ class VllmEngineConfig(Block):
         description="adapter: LoRA by name; merged: base and adapter in one; full: all weights; "
         "auto: adapter where model.lora.rank > 0, else full"
     )
+    weight_transfer: Literal["auto", "files", "broadcast"] = Field(
+        description="how merged or full weights get to the server; files: it reads them in "
+        "weights_dir; broadcast: from memory to memory on one machine, by NCCL or, on CPUs, gloo; "
+        "auto: broadcast to managed servers on GPUs of their own, else files"
+    )
     weights_dir: str | None = Field(
         description="where the server reads new weights; null: in memory, as /dev/shm"
     )
@@ -115,7 +123,23 @@ class VllmEngineConfig(Block):
             raise ValueError("url names a server twice; what it may sample at once is max_requests")
         if self.launch == "attach" and self.num_servers > 1:
             raise ValueError("num_servers is for servers to start; url may be a list of several")
+        if self.weight_transfer == "broadcast":
+            self._refuse_far_servers()
         for argument in self.arguments:
             if why := OURS.get(argument.split("=")[0]):
                 raise ValueError(f"arguments may not hold {argument!r}: {why}")
         return self
+
+    def _refuse_far_servers(self) -> None:
+        """Learner and workers meet in a file, and talk over loopback."""
+        if self.launch == "docker":
+            raise ValueError(
+                "weight_transfer=broadcast: a container shares too little with the learner; set "
+                "launch=managed, or weight_transfer=files"
+            )
+        for url in self.urls:
+            if urlsplit(url).hostname not in NEAR:
+                raise ValueError(
+                    f"weight_transfer=broadcast is for servers on this machine, and {url} may be "
+                    f"on another; expected one of {', '.join(NEAR)}, or weight_transfer=files"
+                )

@@ -67,7 +67,7 @@ class OpenAIEngine:
     def finish(self, episode: int) -> None:
         self._conversations.pop(episode, None)
 
-    async def rest(self) -> None:
+    async def begin_update(self, *, idle: bool) -> None:
         """An endpoint's memory is elsewhere."""
 
     async def publish(self, version: int) -> None:

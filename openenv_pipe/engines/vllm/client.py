@@ -6,7 +6,8 @@ again is for `life.py` to say.
 
 import asyncio
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -82,6 +83,11 @@ class VllmClient:
         found = {entry["token_id"]: _logprob(entry) for entry in content["top_logprobs"]}
         return [found[id] for id in wanted]
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its server has been given up."""
+        return self._http is None or self._http.closed
+
     async def is_healthy(self, limit_s: float) -> bool:
         try:
             return (await self._call("GET", "/health", None, limit_s))[0] == 200
@@ -107,15 +113,17 @@ class VllmClient:
         """Forget keys and values, also those of requests that are under way."""
         await self._post("/reset_prefix_cache?reset_running_requests=true")
 
-    async def reload_weights(self, folder: Path, version: str) -> None:
-        """All weights from a folder. Requests under way go on with them from their next token.
+    @asynccontextmanager
+    async def replacing_weights(self) -> AsyncIterator[None]:
+        """Inside, the server gets other weights. Requests under way go on with them from their
+        next token.
 
         However it ends, also by a cancellation, the server is not left paused.
         """
         pausing = asyncio.ensure_future(self._post("/pause?mode=keep"))
         try:
             await asyncio.shield(pausing)
-            await self.load_weights(folder, version)
+            yield
             await self.reset_prefix_cache()  # of the old weights
         finally:
             # A pause that nobody waits for any more may come after the end of it.
@@ -124,11 +132,17 @@ class VllmClient:
 
     async def load_weights(self, folder: Path, version: str) -> None:
         """All weights from a folder, for a server that is paused, or asleep but for its weights."""
-        body = {"method": "reload_policy", "kwargs": {"weights_path": str(folder)}}
-        results = json.loads(await self._post("/collective_rpc", body))["results"]
-        if problems := [each["problem"] for each in results if each["problem"]]:
-            raise EngineError(f"the server does not load {folder}: {problems[0]}")
-        await self._post("/update_weight_version", {"new_version": version})
+        await self._tell_workers("reload_policy", weights_path=str(folder))
+        await self._name_weights(version)
+
+    async def join_broadcast(self, meeting: Path) -> None:
+        """Its workers wait for a learner there. Returns when it has come."""
+        await self._tell_workers("join_broadcast", meeting=str(meeting))
+
+    async def receive_weights(self, version: str) -> None:
+        """All weights from the learner, as `load_weights`. Returns when it has sent them."""
+        await self._tell_workers("receive_policy")
+        await self._name_weights(version)
 
     async def resume(self) -> None:
         """Wake a server that a killed run has left asleep or paused; others stay as they are.
@@ -157,6 +171,17 @@ class VllmClient:
     async def metrics_text(self) -> str:
         _, content = await self._call("GET", "/metrics", None, CALL_LIMIT_S)
         return content.decode()
+
+    async def _tell_workers(self, method: str, **arguments: str) -> None:
+        """Calls a method of the worker extension, in each. Raises EngineError."""
+        body = {"method": method, "kwargs": arguments}
+        results = json.loads(await self._post("/collective_rpc", body))["results"]
+        if problems := [each["problem"] for each in results if each["problem"]]:
+            raise EngineError(f"{method} at {self.url}: {problems[0]}")
+
+    async def _name_weights(self, version: str) -> None:
+        """What completions from now on say that they were sampled by."""
+        await self._post("/update_weight_version", {"new_version": version})
 
     async def _generate(
         self, model: str, token_ids: Sequence[int], sampling: Mapping[str, Any]

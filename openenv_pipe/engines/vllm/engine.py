@@ -43,7 +43,7 @@ class VllmEngine:
         sleep_level: int,
         facts: Mapping[str, Any],
     ) -> None:
-        """sleep_level: of the servers between `rest` and `publish`; 0: they stay awake."""
+        """sleep_level: of idle servers while the policy is updated; 0: they stay awake."""
         self.max_episodes = config.max_requests * len(replicas)
         self.replicas = replicas
         self._config = config
@@ -81,9 +81,10 @@ class VllmEngine:
         self._ids.pop(episode, None)
         self._router.forget(episode)
 
-    async def rest(self) -> None:
+    async def begin_update(self, *, idle: bool) -> None:
         """Memory goes to the learner where it must, until the next publish."""
-        if self._sleep_level:
+        self._publisher.begin_update()
+        if idle and self._sleep_level:
             started = time.perf_counter()
             await of_each(replica.sleep(self._sleep_level) for replica in self.replicas)
             self._measured["time/sleep_s"] = time.perf_counter() - started

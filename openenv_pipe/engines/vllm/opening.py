@@ -22,11 +22,13 @@ from openenv_pipe.engines.vllm.install import (
 from openenv_pipe.engines.vllm.kept import BorrowedServer
 from openenv_pipe.engines.vllm.launch import Server
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, WeightsPublisher
+from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
 from openenv_pipe.engines.vllm.replica import Probe, Replica, of_each
 from openenv_pipe.engines.vllm.server_command import Plan
 from openenv_pipe.engines.vllm.servers import build_servers
 from openenv_pipe.engines.vllm.sleeping import Neighbour, sleep_level
 from openenv_pipe.engines.vllm.trainee import Trainee
+from openenv_pipe.engines.vllm.ways import Transfer, publishing, weight_transfer
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
 
@@ -60,6 +62,7 @@ async def open_engine(
     Raises ConfigError, EngineError, and TrainingError from the canary.
     """
     way = publishing(config, trainee)
+    transfer = weight_transfer(config, neighbour, way)
     level = sleep_level(config, neighbour, way=way)
     build: Build = "cuda" if neighbour.on_gpu else "cpu"
     installed = await installed_or_asked(build, tell) if config.launch == "managed" else None
@@ -75,8 +78,17 @@ async def open_engine(
             root=root,
             keeper=keeper,
         )
-        facts = {"engine": _facts(config, way, level, installed, servers)}
-        opening = _Opening(config, trainee, way, root, executor, level)
+        facts = {
+            "engine": {
+                "launch": config.launch,
+                "publish": way,
+                "weight_transfer": transfer,
+                "sleep_level": level,
+                **_facts(installed, servers),
+            }
+        }
+        publisher = build_publisher(way, transfer, trainee, root, executor)
+        opening = _Opening(config, trainee, publisher, root, executor, level)
         async with opening.opened(servers, facts, tell) as engine:
             yield engine
 
@@ -88,18 +100,14 @@ class _Opening:
         self,
         config: VllmEngineConfig,
         trainee: Trainee,
-        way: str,
+        publisher: Publisher,
         root: Path,
         executor: Executor,
         sleep_level: int,
     ) -> None:
         dtype = trainee.precision if config.dtype == "auto" else config.dtype
         exact = "float32" if dtype == trainee.precision == "float32" else "bfloat16"
-        self._publisher: Publisher
-        if way == "adapter":
-            self._publisher = AdapterPublisher(trainee, root, executor)
-        else:
-            self._publisher = WeightsPublisher(trainee, root, executor)
+        self._publisher = publisher
         self._config = config
         self._trainee = trainee
         self._root = root
@@ -147,6 +155,7 @@ class _Opening:
         withdraw = self._config.launch == "attach"
         closing = (replica.close(withdraw=withdraw) for replica in replicas)
         results = await asyncio.gather(*closing, return_exceptions=True)
+        self._publisher.close()
         for error in results:
             if error is not None:
                 raise error
@@ -183,17 +192,19 @@ def _teller(tell: Tell, number: int | None) -> Tell:
     return lambda text: tell(f"{name}: {text}")
 
 
-def _facts(
-    config: VllmEngineConfig,
-    way: str,
-    level: int,
-    installed: Installed | None,
-    servers: Sequence[Server],
-) -> dict[str, Any]:
+def build_publisher(
+    way: str, transfer: Transfer, trainee: Trainee, root: Path, executor: Executor
+) -> Publisher:
+    if way == "adapter":
+        return AdapterPublisher(trainee, root, executor)
+    if transfer == "files":
+        return WeightsPublisher(trainee, root, executor)
+    return BroadcastPublisher(trainee, root, executor)
+
+
+def _facts(installed: Installed | None, servers: Sequence[Server]) -> dict[str, Any]:
+    """What the servers are."""
     facts: dict[str, Any] = {
-        "launch": config.launch,
-        "publish": way,
-        "sleep_level": level,
         "vllm": installed.version if installed else None,
         "packages": installed.packages if installed else None,
     }
@@ -201,19 +212,6 @@ def _facts(
     if kept:
         facts["kept"] = kept[0] if len(kept) == 1 else kept
     return facts
-
-
-def publishing(config: VllmEngineConfig, trainee: Trainee) -> str:
-    """adapter, merged or full. Raises ConfigError if the model cannot be published like that."""
-    if config.publish == "auto":
-        return "adapter" if trainee.lora_rank else "full"
-    if (config.publish == "full") == bool(trainee.lora_rank):
-        fits = "full" if not trainee.lora_rank else "adapter or merged"
-        raise ConfigError(
-            f"engine.publish={config.publish} does not fit model.lora.rank={trainee.lora_rank}; "
-            f"expected {fits}, or auto"
-        )
-    return config.publish
 
 
 async def installed_or_asked(build: Build, tell: Tell) -> Installed:

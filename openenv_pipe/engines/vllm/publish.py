@@ -2,13 +2,15 @@
 
 A publisher writes in torch's thread, once for all servers, sends on the event loop, and can give a
 server that has just started what it has to know. It never changes a file that a server may still
-read. Which server has which version is for `replica.py` to know.
+read. Which server has which version is for `replica.py` to know. Weights that go from memory to
+memory, without files, are for `publish_broadcast.py`.
 """
 
 import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -29,15 +31,17 @@ class Published:
 
     name: str
     version: int
-    folder: Path
     expected: np.ndarray = field(repr=False, compare=False)  # [P, V], for the canary
 
 
 class Publisher(Protocol):
     """One way to publish."""
 
+    def begin_update(self) -> None:
+        """The policy changes from now on, until the next `adopt`."""
+
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
-        """The files of the policy as it is now."""
+        """The policy as it is now, ready to be sent."""
 
     @property
     def latest(self) -> Published | None:
@@ -67,6 +71,9 @@ class Publisher(Protocol):
     async def clear(self, client: VllmClient) -> None:
         """Takes from a server what runs before this one could not, because they were killed."""
 
+    def close(self) -> None:
+        """Nothing will be sent any more."""
+
 
 class _Versions:
     """A folder of its own for each version, written in torch's thread, and which of them count."""
@@ -85,16 +92,26 @@ class _Versions:
     def adopt(self, published: Published) -> None:
         self._kept.append(published)
 
+    def begin_update(self) -> None:
+        """Files stay as they are."""
+
+    def close(self) -> None:
+        """The folders go with their root."""
+
+    def _folder(self, published: Published) -> Path:
+        return self._root / published.name
+
     async def _written(
         self, version: int, expected_PV: np.ndarray, write: Callable[[Path], None]
     ) -> Published:
         self._num_written += 1
         # The root sets runs apart that attach to the same server.
         name = f"{self._root.name}-{self._num_written}-step-{version}"
-        folder = self._root / name
+        published = Published(name=name, version=version, expected=expected_PV)
+        folder = self._folder(published)
         folder.mkdir()
         await asyncio.get_running_loop().run_in_executor(self._executor, write, folder)
-        return Published(name=name, version=version, folder=folder, expected=expected_PV)
+        return published
 
 
 class AdapterPublisher(_Versions):
@@ -109,7 +126,7 @@ class AdapterPublisher(_Versions):
 
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
         try:
-            await client.load_adapter(published.name, published.folder)
+            await client.load_adapter(published.name, self._folder(published))
         except EngineError as error:  # no other one has ever had this name
             if "already been loaded" not in str(error):
                 raise
@@ -138,7 +155,7 @@ class AdapterPublisher(_Versions):
                 if not isinstance(failure, ServerGoneError):  # its next one never hears of it
                     raise failure
             if not failures:
-                await asyncio.to_thread(shutil.rmtree, old.folder, True)
+                await asyncio.to_thread(shutil.rmtree, self._folder(old), True)
 
     async def withdraw(self, client: VllmClient) -> None:
         for published in self._kept:
@@ -154,6 +171,11 @@ class AdapterPublisher(_Versions):
                 await client.unload_adapter(name)
 
 
+def replacing_weights(client: VllmClient, *, paused: bool) -> AbstractAsyncContextManager[None]:
+    """See `VllmClient.replacing_weights`. paused: the server takes no requests as it is."""
+    return nullcontext() if paused else client.replacing_weights()
+
+
 class WeightsPublisher(_Versions):
     """All weights, an adapter merged into them if there is one, into a server that goes on."""
 
@@ -164,8 +186,8 @@ class WeightsPublisher(_Versions):
         return BASE
 
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
-        load = client.load_weights if paused else client.reload_weights
-        await load(published.folder, str(published.version))
+        async with replacing_weights(client, paused=paused):
+            await client.load_weights(self._folder(published), str(published.version))
 
     async def restore(self, client: VllmClient) -> Published | None:
         latest = None
@@ -176,7 +198,7 @@ class WeightsPublisher(_Versions):
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:
         while len(self._kept) > MOST_WEIGHTS_KEPT:
-            await asyncio.to_thread(shutil.rmtree, self._kept.pop(0).folder, True)
+            await asyncio.to_thread(shutil.rmtree, self._folder(self._kept.pop(0)), True)
 
     async def withdraw(self, client: VllmClient) -> None:
         """Weights that were read need no files."""

@@ -1,10 +1,13 @@
 """What the engine needs of the policy that is trained. The learner's `Publication` is one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Trainee(Protocol):
@@ -23,6 +26,9 @@ class Trainee(Protocol):
 
     def write_weights(self, folder: Path) -> None:
         """All weights, the adapter merged into them."""
+
+    def weights(self) -> "Mapping[str, torch.Tensor]":
+        """The same, in memory: as a checkpoint names them, and where the learner has them."""
 
     def write_probe(
         self, folder: Path, prompts: Sequence[Sequence[int]], temperature: float, *, moves: float

@@ -5,17 +5,22 @@ environment, so nothing of openenv_pipe is imported here. The class is mixed int
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from openenv_pipe_broadcast import BroadcastError, Receiver
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
 
 class PolicyWorker:
-    """`reload_policy` is called over HTTP, by /collective_rpc, in every worker."""
+    """Its public methods are called over HTTP, by /collective_rpc, in every worker. They answer
+    {"problem": ""} if all went well."""
+
+    _receiver: Receiver | None = None
 
     def reload_policy(self, weights_path: str) -> dict[str, str]:
-        """Loads all weights of a folder; {"problem": ""} if it could.
+        """Loads all weights of a folder.
 
         A path without weights is refused before anything is touched: vLLM would go on with half of
         the old weights, and die at the next request.
@@ -24,10 +29,37 @@ class PolicyWorker:
             return {
                 "problem": f"there are no *.safetensors in {weights_path}, as the server sees it"
             }
-        self.reload_weights(weights_path=weights_path)
+        self._load(weights_path=weights_path)
+        return {"problem": ""}
+
+    def join_broadcast(self, meeting: str) -> dict[str, str]:
+        """From now on policies come from the learner that waits there, and from no other."""
+        if self._receiver is not None:
+            self._receiver.close()
+        size = self.parallel_config.world_size
+        try:
+            self._receiver = Receiver(Path(meeting), self.rank, size, self.device)
+        except BroadcastError as error:
+            return {"problem": str(error)}
+        return {"problem": ""}
+
+    def receive_policy(self) -> dict[str, str]:
+        """Loads all weights, while the learner sends them."""
+        assert self._receiver is not None, "join_broadcast first"
+        coming = self._receiver.weights()
+        try:
+            self._load(weights_iterator=coming)
+            for _ in coming:  # what the model has no use for
+                pass
+        except BaseException:
+            self._receiver.close()  # or the learner would wait for its end
+            raise
+        return {"problem": ""}
+
+    def _load(self, **source: Any) -> None:
+        self.reload_weights(**source)
         if current_platform.is_cpu():
             self._repack_heads()
-        return {"problem": ""}
 
     @torch.inference_mode()
     def _repack_heads(self) -> None:

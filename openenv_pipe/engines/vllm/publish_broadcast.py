@@ -1,0 +1,120 @@
+"""How all weights get to servers without files: from the learner's memory into theirs.
+
+The learner has the policy only as it is now. So a server that is started again while it changes
+waits for the next one that is published.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+import numpy as np
+
+from openenv_pipe.engines.vllm.client import BASE, VllmClient
+from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import Sender
+from openenv_pipe.engines.vllm.publish import Published, replacing_weights
+from openenv_pipe.engines.vllm.trainee import Trainee
+from openenv_pipe.errors import EngineError
+
+
+class BroadcastPublisher:
+    """See `publish.Publisher`. A group of learner and workers for each server, which ends with it:
+    so no server's death is felt by another."""
+
+    def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
+        """root: a folder in which the servers' processes can write."""
+        self.latest: Published | None = None
+        self._trainee = trainee
+        self._root = root
+        self._executor = executor
+        self._is_current = asyncio.Event()  # the policy is what was adopted last
+        self._turn = asyncio.Lock()  # torch's thread serves one server after another
+        self._senders: dict[VllmClient, Sender] = {}
+        self._num_meetings = 0
+
+    def begin_update(self) -> None:
+        self._is_current.clear()
+
+    async def write(self, version: int, expected_PV: np.ndarray) -> Published:
+        """There is nothing to write."""
+        return Published(name=f"step-{version}", version=version, expected=expected_PV)
+
+    def adopt(self, published: Published) -> None:
+        self.latest = published
+        self._is_current.set()
+
+    def model(self, published: Published | None) -> str:
+        return BASE
+
+    async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
+        assert published is self.latest and self._is_current.is_set(), published
+        async with self._turn, replacing_weights(client, paused=paused):
+            await self._hand_over(client, published)
+
+    async def restore(self, client: VllmClient) -> Published | None:
+        latest = None
+        while latest is not self.latest:  # one may be adopted meanwhile
+            await self._is_current.wait()
+            async with self._turn:
+                if self._is_current.is_set():
+                    latest = self.latest
+                    assert latest is not None
+                    await self._hand_over(client, latest)
+        return latest
+
+    async def retire(self, clients: Sequence[VllmClient]) -> None:
+        """Nothing is kept."""
+
+    async def withdraw(self, client: VllmClient) -> None:
+        """Weights that were received need us no more."""
+
+    async def clear(self, client: VllmClient) -> None:
+        """There is one policy, and the next one replaces it."""
+
+    def close(self) -> None:
+        for sender in self._senders.values():
+            sender.close()
+        self._senders.clear()
+
+    async def _hand_over(self, client: VllmClient, published: Published) -> None:
+        """The policy as it is now. What torch's thread is to do is queued before any wait: so it
+        comes before the learner's next update. Raises EngineError and ServerGoneError."""
+        sender = self._sender(client)
+        has_joined = sender.is_connected
+        loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
+
+        def send() -> None:
+            weights = self._trainee.weights()
+            loop.call_soon_threadsafe(is_ready.set)
+            sender.send(weights)
+
+        async def take() -> None:
+            await is_ready.wait()  # a server that waits for us does nothing else
+            if not has_joined:
+                await client.join_broadcast(sender.meeting)
+            await client.receive_weights(str(published.version))
+
+        taking = asyncio.create_task(take())
+        sending = loop.run_in_executor(self._executor, send)
+        try:
+            await asyncio.wait((taking, sending), return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            is_over = taking.done() and sending.done() and not sending.exception()
+            if not is_over:
+                self._senders.pop(client).close()
+            if not is_ready.is_set():
+                taking.cancel()
+            there, here = await asyncio.gather(taking, sending, return_exceptions=True)
+        if isinstance(there, Exception):  # the server knows more of what was wrong
+            raise there
+        if here is not None:
+            raise EngineError(f"the weights cannot be sent to {client.url}: {here}") from here
+
+    def _sender(self, client: VllmClient) -> Sender:
+        for gone in [each for each in self._senders if each.is_closed]:
+            self._senders.pop(gone).close()
+        if client not in self._senders:
+            self._num_meetings += 1
+            self._senders[client] = Sender(self._root / f"meeting-{self._num_meetings}")
+        return self._senders[client]

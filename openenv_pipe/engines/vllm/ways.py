@@ -1,0 +1,45 @@
+"""Which way a policy gets to servers: what is published of it, and over what."""
+
+from typing import Literal
+
+from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.engines.vllm.sleeping import Neighbour
+from openenv_pipe.engines.vllm.trainee import Trainee
+from openenv_pipe.errors import ConfigError
+
+Publishing = Literal["adapter", "merged", "full"]
+Transfer = Literal["files", "broadcast"]
+
+
+def publishing(config: VllmEngineConfig, trainee: Trainee) -> Publishing:
+    """Raises ConfigError if the model cannot be published as it is asked for."""
+    if config.publish == "auto":
+        return "adapter" if trainee.lora_rank else "full"
+    if (config.publish == "full") == bool(trainee.lora_rank):
+        fits = "full" if not trainee.lora_rank else "adapter or merged"
+        raise ConfigError(
+            f"engine.publish={config.publish} does not fit model.lora.rank={trainee.lora_rank}; "
+            f"expected {fits}, or auto"
+        )
+    return config.publish
+
+
+def weight_transfer(config: VllmEngineConfig, neighbour: Neighbour, way: Publishing) -> Transfer:
+    """Raises ConfigError if weights cannot be sent as it is asked for."""
+    ours = config.launch != "attach"
+    shares_gpu = ours and neighbour.on_gpu and not neighbour.free_gpus
+    if config.weight_transfer == "auto":
+        has_gpus = config.launch == "managed" and neighbour.on_gpu and not shares_gpu
+        return "broadcast" if has_gpus and way != "adapter" else "files"
+    if config.weight_transfer == "broadcast" and way == "adapter":
+        raise ConfigError(
+            f"engine.weight_transfer=broadcast sends all weights, and engine.publish="
+            f"{config.publish} an adapter, which is a file; set engine.publish=merged, or "
+            "engine.weight_transfer=auto"
+        )
+    if config.weight_transfer == "broadcast" and shares_gpu:
+        raise ConfigError(
+            "engine.weight_transfer=broadcast: the servers are on the learner's GPU, and NCCL "
+            "connects different ones only; set engine.weight_transfer=auto"
+        )
+    return config.weight_transfer

@@ -1,0 +1,247 @@
+"""Weights from memory to memory: the group of learner and worker, here two threads, is real."""
+
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.vllm import Neighbour
+from openenv_pipe.engines.vllm.client import BASE, ServerGoneError
+from openenv_pipe.engines.vllm.inside import openenv_pipe_broadcast as broadcast
+from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
+from openenv_pipe.engines.vllm.ways import weight_transfer
+from openenv_pipe.errors import ConfigError, EngineError
+
+CPU = torch.device("cpu")
+PATIENCE_S = 60.0
+
+
+class FakeTrainee:
+    """A policy whose only weight is a number."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"value": torch.tensor([self.value])}
+
+
+class FakeServer:
+    """The client of a server with one worker, whose end of the broadcast is real."""
+
+    url = "http://server"
+    is_closed = False
+
+    def __init__(self) -> None:
+        self.received: list[tuple[float, str]] = []
+        self.calls: list[str] = []
+        self.failure: Exception | None = None  # of the next call that takes weights
+        self._receiver: broadcast.Receiver | None = None
+
+    @contextlib.asynccontextmanager
+    async def replacing_weights(self):
+        self.calls.append("pause")
+        yield
+        self.calls.append("resume")
+
+    async def join_broadcast(self, meeting) -> None:
+        self.calls.append("join")
+        self._receiver = await asyncio.to_thread(broadcast.Receiver, meeting, 0, 1, CPU)
+
+    async def receive_weights(self, version: str) -> None:
+        self.calls.append("receive")
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            self._receiver.close()
+            raise failure
+        weights = await asyncio.to_thread(lambda: dict(self._receiver.weights()))
+        self.received.append((weights["value"].item(), version))
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A publisher, what it publishes, and torch's thread."""
+    trainee = FakeTrainee()
+    with ThreadPoolExecutor(1) as executor:
+        publisher = BroadcastPublisher(trainee, tmp_path, executor)
+        yield publisher, trainee, executor
+        publisher.close()
+
+
+async def published(publisher, trainee, version: int, *servers: FakeServer) -> None:
+    """As the engine publishes: the policy's number is its version."""
+    trainee.value = float(version)
+    policy = await publisher.write(version, np.zeros((1, 1)))
+    publisher.adopt(policy)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(publisher.send(each, policy, paused=False) for each in servers))
+
+
+def test_what_is_received_is_what_was_sent(tmp_path):
+    """Types, shapes and strides of all kinds, more than once."""
+    weights = {
+        "matrix": torch.randn(5, 3, generator=torch.Generator().manual_seed(1)),
+        "transposed": torch.arange(12.0).reshape(3, 4).T,
+        "short": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+        "number": torch.tensor(3, dtype=torch.int64),
+        "trained": torch.nn.Parameter(torch.ones(2)),
+    }
+    sender = broadcast.Sender(tmp_path / "meeting")
+    found = []
+
+    def receive() -> None:
+        receiver = broadcast.Receiver(tmp_path / "meeting", 0, 1, CPU)
+        found.extend(dict(receiver.weights()) for _ in range(2))
+
+    worker = threading.Thread(target=receive)
+    worker.start()
+    assert not sender.is_connected
+    sender.send(weights)
+    weights["matrix"] += 1.0
+    sender.send(weights)
+    worker.join(PATIENCE_S)
+    assert sender.is_connected
+    sender.close()
+    for received, moved in zip(found, (1.0, 0.0), strict=True):
+        assert list(received) == list(weights)
+        for name, sent in weights.items():
+            assert received[name].dtype == sent.dtype
+            expected = sent.detach() - moved if name == "matrix" else sent.detach()
+            torch.testing.assert_close(received[name], expected)
+
+
+async def test_ends_that_speak_otherwise_say_so(tmp_path, monkeypatch):
+    """Two versions of NCCL would hang."""
+    versions = iter(["nccl 2.27.5", "nccl 2.29.7"])
+    monkeypatch.setattr(broadcast, "_transport", lambda device: next(versions))
+    receiving = asyncio.create_task(
+        asyncio.to_thread(broadcast.Receiver, tmp_path / "meeting", 0, 1, CPU)
+    )
+    while not (tmp_path / "meeting").exists():
+        await asyncio.sleep(0.01)
+    sender = broadcast.Sender(tmp_path / "meeting")
+    expected = r"learner sends weights by nccl 2\.2.*takes them by nccl 2\.2.*weight_transfer=files"
+    with pytest.raises(broadcast.BroadcastError, match=expected):
+        await asyncio.to_thread(sender.send, FakeTrainee().weights())
+    with pytest.raises(broadcast.BroadcastError, match=expected):
+        await receiving
+
+
+async def test_each_server_gets_each_version_and_joins_once(parts):
+    publisher, trainee, _ = parts
+    servers = [FakeServer(), FakeServer()]
+    for version in (0, 1):
+        publisher.begin_update()
+        await published(publisher, trainee, version, *servers)
+    for server in servers:
+        assert server.received == [(0.0, "0"), (1.0, "1")]
+        assert server.calls == ["pause", "join", "receive", "resume", "pause", "receive", "resume"]
+        assert publisher.model(publisher.latest) == BASE
+
+
+async def test_a_restarted_server_gets_the_policy_as_it_is(parts):
+    publisher, trainee, _ = parts
+    assert await publisher.restore(FakeServer()) is None
+    await published(publisher, trainee, 3)
+    restarted = FakeServer()
+    assert await publisher.restore(restarted) is publisher.latest
+    assert restarted.received == [(3.0, "3")]
+
+
+async def test_a_server_that_restarts_amid_an_update_waits_for_the_next_policy(parts):
+    """The last one is nowhere any more: what the learner has is neither it nor the next."""
+    publisher, trainee, _ = parts
+    await published(publisher, trainee, 1)
+    publisher.begin_update()
+    trainee.value = 1.5
+    restarted = FakeServer()
+    restoring = asyncio.create_task(publisher.restore(restarted))
+    await asyncio.sleep(0.05)
+    assert restarted.calls == []
+    await published(publisher, trainee, 2)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await restoring is publisher.latest
+    assert restarted.received == [(2.0, "2")]
+
+
+async def test_an_update_waits_for_what_is_being_sent(parts):
+    """A policy is read before the learner, in the same thread, goes on."""
+    publisher, trainee, executor = parts
+    await published(publisher, trainee, 1)
+    server = FakeServer()
+    restoring = asyncio.create_task(publisher.restore(server))
+    while publisher._num_meetings == 0:
+        await asyncio.sleep(0)
+    publisher.begin_update()
+    update = asyncio.get_running_loop().run_in_executor(executor, setattr, trainee, "value", 1.5)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(restoring, update)
+    assert server.received == [(1.0, "1")]
+
+
+async def test_a_server_that_goes_away_is_told_as_such_and_met_anew(parts):
+    publisher, trainee, _ = parts
+    server = FakeServer()
+    await published(publisher, trainee, 0, server)
+    server.failure = ServerGoneError("no answer")
+    with pytest.raises(ServerGoneError, match="no answer"):
+        await published(publisher, trainee, 1, server)
+    await published(publisher, trainee, 1, server)
+    assert server.calls[-4:] == ["pause", "join", "receive", "resume"]
+    assert server.received == [(0.0, "0"), (1.0, "1")]
+
+
+async def test_weights_that_cannot_be_had_ask_nothing_of_the_server(parts, monkeypatch):
+    publisher, trainee, _ = parts
+
+    def fail() -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(trainee, "weights", fail)
+    server = FakeServer()
+    with pytest.raises(EngineError, match=r"cannot be sent to http://server: CUDA out of memory"):
+        await published(publisher, trainee, 1, server)
+    assert server.calls == ["pause"]
+
+
+def test_broadcast_is_for_gpus_that_the_learner_leaves_alone():
+    one, two = Neighbour(on_gpu=True), Neighbour(on_gpu=True, free_gpus=("1",))
+    cpu = Neighbour(on_gpu=False)
+    auto = configured("auto")
+    assert [weight_transfer(auto, each, "full") for each in (one, two, cpu)] == [
+        "files",
+        "broadcast",
+        "files",
+    ]
+    assert weight_transfer(auto, two, "adapter") == "files"
+    wanted = configured("broadcast")
+    assert weight_transfer(wanted, cpu, "merged") == "broadcast"
+    assert weight_transfer(configured("files"), two, "full") == "files"
+    with pytest.raises(ConfigError, match="on the learner's GPU"):
+        weight_transfer(wanted, one, "full")
+    with pytest.raises(ConfigError, match=r"set engine\.publish=merged"):
+        weight_transfer(wanted, cpu, "adapter")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["engine.launch=docker"],
+        ["engine.launch=attach", "engine.url=http://10.0.0.7:8000"],
+        ["engine.launch=attach", "engine.url=[http://localhost:8000,http://far:8000]"],
+    ],
+)
+def test_broadcast_does_not_leave_the_machine(overrides):
+    with pytest.raises(ConfigError, match=r"weight_transfer=broadcast"):
+        configured("broadcast", *overrides)
+    configured("broadcast", "engine.launch=attach", 'engine.url="http://[::1]:8000"')
+
+
+def configured(transfer: str, *overrides: str):
+    given = ["conf=smoke", "engine=vllm", f"engine.weight_transfer={transfer}", *overrides]
+    return compose(given).config.engine
