@@ -1,6 +1,6 @@
 """Three guesses at a word, and what is wrong with it:
 
-deaf       the seed is not read
+deaf       the seed is not read: each reset takes the next word
 leak       the answer stands in a field of every observation
 rescored   a step after the end is rewarded once more
 hoard      every episode leaves memory behind
@@ -8,6 +8,7 @@ lonely     one session, whatever is asked for
 constant   every guess earns the same
 """
 
+import itertools
 import os
 import random
 from typing import Any
@@ -21,6 +22,7 @@ WORDS = [f"{first}{second}ord" for first in "abcdefgh" for second in "klmnprst"]
 NUM_GUESSES = 3
 HOARDED_BYTES = 200_000
 hoard: list[bytes] = []
+next_words = itertools.cycle(WORDS)  # by chance two resets would have the same one now and then
 
 
 class Guess(Action):
@@ -41,7 +43,8 @@ class BadEnvironment(Environment[Guess, Seen, State]):
         self._state = State()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Seen:
-        self._answer = random.Random(None if "deaf" in FAULTS else seed).choice(WORDS)
+        drawn = random.Random(seed).choice(WORDS)
+        self._answer = next(next_words) if "deaf" in FAULTS else drawn
         self._state = State(episode_id=episode_id, step_count=0)
         if "hoard" in FAULTS:
             hoard.append(random.randbytes(HOARDED_BYTES))
