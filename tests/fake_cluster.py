@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from openenv_pipe.process import free_port
+from tests.ports import lasting_port
 
 CORE, LEASES = (
     "/api/v1/namespaces/{namespace}",
@@ -34,11 +34,11 @@ TOKEN = "a-token-of-the-tests"
 class FakePod:
     """A pod whose container is a process on the loopback interface, whatever its image."""
 
-    def __init__(self, manifest: dict[str, Any], command: list[str]) -> None:
+    def __init__(self, manifest: dict[str, Any], command: list[str], *, ready: bool) -> None:
         self.manifest = manifest
-        self.port = free_port()
+        self.port = lasting_port()
         self.log = bytearray()
-        self.ready = False
+        self.ready = ready
         self._command = [part.replace("{port}", str(self.port)) for part in command]
         self._process: asyncio.subprocess.Process | None = None
         self.life = asyncio.create_task(self._live())
@@ -85,9 +85,9 @@ class FakePod:
         }
 
     async def end(self) -> None:
-        if self._process is None:
-            await asyncio.sleep(0.1)
-        if not self.ended:
+        while self._process is None and not self.life.done():
+            await asyncio.sleep(0.01)
+        if not self.life.done() and not self.ended:
             self._process.kill()
         await self.life
 
@@ -100,12 +100,13 @@ class FakeCluster:
         self.pods: dict[str, FakePod] = {}
         self.deleted: list[str] = []
         self.refuse: int | None = None  # the status of the answer to every creation
+        self.ready_at_once = False  # pods pass their probe before they listen
         self._command = command
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """The URL of the API."""
-        port = free_port()
+        port = lasting_port()
         settings = uvicorn.Config(
             self._app(), port=port, log_level="error", ws="websockets-sansio", lifespan="off"
         )
@@ -149,7 +150,7 @@ class FakeCluster:
         manifest["metadata"]["uid"] = f"uid-of-{name}"
         self.objects[manifest["kind"]][name] = manifest
         if manifest["kind"] == "Pod":
-            self.pods[name] = FakePod(manifest, self._command)
+            self.pods[name] = FakePod(manifest, self._command, ready=self.ready_at_once)
         return JSONResponse(manifest, 201)
 
     async def list_leases(self, request: Request) -> JSONResponse:

@@ -19,9 +19,10 @@ from openenv_pipe.hosts import attach
 from openenv_pipe.hosts.attach import AttachHost, http_url
 from openenv_pipe.hosts.health import health
 from openenv_pipe.hosts.process import ProcessServer
-from openenv_pipe.process import free_port
+from tests.ports import lasting_port
 
 TOKEN = "a-token-of-the-tests"
+LIMIT_S = 60.0  # of what takes a moment on a quiet machine
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +31,13 @@ def quickly(monkeypatch):
 
 
 class Stub:
-    """A server in this process: it counts its sessions, and may want a token or take its time."""
+    """A server in this process: it counts its sessions, may want a token, or not answer yet."""
 
-    def __init__(self, *, limit=4, token=None, delay_s=0.0, health=HTTPStatus.OK):
-        self.limit, self.token, self.delay_s, self.health = limit, token, delay_s, health
+    def __init__(self, *, limit=4, token=None, health=HTTPStatus.OK):
+        self.limit, self.token, self.health = limit, token, health
         self.num_sessions = self.num_resets = 0
+        self.may_reset = asyncio.Event()
+        self.may_reset.set()
 
     def respond(self, connection, request):
         if self.token is not None and request.headers.get("Authorization") != self.token:
@@ -51,8 +54,9 @@ class Stub:
                 return await connection.send(json.dumps({"type": "error", "data": data}))
             async for text in connection:
                 kind = json.loads(text)["type"]
-                self.num_resets += kind == "reset"
-                await asyncio.sleep(self.delay_s)
+                if kind == "reset":
+                    self.num_resets += 1
+                    await self.may_reset.wait()
                 data = {} if kind == "state" else {"observation": {}}
                 answer = "state" if kind == "state" else "observation"
                 await connection.send(json.dumps({"type": answer, "data": data}))
@@ -88,7 +92,7 @@ async def attached(*urls, **changes):
 
 async def refusal(*urls, **changes):
     with pytest.raises(HostError) as caught:
-        async with asyncio.timeout(10), attached(*urls, **changes):
+        async with asyncio.timeout(LIMIT_S), attached(*urls, **changes):
             pass
     return str(caught.value)
 
@@ -103,15 +107,17 @@ async def test_a_real_server_is_used_and_left_running(tmp_path):
         await server.start()
         async with attached(server.url, sessions_per_server=3) as host:
             async with host.session() as session:
-                first = await session.reset({"seed": 1, "split": "train", "index": 0}, 10)
+                first = await session.reset({"seed": 1, "split": "train", "index": 0}, LIMIT_S)
             assert first.observation["letter"]
-        assert await health(server.url, 5) == "200"
+        assert await health(server.url, LIMIT_S) == "200"
     finally:
         await server.stop()
 
 
 async def test_episodes_go_to_the_servers_that_are_free():
-    slow, fast = Stub(delay_s=0.1), Stub()
+    """While one server says nothing, the other plays all that are left."""
+    slow, fast = Stub(), Stub()
+    slow.may_reset.clear()
     async with (
         slow.serving() as one,
         fast.serving() as other,
@@ -121,11 +127,13 @@ async def test_episodes_go_to_the_servers_that_are_free():
 
         async def episode():
             async with host.session() as session:
-                await session.reset({}, 5)
+                await session.reset({}, LIMIT_S)
+            if fast.num_resets == 58:
+                slow.may_reset.set()
 
-        await asyncio.gather(*(episode() for _ in range(60)))
-        assert slow.num_resets + fast.num_resets == 60
-        assert fast.num_resets > 3 * slow.num_resets > 0
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*(episode() for _ in range(60)))
+        assert (slow.num_resets, fast.num_resets) == (2, 58)
 
 
 async def test_headers_reach_health_and_sessions(monkeypatch):
@@ -135,7 +143,7 @@ async def test_headers_reach_health_and_sessions(monkeypatch):
         monkeypatch.setenv("MY_TOKEN", TOKEN)
         (name, value) = re.search(r"'host\.(headers.*?)=(.*)'", message).groups()  # the advice
         async with attached(url, **{name: value}) as host, host.session() as session:
-            await session.reset({}, 5)
+            await session.reset({}, LIMIT_S)
 
 
 @pytest.fixture
@@ -160,7 +168,7 @@ async def test_tls_is_verified_unless_it_is_said_otherwise(certificate):
         assert "its certificate is not trusted" in await refusal(url)
         for changes in ({"ca_file": path}, {"verify_tls": "false"}):
             async with attached(url, **changes) as host, host.session() as session:
-                await session.reset({}, 5)
+                await session.reset({}, LIMIT_S)
         with pytest.raises(ConfigError, match=r"host\.ca_file"):
             AttachHost(*settings(url, ca_file="/no/such/file"))
     async with Stub().serving() as url:
@@ -171,7 +179,7 @@ async def test_tls_is_verified_unless_it_is_said_otherwise(certificate):
 
 
 async def test_what_does_not_answer_as_a_server_is_explained():
-    assert "is it running" in await refusal(f"http://localhost:{free_port()}")
+    assert "is it running" in await refusal(f"http://localhost:{lasting_port()}")
     async with Stub(health=HTTPStatus.NOT_FOUND).serving() as url:
         assert "/health answers 404" in await refusal(url)
     async with Stub().serving() as url:
@@ -212,24 +220,24 @@ def test_addresses():
 
 
 async def test_a_server_that_comes_back_is_used_again_and_the_lost_session_is_not():
-    port = free_port()
+    port = lasting_port()
     async with Stub().serving() as other:
-        staying = attached(other, f"http://localhost:{port}/env", max_outage_s=20)
+        staying = attached(other, f"http://localhost:{port}/env", max_outage_s=LIMIT_S)
         async with Stub().serving(port):
             host = await staying.__aenter__()
             sessions = [host.session() for _ in range(2)]
             lent = [await each.__aenter__() for each in sessions]
         (lost,) = [session for session in lent if str(port) in session.url]
         with pytest.raises(SessionClosedError):
-            await lost.step({}, 5)
+            await lost.step({}, LIMIT_S)
         for each in sessions:
             await each.__aexit__(None, None, None)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while len(host.urls) > 1:
                 await asyncio.sleep(0.02)
             for _ in range(3):  # the other one goes on alone
                 async with host.session() as session:
-                    await session.reset({}, 5)
+                    await session.reset({}, LIMIT_S)
             async with Stub().serving(port) as url:
                 while len(host.urls) < 2:
                     await asyncio.sleep(0.02)
@@ -244,7 +252,7 @@ async def test_a_server_that_stays_away_ends_the_run():
         gone = attached(url, max_outage_s=0.3)
         host = await gone.__aenter__()
     with pytest.raises(HostError, match=r"no answer 3 times .*host\.max_outage_s=0\.3"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 async with host.session():
                     await asyncio.sleep(0.05)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -19,20 +18,19 @@ from echo import policies as echo_policies
 from websockets.asyncio.client import connect
 from wordle import policies, rules, words
 
+from tests.ports import lasting_port
+
 ENVS = Path(__file__).parent.parent.parent / "envs"
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
-REPLY_TIMEOUT_S = 20.0
+LIMIT_S = 240.0  # of each wait
 
 
 @contextmanager
 def serve(*command: str) -> Iterator[int]:
     """Run `python -m <command> --port <free port>` in envs/ and stop it by its id."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = lasting_port()
     process = subprocess.Popen([sys.executable, "-m", *command, "--port", str(port)], cwd=ENVS)
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + LIMIT_S
         while not is_healthy(port):
             assert process.poll() is None, f"the server ended with code {process.returncode}"
             assert time.monotonic() < deadline, "the server did not become healthy"
@@ -41,7 +39,7 @@ def serve(*command: str) -> Iterator[int]:
     finally:
         process.terminate()
         try:
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -61,7 +59,7 @@ def call(port: int, path: str, body: dict | None = None):
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
@@ -84,7 +82,9 @@ class Session:
     """One WebSocket to one environment: sends a frame, returns the `data` of the answer."""
 
     def __init__(self, port: int):
-        self._connection = connect(f"ws://127.0.0.1:{port}/ws", compression=None)
+        self._connection = connect(
+            f"ws://127.0.0.1:{port}/ws", compression=None, open_timeout=LIMIT_S
+        )
 
     async def __aenter__(self) -> Self:
         self._socket = await self._connection.__aenter__()
@@ -96,7 +96,7 @@ class Session:
     async def send(self, kind: str, **data: object) -> dict:
         frame = {"type": kind} if kind == "state" else {"type": kind, "data": data}
         await self._socket.send(json.dumps(frame))
-        async with asyncio.timeout(REPLY_TIMEOUT_S):
+        async with asyncio.timeout(LIMIT_S):
             return json.loads(await self._socket.recv())["data"]
 
 

@@ -22,7 +22,7 @@ from openenv_pipe.hosts import kubernetes as kubernetes_host
 from openenv_pipe.hosts.kubernetes import KubernetesHost
 from openenv_pipe.hosts.kubernetes_manifests import has_expired, pod, trouble
 from tests.fake_cluster import FakeCluster, kubeconfig, old_lease
-from tests.integration.test_process_host import STUB, within
+from tests.integration.test_process_host import LIMIT_S, STUB, within
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ async def running(tmp_path, mood="fine", **changes):
 async def die(host):
     async with host.session() as session:
         with pytest.raises(SessionClosedError):
-            await session.step({"message": "die"}, 5)
+            await session.step({"message": "die"}, LIMIT_S)
 
 
 # --- manifests ---------------------------------------------------------------------------------
@@ -165,14 +165,14 @@ async def test_pods_play_through_the_tunnel_and_leave_nothing_behind(tmp_path):
         assert objects["Service"] == {}
         (lease,) = objects["Lease"].values()
         first = lease["spec"]["renewTime"]
-        await within(5, lambda: lease["spec"]["renewTime"] != first)
+        await within(lambda: lease["spec"]["renewTime"] != first)
         assert parts.host.facts()["image"]["id"] == "image@sha256:12"
 
         async def play():
             async with parts.host.session() as session:
                 large = {"text": "x" * 500_000}
-                await session.reset(large, 10)
-                return (await session.step({"message": "a"}, 10)).observation["pid"]
+                await session.reset(large, LIMIT_S)
+                return (await session.step({"message": "a"}, LIMIT_S)).observation["pid"]
 
         assert len(set(await asyncio.gather(*(play() for _ in range(8))))) == 2
 
@@ -181,13 +181,13 @@ async def test_a_pod_that_dies_is_replaced_and_its_log_kept(tmp_path):
     async with running(tmp_path, max_restarts=1) as parts:
         (before,) = parts.cluster.pods
         await die(parts.host)
-        async with asyncio.timeout(20), parts.host.session() as session:
-            await session.reset({}, 5)
+        async with asyncio.timeout(LIMIT_S), parts.host.session() as session:
+            await session.reset({}, LIMIT_S)
         (after,) = parts.cluster.pods
         assert (before[-2:], after[-2:]) == ("-0", "-1")
         await die(parts.host)
         with pytest.raises(HostError, match=r"host\.max_restarts=1 .*exit code 9"):
-            async with asyncio.timeout(20), parts.host.session():
+            async with asyncio.timeout(LIMIT_S), parts.host.session():
                 pass
 
 
@@ -208,6 +208,7 @@ async def test_a_pod_that_never_gets_ready_is_given_up(tmp_path):
 async def test_services_are_made_for_use_inside_the_cluster(tmp_path):
     """No name of a service is known here: the start fails, after the service was made."""
     cluster = FakeCluster([sys.executable, "-c", STUB, "{port}", "fine"])
+    cluster.ready_at_once = True
     async with cluster.serving() as url:
         path = tmp_path / "kubeconfig"
         path.write_text(yaml.safe_dump(kubeconfig(url)))
@@ -216,7 +217,7 @@ async def test_services_are_made_for_use_inside_the_cluster(tmp_path):
             tmp_path,
         )
         starting = asyncio.create_task(host.start())
-        await within(10, lambda: cluster.objects["Pod"])
+        await within(lambda: cluster.objects["Pod"])
         (service,) = cluster.objects["Service"].values()
         (created,) = cluster.objects["Pod"].values()
         assert service["spec"]["selector"] == created["metadata"]["labels"]
@@ -247,7 +248,7 @@ async def test_a_lease_that_somebody_removes_ends_the_run(tmp_path):
                 await asyncio.sleep(0.05)
 
         with pytest.raises(HostError, match=r"lease .* was removed"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(LIMIT_S):
                 while True:
                     await refused()
         parts.cluster.objects["Lease"][parts.host._run] = {"metadata": {}}

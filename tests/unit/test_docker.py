@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from openenv_pipe.hosts.docker_daemon import connect, daemon_address
 from openenv_pipe.hosts.docker_image import Image, image_recipe
 from openenv_pipe.hosts.package import code_digest
 from openenv_pipe.identity import ProcessId
-from openenv_pipe.process import free_port
 from tests.docker_daemon import BrokenDaemonError, NoDaemonError, answering
+from tests.ports import lasting_port
+
+LIMIT_S = 60.0  # of what takes a moment on a quiet machine
 
 
 @pytest.fixture
@@ -215,13 +218,13 @@ def behind_the_door(tmp_path):
     yield start
     for process, path in started:
         process.terminate()
-        process.wait(10)
+        process.wait(LIMIT_S)
         Path(path).unlink(missing_ok=True)
 
 
 async def opened(path):
     """A connection through the door to a server that answers."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while True:
             await asyncio.sleep(0.05)
             if not Path(path).exists():
@@ -241,39 +244,40 @@ async def closed(writer):
 
 
 async def test_the_door_passes_on_what_comes_and_the_end_of_it(behind_the_door):
-    process, path = behind_the_door(ECHO, free_port())
+    process, path = behind_the_door(ECHO, lasting_port())
     reader, writer = await opened(path)
     large = b"abc" * 1_000_000
     writer.write(large)
-    assert await asyncio.wait_for(reader.readexactly(len(large)), 20) == large.upper()
+    assert await asyncio.wait_for(reader.readexactly(len(large)), LIMIT_S) == large.upper()
     await closed(writer)
     _, second = await opened(path)  # the server plays with one at a time: it saw the close
     await closed(second)
     process.terminate()
-    assert await asyncio.to_thread(process.wait, 10) == 128 + 15
+    assert await asyncio.to_thread(process.wait, LIMIT_S) == 128 + 15
 
 
 @pytest.mark.parametrize(
     ("program", "code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)]
 )
 def test_the_door_ends_as_the_server_does(behind_the_door, program, code):
-    process, _ = behind_the_door(program, free_port())
-    assert process.wait(20) == code
+    process, _ = behind_the_door(program, lasting_port())
+    assert process.wait(LIMIT_S) == code
 
 
 def test_a_server_that_cannot_be_started_is_named(tmp_path):
     command = [sys.executable, str(DOORWAY), str(tmp_path / "door"), "1", "no-such-program"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 127
     assert "no-such-program" in done.stderr
 
 
 def test_who_connects_too_early_is_sent_away(behind_the_door):
-    _, path = behind_the_door("import time; time.sleep(30)", free_port())
+    process, path = behind_the_door("import time; time.sleep(600)", lasting_port())
     while not Path(path).exists():
-        pass
+        assert process.poll() is None
+        time.sleep(0.01)
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(10)
+        client.settimeout(LIMIT_S)
         client.connect(path)
         assert client.recv(1) == b""
 
