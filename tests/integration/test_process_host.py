@@ -369,6 +369,7 @@ async def test_a_session_is_reused_unless_its_lender_left_a_message_unanswered(t
 
 async def test_cancelled_waiters_lose_no_slot(tmp_path):
     async with running(stub(sessions_per_server=1), tmp_path) as host:
+
         async def play():
             async with host.session() as session:
                 await session.reset({}, LIMIT_S)
