@@ -112,7 +112,7 @@ def test_a_step_of_256_episodes_is_quick_to_write(path):
             episode.turns = [run_samples.turn(random, num_tokens=20) for _ in range(6)]
     took_s = []
     for _ in range(3):
-        started_s = time.perf_counter()
+        started_s = time.process_time()  # of the processor alone, however many others want it
         write_episodes(path, groups)
-        took_s.append(time.perf_counter() - started_s)
-    assert min(took_s) < 0.25, "some 30 ms on a quiet machine, with room for a busy one"
+        took_s.append(time.process_time() - started_s)
+    assert min(took_s) < 0.25, "some 30 ms, with room for a slow machine"
