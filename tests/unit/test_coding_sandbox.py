@@ -110,11 +110,10 @@ def test_files_cannot_even_be_asked_for():
 
 
 def test_time_memory_and_output_are_bounded():
-    limits = box.Limits(wall_s=2.0, memory_mb=128)
-    for code, detail in (
-        ("import os\nos.read(0, 1)", "time"),
-        ("x = bytearray(200 * 2**20)", "MemoryError"),
-        ("print('x' * 10**6)", "printed text"),
+    for code, limits, detail in (
+        ("import os\nos.read(0, 1)", box.Limits(wall_s=2.0), "time"),
+        ("x = bytearray(200 * 2**20)", box.Limits(memory_mb=128), "MemoryError"),
+        ("print('x' * 10**6)", box.Limits(), "printed text"),
     ):
         outcome = box.run(code, "f", CALLS, limits)
         assert (outcome.ending, outcome.detail) == (LIMIT, detail)
