@@ -141,7 +141,7 @@ def ended_by(number: int, command: Command, when: Callable[[], object], what: st
     try:
         wait_until(when, what, command)
         command.send_signal(number)
-        return command.wait(60)
+        return command.wait()
     finally:
         command.kill()
 

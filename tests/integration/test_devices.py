@@ -238,7 +238,7 @@ def test_a_run_has_the_metrics_of_one_and_leaves_no_rank_behind(tmp_path):
         finally:
             process.kill()
         process.wait()
-        psutil.wait_procs(ranks, timeout=30)
+        psutil.wait_procs(ranks, timeout=120)
         assert workers_below(folder) == []
         lines.append(read_metrics(folder / "runs/echo/0001/metrics.jsonl")[:2])
     for one, two in zip(*lines, strict=True):

@@ -49,7 +49,7 @@ def test_its_own_tests_pass(folder):
         env={**os.environ, "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout

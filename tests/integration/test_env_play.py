@@ -21,7 +21,7 @@ def play(folder, replies: str, *arguments: str) -> tuple[int, str]:
         input=replies,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.stderr == ""
@@ -67,10 +67,10 @@ def test_the_servers_page(tmp_path):
         wait_until(lambda: "\n" in process.out, "the page's address", process)
         page, _, _ = process.out.partition("\n")
         assert page.endswith("/web")
-        with urllib.request.urlopen(f"{page}/", timeout=20) as answer:
+        with urllib.request.urlopen(f"{page}/", timeout=60) as answer:
             assert answer.status == 200
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait() == 0
     finally:
         process.kill()
-    wait_until(lambda: servers_of(tmp_path) == [], "the server's end", limit_s=10)
+    wait_until(lambda: servers_of(tmp_path) == [], "the server's end")

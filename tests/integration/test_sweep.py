@@ -1,5 +1,6 @@
 """`train -m` as a user starts it: real jobs, real servers, one bad job, a stop, and going on."""
 
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -99,7 +100,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
     finally:
         process.kill()
     # The runs of a sweep that was killed are asked to stop, and save.
-    wait_until(lambda: servers_of(tmp_path) == [], "the end of all processes", limit_s=60)
+    wait_until(lambda: servers_of(tmp_path) == [], "the end of all processes")
     assert [record["step"] for record in read_metrics(metrics)][num_begun] == num_begun + 1
 
     code, _, err = run(tmp_path, "train", "-m", "--resume", str(sweep["path"]))
@@ -118,7 +119,7 @@ def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
         wait_until(lambda: has_lines(metrics, "grpo", 1), "a step", process)
         (server,) = uvicorns_of(process.pid)
         server.kill()
-        _, err = process.communicate(timeout=240)
+        _, err = process.communicate()
     finally:
         process.kill()
     assert process.returncode == 0, err
@@ -127,6 +128,10 @@ def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
 
 def uvicorns_of(pid: int) -> list[psutil.Process]:
     """Environment servers below a process, without their guardians."""
-    children = psutil.Process(pid).children(recursive=True)
-    commands = {child: " ".join(child.cmdline()) for child in children}
-    return [each for each, text in commands.items() if "uvicorn" in text and "guard.py" not in text]
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            text = " ".join(child.cmdline())
+            if "uvicorn" in text and "guard.py" not in text:
+                found.append(child)
+    return found

@@ -33,6 +33,6 @@ def test_what_was_freed_is_not_fetched_again():
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     assert int(child.stdout) < SIZE_MB * 1024 / PAGE_KB / 8

@@ -237,8 +237,9 @@ async def test_a_new_collection_knows_nothing_of_old_weights():
     policy = tiny_policy(ends=True)
     engine = local_engine(policy)
     before = await collect(policy, engine=engine)
+    draw = torch.Generator().manual_seed(0)
     for parameter in policy.model.parameters():
-        parameter.data += 0.05 * torch.randn_like(parameter)
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=draw)
     await engine.publish(7)
     after = await collect(policy, engine=engine)
     assert sampled(before) != sampled(after)

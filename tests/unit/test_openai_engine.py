@@ -78,7 +78,7 @@ def run(endpoint: Endpoint, story: Callable[..., Any], **changes: Any) -> Any:
                 "tokens_per_minute": None,
                 "max_tokens_key": "max_tokens",
                 "parameters": {},
-                "timeout_s": 5.0,
+                "timeout_s": 60.0,
                 "max_retries": 2,
                 "cache_dir": None,
                 **changes,

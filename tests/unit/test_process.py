@@ -10,6 +10,7 @@ import pytest
 
 from openenv_pipe.process import ManagedProcess, free_port, port_in_use
 
+LIMIT_S = 60.0  # of what takes a moment on a quiet machine
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)"
 
 
@@ -29,8 +30,8 @@ def start(tmp_path):
         process.stop(0)
 
 
-def wait_for_text(log, text, limit_s=10.0):
-    deadline = time.monotonic() + limit_s
+def wait_for_text(log, text):
+    deadline = time.monotonic() + LIMIT_S
     while text not in (log.read_text() if log.exists() else ""):
         assert time.monotonic() < deadline, f"{text!r} never appeared in {log}"
         time.sleep(0.01)
@@ -40,7 +41,7 @@ def test_output_goes_to_the_log_and_is_appended(start, tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
     process = start("import sys; print('out'); print('err', file=sys.stderr)", log=log)
-    assert process.wait(10) == 0
+    assert process.wait(LIMIT_S) == 0
     lines = log.read_text().splitlines()
     assert lines[0] == "before"
     assert sorted(lines[1:]) == ["err", "out"]
@@ -49,7 +50,7 @@ def test_output_goes_to_the_log_and_is_appended(start, tmp_path):
 def test_environment_and_folder_are_those_given(start, tmp_path):
     code = "import os; print(os.getcwd(), os.environ['A'], 'HOME' in os.environ)"
     process = start(code, environment={"A": "1"}, cwd=tmp_path, log=tmp_path / "log")
-    assert process.wait(10) == 0
+    assert process.wait(LIMIT_S) == 0
     assert (tmp_path / "log").read_text().split() == [str(tmp_path), "1", "False"]
 
 
@@ -63,7 +64,7 @@ def test_environment_and_folder_are_those_given(start, tmp_path):
 )
 def test_return_code_is_the_commands(start, code, returncode):
     process = start(code)
-    assert process.wait(10) == returncode
+    assert process.wait(LIMIT_S) == returncode
     assert process.returncode == returncode
     assert not process.alive
 
@@ -71,13 +72,21 @@ def test_return_code_is_the_commands(start, code, returncode):
 def test_a_command_that_does_not_exist_says_so_in_the_log(tmp_path):
     log = tmp_path / "log"
     process = ManagedProcess(["no-such-command"], log=log, environment=os.environ)
-    assert process.wait(10) == 127
+    assert process.wait(LIMIT_S) == 127
     assert process.stop(0) == 127
     assert "no-such-command" in log.read_text()
 
 
+def test_scratch_goes_with_the_command(start, tmp_path):
+    scratch = tmp_path / "scratch"
+    (scratch / "inner").mkdir(parents=True)
+    process = start("import sys; sys.exit(4)", scratch=scratch)
+    assert process.wait(LIMIT_S) == 4
+    assert not scratch.exists()
+
+
 def test_wait_is_bounded(start):
-    process = start("import time; time.sleep(60)")
+    process = start("import time; time.sleep(600)")
     assert process.wait(0.05) is None
     assert process.alive
 
@@ -90,20 +99,18 @@ def clean_up(*_):
     sys.exit(5)
 signal.signal(signal.SIGTERM, clean_up)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     process = start(code, log=tmp_path / "log")
     wait_for_text(tmp_path / "log", "up")
-    assert process.stop(10) == 5
+    assert process.stop(LIMIT_S) == 5
     assert "clean" in (tmp_path / "log").read_text()
 
 
 def test_stop_kills_what_ignores_sigterm_and_may_be_called_again(start, tmp_path):
-    process = start(DEAF + "; time.sleep(60)", log=tmp_path / "log")
+    process = start(DEAF + "; time.sleep(600)", log=tmp_path / "log")
     wait_for_text(tmp_path / "log", "up")
-    started_s = time.monotonic()
     assert process.stop(0.2) == 128 + signal.SIGKILL
-    assert time.monotonic() - started_s < 3
     assert process.stop(0.2) == 128 + signal.SIGKILL
 
 
@@ -116,7 +123,7 @@ def test_a_stopped_command_does_not_hold_up_the_stop(start, tmp_path):
 
 
 def test_ctrl_c_is_left_to_the_parent(start, tmp_path):
-    process = start("import time; print('up', flush=True); time.sleep(60)", log=tmp_path / "log")
+    process = start("import time; print('up', flush=True); time.sleep(600)", log=tmp_path / "log")
     wait_for_text(tmp_path / "log", "up")
     os.kill(process.pid, signal.SIGINT)
     assert os.getsid(process.pid) != os.getsid(0)
@@ -135,7 +142,7 @@ def test_the_command_starts_with_default_signals(start):
         process = start(code)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-    assert process.wait(10) == 0
+    assert process.wait(LIMIT_S) == 0
 
 
 def test_ports():

@@ -12,7 +12,7 @@ import pytest
 
 from openenv_pipe.process import ManagedProcess
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0  # of what takes a moment on a quiet machine
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -28,7 +28,7 @@ def live(name):
     with open(f"{folder}/{name}.part", "w") as file:
         file.write(str(os.getpid()))
     os.rename(f"{folder}/{name}.part", f"{folder}/{name}.pid")
-    time.sleep(120)
+    time.sleep(600)
 if os.fork() == 0:
     live("child")
 if os.fork() == 0:
@@ -52,21 +52,24 @@ import os, sys, threading, time
 from pathlib import Path
 from openenv_pipe.process import ManagedProcess
 family, folder, how = sys.argv[1:]
+scratch = Path(folder, "scratch")
+(scratch / "inner").mkdir(parents=True)
 def start():
     global process
-    process = ManagedProcess([sys.executable, "-c", family, folder],
+    process = ManagedProcess([sys.executable, "-c", family, folder], scratch=scratch,
                              log=Path(folder) / "log", environment=os.environ, grace_s=0.3)
 thread = threading.Thread(target=start)
 thread.start()
 thread.join()
 if how == "forks" and os.fork() == 0:
-    Path(folder, "worker.txt").write_text(str(os.getpid()))
-    time.sleep(120)
+    Path(folder, "worker.part").write_text(str(os.getpid()))
+    Path(folder, "worker.part").rename(Path(folder, "worker.txt"))
+    time.sleep(600)
 if how == "exits":
     while len(list(Path(folder).glob("*.pid"))) < 4:
         time.sleep(0.01)
     sys.exit()
-time.sleep(120)
+time.sleep(600)
 """
 
 
@@ -90,6 +93,13 @@ def assert_all_end(pids, limit_s=LIMIT_S):
     deadline = time.monotonic() + limit_s
     while survivors := [pid for pid in pids if is_alive(pid)]:
         assert time.monotonic() < deadline, f"still alive: {survivors}"
+        time.sleep(0.02)
+
+
+def assert_goes(folder):
+    deadline = time.monotonic() + LIMIT_S
+    while folder.exists():
+        assert time.monotonic() < deadline, f"{folder} is still there"
         time.sleep(0.02)
 
 
@@ -125,6 +135,7 @@ def test_nothing_survives_a_killed_parent(parent, tmp_path, number):
     process.send_signal(number)
     process.wait(LIMIT_S)
     assert_all_end(pids)
+    assert_goes(tmp_path / "scratch")
 
 
 def test_nothing_survives_a_parent_that_exits(parent, tmp_path):
@@ -138,6 +149,7 @@ def test_nothing_survives_when_a_fork_of_the_parent_keeps_the_pipe(parent, tmp_p
     pids = family_pids(tmp_path)
     worker = tmp_path / "worker.txt"
     while not worker.exists():
+        assert process.poll() is None
         time.sleep(0.01)
     process.kill()
     process.wait(LIMIT_S)

@@ -128,7 +128,7 @@ def test_the_command_says_what_is_there(calls):
             [*command, "--build", "cpu"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             cwd=Path(__file__).parents[2],
             check=True,
         )
