@@ -200,18 +200,23 @@ def _neighbour(config: RunConfig, policy: Policy) -> Neighbour:
     """What servers on this machine have to know of the learner."""
     if policy.device.type != "cuda":
         return Neighbour(on_gpu=False)
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
     try:
         shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
         needed = sum(memory_bytes(shape, config, in_one_memory=False).values())
     except KeyError:  # a model of another kind: nobody knows
         needed = 0
+    return gpu_neighbour(config, needed)
+
+
+def gpu_neighbour(config: RunConfig, needs_bytes: int) -> Neighbour:
+    """A learner on the first `trainer.devices` of this machine's GPUs."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
     return Neighbour(
         on_gpu=True,
         free_gpus=names[config.trainer.devices :],
-        gpu_bytes=torch.cuda.get_device_properties(policy.device).total_memory,
-        needs_bytes=needed,
+        gpu_bytes=torch.cuda.get_device_properties(torch.device("cuda")).total_memory,
+        needs_bytes=needs_bytes,
         plays_ahead=config.trainer.max_staleness > 0,
     )
 

@@ -1,7 +1,8 @@
 """How much memory and disk a run will need, before anything is loaded. Estimates.
 
-Weights are counted exactly; activations are those of decoders with gated MLPs, and within a fifth
-of what is measured on a CPU (`tests/unit/test_footprint.py`).
+Weights are counted exactly; activations are those of decoders with gated MLPs. What a learner takes
+on a CPU is within a fifth of what is measured, and what a vLLM server takes there within a tenth of
+what was (`tests/unit/test_footprint.py`).
 """
 
 import json
@@ -20,6 +21,11 @@ PROCESS = 420 << 20  # measured: torch, transformers and peft, before a model is
 WORKSPACE = 30 << 20  # measured: what kernels keep for themselves
 SPREAD = 1.4  # measured: where tensors come and go, more than a quarter lies between them,
 SPREAD_WITH_ADAPTERS = 1.8  # and nearly half where the small ones of adapters stay there
+SERVER = 1490 << 20  # measured: three processes of vLLM on a CPU, before weights and cache
+FIRST_PASS_TOKENS = 8192  # it begins with so many at once, if no episode may be longer
+FIRST_PASS = (8, 3)  # what it holds of each: so often the hidden size, and the MLP's
+SERVER_LOGITS = 4  # so often those of all requests, which are sampled at once
+OF_AN_UPDATE = ("gradients", "activations", "logits")
 OPTIMIZER_COPIES = 2  # Adam's two moments
 BLOCK_OF_MOMENTS = 256  # in one byte each, with a scale for so many
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes a weight: NF4, its scales, and theirs
@@ -130,6 +136,24 @@ def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dic
     return needed
 
 
+def server_bytes(shape: Shape, config: RunConfig) -> int:
+    """What a vLLM server takes of a machine's memory, where it computes on a CPU."""
+    engine = config.engine
+    assert engine.type == "vllm"
+    width = BYTES[config.model.autocast if engine.dtype == "auto" else engine.dtype]
+    head = shape.hidden_size * shape.vocabulary  # packed, beside the embeddings
+    kept = FIRST_PASS[0] * shape.hidden_size + FIRST_PASS[1] * shape.intermediate_size
+    tokens = max(FIRST_PASS_TOKENS, engine.max_model_len)
+    logits = engine.max_requests * shape.vocabulary * SERVER_LOGITS
+    numbers = shape.num_parameters + head + tokens * kept
+    return SERVER + numbers * width + logits * 4 + (engine.cpu_cache_gb << 30)
+
+
+def at_rest(needed: Mapping[str, int]) -> dict[str, int]:
+    """What of `memory_bytes` is held between two updates too."""
+    return {kind: size for kind, size in needed.items() if kind not in OF_AN_UPDATE}
+
+
 def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
     """What each of trainer.devices holds to learn."""
     model, trainer = config.model, config.trainer
@@ -146,7 +170,8 @@ def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
     needed = {
         "python and its libraries": PROCESS,
         "weights": int(held),
-        "gradients and optimizer": int((trained + _moments(shape, config)) * share_of_trained),
+        "gradients": int(trained * share_of_trained),
+        "optimizer": int(_moments(shape, config) * share_of_trained),
         "activations": _activations(shape, config, tokens) + WORKSPACE,
         "logits": min(tokens * shape.vocabulary, LOGITS_AT_ONCE) * 4,
     }
