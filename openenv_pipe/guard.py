@@ -1,6 +1,6 @@
 """The guardian of one command: nothing that the command started outlives the parent.
 
-    python -I -S guard.py PARENT_PID GRACE_S COMMAND...
+    python -I -S guard.py PARENT_PID GRACE_S SCRATCH COMMAND...
 
 `process.ManagedProcess` starts it; nothing imports it. It uses the standard library only, so that
 it is running some 20 ms after the call. Its stdin is a pipe whose other end the parent holds:
@@ -9,8 +9,9 @@ it is running some 20 ms after the call. Its stdin is a pipe whose other end the
     end of file   the parent is gone, however it died: the same, with GRACE_S
 
 SIGTERM to the guardian does the same, SIGINT and SIGHUP do nothing: a Ctrl-C is the parent's to
-judge. When the command ends, what it left behind is killed at once. Exit code: the command's;
-128 + N if signal N ended it, 127 if it cannot be started.
+judge. When the command ends, what it left behind is killed at once, and the folder SCRATCH removed,
+if that names one. Exit code: the command's; 128 + N if signal N ended it, 127 if it cannot be
+started.
 
 On Linux the tree is every descendant, in whatever session or group, because the guardian adopts
 orphans; elsewhere it is the command's process group. The command dies with a killed guardian on
@@ -159,7 +160,18 @@ def orders(signals_fd: int, parent_pid: int, grace_s: float) -> float | None:
 
 
 def main() -> int:
-    parent_pid, grace_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+    parent_pid, grace_s, scratch = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+    try:
+        return guard(sys.argv[4:], parent_pid, grace_s)
+    finally:
+        if scratch:
+            import shutil  # slow to import, and nothing waits any more
+
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def guard(command: list[str], parent_pid: int, grace_s: float) -> int:
+    """Until the command and all that it started have ended. The exit code."""
     signals_fd = watch_signals()
     tree = Tree(command)
     while tree.exit_code is None:

@@ -33,16 +33,19 @@ class ManagedProcess:
         environment: Mapping[str, str],
         cwd: Path | None = None,
         grace_s: float = 5.0,
+        scratch: Path | None = None,
     ) -> None:
         """Start `command`, found on PATH if it has no slash.
 
         environment: the complete environment; nothing of ours is added.
         grace_s: seconds between SIGTERM and SIGKILL, should this process die.
+        scratch: a folder that is removed with the command, however it ends.
         A command that cannot be started ends with return code 127 and the reason in the log.
         Raises OSError if the log or `cwd` is unusable.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
-        guarded = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(grace_s), *command]
+        guardian = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(grace_s)]
+        guarded = [*guardian, str(scratch or ""), *command]
         self.log = log
         with log.open("ab") as output:
             self._guard = subprocess.Popen(

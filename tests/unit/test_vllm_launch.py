@@ -116,12 +116,13 @@ def started(monkeypatch) -> list[dict[str, str]]:
     """The environments of processes that would have been started."""
     environments: list[dict[str, str]] = []
 
-    def noted(command, *, environment, **_):
-        environments.append(dict(environment))
+    def noted(command, *, environment, scratch, **_):
+        given = dict(environment)
+        assert scratch.is_dir() and given.pop("VLLM_RPC_BASE_PATH") == str(scratch)
+        environments.append(given)
         raise NotADirectoryError  # far enough
 
-    for module in (launch, serving):
-        monkeypatch.setattr(module, "ManagedProcess", noted)
+    monkeypatch.setattr(launch, "ManagedProcess", noted)
     return environments
 
 

@@ -3,7 +3,9 @@
 """
 
 import asyncio
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -58,13 +60,9 @@ class ManagedServer:
         self.url = f"http://{OWN_ADDRESS}:{port}"
         variables = server_variables(self._plan, self._config, str(INSIDE))
         arguments = server_arguments(self._plan, self._config, OWN_ADDRESS, port)
+        environment = process_environment(self._plan.model, variables)
         assert self.log is not None
-        self._process = ManagedProcess(
-            [str(self._python), "-m", MODULE, *arguments],
-            log=self.log,
-            environment=process_environment(self._plan.model, variables),
-            grace_s=0.5,  # should we die: nothing of the server is worth waiting for
-        )
+        self._process = server_process(self._python, arguments, environment, self.log)
 
     async def died(self) -> str:
         assert self._process is not None
@@ -103,6 +101,24 @@ class AttachedServer:
 
     async def stop(self) -> None:
         """It is not ours to stop."""
+
+
+def server_process(
+    python: Path, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+) -> ManagedProcess:
+    """vLLM's server under a guardian. Its sockets, which it leaves behind, go with it."""
+    sockets = Path(tempfile.mkdtemp(prefix="openenv-pipe-"))
+    try:
+        return ManagedProcess(
+            [str(python), "-m", MODULE, *arguments],
+            log=log,
+            environment={"VLLM_RPC_BASE_PATH": str(sockets), **environment},
+            grace_s=0.5,  # should we die: nothing of the server is worth waiting for
+            scratch=sockets,
+        )
+    except OSError:
+        sockets.rmdir()
+        raise
 
 
 def pick_port(config: VllmEngineConfig, number: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.install import Build, Installed
-from openenv_pipe.engines.vllm.launch import MODULE, POLL_S, end_of, stop_quietly
+from openenv_pipe.engines.vllm.launch import POLL_S, end_of, server_process, stop_quietly
 from openenv_pipe.engines.vllm.server_command import (
     FEWEST_BATCHED_TOKENS,
     allowed_rank,
@@ -19,7 +19,7 @@ from openenv_pipe.engines.vllm.server_command import (
 )
 from openenv_pipe.engines.vllm.start_progress import StartProgress
 from openenv_pipe.errors import ConfigError, EngineError
-from openenv_pipe.process import ManagedProcess, port_in_use
+from openenv_pipe.process import port_in_use
 from openenv_pipe.web import LOOPBACK
 
 Tell = Callable[[str], None]
@@ -89,15 +89,9 @@ async def serve(
     if port_in_use(port, host):
         raise ConfigError(f"--port {port} is used by another program; choose another one")
     progress = StartProgress(log, lambda text: tell(f"engine: {text}"))
-    server = ManagedProcess(
-        [
-            *(str(installed.python), "-m", MODULE),
-            *serving_arguments(served, installed.build, host, port, extra),
-        ],
-        log=log,
-        environment=process_environment(served.model, _variables(installed.build)),
-        grace_s=0.5,
-    )
+    arguments = serving_arguments(served, installed.build, host, port, extra)
+    environment = process_environment(served.model, _variables(installed.build))
+    server = server_process(installed.python, arguments, environment, log)
     try:
         death = asyncio.create_task(end_of(server))
         ready = asyncio.create_task(_until_ready(f"http://{host}:{port}", progress))
