@@ -44,7 +44,8 @@ def _check_code(config: RunConfig) -> Iterator[Line]:
 def _check_engine(config: RunConfig) -> Iterator[Line]:
     if config.engine.type == "vllm":
         build = "cpu" if config.device == "cpu" else find_build()
-        yield Line("engine", Result.OK, check_engine(config.engine, build))
+        found = check_engine(config.engine, build, config.model.lora.rank)
+        yield Line("engine", Result.OK, found)
 
 
 CHECKS: dict[str, Callable[[RunConfig], Iterator[Line]]] = {

@@ -11,6 +11,7 @@ import torch
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import Neighbour
+from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError
 from openenv_pipe.engines.vllm.inside import openenv_pipe_broadcast as broadcast
 from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
@@ -226,6 +227,8 @@ def test_broadcast_is_for_gpus_that_the_learner_leaves_alone():
         weight_transfer(wanted, one, "full")
     with pytest.raises(ConfigError, match=r"set engine\.publish=merged"):
         weight_transfer(wanted, cpu, "adapter")
+    with pytest.raises(ConfigError, match=r"set engine\.publish=merged"):
+        check_engine(wanted, "cpu", lora_rank=8)
 
 
 @pytest.mark.parametrize(

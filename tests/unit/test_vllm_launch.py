@@ -92,11 +92,11 @@ def test_a_grammar_is_no_setting():
 def test_check_says_what_is_there_and_how_to_get_what_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="engine install vllm --build cpu` does that"):
-        check_engine(engine(), "cpu")
+        check_engine(engine(), "cpu", lora_rank=0)
     port = free_port()
     attached = engine("engine.launch=attach", f"engine.url=http://127.0.0.1:{port}")
     with pytest.raises(ConfigError, match=f"engine.url=http://127.0.0.1:{port} does not answer"):
-        check_engine(attached, "cpu")
+        check_engine(attached, "cpu", lora_rank=0)
 
 
 def test_a_server_gets_our_variables_but_for_those_of_our_python(tmp_path, monkeypatch):

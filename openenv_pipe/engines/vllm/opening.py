@@ -61,7 +61,7 @@ async def open_engine(
     keeper: the socket of a process that keeps managed servers for several runs.
     Raises ConfigError, EngineError, and TrainingError from the canary.
     """
-    way = publishing(config, trainee)
+    way = publishing(config, trainee.lora_rank)
     transfer = weight_transfer(config, neighbour, way)
     level = sleep_level(config, neighbour, way=way)
     build: Build = "cuda" if neighbour.on_gpu else "cpu"

@@ -4,21 +4,20 @@ from typing import Literal
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.sleeping import Neighbour
-from openenv_pipe.engines.vllm.trainee import Trainee
 from openenv_pipe.errors import ConfigError
 
 Publishing = Literal["adapter", "merged", "full"]
 Transfer = Literal["files", "broadcast"]
 
 
-def publishing(config: VllmEngineConfig, trainee: Trainee) -> Publishing:
+def publishing(config: VllmEngineConfig, lora_rank: int) -> Publishing:
     """Raises ConfigError if the model cannot be published as it is asked for."""
     if config.publish == "auto":
-        return "adapter" if trainee.lora_rank else "full"
-    if (config.publish == "full") == bool(trainee.lora_rank):
-        fits = "full" if not trainee.lora_rank else "adapter or merged"
+        return "adapter" if lora_rank else "full"
+    if (config.publish == "full") == bool(lora_rank):
+        fits = "full" if not lora_rank else "adapter or merged"
         raise ConfigError(
-            f"engine.publish={config.publish} does not fit model.lora.rank={trainee.lora_rank}; "
+            f"engine.publish={config.publish} does not fit model.lora.rank={lora_rank}; "
             f"expected {fits}, or auto"
         )
     return config.publish
