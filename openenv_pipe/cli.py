@@ -16,7 +16,7 @@ import typer
 
 from openenv_pipe import __version__, cli_engine, cli_env, cli_models, cli_results
 from openenv_pipe.config.completion import complete_bash_value, complete_override
-from openenv_pipe.errors import ConfigError, FailureError, PipeError, RunFolderError
+from openenv_pipe.errors import ConfigError, FailureError, PipeError
 
 app = typer.Typer(
     name="openenv-pipe",
@@ -219,25 +219,7 @@ def check(overrides: Overrides) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
-def runs(
-    runs_dir: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("runs"),
-) -> None:
-    """List the runs, with their status and results.
-
-    \b
-    openenv-pipe runs
-    """
-    if not runs_dir.is_dir():
-        raise RunFolderError(
-            f"there is no folder {str(runs_dir)!r}; `openenv-pipe train conf=wordle` makes the "
-            "first run, and `openenv-pipe runs DIR` lists those of another folder"
-        )
-    from rich.console import Console
-
-    from openenv_pipe.runs.listing import list_runs, runs_table
-
-    Console().print(runs_table(list_runs(runs_dir)))
+app.command("runs")(cli_results.runs)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The commands about what runs have come to: `eval` and `compare`."""
+"""The commands about what runs have come to: `runs`, `eval` and `compare`."""
 
 import sys
 from enum import StrEnum
@@ -18,6 +18,26 @@ class CompareFormat(StrEnum):
     JSON = "json"
     CSV = "csv"
     MD = "md"
+
+
+def runs(
+    runs_dir: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("runs"),
+) -> None:
+    """List the runs, with their status and results.
+
+    \b
+    openenv-pipe runs
+    """
+    if not runs_dir.is_dir():
+        raise RunFolderError(
+            f"there is no folder {str(runs_dir)!r}; `openenv-pipe train conf=wordle` makes the "
+            "first run, and `openenv-pipe runs DIR` lists those of another folder"
+        )
+    from rich.console import Console
+
+    from openenv_pipe.runs.listing import list_runs, runs_table
+
+    Console().print(runs_table(list_runs(runs_dir)))
 
 
 def evaluate(
