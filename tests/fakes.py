@@ -21,6 +21,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig, TinyModelConfig
 from openenv_pipe.engines import Completion, Engine, Request
 from openenv_pipe.engines.local import LocalEngine
+from openenv_pipe.frames import StepResult
 from openenv_pipe.grpo.samples import build_sample
 from openenv_pipe.learner.checkpoint import (
     load_progress,
@@ -32,7 +33,6 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.load import load_policy
 from openenv_pipe.learner.policy import Policy
 from openenv_pipe.rollout import Collector
-from openenv_pipe.session import StepResult
 from openenv_pipe.tasks import RangeTasks
 from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Step, Task, Turn
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from openenv_pipe.assembly import Parts
 from openenv_pipe.grpo.advantages import has_signal
+from openenv_pipe.parts import Parts
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.runs.files import read_json, write_json
 from openenv_pipe.tasks import build_order
