@@ -314,6 +314,7 @@ async def test_only_a_usable_session_with_a_live_server_is_responsive():
 
 
 async def test_a_session_that_has_just_answered_needs_no_ping(monkeypatch):
+    monkeypatch.setattr("openenv_pipe.session.RECENT_S", LIMIT_S)
     async with session_with(answers(answer(), answer())) as session:
         await session.reset({}, LIMIT_S)
         asked = []
