@@ -217,9 +217,9 @@ RUN = (
 def workers_below(folder):
     return [
         process
-        for process in psutil.process_iter(["cmdline"])
+        for process in psutil.process_iter(["cmdline", "cwd"])  # None of one that has just ended
         if "openenv_pipe.learner.worker" in (process.info["cmdline"] or ())
-        and process.cwd() == str(folder)
+        and process.info["cwd"] == str(folder)
     ]
 
 
