@@ -62,6 +62,7 @@ class Story:
         """
         place = Place.of(checkpoint) if checkpoint else None
         if checkpoint:
+            await self._source.begin_update()
             await self._bench.compute(self._saver.load, checkpoint)
             await self._source.publish(self._source.version)
         if place == self._origin:

@@ -27,6 +27,7 @@ from tests.vllm_server import LORA_RANK, Door, Served, small_config, small_polic
 
 pytestmark = pytest.mark.vllm
 LORA = f"model.lora.rank={LORA_RANK}"
+LIMIT_S = 120.0  # of what takes a moment on a quiet machine
 
 
 @asynccontextmanager
@@ -149,14 +150,14 @@ async def test_a_cancelled_request_is_aborted_on_the_server(vllm_served, tmp_pat
             asyncio.create_task(engine.generate(request(number, max_tokens=240)))
             for number in range(8)
         ]
-        while await running(client) < 8:
-            await asyncio.sleep(0.01)
+        await until_running(client, 8)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         before = await generated(client)
-        while await running(client):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(LIMIT_S):
+            while await running(client):
+                await asyncio.sleep(0.01)
         assert await generated(client) - before < 8 * 200
 
 
@@ -164,6 +165,12 @@ async def running(client: VllmClient) -> float:
     from openenv_pipe.engines.vllm.server_metrics import read_metrics
 
     return read_metrics(await client.metrics_text())["num_requests_running"]
+
+
+async def until_running(client: VllmClient, count: int) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while await running(client) < count:
+            await asyncio.sleep(0.01)
 
 
 async def generated(client: VllmClient) -> float:
@@ -186,8 +193,7 @@ async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_p
                 for number in range(16)
             ]
             async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
-                while not await running(client):
-                    await asyncio.sleep(0.01)
+                await until_running(client, 1)
             await first.close()
             completions = await asyncio.gather(*playing)
             assert {version for each in completions for version in each.policy_versions} == {1}
@@ -242,8 +248,7 @@ async def test_all_weights_are_published_into_requests_under_way(
             for number in range(NUM_UNDER_WAY)
         ]
         async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
-            while not await running(client):
-                await asyncio.sleep(0.01)
+            await until_running(client, 1)
         change(policy)
         await engine.publish(1)
         completions = await asyncio.gather(*under_way)
@@ -252,6 +257,34 @@ async def test_all_weights_are_published_into_requests_under_way(
         assert measured["canary/difference"] < 1e-4 < measured["canary/moved"]
         episodes = all_episodes(await collect(policy, engine=engine, host=FakeHost()))
         assert largest_difference(policy, episodes, 1.0) < 1e-4
+
+
+@pytest.mark.parametrize("transfer", ["files", "broadcast"])
+async def test_a_server_that_comes_back_gets_all_weights_again(
+    vllm_served, tmp_path, base_weights, monkeypatch, transfer
+):
+    """It has those of the base, as after a start, and keys and values of them."""
+    monkeypatch.setattr(launch, "OUTAGE_POLL_S", 0.1)
+    async with Door(vllm_served.url) as door:
+        overrides = (f"engine.url={door.url}", f"engine.weight_transfer={transfer}")
+        async with opened(vllm_served, tmp_path, *overrides) as (engine, policy):
+            change(policy)
+            await engine.publish(1)
+            await door.close()
+            while engine.replicas[0].is_up:
+                await asyncio.sleep(0.01)
+            async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
+                await client.load_weights(vllm_served.base, "0")
+                await client.reset_prefix_cache()
+                for prompt in engine._canary.prompts:
+                    await client.generate(BASE, prompt, {"max_tokens": 1})
+            await door.open()
+            completion = await engine.generate(request(engine.expect(1, 1)))
+            assert completion.policy_versions == [1]
+            assert engine.replicas[0].difference < 1e-4  # at the canary's look after the restart
+            change(policy)
+            await engine.publish(2)
+            assert (await engine.metrics())["canary/difference"] < 1e-4
 
 
 async def test_an_adapter_stays_with_its_requests(vllm_served, tmp_path):

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError
 from openenv_pipe.engines.vllm.inside import openenv_pipe_broadcast as broadcast
 from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
-from openenv_pipe.engines.vllm.ways import weight_transfer
+from openenv_pipe.engines.vllm.ways import refuse_broadcast
 from openenv_pipe.errors import ConfigError, EngineError
 
 CPU = torch.device("cpu")
@@ -42,6 +44,7 @@ class FakeServer:
         self.received: list[tuple[float, str]] = []
         self.calls: list[str] = []
         self.failure: Exception | None = None  # of the next call that takes weights
+        self.absence: Exception | None = None  # of the next call to join
         self._receiver: broadcast.Receiver | None = None
 
     @contextlib.asynccontextmanager
@@ -52,7 +55,16 @@ class FakeServer:
 
     async def join_broadcast(self, meeting) -> None:
         self.calls.append("join")
+        if self.absence is not None:
+            absence, self.absence = self.absence, None
+            raise absence
         self._receiver = await asyncio.to_thread(broadcast.Receiver, meeting, 0, 1, CPU)
+
+    async def leave_broadcast(self) -> None:
+        self._receiver.close()
+
+    async def reset_prefix_cache(self) -> None:
+        self.calls.append("reset")
 
     async def receive_weights(self, version: str) -> None:
         self.calls.append("receive")
@@ -120,17 +132,24 @@ async def test_ends_that_speak_otherwise_say_so(tmp_path, monkeypatch):
     """Two versions of NCCL would hang."""
     versions = iter(["nccl 2.27.5", "nccl 2.29.7"])
     monkeypatch.setattr(broadcast, "_transport", lambda device: next(versions))
-    receiving = asyncio.create_task(
-        asyncio.to_thread(broadcast.Receiver, tmp_path / "meeting", 0, 1, CPU)
-    )
-    while not (tmp_path / "meeting").exists():
-        await asyncio.sleep(0.01)
     sender = broadcast.Sender(tmp_path / "meeting")
-    expected = r"learner sends weights by nccl 2\.2.*takes them by nccl 2\.2.*weight_transfer=files"
-    with pytest.raises(broadcast.BroadcastError, match=expected):
-        await asyncio.to_thread(sender.send, FakeTrainee().weights())
-    with pytest.raises(broadcast.BroadcastError, match=expected):
-        await receiving
+    ends = await asyncio.gather(
+        asyncio.to_thread(broadcast.Receiver, sender.meeting, 0, 1, CPU),
+        asyncio.to_thread(sender.send, FakeTrainee().weights()),
+        return_exceptions=True,
+    )
+    expected = r"sends weights by nccl 2\.2.*takes them by nccl 2\.2.*weight_transfer=files"
+    for error in ends:
+        with pytest.raises(broadcast.BroadcastError, match=expected):
+            raise error
+
+
+def test_a_meeting_is_for_its_user_and_where_the_server_sees_it(tmp_path):
+    sender = broadcast.Sender(tmp_path / "meeting")
+    assert sender.meeting.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(broadcast.BroadcastError, match=r"does not see /nowhere/meeting"):
+        broadcast.Receiver(Path("/nowhere/meeting"), 0, 1, CPU)
+    sender.close()
 
 
 async def test_each_server_gets_each_version_and_joins_once(parts):
@@ -152,6 +171,7 @@ async def test_a_restarted_server_gets_the_policy_as_it_is(parts):
     restarted = FakeServer()
     assert await publisher.restore(restarted) is publisher.latest
     assert restarted.received == [(3.0, "3")]
+    assert restarted.calls == ["join", "receive", "reset"]  # the canary may have been there
 
 
 async def test_a_server_that_restarts_amid_an_update_waits_for_the_next_policy(parts):
@@ -197,6 +217,44 @@ async def test_a_server_that_goes_away_is_told_as_such_and_met_anew(parts):
     assert server.received == [(0.0, "0"), (1.0, "1")]
 
 
+async def test_nobody_waits_for_a_server_that_does_not_come(parts, monkeypatch):
+    """The learner is told, and meets the next one elsewhere."""
+    publisher, trainee, _ = parts
+    monkeypatch.setattr(broadcast, "LONGEST_WAIT", timedelta(seconds=10 * PATIENCE_S))
+    server = FakeServer()
+    server.absence = ServerGoneError("no answer")
+    with pytest.raises(ServerGoneError, match="no answer"):
+        await published(publisher, trainee, 1, server)
+    await published(publisher, trainee, 1, server)
+    assert server.received == [(1.0, "1")]
+    assert publisher._num_meetings == 2
+
+
+async def test_a_cancelled_publish_leaves_nobody_waiting(parts, monkeypatch):
+    """Ctrl-C while weights are merged: the server has not been asked, and will not be."""
+    publisher, trainee, executor = parts
+    monkeypatch.setattr(broadcast, "LONGEST_WAIT", timedelta(seconds=10 * PATIENCE_S))
+    is_merging, may_go_on = threading.Event(), threading.Event()
+    weights = trainee.weights
+
+    def slow() -> dict[str, torch.Tensor]:
+        is_merging.set()
+        may_go_on.wait(PATIENCE_S)
+        return weights()
+
+    monkeypatch.setattr(trainee, "weights", slow)
+    server = FakeServer()
+    publishing = asyncio.create_task(published(publisher, trainee, 1, server))
+    await asyncio.to_thread(is_merging.wait, PATIENCE_S)
+    publishing.cancel()
+    await asyncio.wait([publishing], timeout=PATIENCE_S)
+    assert publishing.cancelled()
+    may_go_on.set()
+    async with asyncio.timeout(PATIENCE_S):  # torch's thread is free again
+        await asyncio.get_running_loop().run_in_executor(executor, weights)
+    assert server.calls == ["pause"]
+
+
 async def test_weights_that_cannot_be_had_ask_nothing_of_the_server(parts, monkeypatch):
     publisher, trainee, _ = parts
 
@@ -210,23 +268,17 @@ async def test_weights_that_cannot_be_had_ask_nothing_of_the_server(parts, monke
     assert server.calls == ["pause"]
 
 
-def test_broadcast_is_for_gpus_that_the_learner_leaves_alone():
+def test_broadcast_is_for_all_weights_and_for_gpus_that_the_learner_leaves_alone():
     one, two = Neighbour(on_gpu=True), Neighbour(on_gpu=True, free_gpus=("1",))
     cpu = Neighbour(on_gpu=False)
-    auto = configured("auto")
-    assert [weight_transfer(auto, each, "full") for each in (one, two, cpu)] == [
-        "files",
-        "broadcast",
-        "files",
-    ]
-    assert weight_transfer(auto, two, "adapter") == "files"
     wanted = configured("broadcast")
-    assert weight_transfer(wanted, cpu, "merged") == "broadcast"
-    assert weight_transfer(configured("files"), two, "full") == "files"
+    refuse_broadcast(wanted, cpu, "merged")
+    refuse_broadcast(wanted, two, "full")
+    refuse_broadcast(configured("files"), one, "adapter")
     with pytest.raises(ConfigError, match="on the learner's GPU"):
-        weight_transfer(wanted, one, "full")
+        refuse_broadcast(wanted, one, "full")
     with pytest.raises(ConfigError, match=r"set engine\.publish=merged"):
-        weight_transfer(wanted, cpu, "adapter")
+        refuse_broadcast(wanted, cpu, "adapter")
     with pytest.raises(ConfigError, match=r"set engine\.publish=merged"):
         check_engine(wanted, "cpu", lora_rank=8)
 
@@ -235,11 +287,13 @@ def test_broadcast_is_for_gpus_that_the_learner_leaves_alone():
     "overrides",
     [
         ["engine.launch=docker"],
+        ["engine.sleep=level2"],
+        ['engine.arguments=["--data-parallel-size=2"]'],
         ["engine.launch=attach", "engine.url=http://10.0.0.7:8000"],
         ["engine.launch=attach", "engine.url=[http://localhost:8000,http://far:8000]"],
     ],
 )
-def test_broadcast_does_not_leave_the_machine(overrides):
+def test_broadcast_is_refused_where_the_ends_could_not_meet(overrides):
     with pytest.raises(ConfigError, match=r"weight_transfer=broadcast"):
         configured("broadcast", *overrides)
     configured("broadcast", "engine.launch=attach", 'engine.url="http://[::1]:8000"')

@@ -22,7 +22,7 @@ from openenv_pipe.engines.vllm.sleeping import Neighbour, sleep_level
 from openenv_pipe.errors import ConfigError, TrainingError
 from tests.small_vllm import SmallServer, SmallTrainee
 
-LIMIT_S = 20.0  # of every test: nothing may wait for ever
+LIMIT_S = 120.0  # of every test: nothing may wait for ever
 SMALL = ("conf=smoke", "engine=vllm", "env.max_episode_tokens=64", "engine.max_restarts=1")
 
 
@@ -121,8 +121,9 @@ async def sleeping(tmp_path, way: str, level: int, *overrides: str):
     root.mkdir()
     async with asyncio.timeout(LIMIT_S):
         with ThreadPoolExecutor(1) as executor:
-            publisher = build_publisher(way, "files", trainee, root, executor)
-            opening = _Opening(configured(*overrides), trainee, publisher, root, executor, level)
+            config = configured(*overrides)
+            publisher = build_publisher(config, way, trainee, root, executor)
+            opening = _Opening(config, trainee, publisher, root, executor, level)
             async with opening.opened([server], {}, lambda _: None) as engine:
                 server.calls.clear()
                 trainee.num_freed = 0

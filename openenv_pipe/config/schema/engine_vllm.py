@@ -94,10 +94,10 @@ class VllmEngineConfig(Block):
         description="adapter: LoRA by name; merged: base and adapter in one; full: all weights; "
         "auto: adapter where model.lora.rank > 0, else full"
     )
-    weight_transfer: Literal["auto", "files", "broadcast"] = Field(
+    weight_transfer: Literal["files", "broadcast"] = Field(
         description="how merged or full weights get to the server; files: it reads them in "
-        "weights_dir; broadcast: from memory to memory on one machine, by NCCL or, on CPUs, gloo; "
-        "auto: broadcast to managed servers on GPUs of their own, else files"
+        "weights_dir; broadcast: from memory to memory on one machine, by NCCL to servers on GPUs "
+        "of their own, by gloo between CPUs"
     )
     weights_dir: str | None = Field(
         description="where the server reads new weights; null: in memory, as /dev/shm"
@@ -125,10 +125,24 @@ class VllmEngineConfig(Block):
             raise ValueError("num_servers is for servers to start; url may be a list of several")
         if self.weight_transfer == "broadcast":
             self._refuse_far_servers()
+            self._refuse_sleep_and_ranks()
         for argument in self.arguments:
             if why := OURS.get(argument.split("=")[0]):
                 raise ValueError(f"arguments may not hold {argument!r}: {why}")
         return self
+
+    def _refuse_sleep_and_ranks(self) -> None:
+        """What the group of learner and workers does not know."""
+        if self.sleep in ("level1", "level2"):
+            raise ValueError(
+                f"weight_transfer=broadcast and sleep={self.sleep}: a server sleeps for a learner "
+                "on its GPU, and weights are sent to other GPUs; set weight_transfer=files"
+            )
+        if any(argument.startswith("--data-parallel") for argument in self.arguments):
+            raise ValueError(
+                "weight_transfer=broadcast reaches one of a server's engines, and arguments start "
+                "several; set num_servers instead, or weight_transfer=files"
+            )
 
     def _refuse_far_servers(self) -> None:
         """Learner and workers meet in a file, and talk over loopback."""

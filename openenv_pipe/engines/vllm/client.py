@@ -139,6 +139,10 @@ class VllmClient:
         """Its workers wait for a learner there. Returns when it has come."""
         await self._tell_workers("join_broadcast", meeting=str(meeting))
 
+    async def leave_broadcast(self) -> None:
+        """Its workers expect nothing from a learner any more."""
+        await self._tell_workers("leave_broadcast")
+
     async def receive_weights(self, version: str) -> None:
         """All weights from the learner, as `load_weights`. Returns when it has sent them."""
         await self._tell_workers("receive_policy")

@@ -25,6 +25,7 @@ OWN_ADDRESS = "127.0.0.1"  # where our servers listen
 MODULE = "vllm.entrypoints.openai.api_server"
 POLL_S = 0.05
 OUTAGE_POLL_S = 1.0
+LONGEST_SOCKET_FOLDER = 103 - len("/123e4567-e89b-12d3-a456-426614174000")  # bytes; of macOS
 OUTAGES_OF_A_DEATH = 3  # looks in a row that an attached server does not answer
 
 
@@ -107,12 +108,14 @@ def server_process(
     python: Path, arguments: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> ManagedProcess:
     """vLLM's server under a guardian. Its sockets, which it leaves behind, go with it."""
-    sockets = Path(tempfile.mkdtemp(prefix="openenv-pipe-"))
+    sockets = Path(tempfile.mkdtemp(prefix="vllm-"))
+    fits = len(str(sockets)) <= LONGEST_SOCKET_FOLDER
+    place = {"VLLM_RPC_BASE_PATH": str(sockets)} if fits else {}
     try:
         return ManagedProcess(
             [str(python), "-m", MODULE, *arguments],
             log=log,
-            environment={"VLLM_RPC_BASE_PATH": str(sockets), **environment},
+            environment={**place, **environment},
             grace_s=0.5,  # should we die: nothing of the server is worth waiting for
             scratch=sockets,
         )

@@ -6,7 +6,8 @@ while it is down waits; when it stays down, all who wait get the reason and the 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError, VllmClient
@@ -27,7 +28,7 @@ class ServerLife:
         server: Server,
         config: VllmEngineConfig,
         *,
-        restore: Callable[[VllmClient], Awaitable[None]],
+        restore: Callable[[VllmClient], Coroutine[Any, Any, None]],
         tell: Callable[[str], None],
     ) -> None:
         """`restore` gives a server that has just started the policy it is to serve."""
@@ -136,15 +137,12 @@ class ServerLife:
         )
         self._client = await client.__aenter__()
         death = asyncio.create_task(self._server.died())
-        ready = asyncio.create_task(self._make_ready(client))
+        progress = StartProgress(self._server.log, self._tell)
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
-                await asyncio.wait({death, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                raise EngineError(
-                    f"the server died before it was ready ({death.result()})", self._server.log
-                )
-            ready.result()
+                await self._before(death, self._first_token(client, progress))
+            await self._before(death, self._restore(client))  # may wait for the learner
+            self._tell(f"ready at {self._server.url} after {progress.elapsed_s:.0f} s")
         except TimeoutError:
             raise EngineError(
                 f"no token from {self._server.url} within engine.start_timeout_s="
@@ -155,11 +153,23 @@ class ServerLife:
             raise EngineError(f"the server went away: {error}", self._server.log) from error
         finally:
             death.cancel()
-            ready.cancel()
-            await asyncio.gather(death, ready, return_exceptions=True)
+            await asyncio.gather(death, return_exceptions=True)
 
-    async def _make_ready(self, client: VllmClient) -> None:
-        progress = StartProgress(self._server.log, self._tell)
+    async def _before(self, death: asyncio.Task[str], step: Coroutine[Any, Any, None]) -> None:
+        """A step of the start. Raises EngineError if the server dies first."""
+        doing = asyncio.create_task(step)
+        try:
+            await asyncio.wait({death, doing}, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                raise EngineError(
+                    f"the server died before it was ready ({death.result()})", self._server.log
+                )
+            doing.result()
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+
+    async def _first_token(self, client: VllmClient, progress: StartProgress) -> None:
         self._tell(f"waiting for {self._server.url}")
         while not await client.is_healthy(5.0):
             progress.look()
@@ -168,8 +178,6 @@ class ServerLife:
         await client.resume()  # an attached one may be as a killed run left it
         # A server can be healthy and die of its first request: it is up when it has answered one.
         await client.generate(BASE, FIRST_PROMPT, {"max_tokens": 1, "temperature": 1.0, "seed": 0})
-        await self._restore(client)
-        self._tell(f"ready at {self._server.url} after {progress.elapsed_s:.0f} s")
 
     async def _drop_client(self) -> None:
         if self._client is not None:

@@ -28,7 +28,7 @@ from openenv_pipe.engines.vllm.server_command import Plan
 from openenv_pipe.engines.vllm.servers import build_servers
 from openenv_pipe.engines.vllm.sleeping import Neighbour, sleep_level
 from openenv_pipe.engines.vllm.trainee import Trainee
-from openenv_pipe.engines.vllm.ways import Transfer, publishing, weight_transfer
+from openenv_pipe.engines.vllm.ways import Publishing, publishing, refuse_broadcast
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
 
@@ -62,7 +62,7 @@ async def open_engine(
     Raises ConfigError, EngineError, and TrainingError from the canary.
     """
     way = publishing(config, trainee.lora_rank)
-    transfer = weight_transfer(config, neighbour, way)
+    refuse_broadcast(config, neighbour, way)
     level = sleep_level(config, neighbour, way=way)
     build: Build = "cuda" if neighbour.on_gpu else "cpu"
     installed = await installed_or_asked(build, tell) if config.launch == "managed" else None
@@ -82,12 +82,12 @@ async def open_engine(
             "engine": {
                 "launch": config.launch,
                 "publish": way,
-                "weight_transfer": transfer,
+                "weight_transfer": config.weight_transfer,
                 "sleep_level": level,
                 **_facts(installed, servers),
             }
         }
-        publisher = build_publisher(way, transfer, trainee, root, executor)
+        publisher = build_publisher(config, way, trainee, root, executor)
         opening = _Opening(config, trainee, publisher, root, executor, level)
         async with opening.opened(servers, facts, tell) as engine:
             yield engine
@@ -155,7 +155,7 @@ class _Opening:
         withdraw = self._config.launch == "attach"
         closing = (replica.close(withdraw=withdraw) for replica in replicas)
         results = await asyncio.gather(*closing, return_exceptions=True)
-        self._publisher.close()
+        await asyncio.to_thread(self._publisher.close)
         for error in results:
             if error is not None:
                 raise error
@@ -193,11 +193,11 @@ def _teller(tell: Tell, number: int | None) -> Tell:
 
 
 def build_publisher(
-    way: str, transfer: Transfer, trainee: Trainee, root: Path, executor: Executor
+    config: VllmEngineConfig, way: Publishing, trainee: Trainee, root: Path, executor: Executor
 ) -> Publisher:
     if way == "adapter":
         return AdapterPublisher(trainee, root, executor)
-    if transfer == "files":
+    if config.weight_transfer == "files":
         return WeightsPublisher(trainee, root, executor)
     return BroadcastPublisher(trainee, root, executor)
 

@@ -50,6 +50,7 @@ class BroadcastPublisher:
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
         assert published is self.latest and self._is_current.is_set(), published
         async with self._turn, replacing_weights(client, paused=paused):
+            await self._forget_the_dead()
             await self._hand_over(client, published)
 
     async def restore(self, client: VllmClient) -> Published | None:
@@ -57,17 +58,20 @@ class BroadcastPublisher:
         while latest is not self.latest:  # one may be adopted meanwhile
             await self._is_current.wait()
             async with self._turn:
+                await self._forget_the_dead()
                 if self._is_current.is_set():
                     latest = self.latest
                     assert latest is not None
                     await self._hand_over(client, latest)
+                    await client.reset_prefix_cache()  # the canary may have filled it
         return latest
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:
         """Nothing is kept."""
 
     async def withdraw(self, client: VllmClient) -> None:
-        """Weights that were received need us no more."""
+        """Weights that were received need us no more; what received them can go."""
+        await client.leave_broadcast()
 
     async def clear(self, client: VllmClient) -> None:
         """There is one policy, and the next one replaces it."""
@@ -95,26 +99,33 @@ class BroadcastPublisher:
                 await client.join_broadcast(sender.meeting)
             await client.receive_weights(str(published.version))
 
-        taking = asyncio.create_task(take())
         sending = loop.run_in_executor(self._executor, send)
+        taking = asyncio.create_task(take())
         try:
             await asyncio.wait((taking, sending), return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            is_over = taking.done() and sending.done() and not sending.exception()
-            if not is_over:
-                self._senders.pop(client).close()
-            if not is_ready.is_set():
+            if not is_ready.is_set():  # nobody at the server's end has begun
                 taking.cancel()
+                sending.cancel()
+            if any(_has_failed(end) for end in (taking, sending)):
+                self._senders.pop(client, None)
+                await asyncio.to_thread(sender.close)
             there, here = await asyncio.gather(taking, sending, return_exceptions=True)
         if isinstance(there, Exception):  # the server knows more of what was wrong
             raise there
         if here is not None:
             raise EngineError(f"the weights cannot be sent to {client.url}: {here}") from here
 
-    def _sender(self, client: VllmClient) -> Sender:
+    async def _forget_the_dead(self) -> None:
         for gone in [each for each in self._senders if each.is_closed]:
-            self._senders.pop(gone).close()
+            await asyncio.to_thread(self._senders.pop(gone).close)
+
+    def _sender(self, client: VllmClient) -> Sender:
         if client not in self._senders:
             self._num_meetings += 1
             self._senders[client] = Sender(self._root / f"meeting-{self._num_meetings}")
         return self._senders[client]
+
+
+def _has_failed(end: asyncio.Future[None]) -> bool:
+    return end.cancelled() or (end.done() and end.exception() is not None)

@@ -7,7 +7,6 @@ from openenv_pipe.engines.vllm.sleeping import Neighbour
 from openenv_pipe.errors import ConfigError
 
 Publishing = Literal["adapter", "merged", "full"]
-Transfer = Literal["files", "broadcast"]
 
 
 def publishing(config: VllmEngineConfig, lora_rank: int) -> Publishing:
@@ -23,22 +22,18 @@ def publishing(config: VllmEngineConfig, lora_rank: int) -> Publishing:
     return config.publish
 
 
-def weight_transfer(config: VllmEngineConfig, neighbour: Neighbour, way: Publishing) -> Transfer:
-    """Raises ConfigError if weights cannot be sent as it is asked for."""
-    ours = config.launch != "attach"
-    shares_gpu = ours and neighbour.on_gpu and not neighbour.free_gpus
-    if config.weight_transfer == "auto":
-        has_gpus = config.launch == "managed" and neighbour.on_gpu and not shares_gpu
-        return "broadcast" if has_gpus and way != "adapter" else "files"
-    if config.weight_transfer == "broadcast" and way == "adapter":
+def refuse_broadcast(config: VllmEngineConfig, neighbour: Neighbour, way: Publishing) -> None:
+    """Raises ConfigError if weights are to be sent from memory to memory and cannot be."""
+    if config.weight_transfer == "files":
+        return
+    if way == "adapter":
         raise ConfigError(
             f"engine.weight_transfer=broadcast sends all weights, and engine.publish="
             f"{config.publish} an adapter, which is a file; set engine.publish=merged, or "
-            "engine.weight_transfer=auto"
+            "engine.weight_transfer=files"
         )
-    if config.weight_transfer == "broadcast" and shares_gpu:
+    if config.launch == "managed" and neighbour.on_gpu and not neighbour.free_gpus:
         raise ConfigError(
             "engine.weight_transfer=broadcast: the servers are on the learner's GPU, and NCCL "
-            "connects different ones only; set engine.weight_transfer=auto"
+            "connects different ones only; set engine.weight_transfer=files"
         )
-    return config.weight_transfer

@@ -11,6 +11,7 @@ import torch
 from openenv_pipe_broadcast import BroadcastError, Receiver
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
+from vllm.utils.nccl import unpinned_nccl_env
 
 
 class PolicyWorker:
@@ -34,13 +35,20 @@ class PolicyWorker:
 
     def join_broadcast(self, meeting: str) -> dict[str, str]:
         """From now on policies come from the learner that waits there, and from no other."""
-        if self._receiver is not None:
-            self._receiver.close()
+        self.leave_broadcast()
         size = self.parallel_config.world_size
         try:
-            self._receiver = Receiver(Path(meeting), self.rank, size, self.device)
+            with unpinned_nccl_env():  # what vLLM sets for its own groups, the learner does not
+                self._receiver = Receiver(Path(meeting), self.rank, size, self.device)
         except BroadcastError as error:
             return {"problem": str(error)}
+        return {"problem": ""}
+
+    def leave_broadcast(self) -> dict[str, str]:
+        """The opposite, whether it has joined or not."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
         return {"problem": ""}
 
     def receive_policy(self) -> dict[str, str]:
@@ -52,7 +60,7 @@ class PolicyWorker:
             for _ in coming:  # what the model has no use for
                 pass
         except BaseException:
-            self._receiver.close()  # or the learner would wait for its end
+            self.leave_broadcast()  # or the learner would wait for its end
             raise
         return {"problem": ""}
 
