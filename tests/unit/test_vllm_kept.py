@@ -15,7 +15,7 @@ from openenv_pipe.errors import EngineError
 from openenv_pipe.sweep import keeper as keeper_module
 from openenv_pipe.sweep.keeper import Keeper
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 CONFIG = compose(["conf=echo", "engine=vllm"]).config.engine
 
 
