@@ -52,8 +52,7 @@ def test_a_server_killed_in_a_step_is_replaced(installed, tmp_path):
         code, told = ended(process, tmp_path)
     assert code == 0, told
     assert_trained_and_agreed(tmp_path)
-    restarts = [record["engine/restarts"] for record in steps_of(tmp_path)]
-    assert (restarts[0], restarts[-1]) == (0, 1)
+    assert [record["engine/restarts"] for record in steps_of(tmp_path)] == [0, 1, 1]
     assert "restart 1 of 2" in told
     assert "loading weights" in told  # what a start is at
 
@@ -72,7 +71,7 @@ def test_a_killed_trainer_leaves_none_of_its_two_servers(installed, tmp_path):
         assert len(servers) >= 6  # two servers, their engines, their workers
         process.send_signal(signal.SIGKILL)
         process.wait(LIMIT_S)
-        _, alive = psutil.wait_procs(servers, timeout=LIMIT_S)  # within 5 s, on a quiet machine
+        _, alive = psutil.wait_procs(servers, timeout=5)
         assert alive == []
     finally:
         process.kill()

@@ -82,7 +82,7 @@ def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
         "model.activation_checkpointing=true",
     ],
 )
-def test_the_memory_of_updates_is_estimated(change):
+def test_the_memory_of_updates_is_estimated_within_a_fifth(change):
     overrides = [*LARGER, change]
     config = compose(overrides).config
     needed = memory_bytes(tiny_shape(config.model), config, in_one_memory=True)
@@ -95,23 +95,13 @@ def test_the_memory_of_updates_is_estimated(change):
         timeout=600,
         check=True,
     )
-    # 0.88 to 1.07 of it, on a busy machine in each of three rounds. The rest is for other machines.
-    assert sum(needed.values()) == pytest.approx(int(child.stdout), rel=0.25)
+    # 0.88 to 1.07 of it, on a busy machine in each of three rounds.
+    assert sum(needed.values()) == pytest.approx(int(child.stdout), rel=0.2)
 
 
 # --- beside vLLM servers -------------------------------------------------------------------------
 
 GIB = 2**30
-QWEN3_0_6B = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_936,
-}
-SHAPE = model_shape(QWEN3_0_6B, 596_049_920)
 SMALL = {
     "hidden_size": 128,
     "intermediate_size": 1024,
@@ -131,6 +121,7 @@ LARGE_VOCABULARY = {
     "hidden_size": 1024,
     "vocab_size": 150_000,
 }
+SHAPE = model_shape(SMALL | DEEPER | LARGE_VOCABULARY, 438_000_000)
 NEVER = {"engine.sleep": "never"}
 TWO = {"engine.num_servers": 2}
 AHEAD = {"trainer.max_staleness": 1}
