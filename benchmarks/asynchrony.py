@@ -30,7 +30,7 @@ def measure(staleness: int, folder: Path, steps: int, step_s: float, overrides: 
     server = f"{sys.executable},{ROOT / 'benchmarks' / 'slow_echo.py'},'{{port}}','{step_s}'"
     subprocess.run(
         [
-            *(sys.executable, "-m", "openenv_pipe.cli", "train", "conf=echo"),
+            *(sys.executable, "-m", "openenv_pipe.cli.main", "train", "conf=echo"),
             f"env.command=[{server}]",
             *(f"runs_dir={folder}", f"trainer.steps={steps}", "eval.num_tasks=1"),
             *("num_threads=1", "host.sessions_per_server=64", "eval.baselines=false"),

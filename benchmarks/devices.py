@@ -25,10 +25,10 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from fakes import CPU, random_samples, run_config, tiny_model  # noqa: E402
 
-from openenv_pipe.learner.joint import JointLearner, build_learner  # noqa: E402
+from openenv_pipe.learner.distributed.joint import JointLearner, build_learner  # noqa: E402
+from openenv_pipe.learner.distributed.workers import Workers  # noqa: E402
 from openenv_pipe.learner.learner import Learner  # noqa: E402
-from openenv_pipe.learner.load import load_policy  # noqa: E402
-from openenv_pipe.learner.workers import Workers  # noqa: E402
+from openenv_pipe.models.load import load_policy  # noqa: E402
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_layers": 6, "max_length": 2048}
 HEADS = {"num_heads": 4, "num_kv_heads": 4, "head_size": 64}

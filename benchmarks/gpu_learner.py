@@ -25,12 +25,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.compose import compose
-from openenv_pipe.grpo.packing import pack
-from openenv_pipe.learner.attention import use_packed_attention
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.learner.policy import Policy
-from openenv_pipe.learner.tiny import build_tokenizer
+from openenv_pipe.models.attention.packed import use_packed_attention
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Sample
 
 QWEN3_0_6B = {

@@ -72,11 +72,11 @@ class Ours:
 
     def __init__(self, case: dict[str, Any]) -> None:
         from openenv_pipe.config.compose import compose
-        from openenv_pipe.learner.attention import use_packed_attention
-        from openenv_pipe.learner.heap import keep_freed_memory
         from openenv_pipe.learner.learner import Learner
-        from openenv_pipe.learner.policy import Policy
-        from openenv_pipe.learner.tiny import build_tokenizer
+        from openenv_pipe.models.attention.packed import use_packed_attention
+        from openenv_pipe.models.policy import Policy
+        from openenv_pipe.models.tiny import build_tokenizer
+        from openenv_pipe.system.malloc import keep_freed_memory
 
         changes = {"tokens_per_batch": 1 << 20, "temperature": 1.0, "updates_per_step": 1}
         changes |= {"loss.type": "grpo", "loss.clip_low": CLIP, "loss.clip_high": CLIP}

@@ -26,16 +26,16 @@ from pathlib import Path
 
 from websockets.asyncio.client import connect
 
-from openenv_pipe.adapters import build_adapter
-from openenv_pipe.chat import ChatFormat
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import Completion, Request
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.hosts import build_host
-from openenv_pipe.learner.tiny import build_tokenizer
+from openenv_pipe.environments.adapters import build_adapter
+from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.client.session import websocket_url
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout import Collector
-from openenv_pipe.rollout.gather import old_objects_at_rest
-from openenv_pipe.session import websocket_url
+from openenv_pipe.rollout.collector import old_objects_at_rest
 from openenv_pipe.types import Task
 
 GUESS = "zzzzz"  # no word: every episode has six steps

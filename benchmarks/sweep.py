@@ -34,7 +34,7 @@ def run(folder: Path, *arguments: str) -> float:
     started = time.perf_counter()
     with (folder / "output.txt").open("ab") as output:
         subprocess.run(
-            [sys.executable, "-m", "openenv_pipe.cli", *arguments],
+            [sys.executable, "-m", "openenv_pipe.cli.main", *arguments],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"},
             stdout=output,

@@ -25,7 +25,6 @@ from pathlib import Path
 import aiohttp
 import torch
 
-from openenv_pipe.adapters import build_adapter
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.base import turn_seed
@@ -35,12 +34,13 @@ from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import find_build, find_installed
 from openenv_pipe.engines.vllm.launch import ManagedServer
 from openenv_pipe.engines.vllm.server_command import Plan
-from openenv_pipe.hosts import build_host
-from openenv_pipe.learner.load import load_policy
-from openenv_pipe.learner.policy import Policy
-from openenv_pipe.learner.publication import Publication
+from openenv_pipe.environments.adapters import build_adapter
+from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.tasks import known_splits, open_splits
+from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.weights import Publication
 from openenv_pipe.rollout import Collector
-from openenv_pipe.tasks import known_splits, open_splits
 from openenv_pipe.types import Episode
 
 GROUP_SIZE = 8

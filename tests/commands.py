@@ -214,9 +214,7 @@ def _become(folder: str, arguments: list[str], environment: dict[str, str]) -> N
 if __name__ == "__main__":
     import matplotlib.figure  # noqa: F401
 
-    import openenv_pipe.evaluate
-    import openenv_pipe.pipeline  # noqa: F401
-    from openenv_pipe import cli
+    from openenv_pipe.cli import main as cli
 
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         _serve(channel)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openenv_pipe.runs.files import digest_of_file, digest_of_folder
+from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.listing import list_runs
 from openenv_pipe.runs.metrics import without_times
+from openenv_pipe.system.files import digest_of_file, digest_of_folder
 from tests.commands import ENVIRONMENT, Command
 
 LIMIT_S = 300.0
@@ -165,7 +165,14 @@ def untouched(runs_dir: Path, arguments: Sequence[str], name: str) -> Reference:
     folder = runs_dir / name / "0001"
     runs_dir.mkdir(exist_ok=True)
     with subprocess.Popen(
-        [sys.executable, "-m", "openenv_pipe.cli", "train", *arguments, f"runs_dir={runs_dir}"],
+        [
+            sys.executable,
+            "-m",
+            "openenv_pipe.cli.main",
+            "train",
+            *arguments,
+            f"runs_dir={runs_dir}",
+        ],
         cwd=runs_dir,
         env={**os.environ, **ENVIRONMENT},
         stdout=subprocess.DEVNULL,

@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 
 import docker
 
+from openenv_pipe.environments.hosts.docker.daemon import connect
 from openenv_pipe.errors import ConfigError, HostError
-from openenv_pipe.hosts.docker_daemon import connect
 
 BASE_IMAGE = "openenv-pipe-tests:bookworm-1"  # another number for another recipe
 PACKAGES = ("openenv>=0.10,<0.11", "uvicorn", "pip", "setuptools>=69")

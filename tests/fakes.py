@@ -16,24 +16,19 @@ from typing import Any
 
 import torch
 
-from openenv_pipe.adapters import build_adapter
+from openenv_pipe.algorithms.samples import build_sample
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig, TinyModelConfig
 from openenv_pipe.engines import Completion, Engine, Request
 from openenv_pipe.engines.local import LocalEngine
-from openenv_pipe.frames import StepResult
-from openenv_pipe.grpo.samples import build_sample
-from openenv_pipe.learner.checkpoint import (
-    load_progress,
-    load_weights,
-    save_progress,
-    save_weights,
-)
+from openenv_pipe.environments.adapters import build_adapter
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.tasks import RangeTasks
+from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.learner.load import load_policy
-from openenv_pipe.learner.policy import Policy
+from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.policy import Policy
 from openenv_pipe.rollout import Collector
-from openenv_pipe.tasks import RangeTasks
 from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Step, Task, Turn
 
 torch.set_num_threads(1)  # models of the tests are too small to share, and the machine is not ours

@@ -1,4 +1,4 @@
-"""Run by `test_footprint`, in a process of its own: how much memory updates of the learner take.
+"""Run by `test_memory_estimate`, in a process of its own: how much memory updates of the learner take.
 
 Reads overrides as a JSON list, builds that policy, updates it twice, and prints the most bytes that
 the process had.
@@ -13,9 +13,9 @@ import torch
 from fakes import random_sample
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.learner.heap import keep_freed_memory
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.learner.load import load_policy
+from openenv_pipe.models.load import load_policy
+from openenv_pipe.system.malloc import keep_freed_memory
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 import itertools
 import os
 
-from openenv_pipe.process import port_in_use
+from openenv_pipe.system.process import port_in_use
 
 FIRST, NUM_PORTS = 10_000, 20_000  # below those that Linux gives to connections, from 32768 on
 _numbers = itertools.count(os.getpid() * 97)  # two suites at a time take others

@@ -21,7 +21,7 @@ BOUND = 1e-4  # of a logprob, in float32
 
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "openenv_pipe.cli", "train", *SMALL, VOWELS, *overrides]
+    command = [sys.executable, "-m", "openenv_pipe.cli.main", "train", *SMALL, VOWELS, *overrides]
     with (folder / "stderr").open("w") as log:
         return subprocess.Popen(
             [*command, "eval.num_tasks=2", "trainer.optimizer.lr=1e-2"],

@@ -21,9 +21,9 @@ from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.install import VERSION, Installed, find_build, find_installed
 from openenv_pipe.engines.vllm.launch import ManagedServer
 from openenv_pipe.engines.vllm.server_command import Plan
-from openenv_pipe.learner.load import load_policy
-from openenv_pipe.learner.policy import Policy
-from openenv_pipe.learner.publication import Publication
+from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.weights import Publication
 
 MOST_AT_ONCE = 1 << 16  # bytes
 START_LIMIT_S = 400.0  # 20 to 30 s on two idle cores

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from openenv_pipe import resources
-from openenv_pipe.config.explain import (
+from openenv_pipe.config.error_messages import (
     explain_choice,
     explain_composition,
     explain_missing,
@@ -25,6 +24,7 @@ from openenv_pipe.config.explain import (
 from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system import resources
 
 if TYPE_CHECKING:  # importing Hydra takes longer than all else here
     from hydra._internal.config_loader_impl import ConfigLoaderImpl

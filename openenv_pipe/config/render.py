@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from openenv_pipe.config.compose import Composed, Origin
-from openenv_pipe.resources import shipped_dir, short_path
+from openenv_pipe.system.resources import shipped_dir, short_path
 
 
 class _Dumper(yaml.SafeDumper):

@@ -19,8 +19,8 @@ import torch
 from pydantic import JsonValue
 
 from openenv_pipe.engines.base import Completion, Request
-from openenv_pipe.engines.kv_cache import RaggedCache
 from openenv_pipe.engines.sampling import sample, uniforms
+from openenv_pipe.models.kv_cache import RaggedCache
 from openenv_pipe.types import Finish
 
 

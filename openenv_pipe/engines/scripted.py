@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from openenv_pipe.chat import ChatFormat
 from openenv_pipe.engines.base import Completion, Request
 from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.types import Finish, Observation, Opening
 
 Policy = Callable[..., str]  # (observations, random) -> reply; a parameter `opening` is filled in

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from openenv_pipe.grpo.packing import pack, shared_share, split_by_budget
-from openenv_pipe.learner.policy import Policy
+from openenv_pipe.algorithms.packing import pack, shared_share, split_by_budget
 from openenv_pipe.learner.ranks import ALONE, Ranks
+from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Batch, Sample
 
 MIN_SHARED = 0.05  # of all tokens; below, sorting out what is shared saves nothing

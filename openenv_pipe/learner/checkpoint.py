@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from openenv_pipe.learner.optimizer import Optimizer
-from openenv_pipe.learner.policy import Policy
+from openenv_pipe.models.policy import Policy
 
 OPTIMIZER, REFERENCE = "optimizer.safetensors", "reference.safetensors"
 PROGRESS = "progress.json"

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from openenv_pipe.algorithms.losses.normalization import Counts
 from openenv_pipe.config.schema import TrainerConfig
 from openenv_pipe.errors import TrainingError
-from openenv_pipe.grpo.losses.normalising import Counts
+from openenv_pipe.learner.accumulator import Tally
 from openenv_pipe.learner.batches import batches_of
+from openenv_pipe.learner.flops import Size, Work, matrix_flops_per_s
+from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
-from openenv_pipe.learner.policy import Policy
 from openenv_pipe.learner.ranks import ALONE, Ranks
-from openenv_pipe.learner.step_metrics import step_metrics
-from openenv_pipe.learner.tally import Tally
-from openenv_pipe.learner.work import Size, Work, matrix_flops_per_s
+from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Batch, Sample
 
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import torch
 
-from openenv_pipe.config.schema import LossConfig
-from openenv_pipe.grpo.losses.corrections import (
+from openenv_pipe.algorithms.losses.importance_weights import (
     Correction,
     geometric_weights,
     masked_weights,
     truncated_weights,
 )
-from openenv_pipe.grpo.losses.divergence import kl_estimate, kl_loss
-from openenv_pipe.grpo.losses.normalising import Counts, token_weights
-from openenv_pipe.grpo.losses.policy import PolicyLoss, cispo_loss, grpo_loss, gspo_loss
-from openenv_pipe.grpo.losses.ratios import ratios
-from openenv_pipe.learner.tally import Tally
+from openenv_pipe.algorithms.losses.kl import kl_estimate, kl_loss
+from openenv_pipe.algorithms.losses.normalization import Counts, token_weights
+from openenv_pipe.algorithms.losses.policy import PolicyLoss, cispo_loss, grpo_loss, gspo_loss
+from openenv_pipe.algorithms.losses.ratios import ratios
+from openenv_pipe.config.schema import LossConfig
+from openenv_pipe.learner.accumulator import Tally
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

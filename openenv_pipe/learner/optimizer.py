@@ -8,7 +8,7 @@ import torch
 
 from openenv_pipe.config.schema import OptimizerConfig
 from openenv_pipe.errors import TrainingError
-from openenv_pipe.learner.quantized import load_bitsandbytes
+from openenv_pipe.models.quantization import load_bitsandbytes
 
 NamedParameters = list[tuple[str, torch.nn.Parameter]]
 

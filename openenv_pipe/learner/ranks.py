@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from openenv_pipe.learner.tally import Tally
+from openenv_pipe.learner.accumulator import Tally
 
 Item = TypeVar("Item")
 LONGEST_WAIT = timedelta(minutes=10)  # for the slowest of the others

@@ -8,6 +8,6 @@ saving      checkpoints, written and gone back to
 beginning   what is run: a new folder, one that goes on, one made from another's checkpoint
 """
 
-from openenv_pipe.pipeline.beginning import begin, fork, resume, train
+from openenv_pipe.pipeline.start import begin, fork, resume, train
 
 __all__ = ["begin", "fork", "resume", "train"]

@@ -2,14 +2,14 @@
 
 from collections.abc import Awaitable, Callable
 
-from openenv_pipe.evaluate import (
+from openenv_pipe.pipeline.components import Parts
+from openenv_pipe.pipeline.evaluate import (
     evaluate_during,
     evaluate_model,
     play_baselines,
     stop_reason,
 )
-from openenv_pipe.parts import Parts
-from openenv_pipe.progress import Progress
+from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import (
     BASELINE,
     Evaluation,
@@ -19,7 +19,7 @@ from openenv_pipe.runs.evals import (
     save_evaluation,
 )
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.scoring import EvalReport
+from openenv_pipe.system.progress import Progress
 
 
 class Evaluations:

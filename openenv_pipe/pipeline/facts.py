@@ -14,11 +14,11 @@ import torch
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import RunConfig, TaskRange, TaskSetConfig
-from openenv_pipe.learner.policy import Policy
-from openenv_pipe.parts import Parts
-from openenv_pipe.resources import load_callable
-from openenv_pipe.runs.files import digest_of_bytes, digest_of_file
-from openenv_pipe.tasks import TaskSet
+from openenv_pipe.environments.tasks import TaskSet
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.pipeline.components import Parts
+from openenv_pipe.system.files import digest_of_bytes, digest_of_file
+from openenv_pipe.system.resources import load_callable
 
 
 def find_facts(parts: Parts) -> dict[str, JsonValue]:

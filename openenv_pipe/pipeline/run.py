@@ -12,21 +12,21 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from openenv_pipe.assembly import assembled
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, PipeError
-from openenv_pipe.learner.load import select_device
-from openenv_pipe.learner.workers import refuse_missing_devices
+from openenv_pipe.learner.distributed.workers import refuse_missing_devices
+from openenv_pipe.models.load import select_device
+from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluations import Evaluations
 from openenv_pipe.pipeline.facts import find_facts
-from openenv_pipe.pipeline.sources import PlayedGroups
-from openenv_pipe.pipeline.steps import to_the_end
-from openenv_pipe.pipeline.story import Story
-from openenv_pipe.progress import Progress, build_progress
+from openenv_pipe.pipeline.group_sources import PlayedGroups
+from openenv_pipe.pipeline.journal import to_the_end
+from openenv_pipe.pipeline.stages import Story
+from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.differences import Difference, find_other_facts
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.report import write_report
+from openenv_pipe.system.progress import Progress, build_progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

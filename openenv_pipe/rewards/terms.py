@@ -23,7 +23,7 @@ from openenv_pipe.config.schema import (
     UnusableTerm,
 )
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.resources import load_callable
+from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Episode
 
 TermFunction = Callable[[Episode], list[float]]

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from openenv_pipe.adapters.base import Adapter, UnusableReply
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Completion, Engine, Request
+from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.client.session import Session, ask_aside
+from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
-from openenv_pipe.frames import StepResult
-from openenv_pipe.hosts.base import Host
-from openenv_pipe.session import Session, ask_aside
 from openenv_pipe.types import (
     Action,
     Episode,

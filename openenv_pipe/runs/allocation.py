@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.identity import ProcessId
-from openenv_pipe.runs.files import (
-    digest_of_file,
-    point_symlink,
-    sync,
-    write_json,
-    write_text,
-)
-from openenv_pipe.runs.hidden import (
+from openenv_pipe.config.secrets import (
     hide_assignments,
     hide_in_config,
     hide_secrets,
@@ -32,6 +24,8 @@ from openenv_pipe.runs.provenance import (
     find_versions,
 )
 from openenv_pipe.runs.record import Attempt, Lineage, RunRecord
+from openenv_pipe.system.files import digest_of_file, point_symlink, sync, write_json, write_text
+from openenv_pipe.system.process_id import ProcessId
 
 SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.files import (
+from openenv_pipe.system.files import (
     digest_of_file,
     point_symlink,
     read_json,

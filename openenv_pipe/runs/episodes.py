@@ -23,7 +23,7 @@ from sys import byteorder
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.files import write_bytes
+from openenv_pipe.system.files import write_bytes
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
 
 GZIP = 31  # zlib's code for a gzip container, without name and time

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from openenv_pipe.runs.markdown import UNKNOWN, interval_text, table
+from openenv_pipe.runs.eval_report import EvalReport, TaskScores
 from openenv_pipe.runs.transcript import fenced, headline, transcript
-from openenv_pipe.scoring import EvalReport, TaskScores
+from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.types import Episode, Group
 
 NUM_SHOWN = 3  # episodes of each end of the scale

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.episodes import write_episodes
 from openenv_pipe.runs.eval_page import eval_page
-from openenv_pipe.runs.files import dump_json, read_json, write_text
-from openenv_pipe.scoring import EvalReport
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.system.files import dump_json, read_json, write_text
 from openenv_pipe.types import Group
 
 STAGES = ("start", "warm_start", "trained")  # labels that the pipeline itself writes, in order

@@ -21,11 +21,17 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from openenv_pipe.config.explain import explain_validation
-from openenv_pipe.config.older import validate_older
+from openenv_pipe.config.error_messages import explain_validation
+from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.secrets import (
+    hide_assignments,
+    hide_in_config,
+    hide_secrets,
+    known_secrets,
+    restore_in_config,
+)
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.identity import ProcessId
 from openenv_pipe.runs.allocation import (
     allocate,
     describe,
@@ -34,22 +40,16 @@ from openenv_pipe.runs.allocation import (
     write_config,
 )
 from openenv_pipe.runs.checkpoints import all_checkpoints
-from openenv_pipe.runs.files import (
+from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, LineageKind, RunRecord
+from openenv_pipe.system.file_lock import hold
+from openenv_pipe.system.files import (
     digest_of_file,
     point_symlink,
     read_json,
     write_bytes,
     write_json,
 )
-from openenv_pipe.runs.hidden import (
-    hide_assignments,
-    hide_in_config,
-    hide_secrets,
-    known_secrets,
-    restore_in_config,
-)
-from openenv_pipe.runs.lock import hold
-from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, LineageKind, RunRecord
+from openenv_pipe.system.process_id import ProcessId
 
 
 class RunFolder:

@@ -17,7 +17,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from openenv_pipe import __version__
-from openenv_pipe.runs.files import digest_of_bytes, digest_of_file
+from openenv_pipe.system.files import digest_of_bytes, digest_of_file
 
 PACKAGES = (
     "openenv", "openenv-core", "torch", "transformers", "peft", "accelerate",

@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from openenv_pipe.identity import ProcessId
 from openenv_pipe.runs.provenance import Checkout, Machine, Record
+from openenv_pipe.system.process_id import ProcessId
 
 EndStatus = Literal["finished", "failed", "interrupted"]
 Status = Literal["running", EndStatus]

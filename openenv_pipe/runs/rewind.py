@@ -13,8 +13,8 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.allocation import SUBFOLDERS
 from openenv_pipe.runs.checkpoints import Place, all_checkpoints
 from openenv_pipe.runs.evals import DURING, STAGES, read_report
-from openenv_pipe.runs.files import write_bytes
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system.files import write_bytes
 
 
 def rewind(folder: RunFolder, place: Place | None) -> None:

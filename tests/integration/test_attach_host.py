@@ -14,11 +14,11 @@ import pytest
 from websockets.asyncio.server import serve
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.environments.hosts import attach
+from openenv_pipe.environments.hosts.attach import AttachHost, http_url
+from openenv_pipe.environments.hosts.health import health
+from openenv_pipe.environments.hosts.process import ProcessServer
 from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
-from openenv_pipe.hosts import attach
-from openenv_pipe.hosts.attach import AttachHost, http_url
-from openenv_pipe.hosts.health import health
-from openenv_pipe.hosts.process import ProcessServer
 from tests.ports import lasting_port
 
 TOKEN = "a-token-of-the-tests"

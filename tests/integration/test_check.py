@@ -6,10 +6,10 @@ import tempfile
 import psutil
 import pytest
 
+from openenv_pipe.commands.findings import Line, Result, as_table, has_failed
+from openenv_pipe.commands.preflight import run_checks
 from openenv_pipe.config.compose import compose
-from openenv_pipe.findings import Line, Result, as_table, has_failed
-from openenv_pipe.footprint import folder_shape
-from openenv_pipe.preflight import run_checks
+from openenv_pipe.models.memory_estimate import folder_shape
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,13 @@ import torch
 from fakes import CPU, alike_samples, random_samples, run_config, tiny_model
 
 from openenv_pipe.errors import ConfigError, TrainingError
-from openenv_pipe.learner import workers as workers_module
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
-from openenv_pipe.learner.joint import build_learner
-from openenv_pipe.learner.load import load_policy
-from openenv_pipe.learner.workers import Workers, refuse_missing_devices
-from openenv_pipe.process import ManagedProcess
+from openenv_pipe.learner.distributed import workers as workers_module
+from openenv_pipe.learner.distributed.joint import build_learner
+from openenv_pipe.learner.distributed.workers import Workers, refuse_missing_devices
+from openenv_pipe.models.load import load_policy
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.process import ManagedProcess
 from tests.commands import SMALL, Command, wait_until
 
 LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
@@ -218,7 +218,7 @@ def workers_below(folder):
     return [
         process
         for process in psutil.process_iter(["cmdline", "cwd"])  # None of one that has just ended
-        if "openenv_pipe.learner.worker" in (process.info["cmdline"] or ())
+        if "openenv_pipe.learner.distributed.worker" in (process.info["cmdline"] or ())
         and process.info["cwd"] == str(folder)
     ]
 

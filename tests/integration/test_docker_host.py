@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from openenv_pipe.commands.env.inspect import inspect_environment
+from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.config.compose import compose
+from openenv_pipe.environments.hosts.docker.daemon import OWNER, owned_containers
+from openenv_pipe.environments.hosts.docker.host import DockerHost
+from openenv_pipe.environments.hosts.docker.image import image_recipe
 from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
-from openenv_pipe.hosts.docker import DockerHost
-from openenv_pipe.hosts.docker_daemon import OWNER, owned_containers
-from openenv_pipe.hosts.docker_image import image_recipe
-from openenv_pipe.identity import ProcessId
-from openenv_pipe.inspect_env import inspect_environment
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
-from openenv_pipe.targets import find_target
+from openenv_pipe.system.process_id import ProcessId
 from tests.commands import SMALL, Command, run, wait_until
 from tests.docker_daemon import BASE_IMAGE
 

@@ -10,7 +10,7 @@ import pytest
 from email_search import policies, tasks
 from test_env_servers import Session, call, serve
 
-from openenv_pipe.adapters.tool_calls import tool_calls
+from openenv_pipe.environments.adapters.tool_calls import tool_calls
 
 EPISODE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenv_pipe.env_check import check_environment, speed
-from openenv_pipe.findings import Line, Result, as_json, has_failed
-from openenv_pipe.targets import find_target
+from openenv_pipe.commands.env.check import check_environment, speed
+from openenv_pipe.commands.env.targets import find_target
+from openenv_pipe.commands.findings import Line, Result, as_json, has_failed
 
 BAD_ENV = str(Path(__file__).parents[1] / "bad_env")
 NUM_EPISODES = 150

@@ -7,9 +7,9 @@ import tempfile
 
 import pytest
 
-from openenv_pipe.env_check import check_environment, speed
-from openenv_pipe.findings import Result
-from openenv_pipe.targets import find_target
+from openenv_pipe.commands.env.check import check_environment, speed
+from openenv_pipe.commands.env.targets import find_target
+from openenv_pipe.commands.findings import Result
 from tests.commands import SMALL, run
 
 NAME = "odd_letters"

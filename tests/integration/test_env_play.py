@@ -8,14 +8,14 @@ import urllib.request
 
 import pytest
 
-from openenv_pipe import cli
+from openenv_pipe.cli import main as cli
 from tests.commands import REPOSITORY, Command, servers_of, wait_until
 
 
 def play(folder, replies: str, *arguments: str) -> tuple[int, str]:
     """Exit code and stdout; stderr has to be empty."""
     done = subprocess.run(
-        [sys.executable, "-m", "openenv_pipe.cli", "env", "play", *arguments],
+        [sys.executable, "-m", "openenv_pipe.cli.main", "env", "play", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         input=replies,

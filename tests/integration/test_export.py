@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openenv_pipe.learner.load import load_policy, select_device
+from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.runs.folder import RunFolder
 from tests.commands import run
 

@@ -17,10 +17,11 @@ from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
 
 pytest.importorskip("kubernetes.aio")
 
-from openenv_pipe.hosts import build_host, kubernetes_pod
-from openenv_pipe.hosts import kubernetes as kubernetes_host
-from openenv_pipe.hosts.kubernetes import KubernetesHost
-from openenv_pipe.hosts.kubernetes_manifests import has_expired, pod, trouble
+from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.hosts.kubernetes import host as kubernetes_host
+from openenv_pipe.environments.hosts.kubernetes import pod as kubernetes_pod
+from openenv_pipe.environments.hosts.kubernetes.host import KubernetesHost
+from openenv_pipe.environments.hosts.kubernetes.manifests import has_expired, pod, trouble
 from tests.fake_cluster import FakeCluster, kubeconfig, old_lease
 from tests.integration.test_process_host import LIMIT_S, STUB, within
 
@@ -280,7 +281,7 @@ async def test_no_cluster_and_an_unknown_context_are_user_errors(tmp_path):
 
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("openenv_pipe.hosts.kubernetes")]:
+    for name in [name for name in sys.modules if ".hosts.kubernetes.host" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes.aio", None)
     config = compose(["conf=echo", "host=kubernetes", "host.image=x"]).config

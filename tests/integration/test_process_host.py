@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.hosts.process import ProcessHost, server_environment
 from openenv_pipe.errors import (
     ConfigError,
     HostError,
@@ -20,9 +22,7 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
-from openenv_pipe.hosts.process import ProcessHost, server_environment
-from openenv_pipe.process import free_port
-from openenv_pipe.session import Session
+from openenv_pipe.system.process import free_port
 from tests.ports import lasting_port
 
 LIMIT_S = 120.0  # of what takes a moment on a quiet machine
@@ -282,7 +282,9 @@ async def test_fixed_ports_follow_each_other(tmp_path):
 async def test_a_picked_port_that_was_taken_meanwhile_is_replaced(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = itertools.chain([other.getsockname()[1]], iter(free_port, None))
-        monkeypatch.setattr("openenv_pipe.hosts.process.free_port", lambda _: next(ports))
+        monkeypatch.setattr(
+            "openenv_pipe.environments.hosts.process.free_port", lambda _: next(ports)
+        )
         async with running(stub(), tmp_path) as host, host.session() as session:
             await session.reset({}, LIMIT_S)
 

@@ -23,7 +23,7 @@ RUN = (
 def pipe(code: Path, folder: Path, *arguments: str) -> tuple[int, str]:
     """Exit code and output of a command of the code in one folder, run in another."""
     done = subprocess.run(
-        [sys.executable, "-m", "openenv_pipe.cli", *arguments],
+        [sys.executable, "-m", "openenv_pipe.cli.main", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(code), "OMP_WAIT_POLICY": "PASSIVE"},
         stdout=subprocess.PIPE,

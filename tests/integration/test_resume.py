@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.listing import list_runs
 from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import ended_by
 from tests.crash_matrix import Reference, Result, finish, killed_and_resumed, start, untouched

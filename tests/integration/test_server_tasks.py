@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.environments.hosts.process import ProcessHost, ProcessServer
+from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.hosts.process import ProcessHost, ProcessServer
-from openenv_pipe.tasks import known_splits, open_splits
-from openenv_pipe.web import OPEN
+from openenv_pipe.system.http import OPEN
 from tests.fakes import collect, run_config, sampled, tiny_policy
 
 # Plays as tests/fakes.py does, a little later each time; it has room for as many as it is told.
@@ -102,7 +102,7 @@ async def test_a_server_says_how_many_tasks_it_has(echo_server):
 
 
 async def test_a_server_without_the_task_api_is_explained(tmp_path):
-    from openenv_pipe.tasks.server import server_rows
+    from openenv_pipe.environments.tasks.server import server_rows
     from tests.integration.test_process_host import settings, write_package
 
     parts = settings(package=write_package(tmp_path / "parrot"))

@@ -4,10 +4,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from openenv_pipe.commands.sweep.keeper import Keeper
+from openenv_pipe.environments.hosts.docker.daemon import owned_containers
+from openenv_pipe.environments.hosts.shared import KeptHost
 from openenv_pipe.errors import SessionClosedError
-from openenv_pipe.hosts.docker_daemon import owned_containers
-from openenv_pipe.hosts.kept import KeptHost
-from openenv_pipe.sweep.keeper import Keeper
 from tests.integration.test_docker_host import evaluated, nothing_is_left, probe
 
 pytestmark = pytest.mark.docker

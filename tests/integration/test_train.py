@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from openenv_pipe.hosts.package import code_digest
-from openenv_pipe.resources import find_env
+from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.resources import find_env
 from tests.commands import REPOSITORY, SMALL, Command, ended_by, run, servers_of, wait_until
 
 

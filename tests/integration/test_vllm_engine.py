@@ -19,8 +19,8 @@ from openenv_pipe.engines.vllm import Neighbour, launch, open_engine
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
-from openenv_pipe.learner.policy import Policy
-from openenv_pipe.learner.publication import Publication
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.weights import Publication
 from openenv_pipe.types import Opening
 from tests.fakes import FakeHost, all_episodes, collect
 from tests.vllm_runs import assert_trained_and_agreed, ended, start

@@ -9,17 +9,17 @@ import yaml
 from test_train import SMALL, run
 from wild_envs import write_island, write_packages, write_python
 
-from openenv_pipe.adapters import adapter_for
-from openenv_pipe.chat import ChatFormat
+from openenv_pipe.commands.env.inspect import inspect_environment
+from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.environments.adapters import adapter_for
+from openenv_pipe.environments.hosts.process import ProcessHost
 from openenv_pipe.errors import ConfigError, HostError
-from openenv_pipe.hosts.process import ProcessHost
-from openenv_pipe.inspect_env import inspect_environment
-from openenv_pipe.learner.tiny import build_tokenizer
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout import Collector
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
-from openenv_pipe.targets import find_target
 from openenv_pipe.types import Status, Task
 
 CHAT = ChatFormat(build_tokenizer())
@@ -27,7 +27,7 @@ TINY = (
     *("model.max_length=2048", "model.hidden_size=32", "model.intermediate_size=64"),
     *("env.max_episode_tokens=2048", "env.max_reply_tokens=200", "env.max_turns=3"),
 )
-RANDOM = "openenv_pipe.policies:random_action"
+RANDOM = "openenv_pipe.environments.random_policy:random_action"
 WARM_START = ("trainer.warm_start.steps=1", f"trainer.warm_start.policy={RANDOM}")
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 

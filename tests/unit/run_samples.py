@@ -10,10 +10,10 @@ from random import Random
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.runs.eval_report import summarise
 from openenv_pipe.runs.evals import Evaluation, save_evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
-from openenv_pipe.scoring import summarise
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
 
 

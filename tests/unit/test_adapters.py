@@ -2,9 +2,9 @@
 
 import pytest
 
-from openenv_pipe.adapters import UnusableReply, build_adapter
-from openenv_pipe.adapters.text import TextAdapter
 from openenv_pipe.config.schema import PythonAdapterConfig, TextAdapterConfig
+from openenv_pipe.environments.adapters import UnusableReply, build_adapter
+from openenv_pipe.environments.adapters.text import TextAdapter
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Opening
 

@@ -13,8 +13,8 @@ from openenv_pipe.config.schema import HubModelConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.checkpoint import save_progress, save_weights
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.learner.load import load_policy
 from openenv_pipe.learner.optimizer import Optimizer
+from openenv_pipe.models.load import load_policy
 
 TOKEN_IDS = torch.tensor([[5, 6, 7, 8, 200]])
 TEXT = (".json", ".jinja", ".md")

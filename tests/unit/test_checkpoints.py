@@ -7,7 +7,7 @@ import sys
 import pytest
 import run_samples
 
-from openenv_pipe.config.changes import changed_keys
+from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import (
     RESUME,

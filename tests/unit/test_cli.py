@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from openenv_pipe import cli, resources
-from openenv_pipe.config.completion import complete_override
+from openenv_pipe.cli import main as cli
+from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.system import resources
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def openenv_pipe(tmp_path):
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, "-m", "openenv_pipe.cli", *arguments],
+            [sys.executable, "-m", "openenv_pipe.cli.main", *arguments],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **variables},
             capture_output=True,

@@ -8,11 +8,11 @@ import re
 import pytest
 import run_samples
 
-from openenv_pipe import compare
-from openenv_pipe.compare.found import find_runs
-from openenv_pipe.compare.settings import compare_settings
-from openenv_pipe.config.completion import complete_run, complete_subject
+from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.reports import compare
+from openenv_pipe.reports.compare.grouping import compare_settings
+from openenv_pipe.reports.compare.load import find_runs
 from openenv_pipe.runs.folder import RunFolder
 
 STAMP = "2026-11-20_14-03-11"

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from openenv_pipe.config.compose import amend, compose
-from openenv_pipe.config.keys import known_keys
 from openenv_pipe.config.render import as_yaml
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.resources import shipped_dir
+from openenv_pipe.system.resources import shipped_dir
 
 
 @pytest.fixture

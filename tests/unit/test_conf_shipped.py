@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 import yaml
 
-from openenv_pipe.adapters import build_adapter
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import read_request
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.footprint import tiny_shape
-from openenv_pipe.resources import (
+from openenv_pipe.environments.adapters import build_adapter
+from openenv_pipe.models.memory_estimate import tiny_shape
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.system.resources import (
     find_env,
     group_names,
     group_options,
     load_callable,
     shipped_dir,
 )
-from openenv_pipe.rewards import Scorer
 
 CONF = shipped_dir("conf")
 FILES = sorted(path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml"))
@@ -144,7 +144,7 @@ def test_qwen3_conversations_only_grow():
 
 def test_the_estimate_of_the_tiny_model_is_exact():
     torch = pytest.importorskip("torch")
-    from openenv_pipe.learner.load import load_policy
+    from openenv_pipe.models.load import load_policy
 
     model = compose(["conf=wordle"]).config.model
     policy = load_policy(model, seed=0, device=torch.device("cpu"))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from openenv_pipe.deadline import Deadline
+from openenv_pipe.environments.client.deadline import Deadline
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.errors import ConfigError, HostError
-from openenv_pipe.hosts.docker import declared_port, exposed_port
-from openenv_pipe.hosts.docker_container import (
+from openenv_pipe.environments.hosts.docker.container import (
     DOORWAY,
     Place,
     cause_of_death,
     container_options,
 )
-from openenv_pipe.hosts.docker_daemon import connect, daemon_address
-from openenv_pipe.hosts.docker_image import Image, image_recipe
-from openenv_pipe.hosts.package import code_digest
-from openenv_pipe.identity import ProcessId
+from openenv_pipe.environments.hosts.docker.daemon import connect, daemon_address
+from openenv_pipe.environments.hosts.docker.host import declared_port, exposed_port
+from openenv_pipe.environments.hosts.docker.image import Image, image_recipe
+from openenv_pipe.environments.hosts.package import code_digest
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.system.process_id import ProcessId
 from tests.docker_daemon import BrokenDaemonError, NoDaemonError, answering
 from tests.ports import lasting_port
 

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from openenv_pipe.env_check.leaks import leak_lines
-from openenv_pipe.env_check.memory import growth_line
-from openenv_pipe.env_check.rewards import reward_lines
-from openenv_pipe.findings import Result
-from openenv_pipe.frames import StepResult
-from openenv_pipe.plays import Play
+from openenv_pipe.commands.env.check.leaks import leak_lines
+from openenv_pipe.commands.env.check.memory import growth_line
+from openenv_pipe.commands.env.check.rewards import reward_lines
+from openenv_pipe.commands.env.episodes import Play
+from openenv_pipe.commands.findings import Result
+from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.types import Task
 
 MIB = 2**20

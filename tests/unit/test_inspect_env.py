@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
+from openenv_pipe.commands.env.inspect import adapter_block, env_block
 from openenv_pipe.config.compose import compose_env
-from openenv_pipe.description import Description
-from openenv_pipe.inspect_env import adapter_block, env_block
+from openenv_pipe.environments.client.metadata import Description
 
 METADATA = {"metadata": {"type": "object"}}
 QUOTE = {"properties": {**METADATA, "done": {}, "text": {}, "turn": {}, "correct_answer": {}}}
@@ -47,7 +47,11 @@ def test_the_action_decides_the_adapter(tmp_path, monkeypatch, fields, kind, pat
     written = compose_env(["env=mine"]).env
     assert (written.name, written.command) == ("my_env", ["serve", "{port}"])
     assert written.adapter.type == kind
-    players = {} if kind == "text" else {"random": "openenv_pipe.policies:random_action"}
+    players = (
+        {}
+        if kind == "text"
+        else {"random": "openenv_pipe.environments.random_policy:random_action"}
+    )
     assert written.baselines == players
     if kind == "text":
         assert written.adapter.system.startswith("Reply with the ")

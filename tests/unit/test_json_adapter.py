@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.adapters import UnusableReply, build_adapter
-from openenv_pipe.adapters.schema_text import schema_text
 from openenv_pipe.config.schema import JsonAdapterConfig
+from openenv_pipe.environments.adapters import UnusableReply, build_adapter
+from openenv_pipe.environments.adapters.schema_text import schema_text
 from openenv_pipe.errors import ConfigError
 
 ORDER = {

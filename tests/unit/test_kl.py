@@ -8,8 +8,8 @@ from fakes import run_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.grpo.losses.divergence import kl_estimate, kl_loss
-from openenv_pipe.grpo.losses.ratios import ratios
+from openenv_pipe.algorithms.losses.kl import kl_estimate, kl_loss
+from openenv_pipe.algorithms.losses.ratios import ratios
 
 ESTIMATORS = ["k1", "k2", "k3"]
 LOGITS = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

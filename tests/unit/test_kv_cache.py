@@ -6,7 +6,7 @@ import pytest
 import torch
 from fakes import tiny_policy
 
-from openenv_pipe.engines.kv_cache import RaggedCache
+from openenv_pipe.models.kv_cache import RaggedCache
 
 
 class Grower:

@@ -24,14 +24,14 @@ from fakes import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.algorithms.packing import pack, shared_share
 from openenv_pipe.errors import TrainingError
-from openenv_pipe.grpo.advantages import step_advantages
-from openenv_pipe.grpo.packing import pack, shared_share
 from openenv_pipe.learner import batches as batches_module
-from openenv_pipe.learner import logprobs as logprobs_module
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer, rate_share
-from openenv_pipe.pipeline.reinforce import build_samples
+from openenv_pipe.models import logprobs as logprobs_module
+from openenv_pipe.pipeline.grpo_stage import build_samples
 
 LOSSES = [  # type and normaliser
     ("grpo", "sample"),

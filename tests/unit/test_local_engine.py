@@ -20,11 +20,11 @@ from fakes import (
     tiny_policy,
 )
 
+from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines import Request
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
-from openenv_pipe.grpo.packing import pack
 from openenv_pipe.types import Finish, Opening, Status
 
 WAIT_S = 60  # for what must not hang

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from openenv_pipe.learner import logprobs as module
-from openenv_pipe.learner.embedding import embed
-from openenv_pipe.learner.logprobs import token_logprobs
+from openenv_pipe.models import logprobs as module
+from openenv_pipe.models.embedding import embed
+from openenv_pipe.models.logprobs import token_logprobs
 
 ROWS, HIDDEN, VOCABULARY = 7, 5, 23
 

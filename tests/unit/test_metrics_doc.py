@@ -7,7 +7,7 @@ from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
 
 from openenv_pipe.engines.vllm.server_metrics import COUNTERS, GAUGES
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.rollout.summary import summarise_groups
+from openenv_pipe.rollout.metrics import summarise_groups
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
 
-from openenv_pipe.grpo.losses.normalising import Counts
+from openenv_pipe.algorithms.losses.normalization import Counts
+from openenv_pipe.learner.accumulator import Tally
 from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
-from openenv_pipe.learner.step_metrics import step_metrics
-from openenv_pipe.learner.tally import Tally
 
 ROWS = torch.tensor([0, 0, 1, 1])
 COUNTS = Counts(num_samples=2, num_tokens=4, max_tokens=8)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from openenv_pipe.adapters.tool_calls import tool_calls
 from openenv_pipe.config.schema import OpenAIEngineConfig
 from openenv_pipe.engines.base import Request
 from openenv_pipe.engines.openai import OpenAIEngine, TextChat
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.limits import RateLimit
+from openenv_pipe.environments.adapters.tool_calls import tool_calls
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.types import Finish, Opening
 

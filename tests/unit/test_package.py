@@ -2,8 +2,8 @@
 
 import pytest
 
+from openenv_pipe.environments.hosts.package import manifest_app
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.hosts.package import manifest_app
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from fakes import alike_samples, made_up_episode, made_up_turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.grpo.packing import pack, shared_share, split_by_budget
-from openenv_pipe.grpo.samples import build_sample
-from openenv_pipe.grpo.tries import flat, merged
+from openenv_pipe.algorithms.packing import pack, shared_share, split_by_budget
+from openenv_pipe.algorithms.prefix_tree import flat, merged
+from openenv_pipe.algorithms.samples import build_sample
 from openenv_pipe.types import Sample
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=9)

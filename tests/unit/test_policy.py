@@ -5,10 +5,10 @@ import torch
 from fakes import CPU, random_samples, run_config, tiny_model, tiny_policy, trained_tensors
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
+from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.grpo.packing import pack
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.learner.load import load_policy
+from openenv_pipe.models.load import load_policy
 
 SAMPLES = random_samples(0)
 BATCH = pack(SAMPLES, share=False)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from openenv_pipe.process import ManagedProcess, free_port, port_in_use
+from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 
 LIMIT_S = 60.0  # of what takes a moment on a quiet machine
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openenv_pipe.process import ManagedProcess
+from openenv_pipe.system.process import ManagedProcess
 
 LIMIT_S = 60.0  # of what takes a moment on a quiet machine
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ live("command")
 PARENT = """
 import os, sys, threading, time
 from pathlib import Path
-from openenv_pipe.process import ManagedProcess
+from openenv_pipe.system.process import ManagedProcess
 family, folder, how = sys.argv[1:]
 scratch = Path(folder, "scratch")
 (scratch / "inner").mkdir(parents=True)

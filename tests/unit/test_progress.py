@@ -7,7 +7,7 @@ import pytest
 import run_samples
 from rich.console import Console
 
-from openenv_pipe.progress import LiveProgress, PlainProgress, build_progress, clock
+from openenv_pipe.system.progress import LiveProgress, PlainProgress, build_progress, clock
 
 
 class _Terminal(StringIO):

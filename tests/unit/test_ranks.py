@@ -4,7 +4,7 @@ from fakes import alike_samples, random_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.grpo.packing import split_by_budget
+from openenv_pipe.algorithms.packing import split_by_budget
 from openenv_pipe.learner.ranks import Ranks
 
 

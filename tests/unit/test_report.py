@@ -11,7 +11,11 @@ import run_samples
 from rich.console import Console
 
 from openenv_pipe.errors import RunFolderError, UserError
+from openenv_pipe.reports.plots import draw_learning_curves, draw_losses, smooth
+from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.reports.runs_table import list_runs, runs_table
 from openenv_pipe.runs.episodes import read_episodes
+from openenv_pipe.runs.eval_report import compare
 from openenv_pipe.runs.evals import (
     read_during,
     read_report,
@@ -19,11 +23,7 @@ from openenv_pipe.runs.evals import (
     read_stages,
     save_evaluation,
 )
-from openenv_pipe.runs.listing import list_runs, runs_table
-from openenv_pipe.runs.plots import draw_learning_curves, draw_losses, smooth
-from openenv_pipe.runs.report import write_report
 from openenv_pipe.runs.transcript import fenced, transcript
-from openenv_pipe.scoring import compare
 from openenv_pipe.types import Status
 
 PNG = b"\x89PNG\r\n\x1a\n"

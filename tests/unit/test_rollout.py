@@ -21,8 +21,8 @@ from fakes import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.chat import ChatFormat
 from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import (
     ConfigError,
     ServerFullError,
@@ -30,10 +30,10 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
-from openenv_pipe.frames import StepResult
-from openenv_pipe.learner.tiny import build_tokenizer
-from openenv_pipe.rollout.gather import episode_seed
-from openenv_pipe.rollout.summary import summarise_groups
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.rollout.collector import episode_seed
+from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.types import Finish, Status
 
 CHAT = ChatFormat(build_tokenizer())

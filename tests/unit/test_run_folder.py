@@ -14,9 +14,9 @@ import run_samples
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs import files
 from openenv_pipe.runs.checkpoints import Place, checkpoint_path, new_checkpoint
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system import files
 
 TEN = Place("grpo", 10)
 
@@ -261,7 +261,8 @@ def test_no_secret_reaches_the_folder(tmp_path, monkeypatch):
 
 def test_the_command_line_is_quick_without_torch():
     code = (
-        "import sys, openenv_pipe.runs.report, openenv_pipe.runs.listing, openenv_pipe.trackers;"
+        "import sys, openenv_pipe.reports.run_report, openenv_pipe.reports.runs_table;"
+        "import openenv_pipe.trackers;"
         "print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,6 +9,8 @@ import pytest
 from websockets.asyncio.server import serve
 from websockets.utils import accept_key
 
+from openenv_pipe.environments.client.protocol import StepResult, error_details
+from openenv_pipe.environments.client.session import LIST_TOOLS, Session, ask_aside, websocket_url
 from openenv_pipe.errors import (
     ServerFullError,
     SessionClosedError,
@@ -16,9 +18,7 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
-from openenv_pipe.frames import StepResult, error_details
-from openenv_pipe.session import LIST_TOOLS, Session, ask_aside, websocket_url
-from openenv_pipe.web import Access
+from openenv_pipe.system.http import Access
 
 LIMIT_S = 60.0  # of what happens at once
 FULL = {"message": "4 of 4 in use", "code": "CAPACITY_REACHED", "max_sessions": 4}
@@ -314,7 +314,7 @@ async def test_only_a_usable_session_with_a_live_server_is_responsive():
 
 
 async def test_a_session_that_has_just_answered_needs_no_ping(monkeypatch):
-    monkeypatch.setattr("openenv_pipe.session.RECENT_S", LIMIT_S)
+    monkeypatch.setattr("openenv_pipe.environments.client.session.RECENT_S", LIMIT_S)
     async with session_with(answers(answer(), answer())) as session:
         await session.reset({}, LIMIT_S)
         asked = []
@@ -322,7 +322,7 @@ async def test_a_session_that_has_just_answered_needs_no_ping(monkeypatch):
         monkeypatch.setattr(session._connection, "ping", lambda: asked.append(1) or ping())
         assert await session.is_responsive(LIMIT_S)
         assert asked == []
-        monkeypatch.setattr("openenv_pipe.session.RECENT_S", 0.0)
+        monkeypatch.setattr("openenv_pipe.environments.client.session.RECENT_S", 0.0)
         assert await session.is_responsive(LIMIT_S)
         assert asked == [1]
 

@@ -7,7 +7,7 @@ from fakes import made_up_episode, made_up_group, made_up_turn, run_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.grpo.advantages import step_advantages
+from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.types import Group
 
 REWARDS = st.lists(st.lists(st.floats(-10.0, 10.0), min_size=2, max_size=5), min_size=1, max_size=4)

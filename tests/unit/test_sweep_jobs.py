@@ -11,22 +11,28 @@ from typing import Any, ClassVar
 
 import pytest
 
-from openenv_pipe.borrow import Loan
+from openenv_pipe.commands.sweep import keeper as keeper_module
+from openenv_pipe.commands.sweep import story
+from openenv_pipe.commands.sweep.folder import (
+    JobFile,
+    SweepFolder,
+    job_file,
+    stop_all_mark,
+    stop_mark,
+)
+from openenv_pipe.commands.sweep.job import Order, Orders
+from openenv_pipe.commands.sweep.keeper import Keeper, server_key
+from openenv_pipe.commands.sweep.watch import Watch
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import Parameter, read_request
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
+from openenv_pipe.config.secrets import restore_in_config
 from openenv_pipe.errors import ConfigError, FailureError, HostError, RunFolderError
-from openenv_pipe.identity import ProcessId
-from openenv_pipe.runs.files import write_json
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.hidden import restore_in_config
 from openenv_pipe.runs.metrics import MetricsFile
-from openenv_pipe.sweep import keeper as keeper_module
-from openenv_pipe.sweep import story
-from openenv_pipe.sweep.folder import JobFile, SweepFolder, job_file, stop_all_mark, stop_mark
-from openenv_pipe.sweep.job import Order, Orders
-from openenv_pipe.sweep.keeper import Keeper, server_key
-from openenv_pipe.sweep.watch import Watch
+from openenv_pipe.system.files import write_json
+from openenv_pipe.system.process_id import ProcessId
+from openenv_pipe.system.server_lease import Loan
 
 LIMIT_S = 20.0
 
@@ -413,7 +419,7 @@ async def test_a_start_that_fails_is_told(keeper, monkeypatch):
 
 def search_of(sweep: SweepFolder, **changes):
     pytest.importorskip("optuna")
-    from openenv_pipe.sweep.search import Search
+    from openenv_pipe.commands.sweep.search import Search
 
     config = read_request(["sweep=search", "seed=1,2"]).sweep
     small = {"num_jobs": 4, "num_random": 1, "num_unpruned": 1, "prune_from_step": 1, "mean_of": 2}
@@ -479,7 +485,7 @@ def test_a_stopped_job_of_a_search_is_tried_again_with_its_values(sweep, tmp_pat
     sweep.end("interrupted")
     again = SweepFolder.open(sweep.path)
     again.resume()
-    from openenv_pipe.sweep.search import Search
+    from openenv_pipe.commands.sweep.search import Search
 
     search = Search(again, search._config, search._parameters)
     search.try_again(again.record.jobs[0])

@@ -8,10 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.environments.tasks import (
+    RangeTasks,
+    build_order,
+    known_splits,
+    open_splits,
+    read_known_sets,
+)
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.tasks import RangeTasks, build_order, known_splits, open_splits, read_known_sets
+from openenv_pipe.system.http import OPEN
 from openenv_pipe.types import Episode, Group, Status
-from openenv_pipe.web import OPEN
 
 RANGE = compose(["conf=echo"]).config.env.tasks.train
 
@@ -164,7 +170,7 @@ async def test_more_tasks_than_the_evaluation_has_are_refused(tmp_path):
 
 
 def test_a_value_that_is_no_json_is_refused(tmp_path):
-    from openenv_pipe.tasks.splits import _identity
+    from openenv_pipe.environments.tasks.splits import _identity
 
     task = SimpleNamespace(seed=0, reset={"image": b""}, id="train/3", split="train")
     with pytest.raises(ConfigError, match=r"train/3 .*env\.tasks\.train\.columns"):

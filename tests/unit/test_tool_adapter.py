@@ -7,15 +7,15 @@ from fakes import FakeHost, collect, run_config
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.adapters import UnusableReply, build_adapter
-from openenv_pipe.adapters.tool import result_text
-from openenv_pipe.chat import ChatFormat
 from openenv_pipe.config.schema import ToolAdapterConfig
 from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.environments.adapters import UnusableReply, build_adapter
+from openenv_pipe.environments.adapters.tool import result_text
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.client.session import LIST_TOOLS
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
-from openenv_pipe.frames import StepResult
-from openenv_pipe.learner.tiny import build_tokenizer
-from openenv_pipe.session import LIST_TOOLS
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Status
 
 LISTED = {

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
-from openenv_pipe.grpo.tries import flat, merged
-from openenv_pipe.learner import flex_attention as flex_module
-from openenv_pipe.learner import tree_attention as module
-from openenv_pipe.learner.flex_attention import rule
-from openenv_pipe.learner.tree_attention import plan_attention, tree_attention
+from openenv_pipe.algorithms.prefix_tree import flat, merged
+from openenv_pipe.models.attention import flex as flex_module
+from openenv_pipe.models.attention import tree as module
+from openenv_pipe.models.attention.flex import rule
+from openenv_pipe.models.attention.tree import plan_attention, tree_attention
 
 CPU = torch.device("cpu")
 HEADS, HEAD_SIZE = 2, 8

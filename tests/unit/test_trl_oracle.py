@@ -22,8 +22,8 @@ from fakes import (
     trained_tensors,
 )
 
-from openenv_pipe.grpo.advantages import step_advantages
-from openenv_pipe.grpo.packing import pack
+from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.algorithms.packing import pack
 
 pytest.importorskip("trl", reason="not installed: trl")
 

@@ -17,7 +17,7 @@ from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError
 from openenv_pipe.engines.vllm.inside import openenv_pipe_broadcast as broadcast
 from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
-from openenv_pipe.engines.vllm.ways import refuse_broadcast
+from openenv_pipe.engines.vllm.publish_mode import refuse_broadcast
 from openenv_pipe.errors import ConfigError, EngineError
 
 CPU = torch.device("cpu")

@@ -122,7 +122,7 @@ def test_the_build_is_that_of_the_machine(tmp_path, monkeypatch):
 
 
 def test_the_command_says_what_is_there(calls):
-    command = [sys.executable, "-m", "openenv_pipe.cli", "engine", "install", "vllm"]
+    command = [sys.executable, "-m", "openenv_pipe.cli.main", "engine", "install", "vllm"]
     for expected in ("installed in", "is already installed"):
         done = subprocess.run(
             [*command, "--build", "cpu"],

@@ -11,7 +11,8 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import turn_seed
-from openenv_pipe.engines.vllm import launch, serving
+from openenv_pipe.engines.vllm import endpoint as serving
+from openenv_pipe.engines.vllm import launch
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.launch_docker import docker_command, owner_label
@@ -23,9 +24,9 @@ from openenv_pipe.engines.vllm.server_command import (
 )
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.identity import ProcessId
 from openenv_pipe.pipeline.run import refuse_what_cannot_learn
-from openenv_pipe.process import free_port
+from openenv_pipe.system.process import free_port
+from openenv_pipe.system.process_id import ProcessId
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import Request
-from openenv_pipe.engines.vllm.opening import _Opening, build_publisher
+from openenv_pipe.engines.vllm.build import _Opening, build_publisher
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.servers import place
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError

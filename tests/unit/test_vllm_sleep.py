@@ -13,13 +13,13 @@ import pytest
 import torch
 from fakes import tiny_policy
 
-from openenv_pipe import assembly
 from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.vllm.build import _Opening, build_publisher
 from openenv_pipe.engines.vllm.check import check_engine
-from openenv_pipe.engines.vllm.opening import _Opening, build_publisher
 from openenv_pipe.engines.vllm.server_command import Plan, server_arguments
-from openenv_pipe.engines.vllm.sleeping import Neighbour, sleep_level
+from openenv_pipe.engines.vllm.sleep_mode import Neighbour, sleep_level
 from openenv_pipe.errors import ConfigError, TrainingError
+from openenv_pipe.pipeline import build as assembly
 from tests.small_vllm import SmallServer, SmallTrainee
 
 LIMIT_S = 120.0  # of every test: nothing may wait for ever

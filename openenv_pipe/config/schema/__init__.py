@@ -41,12 +41,7 @@ from openenv_pipe.config.schema.reward import (
     UnusableTerm,
 )
 from openenv_pipe.config.schema.run import RunConfig, ServingConfig
-from openenv_pipe.config.schema.sweep import (
-    GridSweep,
-    SearchSweep,
-    SweepConfig,
-    SweepSettings,
-)
+from openenv_pipe.config.schema.sweep import GridSweep, SearchSweep, SweepConfig, SweepSettings
 from openenv_pipe.config.schema.tasks import (
     ListedTasks,
     TaskDataset,

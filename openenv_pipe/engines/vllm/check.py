@@ -6,10 +6,10 @@ import shutil
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import VERSION, Build, find_installed
-from openenv_pipe.engines.vllm.sleeping import Neighbour, sleep_level
-from openenv_pipe.engines.vllm.ways import publishing, refuse_broadcast
+from openenv_pipe.engines.vllm.publish_mode import publishing, refuse_broadcast
+from openenv_pipe.engines.vllm.sleep_mode import Neighbour, sleep_level
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.web import ask
+from openenv_pipe.system.http import ask
 
 ANSWER_LIMIT_S = 10.0
 

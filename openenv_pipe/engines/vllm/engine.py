@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, Request, turn_seed
-from openenv_pipe.engines.vllm.canary import Canary
 from openenv_pipe.engines.vllm.client import Sampled, ServerGoneError
-from openenv_pipe.engines.vllm.first_turns import Asked, FirstTurns
+from openenv_pipe.engines.vllm.group_requests import Asked, FirstTurns
+from openenv_pipe.engines.vllm.logprob_check import Canary
+from openenv_pipe.engines.vllm.policy_source import Trainee
 from openenv_pipe.engines.vllm.publish import Publisher
 from openenv_pipe.engines.vllm.replica import MOST_TRIES, Replica, of_each
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.server_metrics import summarise
-from openenv_pipe.engines.vllm.trainee import Trainee
 from openenv_pipe.errors import EngineError
 from openenv_pipe.types import Finish
 

@@ -21,7 +21,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from openenv_pipe.errors import ConfigError, EngineError
-from openenv_pipe.process import ManagedProcess
+from openenv_pipe.system.process import ManagedProcess
 
 Build = Literal["cpu", "cuda"]
 Tell = Callable[[str], None]

@@ -19,7 +19,7 @@ from openenv_pipe.engines.vllm.server_command import (
     server_variables,
 )
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.process import KILL_MARGIN_S, ManagedProcess, free_port, port_in_use
+from openenv_pipe.system.process import KILL_MARGIN_S, ManagedProcess, free_port, port_in_use
 
 OWN_ADDRESS = "127.0.0.1"  # where our servers listen
 MODULE = "vllm.entrypoints.openai.api_server"

@@ -23,8 +23,8 @@ from openenv_pipe.engines.vllm.launch import (
 )
 from openenv_pipe.engines.vllm.server_command import Plan, server_arguments, server_variables
 from openenv_pipe.errors import ConfigError, EngineError
-from openenv_pipe.identity import ProcessId
-from openenv_pipe.process import ManagedProcess
+from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.system.process_id import ProcessId
 
 GUARD_LIMIT_S = 30.0
 CONTAINER_PORT = 8000
@@ -117,7 +117,7 @@ async def _guarded(label: str, log: Path) -> ManagedProcess:
     """The process that removes containers with this label when we end it, or have died."""
     folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-vllm-"))
     guard = ManagedProcess(
-        [sys.executable, "-m", "openenv_pipe.hosts.docker_guard", label, str(folder)],
+        [sys.executable, "-m", "openenv_pipe.environments.hosts.docker.guard", label, str(folder)],
         log=log.with_name("engine-guard.log"),
         environment=os.environ,
         grace_s=GUARD_LIMIT_S,

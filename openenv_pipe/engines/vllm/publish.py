@@ -18,8 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.policy_source import Trainee
 from openenv_pipe.engines.vllm.server_command import MOST_ADAPTERS_KEPT
-from openenv_pipe.engines.vllm.trainee import Trainee
 from openenv_pipe.errors import EngineError
 
 MOST_WEIGHTS_KEPT = 2  # the last but one may be read by a server that is being restarted

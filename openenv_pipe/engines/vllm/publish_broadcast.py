@@ -13,8 +13,8 @@ import numpy as np
 
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import Sender
+from openenv_pipe.engines.vllm.policy_source import Trainee
 from openenv_pipe.engines.vllm.publish import Published, replacing_weights
-from openenv_pipe.engines.vllm.trainee import Trainee
 from openenv_pipe.errors import EngineError
 
 

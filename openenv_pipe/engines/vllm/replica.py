@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.canary import Canary
 from openenv_pipe.engines.vllm.client import BASE, Sampled, ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.launch import Server
-from openenv_pipe.engines.vllm.life import ServerLife
+from openenv_pipe.engines.vllm.logprob_check import Canary
 from openenv_pipe.engines.vllm.publish import Published, Publisher
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
+from openenv_pipe.engines.vllm.supervisor import ServerLife
 from openenv_pipe.errors import EngineError
 
 Result = TypeVar("Result")

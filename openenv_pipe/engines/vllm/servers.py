@@ -11,10 +11,10 @@ from pathlib import Path
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Installed
-from openenv_pipe.engines.vllm.kept import BorrowedServer, model_digest
 from openenv_pipe.engines.vllm.launch import AttachedServer, ManagedServer, Server
 from openenv_pipe.engines.vllm.launch_docker import DockerServer
 from openenv_pipe.engines.vllm.server_command import Plan
+from openenv_pipe.engines.vllm.shared_server import BorrowedServer, model_digest
 from openenv_pipe.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.identity import ProcessId
+from openenv_pipe.system.process_id import ProcessId
 
 IN_MEMORY = Path("/dev/shm")
 OWNER = "owner.json"

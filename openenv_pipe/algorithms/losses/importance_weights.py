@@ -1,0 +1,57 @@
+"""Weights for tokens that the old policy did not sample: old over sampler, kept in bounds.
+
+A sampler with other kernels, another precision or older weights has other probabilities than the
+trainer, and training on its tokens as if they were the trainer's own is biased. The weights here
+undo that, and give up exactness for a bounded variance. Products over whole samples explode with
+their length, and are not offered: where a sample has one weight, it is a geometric mean.
+
+Shape letter: N trained tokens of a batch. None has a gradient.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from openenv_pipe.algorithms.losses.ratios import ratios, sample_means
+
+
+class Correction(NamedTuple):
+    """What each token's loss is multiplied with [N], and whether a bound decided it [N] bool."""
+
+    weight: torch.Tensor
+    bounded: torch.Tensor
+
+
+def truncated_weights(
+    old_logprobs_N: torch.Tensor, sampled_logprobs_N: torch.Tensor, *, high: float
+) -> Correction:
+    """Truncated importance sampling per token (Ionides 2008; Yao et al. 2025, "Your efficient RL
+    framework secretly brings you off-policy RL training"): at most `high`.
+    """
+    ratio_N = ratios(old_logprobs_N - sampled_logprobs_N)
+    return Correction(ratio_N.clamp(max=high), ratio_N > high)
+
+
+def masked_weights(
+    old_logprobs_N: torch.Tensor, sampled_logprobs_N: torch.Tensor, *, low: float, high: float
+) -> Correction:
+    """IcePop (Ling team 2025, arXiv:2510.18855): tokens outside [low, high] are left out."""
+    ratio_N = ratios(old_logprobs_N - sampled_logprobs_N)
+    outside_N = (ratio_N < low) | (ratio_N > high)
+    return Correction(ratio_N.masked_fill(outside_N, 0.0), outside_N)
+
+
+def geometric_weights(
+    old_logprobs_N: torch.Tensor,
+    sampled_logprobs_N: torch.Tensor,
+    sample_index_N: torch.Tensor,
+    *,
+    high: float,
+) -> Correction:
+    """One weight for a whole sample, the geometric mean of its tokens' ratios: at most `high`.
+
+    The mean is what GSPO clips (arXiv:2507.18071); the product would explode (TRL #4772).
+    """
+    mean_N = sample_means(old_logprobs_N - sampled_logprobs_N, sample_index_N)
+    ratio_N = ratios(mean_N)
+    return Correction(ratio_N.clamp(max=high), ratio_N > high)

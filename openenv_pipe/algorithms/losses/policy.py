@@ -1,0 +1,90 @@
+"""Policy losses per token. Each takes current and old logprobs and advantages, [N].
+
+Shape letter: N trained tokens of a batch. Losses are to be minimised.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from openenv_pipe.algorithms.losses.ratios import ratios, sample_means
+
+
+class PolicyLoss(NamedTuple):
+    """A loss, and what explains it: all [N], all but the loss without a gradient."""
+
+    loss: torch.Tensor
+    ratio: torch.Tensor  # current over old; of the whole sample where that is what is clipped
+    clipped_low: torch.Tensor  # bool: the lower clip has changed this token's gradient
+    clipped_high: torch.Tensor
+
+
+def grpo_loss(
+    logprobs_N: torch.Tensor,
+    old_logprobs_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLoss:
+    """PPO's clipped objective per token (Schulman et al. 2017, arXiv:1707.06347), as in GRPO
+    (arXiv:2402.03300). `clip_high` above `clip_low` is DAPO's clip-higher (arXiv:2503.14476).
+    """
+    return _clipped(ratios(logprobs_N - old_logprobs_N), advantages_N, clip_low, clip_high)
+
+
+def gspo_loss(
+    logprobs_N: torch.Tensor,
+    old_logprobs_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    sample_index_N: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLoss:
+    """One ratio for a whole sample: the geometric mean of its tokens' (Zheng et al. 2025,
+    arXiv:2507.18071). Clips are far smaller than those of tokens, about 3e-4.
+
+    In the form GSPO-token of its section 4.3: the ratio's value is the sample's, its gradient the
+    token's own. For one advantage per sample the two are equal; advantages per turn need it.
+    """
+    mean_N = sample_means((logprobs_N - old_logprobs_N).detach(), sample_index_N)
+    ratio_N = ratios(mean_N) * torch.exp(logprobs_N - logprobs_N.detach())
+    return _clipped(ratio_N, advantages_N, clip_low, clip_high)
+
+
+def cispo_loss(
+    logprobs_N: torch.Tensor,
+    old_logprobs_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLoss:
+    """REINFORCE with the ratio as a weight, clipped and without a gradient (MiniMax-M1,
+    arXiv:2506.13585): where PPO drops a token, this only bounds its weight.
+
+    `clip_low` from 1 on is no lower bound, as in the paper.
+    """
+    ratio_N = ratios(logprobs_N.detach() - old_logprobs_N)
+    weight_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return PolicyLoss(
+        loss=-weight_N * advantages_N * logprobs_N,
+        ratio=ratio_N,
+        clipped_low=ratio_N < 1.0 - clip_low,
+        clipped_high=ratio_N > 1.0 + clip_high,
+    )
+
+
+def _clipped(
+    ratio_N: torch.Tensor, advantages_N: torch.Tensor, clip_low: float, clip_high: float
+) -> PolicyLoss:
+    """The clip acts where the ratio has gone too far in the direction of its advantage."""
+    bounded_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
+    seen_N = ratio_N.detach()
+    return PolicyLoss(
+        loss=-torch.minimum(ratio_N * advantages_N, bounded_N * advantages_N),
+        ratio=seen_N,
+        clipped_low=(seen_N < 1.0 - clip_low) & (advantages_N < 0),
+        clipped_high=(seen_N > 1.0 + clip_high) & (advantages_N > 0),
+    )

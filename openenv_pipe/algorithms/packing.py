@@ -1,0 +1,119 @@
+"""Samples to batches under a token budget: no padding, and shared beginnings once if wanted.
+
+Shape letters: T tokens of a batch's row, N trained tokens, U of them to compute.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from openenv_pipe.algorithms.prefix_tree import Ids, common_prefix, flat, merged, sorted_rows
+from openenv_pipe.types import Batch, Sample
+
+
+def shared_share(samples: Sequence[Sample]) -> float:
+    """The share of the tokens that need no computing where beginnings are shared."""
+    rows = _rows(samples)
+    order = sorted_rows(rows)
+    shared = sum(common_prefix(rows[one], rows[other]) for one, other in pairwise(order))
+    return shared / max(1, sum(map(len, rows)))
+
+
+def split_by_budget(
+    samples: Sequence[Sample], tokens_per_batch: int, *, share: bool, num_ranks: int = 1
+) -> list[list[int]]:
+    """Indices of samples, in batches of at most `tokens_per_batch` tokens and of about one size.
+
+    A sample that is longer than the budget gets a batch of its own: leaving it out would bias the
+    run towards short episodes. Neighbours share a batch: in length, or in how they begin. Each of
+    `num_ranks` gets as many batches, as far as there are samples for it.
+    """
+    if not samples:
+        return []
+    rows = _rows(samples)
+    if share:
+        order = sorted_rows(rows)
+        shared = [0] + [common_prefix(rows[one], rows[other]) for one, other in pairwise(order)]
+    else:
+        order = sorted(range(len(rows)), key=lambda index: (-len(rows[index]), index))
+        shared = [0] * len(rows)
+    lengths = [len(rows[index]) for index in order]
+    parts = _parts(lengths, shared, tokens_per_batch, num_ranks)
+    return [sorted(order[place] for place in part) for part in parts]
+
+
+def _parts(lengths: list[int], shared: list[int], budget: int, num_ranks: int) -> list[list[int]]:
+    """As few runs of places as the budget and the ranks allow, with the smallest largest run."""
+
+    def cut(limit: int) -> list[list[int]]:
+        parts: list[list[int]] = []
+        size = 0
+        for place, (length, known) in enumerate(zip(lengths, shared, strict=True)):
+            if parts and size + length - known <= limit:
+                parts[-1].append(place)
+                size += length - known
+            else:
+                parts.append([place])
+                size = length
+        return parts
+
+    fewest = -(-len(cut(budget)) // num_ranks) * num_ranks
+    low, high = 1, budget
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(cut(middle)) <= fewest else (middle + 1, high)
+    return cut(high)
+
+
+def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str = "cpu") -> Batch:
+    """One row of all samples, each up to the last token that predicts a trained one.
+
+    What comes after that would be computed for nothing.
+    """
+    rows = _rows(samples)
+    assert all(map(len, rows)), "a sample without trained tokens"
+    trie = (merged if share else flat)(rows)
+    places, targets, sample_index, logprobs, advantages = [], [], [], [], []
+    for index, (sample, path) in enumerate(zip(samples, trie.paths, strict=True)):
+        chosen = np.flatnonzero(sample.loss_mask)
+        assert chosen[0] > 0, "nothing predicts the first token of a sample"
+        spans = [np.arange(trie.nodes[n].start, trie.nodes[n].end) for n in path]
+        places.append(np.concatenate(spans)[chosen - 1])
+        targets.append(np.asarray(sample.token_ids, dtype=np.int64)[chosen])
+        sample_index.append(np.full(len(chosen), index))
+        logprobs.append(np.asarray(sample.logprobs, dtype=np.float32)[chosen])
+        advantages.append(np.asarray(sample.advantages, dtype=np.float32)[chosen])
+    predictors_N, targets_N = np.concatenate(places), np.concatenate(targets)
+    base = targets_N.max() + 1
+    pairs_U, places_N = np.unique(predictors_N * base + targets_N, return_inverse=True)
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+    return Batch(
+        token_ids=tensor(trie.token_ids),
+        positions=tensor(
+            np.concatenate([n.depth + np.arange(n.end - n.start) for n in trie.nodes])
+        ),
+        nodes=trie.nodes,
+        predictors=tensor(pairs_U // base),
+        targets=tensor(pairs_U % base),
+        places=tensor(places_N),
+        num_samples=len(samples),
+        sample_index=tensor(np.concatenate(sample_index)),
+        logprobs=tensor(np.concatenate(logprobs)),
+        advantages=tensor(np.concatenate(advantages)),
+        is_shared=share,
+    )
+
+
+def _rows(samples: Sequence[Sample]) -> list[Ids]:
+    """Of each sample the tokens before its last trained one: no others predict anything."""
+    rows = []
+    for sample in samples:
+        chosen = np.flatnonzero(sample.loss_mask)
+        last = int(chosen[-1]) if len(chosen) else 0
+        rows.append(np.asarray(sample.token_ids[:last], dtype=np.int64))
+    return rows

@@ -1,0 +1,1 @@
+"""The command line: commands, help, signals, exit codes, progress on a terminal."""

@@ -1,0 +1,169 @@
+"""The commands of `openenv-pipe env`: help and arguments. The work is in modules of their own."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openenv_pipe.cli.completion import complete_override, complete_target
+
+app = typer.Typer(help="Environments: write, play, check, inspect them.", no_args_is_help=True)
+
+
+class Format(StrEnum):
+    """How `check` prints."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class Split(StrEnum):
+    """Whose tasks `play` takes."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+TargetName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="An environment by name, conf=NAME, a package's folder, the URL of a server, or an "
+        "image of Docker with its tag.",
+        autocompletion=complete_target,
+    ),
+]
+Overrides = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="OVERRIDES",
+        default_factory=list,
+        help="Keys of env and host, as in: env.max_turns=3 host=docker",
+        autocompletion=complete_override,
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def inspect(
+    target: TargetName,
+    overrides: Overrides,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the block here too.", show_default=False),
+    ] = None,
+) -> None:
+    """Read an environment's action and observation, and print the YAML block that fits them.
+
+    \b
+    openenv-pipe env inspect http://127.0.0.1:8000
+    openenv-pipe env inspect ./my_env --output conf/env/my_env.yaml
+    openenv-pipe env inspect ./my_env host=docker
+    openenv-pipe env inspect registry.example/my_env:latest
+    """
+    from openenv_pipe.commands.env.inspect import inspect_environment
+    from openenv_pipe.commands.env.targets import find_target
+
+    print(inspect_environment(find_target(target, overrides), output), end="")
+
+
+@app.command()
+def check(
+    target: TargetName,
+    overrides: Overrides,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="A scripted player as module:name; of conf=NAME, its warm start's."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="To watch the server's memory over.")] = 1000,
+    form: Annotated[Format, typer.Option("--format", help="table, or json for programs")] = (
+        Format.TABLE
+    ),
+) -> None:
+    """Play an environment, and say what would spoil a training on it.
+
+    The protocol, sessions, seeds, rewards, leaks of the answer, speed and memory are measured.
+    Exit code 1 if something fails.
+
+    \b
+    openenv-pipe env check wordle --policy wordle.policies:consistent
+    openenv-pipe env check conf=wordle --format json
+    """
+    from rich.console import Console
+
+    from openenv_pipe.commands import findings
+    from openenv_pipe.commands.env.check import check_environment
+    from openenv_pipe.commands.env.targets import find_target
+
+    found = find_target(target, overrides)
+    console = Console(stderr=True)
+    with console.status("") as status:
+        lines = check_environment(
+            found,
+            policy=policy or found.policy,
+            num_episodes=episodes,
+            tell=status.update if console.is_terminal else console.print,
+        )
+    if form is Format.JSON:
+        print(findings.as_json(lines))
+    else:
+        Console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
+    if findings.has_failed(lines):
+        raise typer.Exit(1)
+
+
+@app.command()
+def play(
+    target: TargetName,
+    overrides: Overrides,
+    index: Annotated[int, typer.Option(help="Which task of the split.")] = 0,
+    split: Annotated[Split, typer.Option(help="Of env.tasks.")] = Split.TRAIN,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Instead of the task's own.", show_default=False)
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Show observations as they are.")] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Start the server's own web page instead.")
+    ] = False,
+) -> None:
+    """Play an environment by hand: you see what a model would be shown, a line is your reply.
+
+    \b
+    openenv-pipe env play wordle --index 3
+    openenv-pipe env play conf=wordle --raw
+    openenv-pipe env play wordle --web
+    """
+    from openenv_pipe.commands.env.play import play_environment, serve_page
+    from openenv_pipe.commands.env.targets import find_target
+
+    found = find_target(target, overrides)
+    if web:
+        serve_page(found)
+    else:
+        play_environment(found, split=split.value, index=index, seed=seed, raw=raw)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Of the package: letters, digits and _.")],
+) -> None:
+    """Write a new environment, in ./envs and ./conf, that trains as it stands.
+
+    \b
+    openenv-pipe env new my_env
+    """
+    from openenv_pipe.commands.env.scaffold import create_environment
+    from openenv_pipe.system.resources import short_path
+
+    for path in create_environment(name, Path.cwd()):
+        print(short_path(path))
+    print(
+        f"\nplay it        openenv-pipe env play {name}"
+        f"\ncheck it       openenv-pipe env check {name}"
+        f"\ntrain on it    openenv-pipe train conf={name}"
+        f"\ntest it        python -m pytest envs/{name}"
+        f"\nthen make it your own, from envs/{name}/rules.py on"
+    )

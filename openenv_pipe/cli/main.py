@@ -1,0 +1,298 @@
+"""The commands, their help and their exit codes. What they do is elsewhere; no torch is loaded.
+
+0 done, 1 the pipeline failed, 2 the command or the YAML has to be mended, 3 a reproduction differs,
+130 interrupted.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openenv_pipe import __version__
+from openenv_pipe.cli import (
+    engine as cli_engine,
+)
+from openenv_pipe.cli import (
+    env as cli_env,
+)
+from openenv_pipe.cli import (
+    models as cli_models,
+)
+from openenv_pipe.cli import (
+    results as cli_results,
+)
+from openenv_pipe.cli.completion import complete_bash_value, complete_override
+from openenv_pipe.errors import ConfigError, FailureError, PipeError
+
+app = typer.Typer(
+    name="openenv-pipe",
+    help="From one YAML file to a trained, evaluated agent on any OpenEnv environment.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a traceback is ours, and is to be seen whole
+)
+app.add_typer(cli_env.app, name="env")
+app.add_typer(cli_engine.app, name="engine")
+
+Overrides = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="OVERRIDES",
+        default_factory=list,
+        help="conf=NAME, group=CHOICE and key=VALUE, as in: conf=wordle model=hub trainer.steps=10",
+        autocompletion=complete_override,
+        show_default=False,
+    ),
+]
+
+
+class Format(StrEnum):
+    """How `show` prints."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
+@app.command()
+def train(
+    overrides: Overrides,
+    multirun: Annotated[
+        bool,
+        typer.Option("--multirun", "-m", help="A sweep: a run for each combination of values."),
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with a run: its folder, its id, or latest. With -m: a sweep's folder.",
+        ),
+    ] = None,
+    fork: Annotated[
+        str | None,
+        typer.Option(metavar="RUN@STEP", help="A new run from a checkpoint of another one."),
+    ] = None,
+) -> None:
+    """Train an agent, and evaluate it against where it started.
+
+    \b
+    openenv-pipe train conf=wordle
+    openenv-pipe train conf=wordle model=qwen3_0_6b trainer.steps=50
+    openenv-pipe train --resume latest
+    openenv-pipe train --fork wordle/0007@40 trainer.optimizer.lr=1e-4
+    openenv-pipe train -m conf=echo trainer.optimizer.lr=1e-3,3e-3 'seed=range(0,3)'
+    """
+    if multirun:
+        _sweep(overrides, resume, fork)
+        return
+    if resume and fork:
+        raise ConfigError("--resume goes on with a run, --fork makes a new one; name one of them")
+    if resume or fork:
+        from openenv_pipe import pipeline
+
+        if resume:
+            pipeline.resume(resume, overrides, _command())
+        else:
+            pipeline.fork(fork, overrides, _command())
+        return
+    from openenv_pipe.config.compose import compose
+
+    composed = compose(overrides)
+    from openenv_pipe import pipeline
+
+    pipeline.train(composed, _command())
+
+
+def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
+    if fork or (resume and overrides):
+        raise ConfigError("train -m --resume SWEEP takes nothing else, and --fork makes one run")
+    from openenv_pipe.commands.sweep import story
+
+    done_well = story.resume(Path(resume)) if resume else story.sweep(overrides, _command())
+    if not done_well:
+        raise typer.Exit(1)
+
+
+@app.command(hidden=True)
+def job(
+    run: Path,
+    keeper: Annotated[Path | None, typer.Option()] = None,
+    resume: Annotated[bool, typer.Option()] = False,
+) -> None:
+    """Do a run whose folder is there: what a sweep starts for each of its jobs."""
+    from openenv_pipe import pipeline
+    from openenv_pipe.runs.folder import RunFolder
+
+    if resume:
+        pipeline.resume(str(run), [], _command(), keeper)
+    else:
+        pipeline.begin(RunFolder.open(run), keeper)
+
+
+@app.command()
+def reproduce(
+    run: Annotated[str, typer.Argument(help="A run: its folder, its id, latest; or a recording.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Of GRPO, the first so many.")] = None,
+    allow: Annotated[
+        str, typer.Option(help="What may differ: code,versions,data,model, or some of them.")
+    ] = "",
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Train on the recorded episodes, and play none.")
+    ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Run nothing: write the run without weights, to keep."),
+    ] = None,
+    runs_dir: Annotated[
+        Path | None, typer.Option(help="Where the new run goes; default: as the run says.")
+    ] = None,
+) -> None:
+    """Run a run again, and say whether it is the same. Exit code 0: yes, 3: no.
+
+    \b
+    openenv-pipe reproduce runs/wordle/0007 --steps 2
+    openenv-pipe reproduce latest --replay --allow code
+    openenv-pipe reproduce wordle/0007 --record tests/recordings/wordle --steps 2
+    """
+    from openenv_pipe.commands import reproduce as reproducing
+
+    if record is not None:
+        reproducing.record(run, record, steps=steps, runs_dir=runs_dir or Path("runs"))
+        print(f"recorded; to hold a change against it: openenv-pipe reproduce {record} --replay")
+        return
+    kinds = [kind.strip() for kind in allow.split(",") if kind.strip()]
+    code = reproducing.reproduce(
+        run,
+        steps=steps,
+        allow=kinds,
+        is_replay=replay,
+        runs_dir=runs_dir,
+        command=_command(),
+    )
+    raise typer.Exit(code)
+
+
+app.command("eval")(cli_results.evaluate)
+app.command("compare")(cli_results.compare)
+app.command("export")(cli_models.export)
+app.command("serve")(cli_models.serve)
+
+
+@app.command()
+def show(
+    overrides: Overrides,
+    form: Annotated[Format, typer.Option("--format", help="yaml, or json as runs keep it")] = (
+        Format.YAML
+    ),
+) -> None:
+    """Print the configuration: every key, its value, and where that came from.
+
+    \b
+    openenv-pipe show conf=wordle
+    openenv-pipe show conf=wordle model=qwen3_1_7b --format json
+    """
+    from openenv_pipe.config.compose import compose
+    from openenv_pipe.config.render import as_yaml
+
+    composed = compose(overrides)
+    text = as_yaml(composed) if form is Format.YAML else composed.config.model_dump_json(indent=2)
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    Console().print(Syntax(text, form.value, background_color="default", word_wrap=True))
+
+
+@app.command()
+def check(overrides: Overrides) -> None:
+    """Try everything a run needs for a moment, and leave nothing behind.
+
+    Exit code 1 if something would fail.
+
+    \b
+    openenv-pipe check conf=wordle
+    """
+    from openenv_pipe.config.compose import compose
+
+    composed = compose(overrides)
+    from rich.console import Console
+
+    from openenv_pipe.commands import findings, preflight
+
+    lines = preflight.run_checks(composed.config)
+    Console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
+    if findings.has_failed(lines):
+        raise typer.Exit(1)
+
+
+app.command("runs")(cli_results.runs)
+
+
+@app.command()
+def hosts(
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove those whose run has died.")
+    ] = False,
+) -> None:
+    """List the containers of runs (host=docker), and remove what dead ones have left.
+
+    Every run with host=docker does this when it starts.
+
+    \b
+    openenv-pipe hosts --prune
+    """
+    from rich.console import Console
+
+    from openenv_pipe.environments.hosts.docker import daemon as docker_daemon
+    from openenv_pipe.environments.hosts.docker.listing import containers_table
+
+    with docker_daemon.connected() as client:
+        if prune:
+            print(f"containers of dead runs removed: {len(docker_daemon.remove_orphans(client))}")
+        containers = docker_daemon.owned_containers(client)
+    Console(soft_wrap=not sys.stdout.isatty()).print(containers_table(containers))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"openenv-pipe {__version__}")
+
+
+def _command() -> list[str]:
+    """The command line as it was typed, for the run folder."""
+    return ["openenv-pipe", *sys.argv[1:]]
+
+
+def _print_error(error: PipeError) -> None:
+    red, reset = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{red}error:{reset} {error}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. Errors meant for people become a message and an exit code."""
+    # torch's idle threads must sleep, not spin: the environment servers need those cores. Spinning
+    # made runs up to 20 times slower on a busy machine. Read once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if os.environ.get("_OPENENV_PIPE_COMPLETE") == "complete_bash" and complete_bash_value():
+        return
+    try:
+        app(arguments, prog_name="openenv-pipe")
+    except PipeError as error:
+        _print_error(error)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        _print_error(FailureError(f"cannot write {error.filename or 'a file'}: {error.strerror}"))
+        sys.exit(FailureError.exit_code)
+
+
+if __name__ == "__main__":
+    main()

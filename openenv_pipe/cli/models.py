@@ -1,0 +1,69 @@
+"""The commands about what runs leave: `export` and `serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openenv_pipe.cli.completion import complete_run
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder, alone for its last checkpoint, or as RUN@STEP or RUN@best.",
+        autocompletion=complete_run,
+    ),
+]
+
+
+def export(
+    run: Checkpoint,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The folder to make.  [default: RUN/export/NAME]"),
+    ] = None,
+) -> None:
+    """Export a trained model: one Hugging Face folder, adapters merged, with a model card.
+
+    \b
+    openenv-pipe export runs/wordle/latest
+    openenv-pipe export runs/wordle/0007@best --output models/wordle
+    """
+    from openenv_pipe.commands.export import export_run
+
+    print(export_run(run, output))
+
+
+def serve(
+    run: Checkpoint,
+    extra: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- VLLM ARGUMENTS",
+            default_factory=list,
+            help="Passed on to vLLM.",
+            show_default=False,
+        ),
+    ],
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0 lets others in: set VLLM_API_KEY first.")
+    ] = "127.0.0.1",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a conversation.  [default: env.max_episode_tokens]"),
+    ] = None,
+) -> None:
+    """Serve a trained model by vLLM, behind an endpoint that speaks OpenAI's chat completions.
+
+    With an adapter the model below it is there too, as `base`. Runs until Ctrl-C; where the
+    variable VLLM_API_KEY is set, requests have to bring that key.
+
+    \b
+    openenv-pipe serve runs/wordle/latest
+    openenv-pipe serve runs/wordle/0007@best --port 8001 -- --gpu-memory-utilization 0.5
+    """
+    from openenv_pipe.commands.serve import serve_run
+
+    serve_run(run, host=host, port=port, max_model_len=max_model_len, extra=extra)

@@ -1,0 +1,123 @@
+"""The commands about what runs have come to: `runs`, `eval` and `compare`."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openenv_pipe.cli.completion import complete_run, complete_subject
+from openenv_pipe.errors import RunFolderError
+
+
+class CompareFormat(StrEnum):
+    """How `compare` prints."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MD = "md"
+
+
+def runs(
+    runs_dir: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("runs"),
+) -> None:
+    """List the runs, with their status and results.
+
+    \b
+    openenv-pipe runs
+    """
+    if not runs_dir.is_dir():
+        raise RunFolderError(
+            f"there is no folder {str(runs_dir)!r}; `openenv-pipe train conf=wordle` makes the "
+            "first run, and `openenv-pipe runs DIR` lists those of another folder"
+        )
+    from rich.console import Console
+
+    from openenv_pipe.reports.runs_table import list_runs, runs_table
+
+    Console().print(runs_table(list_runs(runs_dir)))
+
+
+def evaluate(
+    subjects: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN... OVERRIDES",
+            help="Run folders, each alone or as RUN@STEP, RUN@best, RUN@start; or conf=NAME for a "
+            "model that no run has trained. Overrides change what is evaluated.",
+            autocompletion=complete_subject,
+        ),
+    ],
+) -> None:
+    """Evaluate a run, several side by side on the same tasks, or a model as it is.
+
+    \b
+    openenv-pipe eval runs/wordle/latest
+    openenv-pipe eval runs/wordle/0001@start runs/wordle/0001 runs/wordle/0002
+    openenv-pipe eval runs/wordle/latest eval.temperature=1 eval.greedy=true
+    openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
+    """
+    runs = [word for word in subjects if _is_run(word)]
+    overrides = [word for word in subjects if not _is_run(word)]
+    for word in overrides:
+        if "=" not in word:
+            raise RunFolderError(
+                f"{word!r} is not a folder; expected a run folder such as runs/wordle/latest "
+                "(`openenv-pipe runs` lists them), or overrides such as conf=wordle"
+            )
+    if runs:
+        from openenv_pipe.commands.evaluate import evaluate_runs
+
+        evaluate_runs(runs, overrides)
+        return
+    from openenv_pipe.config.compose import compose
+
+    composed = compose(overrides)
+    from openenv_pipe.commands.evaluate import evaluate_config
+
+    evaluate_config(composed, ["openenv-pipe", *sys.argv[1:]])
+
+
+def compare(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...|SWEEP",
+            help="Run folders, or the folder of a sweep.",
+            autocompletion=complete_run,
+        ),
+    ],
+    form: Annotated[
+        CompareFormat, typer.Option("--format", help="What is printed: a table, or its data.")
+    ] = CompareFormat.TABLE,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where compare.png and compare.html go: the sweep's folder, or `compare` beside "
+            "the experiments.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Compare runs: what differs in their settings, and what came of it.
+
+    Runs that differ in nothing but the seed are one row, with an interval over the seeds. Also
+    draws the learning curves, and writes a page that needs no network.
+
+    \b
+    openenv-pipe compare runs/wordle/0003 runs/wordle/0004
+    openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --format md
+    """
+    from openenv_pipe.reports import compare
+
+    compare.compare(targets, form=form.value, output=output)
+
+
+def _is_run(word: str) -> bool:
+    """True for a folder, an id or `latest`, with or without a checkpoint: RUN, RUN@40."""
+    names = {word, word.rpartition("@")[0]} - {""}
+    return any(
+        name == "latest" or Path(name).is_dir() or Path("runs", name).is_dir() for name in names
+    )

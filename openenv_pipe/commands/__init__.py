@@ -1,0 +1,1 @@
+"""What each command does; `cli` has its options and its help."""

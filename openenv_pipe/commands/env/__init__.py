@@ -1,0 +1,1 @@
+"""The commands `openenv-pipe env ...`, about one environment."""

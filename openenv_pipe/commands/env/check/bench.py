@@ -1,0 +1,120 @@
+"""What the probes work with: one server, its sessions, and the two policies."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from openenv_pipe.commands.env.episodes import Chooser, Play, begin, play_on
+from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.hosts.pool import open_session
+from openenv_pipe.environments.tasks import TaskSet
+from openenv_pipe.errors import ServerFullError
+from openenv_pipe.types import Task
+
+Work = TypeVar("Work")
+
+SLOT_WAIT_S = 5.0  # how long a server may take to free the slot of a session that was closed
+SLOT_POLL_S = 0.05
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A running server and how to play it."""
+
+    env: EnvConfig
+    host: Host  # of one server; sessions are opened beside its pool
+    tasks: TaskSet
+    choosers: dict[str, Chooser]  # "random", and "scripted" if there is a policy
+    is_experiment: bool  # of a run, whose training needs what it declares
+    num_declared: int  # sessions that the block asks of one server
+    num_episodes: int  # to watch the memory over
+    tell: Callable[[str], None]  # shows what goes on
+    num_sessions: int = 1  # that the server really has: the probe of them says
+
+    @property
+    def best(self) -> Chooser:
+        """The scripted policy if there is one: it gets further."""
+        return self.choosers.get("scripted", self.choosers["random"])
+
+    def task(self, index: int) -> Task:
+        """A task of the train split; beyond its end from the start again."""
+        return self.tasks[index % len(self.tasks)]
+
+    async def open(self) -> Session:
+        """A session that the server has accepted. Raises SessionError."""
+        return await open_session(self.env, self.host.urls[0], self.host.access)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """One session, closed at the end. Waits a moment for a slot. Raises SessionError."""
+        session = await self._open_when_free()
+        try:
+            yield session
+        finally:
+            await session.close()
+
+    async def _open_when_free(self) -> Session:
+        deadline = time.monotonic() + SLOT_WAIT_S
+        while True:
+            try:
+                return await self.open()
+            except ServerFullError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(SLOT_POLL_S)
+
+    async def play(
+        self,
+        session: Session,
+        index: int,
+        chooser: Chooser,
+        *,
+        member: int = 0,
+        with_states: bool = False,
+    ) -> Play:
+        """Play a task; equal arguments choose equal actions. Raises SessionError."""
+        draw = random.Random(f"{index}/{member}")
+        play = await begin(session, self.task(index), self.env)
+        await play_on(session, play, chooser, self.env, draw, with_states=with_states)
+        return play
+
+    async def spread(
+        self,
+        work: Iterable[Work],
+        do: Callable[[Session, Work], Awaitable[None]],
+        *,
+        num_sessions: int,
+        limit_s: float,
+    ) -> float:
+        """Do the work over sessions that are open at the same time; the seconds that it took.
+
+        After `limit_s` nothing new is begun. Raises SessionError.
+        """
+        queue = iter(work)
+
+        async def worker(session: Session) -> None:
+            for item in queue:
+                await do(session, item)
+                if time.monotonic() > deadline:
+                    return
+
+        sessions: list[Session] = []
+        try:
+            for _ in range(num_sessions):
+                sessions.append(await self._open_when_free())
+            started_s = time.monotonic()
+            deadline = started_s + limit_s
+            async with asyncio.TaskGroup() as workers:
+                for session in sessions:
+                    workers.create_task(worker(session))
+            return time.monotonic() - started_s
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            await asyncio.gather(*(session.close() for session in sessions))

@@ -1,0 +1,133 @@
+"""The story of `env check`: start the server, probe it, stop it, and say what was found."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+from openenv_pipe.commands.env.check.bench import Bench
+from openenv_pipe.commands.env.check.memory import probe_memory
+from openenv_pipe.commands.env.check.played import probe_played
+from openenv_pipe.commands.env.check.protocol import probe_protocol
+from openenv_pipe.commands.env.check.seeds import probe_seeds
+from openenv_pipe.commands.env.check.sessions import probe_sessions
+from openenv_pipe.commands.env.check.speed import probe_speed
+from openenv_pipe.commands.env.episodes import Chooser, begin, scripted
+from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
+from openenv_pipe.commands.findings import Line, failed
+from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.engines.scripted import Policy
+from openenv_pipe.environments.adapters import Adapter, adapter_for
+from openenv_pipe.environments.adapters.json import without_metadata
+from openenv_pipe.environments.adapters.schema_text import Schema
+from openenv_pipe.environments.adapters.tool import tools_of
+from openenv_pipe.environments.adapters.tool_calls import call_action
+from openenv_pipe.environments.client.metadata import describe
+from openenv_pipe.environments.client.session import LIST_TOOLS, ask_aside
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.random_policy import draw_call, draw_value
+from openenv_pipe.errors import PipeError
+from openenv_pipe.system.resources import load_callable
+from openenv_pipe.types import Action, Observation, Opening, Task, Tool
+
+PROBES: dict[str, Callable[[Bench], AsyncIterator[Line]]] = {
+    "protocol": probe_protocol,
+    "sessions": probe_sessions,
+    "seeds": probe_seeds,
+    "rewards": probe_played,
+    "speed": probe_speed,
+    "memory": probe_memory,
+}
+
+
+def check_environment(
+    target: Target, *, policy: str | None, num_episodes: int, tell: Callable[[str], None]
+) -> list[Line]:
+    """All probes, each with what it found. `tell` is called with what goes on.
+
+    Raises ConfigError for a policy that cannot be used, HostError for a server that does not
+    start; whatever the environment does wrong is a line. Leaves nothing behind.
+    """
+    scripted_policy = load_callable(policy) if policy else None
+    return asyncio.run(_check(target, scripted_policy, num_episodes, tell))
+
+
+async def _check(
+    target: Target, policy: Policy | None, num_episodes: int, tell: Callable[[str], None]
+) -> list[Line]:
+    serving = target.serving
+    num_declared = serving.host.sessions_per_server
+    tell("starting the server")
+    async with one_server(serving, num_sessions=num_declared) as host:
+        tasks = await open_tasks(serving.env, "train", host)
+        bench = Bench(
+            env=serving.env,
+            host=host,
+            tasks=tasks,
+            choosers=await _choosers(serving.env, host, tasks[0], policy),
+            is_experiment=target.is_experiment,
+            num_declared=num_declared,
+            num_episodes=num_episodes,
+            tell=tell,
+        )
+        lines = [line async for line in _probed(bench)]
+        try:
+            async with host.session():
+                pass
+        except PipeError as error:  # it died meanwhile: its last words explain what failed
+            lines.append(failed("server", error))
+        return lines
+
+
+async def _choosers(
+    env: EnvConfig, host: Host, task: Task, policy: Policy | None
+) -> dict[str, Chooser]:
+    """How actions are chosen: by chance, and by the policy if there is one."""
+    schema = (await describe(host.urls[0], host.access)).action
+    choosers = {"random": _random_actions(schema, await _tools(env, host, task, schema))}
+    if policy is not None:
+        adapter = await adapter_for(env.adapter, host.urls, host.access)
+        opening = await _opening(env, host, task, adapter)
+        choosers["scripted"] = scripted(policy, adapter, opening)
+    return choosers
+
+
+def _random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
+    """One random action a turn, whatever the adapter: a call of one of the tools, if any."""
+    own = without_metadata(schema)
+
+    def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+        return [call_action(draw_call(tools, draw)) if tools else draw_value(own, draw)]
+
+    return choose
+
+
+async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> Opening:
+    """What the adapter opens the task's conversation with."""
+    async with host.session() as session:
+        play = await begin(session, task, env)
+        ask = partial(ask_aside, session, env.step_timeout_s)
+        opening = await adapter.open(play.results[0].observation, ask)
+        await session.close()
+        return opening
+
+
+async def _tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequence[Tool]:
+    """The tools of an MCP environment; none of any other."""
+    if "tool_name" not in schema.get("properties", {}):
+        return ()
+    async with host.session() as session:
+        await begin(session, task, env)
+        listing = await ask_aside(session, env.step_timeout_s, LIST_TOOLS)
+        await session.close()
+        return tools_of(listing)
+
+
+async def _probed(bench: Bench) -> AsyncIterator[Line]:
+    for name, probe in PROBES.items():
+        bench.tell(name)
+        try:
+            async for line in probe(bench):
+                yield line
+        except PipeError as error:
+            yield failed(name, error)

@@ -1,0 +1,85 @@
+"""Whether the server's processes grow with the episodes that they have served."""
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+
+import numpy
+import psutil
+
+from openenv_pipe.commands.env.check.bench import Bench
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.hosts.process import ProcessHost
+
+NUM_SESSIONS = 8
+NUM_SAMPLES = 50
+NUM_TOLD = 10  # samples from one word of progress to the next
+LIMIT_S = 120.0
+WARM_UP_SHARE = 0.2  # caches fill up, and are no leak
+NUM_ERRORS = 3.0  # standard errors that a slope must be above zero
+NOISE_BYTES = 2 * 2**20  # allocators take and give back this much for no reason of ours
+LONG_RUN = 100_000  # episodes, to say what a slope means
+GIB, MIB = 2**30, 2**20
+
+Sample = tuple[int, int]  # episodes played, bytes of memory
+
+
+async def probe_memory(bench: Bench) -> AsyncIterator[Line]:
+    """Plays `bench.num_episodes` episodes, or as many as the time limit allows."""
+    if not isinstance(bench.host, ProcessHost):
+        yield Line("memory", Result.OK, "not measured: the server is not a process that we started")
+        return
+    (pid,) = bench.host.pids
+    samples: list[Sample] = []
+    done = itertools.count(1)
+    every = max(1, bench.num_episodes // NUM_SAMPLES)
+
+    async def do(session: Session, index: int) -> None:
+        await bench.play(session, index, bench.choosers["random"])
+        number = next(done)
+        if number % every == 0:
+            samples.append((number, tree_bytes(pid)))
+        if number % (NUM_TOLD * every) == 0:
+            bench.tell(f"memory: {number} of {bench.num_episodes} episodes")
+
+    await bench.spread(
+        range(bench.num_episodes),
+        do,
+        num_sessions=min(NUM_SESSIONS, bench.num_sessions),
+        limit_s=LIMIT_S,
+    )
+    yield growth_line(samples)
+
+
+def tree_bytes(pid: int) -> int:
+    """Resident memory of the process and all below it."""
+    total = 0
+    root = psutil.Process(pid)
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def growth_line(samples: Sequence[Sample]) -> Line:
+    """A straight line through the samples after the warm-up, and what its slope means."""
+    samples = samples[int(WARM_UP_SHARE * len(samples)) :]
+    if len(samples) < 4:
+        return Line("memory", Result.OK, "too few episodes to tell; raise --episodes")
+    episodes_N, bytes_N = numpy.array(samples, dtype=float).T
+    (slope, _), covariance = numpy.polyfit(episodes_N, bytes_N, 1, cov=True)
+    error = float(numpy.sqrt(covariance[0, 0]))
+    added = slope * (episodes_N[-1] - episodes_N[0])
+    text = (
+        f"{slope / 1024:.2f} KiB an episode (± {error / 1024:.2f}), "
+        f"{bytes_N[-1] / MIB:.0f} MiB after {episodes_N[-1]:.0f} episodes"
+    )
+    measured = {"bytes_per_episode": float(slope), "bytes": float(bytes_N[-1])}
+    if slope < NUM_ERRORS * error or added < NOISE_BYTES:
+        return Line("memory", Result.OK, text, measured)
+    long_run = slope * LONG_RUN
+    result = Result.FAIL if long_run > GIB else Result.WARN
+    text += f"; {LONG_RUN:,} episodes would add {long_run / GIB:.1f} GiB: what is kept after done?"
+    return Line("memory", result, text, measured)

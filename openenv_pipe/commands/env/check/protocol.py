@@ -1,0 +1,129 @@
+"""Whether the frames are what OpenEnv's protocol says, also where something is wrong."""
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from openenv_pipe.commands.env.check.bench import Bench
+from openenv_pipe.commands.env.episodes import begin, take
+from openenv_pipe.commands.findings import Line, Result, failed
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.errors import SessionError, StepRefusedError
+from openenv_pipe.types import Action
+
+NUM_PLAYS = 5  # to see one that ends
+UNKNOWN_FIELD = {"no_such_field_of_any_action": 1}
+
+
+async def probe_protocol(bench: Bench) -> AsyncIterator[Line]:
+    """One line for each part of the protocol; each has a session of its own."""
+    for name, probe in PROBES.items():
+        try:
+            async with bench.session() as session:
+                result, text = await probe(bench, session)
+                yield Line(name, result, text)
+        except SessionError as error:
+            yield failed(name, error)
+
+
+async def _reset(bench: Bench, session: Session) -> tuple[Result, str]:
+    result = (await begin(session, bench.task(0), bench.env)).results[0]
+    text = f"{len(result.observation)} fields, reward {result.reward}"
+    if result.done:
+        return Result.WARN, f"{text}, and done at once: is a reset keyword missing?"
+    return Result.OK, text
+
+
+async def _step(bench: Bench, session: Session) -> tuple[Result, str]:
+    play = await bench.play(session, 0, bench.choosers["random"])
+    if not play.refusals:
+        return Result.OK, f"{len(play.actions)} random actions answered, reward {play.reward:.3g}"
+    what = f"{len(play.refusals)} of {len(play.refusals) + len(play.actions)} actions were refused"
+    worst = next((each for each in play.refusals if each.code == "EXECUTION_ERROR"), None)
+    if worst is None or bench.env.step_exception == "unusable":
+        return Result.OK, f"{what}, as unusable replies are: {play.refusals[0]!s:.200}"
+    return Result.WARN, (
+        f"{what} by an exception, which ends an episode of a run as failed; answer what cannot "
+        "be used with an observation, or, where it is the action that is wrong, set "
+        f"env.step_exception=unusable: {worst!s:.200}"
+    )
+
+
+async def _state(bench: Bench, session: Session) -> tuple[Result, str]:
+    play = await begin(session, bench.task(0), bench.env)
+    before = await session.state(bench.env.step_timeout_s)
+    await take(session, play, _random_action(bench), bench.env)
+    after = await session.state(bench.env.step_timeout_s)
+    if missing := {"episode_id", "step_count"} - set(after):
+        return Result.WARN, f"has no {', '.join(sorted(missing))}"
+    if play.actions and after["step_count"] == before["step_count"]:
+        return Result.WARN, f"step_count stays {after['step_count']} when a step is taken"
+    return Result.OK, f"step_count {before['step_count']}, then {after['step_count']}"
+
+
+async def _bad_action(bench: Bench, session: Session) -> tuple[Result, str]:
+    play = await begin(session, bench.task(0), bench.env)
+    try:
+        await session.step(UNKNOWN_FIELD, bench.env.step_timeout_s)
+    except StepRefusedError as refusal:
+        await session.state(bench.env.step_timeout_s)
+        if refusal.code == "VALIDATION_ERROR":
+            return Result.OK, "an unknown field is a VALIDATION_ERROR, and the session goes on"
+        return Result.WARN, f"an unknown field is answered with {refusal!s:.200}"
+    return Result.WARN, f"an unknown field is taken for an action of {play.task.id}"
+
+
+async def _unknown_message(bench: Bench, session: Session) -> tuple[Result, str]:
+    try:
+        await session.ask("no_such_type", "observation", {}, bench.env.step_timeout_s)
+    except StepRefusedError as refusal:
+        result = Result.OK if refusal.code == "UNKNOWN_TYPE" else Result.WARN
+        return result, f"an unknown type of message is answered with {refusal.code}"
+    return Result.WARN, "an unknown type of message is answered as if it were known"
+
+
+async def _before_reset(bench: Bench, session: Session) -> tuple[Result, str]:
+    try:
+        result = await session.step(_random_action(bench), bench.env.step_timeout_s)
+    except StepRefusedError as refusal:
+        return Result.OK, f"refused: {refusal.code}"
+    if result.reward:
+        return Result.WARN, f"is rewarded with {result.reward:g}, though there is no episode"
+    return Result.OK, "answered with done" if result.done else "answered without a reward"
+
+
+async def _after_done(bench: Bench, session: Session) -> tuple[Result, str]:
+    """The last action once more, after the end of some episodes: rescoring shows where it earns."""
+    answer = f"no episode of {NUM_PLAYS} was done within {bench.env.max_turns} turns"
+    for index in range(NUM_PLAYS):
+        play = await bench.play(session, index, bench.best)
+        if not (play.done and play.actions):
+            continue
+        try:
+            again = await session.step(play.actions[-1], bench.env.step_timeout_s)
+        except StepRefusedError as refusal:
+            answer = f"refused: {refusal.code}"
+            continue
+        if again.reward:
+            return (
+                Result.WARN,
+                f"is rewarded with {again.reward:g}: a total can be driven up",
+            )
+        if not again.done:
+            return Result.WARN, "goes on as if the episode had not ended"
+        answer = "answered with done and no reward"
+    return Result.OK, answer
+
+
+def _random_action(bench: Bench) -> Action:
+    return bench.choosers["random"]([], random.Random(0))[0]
+
+
+PROBES: dict[str, Callable[[Bench, Session], Awaitable[tuple[Result, str]]]] = {
+    "reset": _reset,
+    "step": _step,
+    "state": _state,
+    "bad action": _bad_action,
+    "unknown message": _unknown_message,
+    "step before reset": _before_reset,
+    "step after done": _after_done,
+}

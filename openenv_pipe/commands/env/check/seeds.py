@@ -1,0 +1,73 @@
+"""Whether a task is the same each time it is played, and another one when it should be."""
+
+import random
+from collections.abc import AsyncIterator
+
+from openenv_pipe.commands.env.check.bench import Bench
+from openenv_pipe.commands.env.episodes import Play, begin, take
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.environments.client.session import Session
+
+NUM_TASKS = 8
+
+
+async def probe_seeds(bench: Bench) -> AsyncIterator[Line]:
+    """Plays the first tasks again and again: with equal actions all answers must be equal."""
+    num_tasks = min(NUM_TASKS, len(bench.tasks))
+    async with bench.session() as session:
+        plays = [await bench.play(session, index, bench.best) for index in range(num_tasks)]
+        again = [await bench.play(session, index, bench.best) for index in range(num_tasks)]
+        interrupted = await _after_interruption(bench, session)
+    async with bench.session() as session:
+        fresh = await bench.play(session, num_tasks - 1, bench.best)
+    yield _same_seed(plays, again)
+    if plays[0].comparable == interrupted.comparable:
+        text = "begins anew, after done and in mid-episode"
+        yield Line("reset again", Result.OK, text)
+    else:
+        text = "a task is another one after an episode that was left in the middle"
+        yield Line("reset again", Result.FAIL, text)
+    if plays[-1].comparable == fresh.comparable:
+        yield Line("fresh session", Result.OK, "a task is the same in a new session")
+    else:
+        text = "a task is another one in a new session; the members of a group play in several"
+        yield Line("fresh session", Result.FAIL, text)
+    if num_tasks > 1:
+        yield _distinct(plays)
+
+
+async def _after_interruption(bench: Bench, session: Session) -> Play:
+    """The first task, played after a step into another one."""
+    play = await begin(session, bench.task(NUM_TASKS - 1), bench.env)
+    if not play.done:
+        for action in bench.best(play.observations, random.Random(0))[:1]:
+            await take(session, play, action, bench.env)
+    return await bench.play(session, 0, bench.best)
+
+
+def _same_seed(plays: list[Play], again: list[Play]) -> Line:
+    pairs = zip(plays, again, strict=True)
+    num_unlike = sum(one.comparable != other.comparable for one, other in pairs)
+    if not num_unlike:
+        return Line("same seed", Result.OK, f"{len(plays)} tasks played twice are the same")
+    return Line(
+        "same seed",
+        Result.FAIL,
+        f"of {len(plays)} tasks played twice {num_unlike} were not the same: a group would compare "
+        "episodes of different tasks, and no run could be repeated; take all that is random in "
+        "reset and step from the seed",
+    )
+
+
+def _distinct(plays: list[Play]) -> Line:
+    count = len({repr(play.comparable) for play in plays})
+    measured = {"tasks": len(plays), "distinct": count}
+    if count > 1:
+        return Line("tasks", Result.OK, f"{count} of {len(plays)} are distinct", measured)
+    return Line(
+        "tasks",
+        Result.WARN,
+        f"{len(plays)} tasks are all the same: reset seems to read neither the seed nor the "
+        "keywords of env.tasks",
+        measured,
+    )

@@ -1,0 +1,58 @@
+"""How fast the server answers, to one session and to many at once, asked by one process."""
+
+import itertools
+from collections.abc import AsyncIterator
+
+import numpy
+
+from openenv_pipe.commands.env.check.bench import Bench
+from openenv_pipe.commands.env.episodes import Play
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.environments.client.session import Session
+
+NUM_SESSIONS = (1, 8, 64)
+LIMIT_S = 2.0  # of each, and what the episodes that are then played need
+PERCENTILES = (50, 95, 99)
+
+
+async def probe_speed(bench: Bench) -> AsyncIterator[Line]:
+    """One line for each number of sessions that the server has."""
+    for num_sessions in NUM_SESSIONS:
+        if num_sessions <= bench.num_sessions:
+            yield await _measure(bench, num_sessions)
+
+
+async def _measure(bench: Bench, num_sessions: int) -> Line:
+    plays: list[Play] = []
+
+    async def do(session: Session, number: int) -> None:
+        plays.append(await bench.play(session, number, bench.best))
+
+    duration_s = await bench.spread(
+        itertools.count(), do, num_sessions=num_sessions, limit_s=LIMIT_S
+    )
+    steps_s = [duration for play in plays for duration in play.durations_s[1:]]
+    resets_s = [play.durations_s[0] for play in plays]
+    name = f"speed, {num_sessions} session{'s' * (num_sessions > 1)}"
+    measured = _measured(steps_s, resets_s, duration_s)
+    return Line(name, Result.OK, _text(measured), measured)
+
+
+def _measured(steps_s: list[float], resets_s: list[float], duration_s: float) -> dict[str, float]:
+    measured = {"episodes_per_s": len(resets_s) / duration_s}
+    measured["steps_per_s"] = len(steps_s) / duration_s
+    for what, values_s in {"step": steps_s, "reset": resets_s}.items():
+        for percentile in PERCENTILES if values_s else ():
+            value_s = float(numpy.percentile(values_s, percentile))
+            measured[f"{what}_p{percentile}_ms"] = 1000 * value_s
+    return measured
+
+
+def _text(measured: dict[str, float]) -> str:
+    parts = [f"{measured['steps_per_s']:,.0f} steps/s"]
+    for what in ("step", "reset"):
+        values = [measured.get(f"{what}_p{percentile}_ms") for percentile in PERCENTILES]
+        if values[0] is not None:
+            shown = " / ".join(f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in values)
+            parts.append(f"{what} {shown} ms")
+    return f"{', '.join(parts)} (p50 / p95 / p99)"

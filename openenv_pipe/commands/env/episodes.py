@@ -1,0 +1,129 @@
+"""Playing an environment without a model: who chooses the actions, and what came of them.
+
+For trying environments, never for training: replies are not tokenised, and limits of tokens do
+not count. A refused action is kept and costs a turn, as an unusable reply does.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.engines.scripted import Policy, replies_of
+from openenv_pipe.environments.adapters import Adapter, UnusableReply
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.errors import ConfigError, StepRefusedError
+from openenv_pipe.types import Action, Observation, Opening, Task
+
+Chooser = Callable[[Sequence[Observation], random.Random], Sequence[Action]]
+
+
+@dataclass(kw_only=True, slots=True)
+class Play:
+    """One episode: what was answered to the reset and to each action that was not refused."""
+
+    task: Task
+    results: list[StepResult] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)  # those that were not refused
+    refusals: list[StepRefusedError] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)  # of the results
+    states: list[dict[str, Any]] = field(default_factory=list)  # before the end, if asked for
+
+    @property
+    def observations(self) -> list[Observation]:
+        return [result.observation for result in self.results]
+
+    @property
+    def reward(self) -> float:
+        return sum(result.reward or 0.0 for result in self.results)
+
+    @property
+    def done(self) -> bool:
+        return self.results[-1].done
+
+    @property
+    def comparable(self) -> list[tuple[Any, ...]]:
+        """The answers without what may differ between two plays of the same task."""
+        return [comparable(result) for result in self.results]
+
+
+def comparable(result: StepResult) -> tuple[Any, ...]:
+    """An answer without its metadata, which may hold times and ids."""
+    seen = {key: value for key, value in result.observation.items() if key != "metadata"}
+    return seen, result.reward, result.done
+
+
+def scripted(policy: Policy, adapter: Adapter, opening: Opening) -> Chooser:
+    """What a scripted policy replies, read as a model's reply would be.
+
+    The chooser raises ConfigError for a reply that cannot be used.
+    """
+    reply = replies_of(policy)
+
+    def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+        try:
+            return adapter.read(reply(observations, draw, opening))
+        except UnusableReply as unusable:
+            raise ConfigError(f"the scripted policy's reply is unusable: {unusable}") from None
+
+    return choose
+
+
+async def begin(session: Session, task: Task, env: EnvConfig) -> Play:
+    """Reset to the task, as training does. Raises SessionError."""
+    play = Play(task=task)
+    started_s = time.perf_counter()
+    keywords = {**task.reset, "seed": task.seed}
+    play.results.append(await session.reset(keywords, env.reset_timeout_s))
+    play.durations_s.append(time.perf_counter() - started_s)
+    return play
+
+
+async def play_on(
+    session: Session,
+    play: Play,
+    choose: Chooser,
+    env: EnvConfig,
+    draw: random.Random,
+    *,
+    with_states: bool = False,
+) -> None:
+    """Plays what has begun to its end, or to env.max_turns choices. Raises SessionError.
+
+    with_states: ask for the state before each choice.
+    """
+    for _ in range(env.max_turns):
+        if play.done:
+            return
+        if with_states:
+            await _keep_state(session, play, env)
+        actions = choose(play.observations, draw)
+        if not actions:
+            return
+        for action in actions:
+            await take(session, play, action, env)
+            if play.done:
+                return
+
+
+async def take(session: Session, play: Play, action: Action, env: EnvConfig) -> None:
+    """One step of the play, answered or refused. Raises SessionError."""
+    started_s = time.perf_counter()
+    try:
+        result = await session.step(action, env.step_timeout_s)
+    except StepRefusedError as refusal:
+        play.refusals.append(refusal)
+        return
+    play.durations_s.append(time.perf_counter() - started_s)
+    play.actions.append(action)
+    play.results.append(result)
+
+
+async def _keep_state(session: Session, play: Play, env: EnvConfig) -> None:
+    try:
+        play.states.append(await session.state(env.step_timeout_s))
+    except StepRefusedError as refusal:
+        play.refusals.append(refusal)

@@ -1,0 +1,173 @@
+"""`openenv-pipe env play`: a person in the model's place, at the terminal or on the server's page.
+
+The person sees the messages that the model would be sent, and a line is a reply. The event loop
+has a thread of its own: sessions stay alive while somebody thinks, and Ctrl-C finds us waiting.
+"""
+
+import asyncio
+import itertools
+import json
+import sys
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from rich.console import Console
+
+from openenv_pipe.commands.env.episodes import Play, begin, take
+from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
+from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.environments.adapters import Adapter, UnusableReply, adapter_for
+from openenv_pipe.environments.client.session import Session, ask_aside
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.types import Action, Message, Observation, Task
+
+STYLES = {"system": "dim", "user": "cyan", "tool": "cyan"}
+POLL_S = 1.0
+
+
+def play_environment(
+    target: Target, *, split: Literal["train", "eval"], index: int, seed: int | None, raw: bool
+) -> None:
+    """One episode, read from stdin and shown on stdout. Ends early with the input, or by Ctrl-C.
+
+    seed: instead of the task's own. raw: show observations as they are.
+    Raises ConfigError, HostError and SessionError.
+    """
+    env = target.serving.env
+    server = one_server(target.serving)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(server) as host:
+        task = portal.call(_find_task, env, split, index, host)
+        if seed is not None:
+            task = replace(task, seed=seed)
+        adapter = portal.call(adapter_for, env.adapter, host.urls, host.access)
+        with portal.wrap_async_context_manager(host.session()) as session:
+            game = Game(portal, session, adapter, env, raw=raw)
+            game.begin(task)
+            game.play()
+
+
+async def _find_task(
+    env: EnvConfig, split: Literal["train", "eval"], index: int, host: Host
+) -> Task:
+    tasks = await open_tasks(env, split, host)
+    if not 0 <= index < len(tasks):
+        raise ConfigError(f"--index {index}: the {split} split has tasks 0 to {len(tasks) - 1}")
+    return tasks[index]
+
+
+class Game:
+    """One episode with a person."""
+
+    def __init__(
+        self,
+        portal: BlockingPortal,
+        session: Session,
+        adapter: Adapter,
+        env: EnvConfig,
+        *,
+        raw: bool,
+    ) -> None:
+        self._portal = portal
+        self._session = session
+        self._adapter = adapter
+        self._env = env
+        self._raw = raw
+        self._console = Console(soft_wrap=True, highlight=False)
+
+    def begin(self, task: Task) -> None:
+        """Reset to the task, and show how the conversation opens."""
+        self._play: Play = self._portal.call(begin, self._session, task, self._env)
+        (observation,) = self._play.observations
+        ask = partial(ask_aside, self._session, self._env.step_timeout_s)
+        opening = self._portal.call(self._adapter.open, observation, ask)
+        for tool in opening.tools:
+            self._console.print(f"tool {json.dumps(tool['function'])}", style="dim", markup=False)
+        self._show(observation, opening.messages)
+
+    def play(self) -> None:
+        """To the end, to env.max_turns replies, to the end of the input, or to Ctrl-C."""
+        how = "left before the end"
+        with suppress(KeyboardInterrupt, EOFError):
+            how = self._take_turns()
+        total = self._play.reward
+        success = ", a success" if total >= self._env.success_reward else ""
+        self._console.print(f"\n{how}, with reward {total:.4g} in all{success}")
+
+    def _take_turns(self) -> str:
+        """How it ended."""
+        for turn in itertools.count():
+            if self._play.done:
+                return f"done after {turn} turns"
+            if turn == self._env.max_turns:
+                return f"ended by env.max_turns={turn}"
+            reply = input("> ")
+            if not sys.stdin.isatty():
+                print(reply)  # or a transcript would lack it
+            self._take_turn(reply)
+
+    def _take_turn(self, reply: str) -> None:
+        """The steps that the reply asks for; a reply that cannot be used is answered."""
+        try:
+            actions = self._adapter.read(reply)
+        except UnusableReply as unusable:
+            self._show_messages(self._adapter.refuse(str(unusable)))
+            return
+        for action in actions:
+            self._step(action)
+            if self._play.done:
+                return
+
+    def _step(self, action: Action) -> None:
+        play = self._play
+        num_refused = len(play.refusals)
+        self._portal.call(take, self._session, play, action, self._env)
+        if len(play.refusals) > num_refused:
+            self._show_messages(self._adapter.refuse(str(play.refusals[-1])))
+            return
+        result = play.results[-1]
+        self._console.print(f"reward {result.reward or 0.0:.4g}", style="bold green")
+        messages = self._adapter.follow(result.observation)
+        if play.done:  # no model is shown these any more
+            messages = [each for each in messages if each["content"].strip()]
+        self._show(result.observation, messages)
+
+    def _show(self, observation: Observation, messages: Sequence[Message]) -> None:
+        if not self._raw:
+            self._show_messages(messages)
+            return
+        self._console.print(json.dumps(observation, indent=2, ensure_ascii=False), markup=False)
+
+    def _show_messages(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._console.print(f"[{message['role']}]", style="dim", markup=False)
+            self._console.print(message["content"], style=STYLES.get(message["role"]), markup=False)
+
+
+def serve_page(target: Target) -> None:
+    """The server's own web page, until Ctrl-C. Raises ConfigError and HostError."""
+    if target.serving.host.type != "process":
+        raise ConfigError(
+            "--web starts a server with its page switched on, which host=process does; "
+            f"this target is on host={target.serving.host.type}"
+        )
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_serve_page(target))
+
+
+async def _serve_page(target: Target) -> None:
+    variables = {"ENABLE_WEB_INTERFACE": "true"}
+    async with one_server(target.serving, variables=variables) as host:
+        page = f"{host.urls[0]}/web"
+        print(f"{page}\nCtrl-C ends it.", flush=True)
+        if sys.stdout.isatty():
+            webbrowser.open(page)
+        while host.urls:
+            await asyncio.sleep(POLL_S)
+        async with host.session():  # raises what became of the server
+            pass

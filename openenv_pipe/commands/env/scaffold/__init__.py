@@ -1,0 +1,62 @@
+"""`openenv-pipe env new`: an environment that trains as it stands, to be made one's own.
+
+`template/` is a working environment called my_env, with its configuration. A new one is a copy in
+which that name is replaced, in all its forms; nothing else is generated.
+"""
+
+import importlib.util
+import keyword
+import re
+import sys
+from pathlib import Path
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.resources import BASE, group_options, short_path
+
+TEMPLATE = Path(__file__).parent / "template"
+
+
+def create_environment(name: str, folder: Path) -> list[Path]:
+    """Write `envs/name` and its `conf/` files below the folder; the files, sorted.
+
+    Raises ConfigError for a name that cannot be one, or is taken; nothing is overwritten.
+    """
+    _refuse_bad_name(name)
+    files = {
+        folder / _renamed(str(path.relative_to(TEMPLATE)), name): path
+        for path in sorted(TEMPLATE.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    for path in [folder / "envs" / name, *files]:
+        if path.exists():
+            raise ConfigError(
+                f"{short_path(path)} is there already, and nothing is overwritten; choose another "
+                "name, or remove it"
+            )
+    for path, template in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_renamed(template.read_text(), name))
+    return sorted(files)
+
+
+def _renamed(text: str, name: str) -> str:
+    """The text with my_env, MyEnv and My env in the new name's forms."""
+    words = name.split("_")
+    text = text.replace("MyEnv", "".join(word.capitalize() for word in words))
+    text = text.replace("My env", " ".join(words).strip().capitalize())
+    return text.replace("my_env", name)
+
+
+def _refuse_bad_name(name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"{name!r} is no name for an environment; expected a Python package's, of lowercase "
+            "letters, digits and single _, such as my_env"
+        )
+    if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
+        raise ConfigError(
+            f"there is a Python module {name!r} already, which the environment would hide or be "
+            f"hidden by; choose another name, such as {name}_env"
+        )
+    if name in (BASE, *group_options("env"), *group_options("conf")):
+        raise ConfigError(f"conf/ has a {name!r} already; choose another name")

@@ -1,0 +1,120 @@
+"""What a command of `openenv-pipe env` is pointed at, and one running server of it."""
+
+import asyncio
+import re
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from openenv_pipe.config.compose import compose, compose_env
+from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskServer
+from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.tasks import TaskSet, read_known_sets
+from openenv_pipe.environments.tasks.server import server_rows
+from openenv_pipe.environments.tasks.sets import ListedRows
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.system.resources import did_you_mean, find_env, group_options
+
+IMAGE = re.compile(r"[^./~].*[:@][^/]+")  # with its tag or digest: `host:5000/name` has neither
+# Where there is no block: the action as JSON, and tasks that differ in their seed.
+NO_BLOCK = (
+    "env=base",
+    "env/adapter=json",
+    "env.tasks.train.num_tasks=1000",
+    "env.tasks.eval.num_tasks=100",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """An environment, where it runs, and what an experiment says of it."""
+
+    serving: ServingConfig
+    is_experiment: bool
+    policy: str | None = None  # of the experiment's warm start
+
+
+def find_target(name: str, overrides: Sequence[str]) -> Target:
+    """The block `env=name`, an experiment `conf=...`, a package's folder, a server's URL, or an
+    image with its tag or digest.
+
+    Raises ConfigError.
+    """
+    if "=" in name:
+        overrides = [name, *overrides]
+        if any(each.startswith("conf=") for each in overrides):
+            config = compose(overrides).config
+            return Target(
+                serving=ServingConfig(env=config.env, host=config.host),
+                is_experiment=True,
+                policy=config.trainer.warm_start.policy,
+            )
+    else:
+        overrides = [*_overrides(name), *overrides]
+    return Target(serving=compose_env(overrides), is_experiment=False)
+
+
+def _overrides(name: str) -> list[str]:
+    """What composes a target that is no override itself."""
+    if "://" in name:
+        return [*NO_BLOCK, "env.name=remote", "host=attach", f"host.urls=['{name}']"]
+    if IMAGE.fullmatch(name) and not Path(name).exists():
+        return [*NO_BLOCK, "env.name=image", "host=docker", f"host.image='{name}'"]
+    if "/" in name or name.startswith("."):
+        package = find_env(name)
+        return [*NO_BLOCK, f"env.name={package.name}", f"env.package='{package}'"]
+    blocks = group_options("env")
+    if name not in blocks:
+        raise ConfigError(
+            f"{name!r} is no environment; there are {', '.join(blocks)}"
+            f"{did_you_mean(name, blocks)}; or give conf=NAME, the folder of a package such as "
+            "./my_env, the URL of a server, or an image with its tag, such as my_env:latest"
+        )
+    return [f"env={name}"]
+
+
+async def open_tasks(env: EnvConfig, split: Literal["train", "eval"], host: Host) -> TaskSet:
+    """The tasks of one split. Raises ConfigError."""
+    known = await asyncio.to_thread(read_known_sets, env.tasks)
+    if split in known:
+        return known[split]
+    config: TaskServer = getattr(env.tasks, split)
+    rows = await server_rows(host.urls[0], host.access, config.split, f"env.tasks.{split}")
+    return ListedRows(split, config, rows, f"split {config.split!r} of the server")
+
+
+@asynccontextmanager
+async def one_server(
+    serving: ServingConfig, *, num_sessions: int = 1, variables: Mapping[str, str] | None = None
+) -> AsyncIterator[Host]:
+    """A host of one server, which is told that it may have `num_sessions` sessions.
+
+    The host's own pool has one, and holds none while it is not asked: sessions beside the pool
+    may use all. The server's logs are gone afterwards. Raises ConfigError and HostError.
+    """
+    told = {"MAX_CONCURRENT_ENVS": str(num_sessions), **serving.env.variables, **(variables or {})}
+    changes = {"sessions_per_server": 1, "num_servers": 1, "max_restarts": 0}
+    if serving.host.type == "attach":
+        changes = {"sessions_per_server": 1, "urls": serving.host.urls[:1]}
+    one = ServingConfig(
+        env=serving.env.model_copy(update={"variables": told}),
+        host=serving.host.model_copy(update=changes),
+    )
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as logs:
+        host = build_host(one, Path(logs))
+        try:
+            await host.start()
+            async with host.session() as session:
+                await session.close()
+            yield host
+        except HostError as error:
+            if error.log is None:
+                raise
+            told = str(error).replace(f" (log: {error.log})", "")  # where nothing will be
+            raise HostError(told) from error
+        finally:
+            await host.close()

@@ -1,0 +1,166 @@
+"""The command `eval`: runs side by side on the same tasks, or a model that no run has trained.
+
+Of several runs the first one says which tasks, how often, at which temperature and for which
+reward; limits and prompts stay each run's own. A run of another environment is refused. Each
+report is kept in its own run's folder as soon as it is whole.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from openenv_pipe.config.compose import Composed, amend
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.pipeline.build import assembled
+from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines
+from openenv_pipe.reports.eval_table import Row, print_rows
+from openenv_pipe.runs.checkpoints import Place, find_checkpoint
+from openenv_pipe.runs.evals import read_reports, save_evaluation
+from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system.progress import tell_person
+
+UNTRAINED = ("scripted", "openai")  # engines that play without a checkpoint
+AT_START = "untrained"  # the label of RUN@start; `start` is that of the run's own first stage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """Who is evaluated: a run's policy as one of its checkpoints has it, or at its start."""
+
+    folder: RunFolder
+    config: RunConfig
+    checkpoint: Path | None
+    label: str  # of the report
+    step: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder.record.id} {self.label}"
+
+
+def evaluate_runs(words: Sequence[str], overrides: Sequence[str]) -> None:
+    """Evaluates what the words name (`RUN`, `RUN@40`, `RUN@best`, `RUN@start`), and shows it.
+
+    Raises RunFolderError for what is not there, and ConfigError for runs that cannot be compared.
+    """
+    subjects = on_the_same_tasks([find_subject(word, overrides) for word in words])
+    logs = [_open_logs(subject.folder.path) for subject in subjects]
+    rows: list[Row] = []
+    baselines: list[Row] = []
+    for subject, folder in zip(subjects, logs, strict=True):
+        played = asyncio.run(_play(subject, folder, with_baselines=subject is subjects[0]))
+        rows += played.own
+        baselines += played.baselines
+    first = subjects[0]
+    if len(subjects) == 1:  # beside what the run has had before
+        earlier = read_reports(first.folder.path)
+        rows = [Row(name=name, report=report) for name, report in earlier.items()]
+        baselines = []
+    print_rows([*rows, *baselines], first.config.eval, first.config.seed)
+    for path in dict.fromkeys(subject.folder.path for subject in subjects):
+        print(f"{path}/eval")
+
+
+def evaluate_config(composed: Composed, command: Sequence[str]) -> None:
+    """Evaluates a model that no run has trained, in a run folder of its own."""
+    config = composed.config
+    folder = RunFolder.create(config, overrides=composed.overrides, command=command)
+    label = config.engine.type if config.engine.type in UNTRAINED else "start"
+    subject = Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
+    try:
+        played = asyncio.run(_play(subject, folder.logs, with_baselines=True, is_new_run=True))
+    except KeyboardInterrupt:
+        folder.finish("interrupted", cause="interrupted")
+        raise
+    except BaseException as error:
+        folder.finish("failed", cause=f"{type(error).__name__}: {error}")
+        raise
+    folder.finish("finished")
+    print_rows([*played.own, *played.baselines], config.eval, config.seed)
+    print(f"{folder.path}/eval")
+
+
+def find_subject(word: str, overrides: Sequence[str]) -> Subject:
+    """The run and the checkpoint that a word names; the last one, where it names none."""
+    path, at, which = word.rpartition("@")
+    if not at or Path(word).is_dir():
+        path, which = word, ""
+    folder = find_run(path, Path("runs"))
+    config = amend(folder.config, overrides)
+    if config.engine.type in UNTRAINED:
+        label = config.engine.type
+        return Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
+    if which == "start":
+        return Subject(folder=folder, config=config, checkpoint=None, label=AT_START, step=0)
+    checkpoint = find_checkpoint(folder.path, which, tell_person)
+    place = Place.of(checkpoint)
+    return Subject(
+        folder=folder,
+        config=config,
+        checkpoint=checkpoint,
+        label=checkpoint.name,
+        step=place.step if place.stage == "grpo" else 0,
+    )
+
+
+def on_the_same_tasks(subjects: list[Subject]) -> list[Subject]:
+    """The subjects with the tasks, the reward and the evaluation of the first."""
+    first = subjects[0]
+    return [first, *(_measured_as(first, subject) for subject in subjects[1:])]
+
+
+def _measured_as(first: Subject, other: Subject) -> Subject:
+    ours, theirs = first.config, other.config
+    for key in ("name", "package", "command"):
+        expected, seen = getattr(ours.env, key), getattr(theirs.env, key)
+        if seen != expected:
+            raise ConfigError(
+                f"{other.folder.path} cannot be put beside {first.folder.path}: its "
+                f"env.{key} is {seen!r}, not {expected!r}; evaluate runs of one environment"
+            )
+    values = theirs.model_dump()
+    wanted = ours.model_dump()
+    values["eval"], values["reward"] = wanted["eval"], wanted["reward"]
+    values["env"]["tasks"]["eval"] = wanted["env"]["tasks"]["eval"]
+    values["env"]["success_reward"] = wanted["env"]["success_reward"]
+    return replace(other, config=RunConfig.model_validate(values))
+
+
+def _open_logs(path: Path) -> Path:
+    logs = path / "logs" / "eval"
+    try:
+        logs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"the evaluation cannot be kept in {path}: {error}") from None
+    return logs
+
+
+@dataclass(kw_only=True, slots=True)
+class _Played:
+    own: list[Row]
+    baselines: list[Row]
+
+
+async def _play(
+    subject: Subject, logs: Path, *, with_baselines: bool, is_new_run: bool = False
+) -> _Played:
+    """Plays and keeps what was asked for; of a new run also which code and image were played."""
+    async with assembled(subject.config, logs, subject.checkpoint) as parts:
+        if is_new_run:
+            subject.folder.update(**parts.host.facts())
+        own = await evaluate_model(parts, subject.label, subject.step)
+        for evaluation in own:
+            save_evaluation(subject.folder.path, evaluation)
+        baselines = await play_baselines(parts) if with_baselines else []
+        for evaluation in baselines:
+            save_evaluation(subject.folder.path, evaluation)
+    return _Played(
+        own=[
+            Row(name=f"{subject.folder.record.id} {each.report.label}", report=each.report)
+            for each in own
+        ],
+        baselines=[Row(name=each.report.label, report=each.report) for each in baselines],
+    )

@@ -1,0 +1,143 @@
+"""Whether the environment's servers start, open all sessions, and play a task the same twice."""
+
+import asyncio
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.commands.env.episodes import Policy, begin, play_on, scripted
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.config.schema import EnvConfig, RunConfig
+from openenv_pipe.environments.adapters import Adapter, adapter_for
+from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.client.session import Session, ask_aside
+from openenv_pipe.environments.hosts.package import manifest_app
+from openenv_pipe.environments.tasks import known_splits, open_splits
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.resources import find_env, load_callable, short_path
+from openenv_pipe.types import Task
+
+Trajectory = list[tuple[Any, ...]]
+
+
+def check_environment(config: RunConfig) -> Iterator[Line]:
+    env = config.env
+    if config.host.type == "attach":
+        yield Line("environment", Result.OK, f"at {', '.join(config.host.urls)}")
+    elif config.host.type == "kubernetes":
+        yield Line("environment", Result.OK, f"image {config.host.image}")
+    elif config.host.type == "docker":
+        package = find_env(env.package) if env.package else None
+        built = f"{short_path(package)}, {config.host.dockerfile}" if package else "no package"
+        yield Line("environment", Result.OK, config.host.image or built)
+    elif env.command:
+        program = env.command[0]
+        if shutil.which(program) is None:
+            raise ConfigError(f"env.command starts with {program!r}, which is not a program here")
+        yield Line("environment", Result.OK, f"started by {program}")
+    else:
+        if env.package is None:
+            raise ConfigError("neither env.package nor env.command is set; set one of them")
+        package = find_env(env.package)
+        app = manifest_app(package)
+        yield Line("environment", Result.OK, f"{short_path(package)}, app {app}")
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as log_dir:
+        yield from asyncio.run(_try_servers(config, Path(log_dir)))
+
+
+async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
+    """Start the servers, open all sessions, play a task three times and another one once."""
+    known_sets = known_splits(config)
+    host = build_host(config, log_dir)
+    dotted = policy_path(config)
+    try:
+        await host.start()
+        num_servers = len(host.urls)
+        tasks = (await open_splits(config, known_sets, host.urls[0], host.access)).train
+        first, other = tasks[0], tasks[len(tasks) - 1]
+        adapter = await adapter_for(config.env.adapter, host.urls, host.access)
+        policy = load_callable(dotted) if dotted else None
+        play = partial(_play, adapter=adapter, policy=policy, env=config.env)
+        async with host.session() as session:
+            played = [await play(session, task) for task in (first, other, first)]
+        # Others play in sessions of their own: some environments honour a seed only once.
+        async with host.session() as session:
+            played.append(await play(session, first))
+    finally:
+        await host.close()
+    return [
+        Line("servers", Result.OK, _servers_text(config, num_servers)),
+        _sessions_line(config, host.capacity),
+        _seed_line(played[0], played[2], played[3]),
+        *_tasks_lines(len(tasks), played[0], played[1], is_played=dotted is not None),
+    ]
+
+
+def _servers_text(config: RunConfig, num_servers: int) -> str:
+    if config.host.type == "attach":
+        return f"{num_servers} answered"
+    return f"{num_servers} started, answered and stopped"
+
+
+async def _play(
+    session: Session, task: Task, adapter: Adapter, policy: Policy | None, env: EnvConfig
+) -> Trajectory:
+    """The task, played by the policy; without one only its first observation is seen.
+
+    Raises ConfigError where a template names a field that is not there.
+    """
+    play = await begin(session, task, env)
+    ask = partial(ask_aside, session, env.step_timeout_s)
+    opening = await adapter.open(play.results[0].observation, ask)
+    if policy is not None:
+        await play_on(session, play, scripted(policy, adapter, opening), env, random.Random(0))
+    if play.refusals and not play.actions:
+        raise play.refusals[0]
+    for observation in play.observations[1:]:
+        adapter.follow(observation)
+    return play.comparable
+
+
+def _sessions_line(config: RunConfig, capacity: int) -> Line:
+    num_episodes = config.trainer.tasks_per_step * config.trainer.group_size
+    how = "all at once" if capacity >= num_episodes else f"{capacity} at a time"
+    text = f"{capacity} opened; the {num_episodes} episodes of a step are played {how}"
+    return Line("sessions", Result.OK, text)
+
+
+def _seed_line(first: Trajectory, again: Trajectory, elsewhere: Trajectory) -> Line:
+    if first == again == elsewhere:
+        return Line("seeds", Result.OK, "the same task is the same in every session")
+    return Line(
+        "seeds",
+        Result.WARN,
+        "the same task with the same seed was not the same twice: a group compares episodes of "
+        "different tasks, and a run cannot be repeated; look for a reset keyword that names a "
+        "task (env.tasks.*.index_key)",
+    )
+
+
+def _tasks_lines(
+    num_tasks: int, first: Trajectory, other: Trajectory, *, is_played: bool
+) -> Iterator[Line]:
+    if num_tasks == 1:
+        return
+    if first != other:
+        yield Line("tasks", Result.OK, f"{num_tasks}; the first and the last differ")
+    elif is_played:
+        text = "the first and the last task are the same: does the environment read their keywords?"
+        yield Line("tasks", Result.WARN, text)
+    else:
+        text = f"{num_tasks}; they look the same at first, and no policy is there to play further"
+        yield Line("tasks", Result.OK, text)
+
+
+def policy_path(config: RunConfig) -> str | None:
+    """The scripted policy of the engine or of the warm start, if there is one."""
+    if config.engine.type == "scripted":
+        return config.engine.policy
+    return config.trainer.warm_start.policy if config.trainer.warm_start.steps else None

@@ -1,0 +1,129 @@
+"""Whether a run's memory and disk are here, before anything is loaded. By estimates."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.preflight.servers import Beside, servers_in_machine, servers_on_gpu
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.memory_estimate import Shape, at_rest, disk_bytes, memory_bytes
+
+TIGHT = 0.8  # of what is available: estimates are not exact
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Moment:
+    """What the learner holds at a time of the run, and the memory that is there for it."""
+
+    held: Mapping[str, int]  # bytes by kind
+    room: int
+    servers_awake: bool  # those that have a part of the same memory
+
+    @property
+    def total(self) -> int:
+        return sum(self.held.values())
+
+
+def memory_line(config: RunConfig, shape: Shape) -> Line:
+    """At the moment when it is scarcest."""
+    place, available = _available_memory(config.device)
+    needed = memory_bytes(shape, config, in_one_memory=place == "machine")
+    if place == "machine":
+        servers = servers_in_machine(config, shape)
+    else:
+        servers = servers_on_gpu(config, sum(needed.values()))
+    moment = _scarcest(needed, available, servers)
+    largest = max(moment.held, key=lambda kind: moment.held[kind])
+    text = f"about {_size(moment.total)} of {_size(moment.room)} on the {place}, mostly {largest}"
+    if servers:
+        text += f"; {_about(servers, moment, available)}"
+    if moment.total <= TIGHT * moment.room:
+        return Line("memory", Result.OK, text)
+    result = Result.WARN if moment.total <= moment.room else Result.FAIL
+    return Line("memory", result, f"{text}; {_advice(config, place, moment)}")
+
+
+def _scarcest(needed: Mapping[str, int], available: int, servers: Beside | None) -> _Moment:
+    if servers is None:
+        return _Moment(held=needed, room=available, servers_awake=False)
+    left = max(0, available - servers.num_bytes)
+    if not servers.sleep:
+        return _Moment(held=needed, room=left, servers_awake=True)
+    learning = _Moment(held=needed, room=available, servers_awake=False)
+    playing = _Moment(held=at_rest(needed), room=left, servers_awake=True)
+    return max(learning, playing, key=lambda moment: moment.total / max(1, moment.room))
+
+
+def _about(servers: Beside, moment: _Moment, available: int) -> str:
+    one = servers.num_servers == 1
+    who = "the vLLM server" if one else f"{servers.num_servers} vLLM servers"
+    if not moment.servers_awake:
+        return f"{who} {'sleeps' if one else 'sleep'} meanwhile"
+    when = "between updates " if servers.sleep else ""
+    takes = f"{'takes' if one else 'take'} {_size(servers.num_bytes)}"
+    return f"{when}{who} {takes} of the {_size(available)} there"
+
+
+def _advice(config: RunConfig, place: str, moment: _Moment) -> str:
+    """The keys that would help at this moment."""
+    engine = config.engine
+    lower, change = [], []
+    if "activations" in moment.held:
+        lower.append("trainer.tokens_per_batch")
+        change.append("model.activation_checkpointing=true")
+        if moment.servers_awake and place == "GPU":
+            ahead = " with trainer.max_staleness=0" if config.trainer.max_staleness else ""
+            change.append(f"engine.sleep=level1{ahead}")
+    if engine.type == "local":
+        lower.append("engine.max_batch")
+    elif engine.type == "vllm" and moment.servers_awake:
+        if place == "GPU":
+            lower.append("engine.gpu_memory_share")
+        elif engine.cpu_cache_gb > 1:
+            lower.append("engine.cpu_cache_gb")
+        if engine.num_servers > 1:
+            lower.append("engine.num_servers")
+    wishes = [f"lower {' or '.join(lower)}"] if lower else []
+    wishes += [f"set {' or '.join(change)}"] if change else []
+    return f"{', '.join(wishes)}, or use a smaller model"
+
+
+def _available_memory(device: str) -> tuple[str, int]:
+    if device != "cpu":
+        import torch  # takes seconds, so only where a GPU may be meant
+
+        if torch.cuda.is_available():
+            return "GPU", torch.cuda.mem_get_info()[0]
+        if device == "cuda":
+            raise ConfigError("device=cuda, but torch sees no GPU here; set device=auto or cpu")
+    try:
+        table = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return "machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (available,) = (line for line in table if line.startswith("MemAvailable"))
+    return "machine", int(available.split()[1]) * 1024
+
+
+def disk_line(config: RunConfig, shape: Shape) -> Line:
+    needed = disk_bytes(shape, config)
+    folder = Path(config.runs_dir).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise ConfigError(f"runs_dir={config.runs_dir!r}: {existing} cannot be written to")
+    free = shutil.disk_usage(existing).free
+    text = f"up to {_size(needed)} of {_size(free)} free in {config.runs_dir}"
+    if needed <= TIGHT * free:
+        return Line("disk", Result.OK, text)
+    return Line("disk", Result.WARN, f"{text}; lower trainer.checkpoint.keep_last or set runs_dir")
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit in ("B", "KiB") else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"

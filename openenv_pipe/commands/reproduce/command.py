@@ -1,0 +1,189 @@
+"""Runs a run again and says whether it is the same: 0 it is, 3 it is not, 2 it cannot be told.
+
+What differs beforehand, code or versions or data, is refused by name unless it is allowed.
+Another machine is said and tried: whether numbers are equal there is for the comparison to say.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from openenv_pipe.commands.reproduce.bands import Band, mismatch_band, step_bands
+from openenv_pipe.commands.reproduce.comparing import common_steps, first_mismatches
+from openenv_pipe.commands.reproduce.replaying import replay
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.pipeline.run import Course, refuse_what_cannot_learn, run
+from openenv_pipe.runs.differences import Difference, find_differences
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.files import write_text
+from openenv_pipe.system.markdown import table
+from openenv_pipe.system.progress import Progress, build_progress
+
+SAME, DIFFERENT = 0, 3
+ALLOWABLE = ("code", "versions", "data", "model")
+
+
+def reproduce(
+    name: str,
+    *,
+    steps: int | None,
+    allow: Collection[str],
+    is_replay: bool,
+    runs_dir: Path | None,
+    command: Sequence[str],
+) -> int:
+    """Runs it again in a new folder; returns the exit code. Raises RunFolderError, ConfigError."""
+    _refuse_unknown(allow)
+    recorded = find_run(name, runs_dir or Path("runs"))
+    _refuse_fork(recorded)
+    config = recorded.config
+    if runs_dir:
+        config = config.model_copy(update={"runs_dir": str(runs_dir)})
+    refuse_what_cannot_learn(config)
+    num_recorded = common_steps(recorded.path, recorded.path)
+    if config.trainer.steps and not num_recorded:
+        raise RunFolderError(f"{recorded.path} has no step of GRPO to compare with")
+    progress = build_progress()
+    judge = partial(_refuse_or_tell, allow, progress)
+    judge(find_differences(recorded.record))
+    folder = _new_folder(recorded, config, command)
+    course = Course(
+        folder=folder,
+        config=config,
+        stop_after=_end(config, num_recorded, steps),
+        expected=recorded.record.facts,
+        on_differences=judge,
+    )
+    if is_replay:
+        replay(course, recorded.path, progress)
+    else:
+        run(course, progress)
+    return _compare(recorded, folder, config, progress, is_replay=is_replay)
+
+
+def _refuse_fork(recorded: RunFolder) -> None:
+    lineage = recorded.record.lineage
+    if lineage is not None and lineage.kind == "fork":
+        raise RunFolderError(
+            f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
+            "weights that its configuration does not make; name a run from its beginning"
+        )
+
+
+def _compare(
+    recorded: RunFolder,
+    folder: RunFolder,
+    config: RunConfig,
+    progress: Progress,
+    *,
+    is_replay: bool,
+) -> int:
+    """Says and writes down whether the runs are the same."""
+    num_steps = common_steps(recorded.path, folder.path)
+    what = f"{folder.path} against {recorded.path}, {num_steps} steps"
+    if why := _why_inexact(recorded, folder, config, is_replay=is_replay):
+        bands = list(_bands(recorded.path, folder.path))
+        failed = next((band for band in bands if not band.holds), None)
+        verdict = "within the bands" if failed is None else f"different: {_as_text(failed)}"
+        lines = [f"Not byte for byte: {why}.", "", _table(bands)]
+        code = SAME if failed is None else DIFFERENT
+    else:
+        found = first_mismatches(recorded.path, folder.path, only_learner=is_replay)
+        verdict = f"different: {found[0]}" if found else "the same, byte for byte"
+        parts = "metrics and checkpoints" if is_replay else "metrics, episodes, checkpoints, evals"
+        lines = [f"Compared: {parts}; time/* aside.", "", *(f"- {each}" for each in found)]
+        code = DIFFERENT if found else SAME
+    path = folder.path / "reproduction.md"
+    write_text(path, "\n".join([f"# {what}", "", f"**{verdict}**", "", *lines]) + "\n")
+    progress.note(f"{what}: {verdict}\n{path}")
+    return code
+
+
+def _why_inexact(
+    recorded: RunFolder, folder: RunFolder, config: RunConfig, *, is_replay: bool
+) -> str | None:
+    """Why bytes cannot be expected to be equal; None if they can."""
+    devices = {str(each.record.facts.get("device")) for each in (recorded, folder)} - {"None"}
+    if devices != {"cpu"}:
+        return f"it ran on {' and '.join(sorted(devices))}, where sums have no fixed order"
+    if config.engine.type != "local" and not is_replay:
+        return f"engine={config.engine.type} batches what arrives together"
+    return None
+
+
+def _bands(expected: Path, seen: Path) -> list[Band]:
+    found: list[Band] = []
+    old, new = (
+        {r["step"]: r for r in read_metrics(path / "metrics.jsonl") if r["stage"] == "grpo"}
+        for path in (expected, seen)
+    )
+    mismatches: list[float] = []
+    for step in sorted({*old} & {*new}):
+        paths = [episodes_path(path, step) for path in (expected, seen)]
+        ours, theirs = (each[step].get("mismatch/mean") for each in (new, old))
+        if theirs is not None:
+            mismatches.append(theirs)
+            if ours is not None:
+                found.append(mismatch_band(step, theirs, ours))
+        if all(path.exists() for path in paths) and mismatches:
+            groups = [read_episodes(path) for path in paths]
+            found += step_bands(step, fmean(mismatches), *groups)
+    return found
+
+
+def _table(bands: Sequence[Band]) -> str:
+    rows = [
+        [
+            *(str(band.step), band.metric, f"{band.expected:.6g}", f"{band.seen:.6g}"),
+            *(f"± {band.width:.3g}", "yes" if band.holds else "no"),
+        ]
+        for band in bands
+    ]
+    return table(["step", "metric", "recorded", "now", "band", "within"], rows)
+
+
+def _as_text(band: Band) -> str:
+    return (
+        f"grpo step {band.step}: {band.metric} was {band.expected:.6g}, is {band.seen:.6g}, "
+        f"outside of ± {band.width:.3g}"
+    )
+
+
+def _refuse_or_tell(
+    allow: Collection[str], progress: Progress, differences: Sequence[Difference]
+) -> None:
+    refused = [each for each in differences if each.kind in ALLOWABLE and each.kind not in allow]
+    for each in differences:
+        if each not in refused:
+            progress.note(f"not as recorded: {each}")
+    if refused:
+        kinds = ",".join(dict.fromkeys(each.kind for each in refused))
+        raise RunFolderError(
+            "it would not be the same run:\n"
+            + "\n".join(f"  {each}" for each in refused)
+            + f"\nbring that back, or see what difference it makes: --allow {kinds}"
+        )
+
+
+def _refuse_unknown(allow: Collection[str]) -> None:
+    for kind in allow:
+        if kind not in ALLOWABLE:
+            raise RunFolderError(f"--allow {kind!r}: expected some of {', '.join(ALLOWABLE)}")
+
+
+def _end(config: RunConfig, num_recorded: int, steps: int | None) -> int | None:
+    """Where to stop: None at the configuration's own end, which has an evaluation."""
+    end = min(num_recorded, steps or num_recorded)
+    return end if end < config.trainer.steps else None
+
+
+def _new_folder(recorded: RunFolder, config: RunConfig, command: Sequence[str]) -> RunFolder:
+    overrides = recorded.path / "overrides.txt"
+    words = overrides.read_text().splitlines() if overrides.exists() else []
+    lineage = recorded.lineage("reproduction")
+    return RunFolder.create(config, overrides=words, command=command, lineage=lineage)

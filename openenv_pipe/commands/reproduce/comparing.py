@@ -1,0 +1,146 @@
+"""Two run folders, byte for byte: the first thing that differs, by its step and name.
+
+In the order in which a run writes: each step's metrics, its episodes, its checkpoint; then the
+evaluations. `time/*` never counts. Refused here: how far apart is near enough (see `bands`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.checkpoints import DIGESTS, RESUME, Place, all_checkpoints, is_passing
+from openenv_pipe.runs.episodes import episodes_path, read_rows
+from openenv_pipe.runs.evals import read_stages
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.files import read_json
+
+RECORDED_DIGESTS = "checkpoints.json"  # of a recording, which has no checkpoints themselves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mismatch:
+    """One thing that is not the same in both runs."""
+
+    where: str  # "grpo step 3"
+    what: str  # "loss/policy"
+    expected: str
+    seen: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what} was {self.expected}, is {self.seen}"
+
+
+def first_mismatches(expected: Path, seen: Path, *, only_learner: bool = False) -> list[Mismatch]:
+    """What differs in the first place of `seen` where anything does; [] if nothing does.
+
+    only_learner: `seen` trained on the episodes of `expected`, and has neither evaluations nor the
+    metrics of an engine.
+    """
+    found: list[Mismatch] = []
+    for mismatch in _mismatches(expected, seen, only_learner=only_learner):
+        if found and mismatch.where != found[0].where:
+            break
+        found.append(mismatch)
+    return found
+
+
+def common_steps(expected: Path, seen: Path) -> int:
+    """How many steps of GRPO both have."""
+    return min(len(_records(folder, "grpo")) for folder in (expected, seen))
+
+
+def _mismatches(expected: Path, seen: Path, *, only_learner: bool) -> Iterator[Mismatch]:
+    theirs, ours = checkpoint_digests(expected), checkpoint_digests(seen)
+    for stage in ("warm_start", "grpo"):
+        old, new = _records(expected, stage), _records(seen, stage)
+        for step in sorted(new):
+            where = f"{stage} step {step}"
+            if step not in old:
+                yield Mismatch(where=where, what="the step", expected="absent", seen="there")
+                return
+            yield from _metrics(where, old[step], new[step], only_learner=only_learner)
+            if stage == "grpo":
+                yield from _episodes(where, expected, seen, step)
+                name = Place("grpo", step).name
+                yield from _files(where, theirs.get(name), ours.get(name))
+        if stage == "warm_start":
+            yield from _episodes("warm start", expected, seen, 0)
+            name = Place("grpo", 0).name
+            yield from _files("warm start", theirs.get(name), ours.get(name))
+    if not only_learner:
+        yield from _evaluations(expected, seen)
+
+
+def _records(folder: Path, stage: str) -> dict[int, dict[str, Any]]:
+    records = read_metrics(folder / "metrics.jsonl")
+    return {record["step"]: record for record in records if record["stage"] == stage}
+
+
+def _metrics(
+    where: str, old: Mapping[str, Any], new: Mapping[str, Any], *, only_learner: bool
+) -> Iterator[Mismatch]:
+    names = {*old} & {*new} if only_learner else {*old} | {*new}
+    for name in sorted(name for name in names if not name.startswith("time/")):
+        if old.get(name) != new.get(name) or (name in old) != (name in new):
+            values = [repr(each[name]) if name in each else "absent" for each in (old, new)]
+            yield Mismatch(where=where, what=name, expected=values[0], seen=values[1])
+
+
+def _episodes(where: str, expected: Path, seen: Path, step: int) -> Iterator[Mismatch]:
+    old, new = episodes_path(expected, step), episodes_path(seen, step)
+    if not (old.exists() and new.exists()) or old.read_bytes() == new.read_bytes():
+        return
+    rows = list(read_rows(old)), list(read_rows(new))
+    if len(rows[0]) != len(rows[1]):
+        counts = [str(len(each)) for each in rows]
+        yield Mismatch(where=where, what="number of episodes", expected=counts[0], seen=counts[1])
+    for a, b in zip(*rows, strict=False):
+        for name in a:
+            if a[name] != b.get(name):
+                what = f"{name} of episode {a['group']}, member {a['member']}"
+                values = [str(each.get(name))[:60] for each in (a, b)]
+                yield Mismatch(where=where, what=what, expected=values[0], seen=values[1])
+
+
+def _files(
+    where: str, old: dict[str, str] | None, new: dict[str, str] | None
+) -> Iterator[Mismatch]:
+    """Of a checkpoint that both have. The part for a resume goes after a while: no difference."""
+    for name in sorted({*(old or {})} & {*(new or {})}):
+        if old[name] != new[name]:
+            what = f"the sha256 of the checkpoint's {name}"
+            yield Mismatch(where=where, what=what, expected=old[name][:12], seen=new[name][:12])
+
+
+def _evaluations(expected: Path, seen: Path) -> Iterator[Mismatch]:
+    old, new = read_stages(expected), read_stages(seen)
+    for name in [name for name in old if name in new]:
+        a, b = (each[name].model_dump() for each in (old, new))
+        for key in a:
+            if a[key] != b[key]:
+                values = [str(each[key])[:60] for each in (a, b)]
+                yield Mismatch(
+                    where=f"evaluation {name}", what=key, expected=values[0], seen=values[1]
+                )
+
+
+def checkpoint_digests(folder: Path) -> dict[str, dict[str, str]]:
+    """The sha256 of every file of every checkpoint, by the checkpoint's name."""
+    recorded = folder / RECORDED_DIGESTS
+    if recorded.exists():
+        return read_json(recorded)
+    paths = [path for path in all_checkpoints(folder) if not is_passing(path)]
+    return {path.name: _digests_of(path) for path in paths}
+
+
+def _digests_of(path: Path) -> dict[str, str]:
+    try:
+        digests = dict(read_json(path / DIGESTS))
+        if (path / RESUME).is_dir():
+            inner = read_json(path / RESUME / DIGESTS)
+            digests |= {f"{RESUME}/{name}": digest for name, digest in inner.items()}
+    except RunFolderError:
+        return {}  # damaged: `find_damage` says so where it matters
+    return digests

@@ -1,0 +1,87 @@
+"""Training from recorded episodes: the learner alone, with no environment and no engine."""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.pipeline.build import learner_alone
+from openenv_pipe.pipeline.evaluations import NoEvaluations
+from openenv_pipe.pipeline.facts import policy_facts
+from openenv_pipe.pipeline.journal import to_the_end
+from openenv_pipe.pipeline.run import Course, run
+from openenv_pipe.pipeline.stages import Story
+from openenv_pipe.runs.differences import find_other_facts
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.system.progress import Progress
+from openenv_pipe.types import Group
+
+
+class RecordedGroups:
+    """The groups that a run has learned from before. See `pipeline.sources.GroupSource`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.version = 0
+        self._folder = folder
+
+    async def demonstrations(self) -> list[Group]:
+        return await self._read(0)
+
+    async def groups(self, step: int) -> list[Group]:
+        return await self._read(step)
+
+    async def begin_update(self) -> None:
+        """Nobody samples."""
+
+    async def publish(self, step: int) -> None:
+        self.version = step
+
+    async def settle(self) -> None:
+        """Nothing is under way."""
+
+    async def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """The recording stays where it is."""
+
+    def load(self, folder: Path) -> None:
+        """For the same reason."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def _read(self, step: int) -> list[Group]:
+        path = episodes_path(self._folder, step)
+        if not path.exists():
+            raise RunFolderError(
+                f"{path} is not there: the run has no episodes of this step to train on; "
+                "--steps N ends before it"
+            )
+        return await asyncio.to_thread(read_episodes, path)
+
+
+def replay(course: Course, recorded: Path, progress: Progress) -> None:
+    """Trains as `course` says, on the episodes of another folder."""
+    run(course, progress, partial(_learn_again, recorded))
+
+
+async def _learn_again(recorded: Path, course: Course, progress: Progress) -> str | None:
+    async with learner_alone(course.config, course.folder.logs) as bench:
+        facts = await bench.compute(policy_facts, bench.policy)
+        if course.on_differences:
+            course.on_differences(find_other_facts(course.expected, facts))
+        course.folder.update(**facts)
+        story = Story(
+            bench,
+            RecordedGroups(recorded),
+            course.folder,
+            progress,
+            evaluations=NoEvaluations(),
+            stop_after=course.stop_after,
+        )
+        try:
+            return await story.run()
+        finally:
+            await to_the_end(story.close())

@@ -1,0 +1,75 @@
+"""`serve`: a run's trained model behind vLLM's OpenAI endpoint, its adapter on top of the base."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from openenv_pipe.commands.evaluate import Subject, find_subject
+from openenv_pipe.config.schema import HubModelConfig
+from openenv_pipe.engines.vllm.build import installed_or_asked
+from openenv_pipe.engines.vllm.endpoint import Served, serve
+from openenv_pipe.engines.vllm.install import find_build
+from openenv_pipe.engines.vllm.weights_folder import weights_folder
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.weights import Publication
+from openenv_pipe.system.progress import tell_person
+
+START_TIMEOUT_S = 1800.0  # a large model, its download included
+
+
+def serve_run(
+    word: str, *, host: str, port: int, max_model_len: int | None, extra: Sequence[str]
+) -> None:
+    """Serves what `RUN`, `RUN@40` or `RUN@best` names, until it is interrupted.
+
+    Raises RunFolderError, ConfigError and EngineError.
+    """
+    subject = find_subject(word, [])
+    if subject.checkpoint is None:
+        raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
+    logs = subject.folder.path / "logs" / "serve"
+    with _served(subject, subject.checkpoint, max_model_len) as served:
+        asyncio.run(_serve(served, host, port, extra, logs / "engine.log"))
+
+
+async def _serve(served: Served, host: str, port: int, extra: Sequence[str], log: Path) -> None:
+    installed = await installed_or_asked(find_build(), tell_person)
+    await serve(
+        served,
+        installed,
+        host=host,
+        port=port,
+        extra=extra,
+        start_timeout_s=START_TIMEOUT_S,
+        log=log,
+        tell=tell_person,
+    )
+
+
+@contextmanager
+def _served(subject: Subject, checkpoint: Path, max_model_len: int | None) -> Iterator[Served]:
+    """The checkpoint as vLLM takes it: whole, or an adapter on a base that is there, or written."""
+    config, template = subject.config, checkpoint / "chat_template.jinja"
+    model = config.model
+    with weights_folder(None) as scratch:
+        path, revision = str(checkpoint), None
+        is_there = isinstance(model, HubModelConfig) and model.quantization == "none"
+        if model.lora.rank and is_there:
+            path, revision = str(Path(model.path).expanduser()), model.revision
+        elif model.lora.rank:
+            path = str(scratch / "base")
+            policy = load_policy(model, seed=config.seed, device=select_device("cpu"))
+            Publication(policy).write_base(Path(path))
+        yield Served(
+            name=subject.folder.record.id.replace("/", "-"),
+            model=path,
+            revision=revision,
+            adapter=checkpoint if model.lora.rank else None,
+            lora_rank=model.lora.rank,
+            dtype="bfloat16" if "bfloat16" in (model.dtype, model.autocast) else "float32",
+            max_model_len=max_model_len or config.env.max_episode_tokens,
+            chat_template=template if template.exists() else None,
+            calls_tools=config.env.adapter.type == "tool",
+        )

@@ -1,0 +1,229 @@
+"""The sweep's folder: what its jobs are, and how each of them ended.
+
+    runs/sweeps/2026-11-20_14-30-05/
+      sweep.json              the command, and of each job: overrides, run, status, cause
+      jobs/0003.json          where the process that has the job says which run it is
+      jobs/0003.log           what that run told
+      jobs/0003.stop          the sweep asks that job to stop
+      stop_1                  the sweep asks all jobs of its first attempt to stop
+      servers/attempt_1/1/    logs of servers that jobs shared
+
+Only the sweep's own process writes sweep.json, and only a job's own process its file, so that jobs
+may run wherever this folder can be seen. What a run did is in the run's own folder, and read there.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from openenv_pipe.config.secrets import hide_assignments, known_secrets
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.provenance import Record
+from openenv_pipe.system.files import read_json, write_json
+from openenv_pipe.system.process_id import ProcessId
+
+SWEEPS = "sweeps"
+JobStatus = Literal["waiting", "running", "finished", "failed", "interrupted", "died", "pruned"]
+OVER: frozenset[JobStatus] = frozenset({"finished", "failed", "pruned"})  # not to be run again
+
+
+class JobFile(Record):
+    """jobs/NNNN.json: the run that a job became, or why it became none."""
+
+    attempt: int  # of the sweep
+    run: str | None = None  # its id
+    folder: str | None = None  # of the run, as seen from the sweep's
+    error: str | None = None  # why there is no run, or what its own record does not say
+
+
+class Job(Record):
+    """One job, as sweep.json has it."""
+
+    index: int
+    overrides: list[str]
+    status: JobStatus = "waiting"
+    cause: str | None = None
+    run: str | None = None  # "wordle/0007"
+    folder: str | None = None  # of the run, as seen from the sweep's
+    trial: int | None = None  # of a search
+    value: float | None = None  # what a search judged it by
+
+
+class SweepRecord(Record):
+    """sweep.json."""
+
+    stamp: str
+    status: Literal["running", "finished", "failed", "interrupted"]
+    attempt: int  # 1, and one more each time it goes on
+    command: list[str]
+    overrides: list[str]
+    created: datetime
+    ended: datetime | None
+    process: ProcessId
+    jobs: list[Job]
+
+
+class SweepFolder:
+    """One sweep on disk."""
+
+    def __init__(self, path: Path, record: SweepRecord) -> None:
+        self.path = path.absolute()
+        self.record = record
+
+    @classmethod
+    def create(
+        cls, runs_dir: Path, overrides: Sequence[str], command: Sequence[str]
+    ) -> "SweepFolder":
+        """A new folder below `runs_dir`/sweeps. Raises RunFolderError if it cannot be written."""
+        now = datetime.now(UTC)
+        path = _allocate(runs_dir / SWEEPS, f"{now:%Y-%m-%d_%H-%M-%S}")
+        (path / "jobs").mkdir()
+        secrets = known_secrets({})
+        record = SweepRecord(
+            stamp=path.name,
+            status="running",
+            attempt=1,
+            command=[hide_assignments(word, secrets) for word in command],
+            overrides=[hide_assignments(override, secrets) for override in overrides],
+            created=now,
+            ended=None,
+            process=ProcessId.of_this_process(),
+            jobs=[],
+        )
+        folder = cls(path, record)
+        folder.write()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "SweepFolder":
+        """An existing sweep. Raises RunFolderError."""
+        if not (path / "sweep.json").is_file():
+            raise RunFolderError(
+                f"{path} is not the folder of a sweep: it has no sweep.json; expected one such as "
+                f"runs/{SWEEPS}/2026-11-20_14-30-05"
+            )
+        try:
+            return cls(path, SweepRecord.model_validate(read_json(path / "sweep.json")))
+        except ValidationError as error:
+            raise RunFolderError(f"{path / 'sweep.json'} is damaged: {error}") from error
+
+    def write(self, **changes: Any) -> None:
+        """Replace sweep.json, with changes to the record."""
+        self.record = self.record.model_copy(update=changes)
+        write_json(self.path / "sweep.json", self.record.model_dump(mode="json"))
+
+    def end(self, status: Literal["finished", "failed", "interrupted"]) -> None:
+        """Close the record."""
+        self.write(status=status, ended=datetime.now(UTC))
+
+    def add_job(self, overrides: Sequence[str], trial: int | None = None) -> Job:
+        """One more job at the end; the caller writes."""
+        secrets = known_secrets({})
+        job = Job(
+            index=len(self.record.jobs),
+            overrides=[hide_assignments(override, secrets) for override in overrides],
+            trial=trial,
+        )
+        self.record.jobs.append(job)
+        return job
+
+    def change_job(self, index: int, **changes: Any) -> None:
+        """Replace what is known of a job; the caller writes."""
+        self.record.jobs[index] = self.record.jobs[index].model_copy(update=changes)
+
+    def resume(self) -> None:
+        """Take over a sweep that has stopped, in this process: stopped jobs wait again.
+
+        Raises RunFolderError while it, or one of its jobs, still runs on this machine.
+        """
+        record = self.record
+        if record.status == "running" and record.process.alive:
+            raise RunFolderError(
+                f"sweep {record.stamp} is running (process {record.process.pid} on "
+                f"{record.process.host}); stop it first"
+            )
+        for job in list(record.jobs):
+            job = self.refresh(job.index)
+            if job.status == "running" and self._runs_here(job.index):
+                raise RunFolderError(
+                    f"job {job.index} of sweep {record.stamp} is still running in {job.run}; wait "
+                    "for its end, or end it"
+                )
+            if job.status not in OVER:
+                self.change_job(job.index, status="waiting", cause=None)
+        self.write(
+            status="running",
+            attempt=record.attempt + 1,
+            ended=None,
+            process=ProcessId.of_this_process(),
+        )
+
+    def refresh(self, index: int) -> Job:
+        """Look at a job's file and its run, and keep what is new; the caller writes."""
+        job, found = self.record.jobs[index], read_job_file(self.path, index)
+        if found is None or found.attempt < self.record.attempt or job.status in OVER:
+            return job
+        if found.folder is None:
+            self.change_job(index, status="failed", cause=found.error)
+            return self.record.jobs[index]
+        run = RunFolder.open(self.path / found.folder)
+        status, cause = run.status, run.record.cause
+        if found.error is not None:
+            status, cause = "failed", found.error
+        elif status == "interrupted" and stop_mark(self.path, index).exists():
+            status, cause = "pruned", None
+        self.change_job(index, run=found.run, folder=found.folder, status=status, cause=cause)
+        return self.record.jobs[index]
+
+    def _runs_here(self, index: int) -> bool:
+        """Of a running job. On another machine nobody can tell the living from the dead."""
+        run = self.run_folder(index)
+        return run is not None and run.record.process.host == self.record.process.host
+
+    def run_folder(self, index: int) -> RunFolder | None:
+        """The run of a job, once there is one."""
+        folder = self.record.jobs[index].folder
+        return None if folder is None else RunFolder.open(self.path / folder)
+
+
+def job_file(sweep: Path, index: int) -> Path:
+    """Where a job's own process writes."""
+    return sweep / "jobs" / f"{index:04d}.json"
+
+
+def stop_mark(sweep: Path, index: int) -> Path:
+    """A file that asks one job to stop, and not to be run again."""
+    return sweep / "jobs" / f"{index:04d}.stop"
+
+
+def stop_all_mark(sweep: Path, attempt: int) -> Path:
+    """A file that asks the jobs of an attempt to stop; queued ones read it when they begin."""
+    return sweep / f"stop_{attempt}"
+
+
+def read_job_file(sweep: Path, index: int) -> JobFile | None:
+    """None before the job began."""
+    path = job_file(sweep, index)
+    return JobFile.model_validate(read_json(path)) if path.exists() else None
+
+
+def _allocate(parent: Path, stamp: str) -> Path:
+    for number in count(1):
+        path = parent / (stamp if number == 1 else f"{stamp}_{number}")
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot make the folder of a sweep in {parent}: {error}; set runs_dir to a "
+                "writable folder"
+            ) from error
+    raise AssertionError("numbers do not end")

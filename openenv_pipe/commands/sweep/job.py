@@ -1,0 +1,135 @@
+"""One job of a sweep, in whatever process a launcher calls it: a run folder and a child process.
+
+The job's own process validates, allocates the run folder, starts the run from its written
+config.json and waits. All else it knows from the sweep's folder, so that it may run wherever that
+can be seen. A job fails by itself: nothing that goes wrong with it is raised.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from openenv_pipe.commands.sweep.folder import JobFile, job_file, stop_all_mark, stop_mark
+from openenv_pipe.config.compose import Composed, compose
+from openenv_pipe.config.secrets import restore_in_config, unwritten_secrets
+from openenv_pipe.errors import PipeError, UserError, last_lines
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system.files import write_json
+from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.system.process_id import ProcessId
+
+POLL_S = 0.1
+STOP_LIMIT_S = 120.0  # a run that is asked to stop finishes its update and saves
+NUM_LINES = 12  # of the log, in which the reason stands
+ERROR = "error: "  # what it begins with
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """One job to do. Goes to other processes by pickle, as all of this."""
+
+    index: int
+    overrides: tuple[str, ...]  # with marks for secrets: a launcher may write an order to disk
+    folder: str | None  # of the run to go on with, as seen from the sweep's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orders:
+    """The jobs of one launch; calling it with a number does one of them."""
+
+    sweep: Path
+    attempt: int
+    owner: ProcessId  # of the sweep
+    keeper: Path  # the socket of its servers, on the owner's machine
+    jobs: tuple[Order, ...]
+
+    def __call__(self, number: int) -> None:
+        """Do a job, unless the sweep has been stopped. Never raises for what a job does wrong."""
+        if os.getpid() != self.owner.pid and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the sweep's to judge
+        job = self.jobs[number]
+        if not self._stopped(job):
+            self._do(job)
+
+    def _do(self, job: Order) -> None:
+        try:
+            composed = compose(restore_in_config(list(job.overrides)))
+            folder = self._find_folder(job, composed)
+        except PipeError as error:
+            self._write(job, error=str(error))
+            return
+        known = {"run": folder.record.id, "folder": os.path.relpath(folder.path, self.sweep)}
+        self._write(job, **known)
+        secrets = unwritten_secrets(composed.config.model_dump(mode="json"))
+        log = self.sweep / "jobs" / f"{job.index:04d}.log"
+        exit_code = self._play(job, folder, os.environ | secrets, log)
+        if self._stopped(job):
+            _close_stopped(folder.path)
+        elif error := _unsaid(folder.path, exit_code, log):
+            self._write(job, **known, error=error)
+
+    def _find_folder(self, job: Order, composed: Composed) -> RunFolder:
+        """The run to go on with, or a new one. Raises RunFolderError."""
+        if job.folder is not None:
+            return RunFolder.open(self.sweep / job.folder)
+        return RunFolder.create(
+            composed.config,
+            overrides=composed.overrides,
+            command=["openenv-pipe", "train", *job.overrides],
+            sweep=self.sweep.name,
+        )
+
+    def _play(
+        self, job: Order, folder: RunFolder, environment: Mapping[str, str], log: Path
+    ) -> int | None:
+        """The run as a child process, to its end or ours; the exit code."""
+        command = [sys.executable, "-m", "openenv_pipe.cli.main", "job", str(folder.path)]
+        if job.folder is not None:
+            command.append("--resume")
+        if self.owner.host == socket.gethostname():
+            command += ["--keeper", str(self.keeper)]
+        process = ManagedProcess(command, log=log, environment=environment, grace_s=STOP_LIMIT_S)
+        try:
+            while process.wait(POLL_S) is None:
+                if self._stopped(job):
+                    break
+        finally:
+            process.stop(STOP_LIMIT_S)
+        return process.returncode
+
+    def _stopped(self, job: Order) -> bool:
+        """True if the sweep was told to stop, gave this job up, or is gone."""
+        return (
+            stop_all_mark(self.sweep, self.attempt).exists()
+            or stop_mark(self.sweep, job.index).exists()
+            or not self.owner.alive
+        )
+
+    def _write(self, job: Order, **known: str) -> None:
+        described = JobFile(attempt=self.attempt, **known)
+        write_json(job_file(self.sweep, job.index), described.model_dump())
+
+
+def _close_stopped(path: Path) -> None:
+    """A run that was stopped before it could write: its process had not come that far."""
+    folder = RunFolder.open(path)
+    if folder.record.status == "running":
+        folder.finish("interrupted", cause="interrupted")
+
+
+def _unsaid(path: Path, exit_code: int | None, log: Path) -> str | None:
+    """How the run ended, if its own record does not say so."""
+    folder = RunFolder.open(path)
+    if folder.record.status != "running" and exit_code != UserError.exit_code:
+        return None
+    told = [line for line in last_lines(log, NUM_LINES).splitlines() if ERROR in line]
+    error = told[-1].partition(ERROR)[2] if told else f"it ended with exit code {exit_code}"
+    error = f"{error} (log: {log})"
+    if folder.record.status == "running":
+        folder.finish("failed", cause=error)
+    return error

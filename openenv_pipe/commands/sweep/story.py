@@ -1,0 +1,209 @@
+"""The story of a sweep: its jobs are known or proposed, launched, watched, and told at the end.
+
+One bad job is a line of the table; the others go on, and the exit code says so at the end. Ctrl-C
+asks all jobs to stop, wherever they run: they save, and `train -m --resume` goes on from there.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from anyio.from_thread import start_blocking_portal
+from rich.console import Console
+
+from openenv_pipe.commands.sweep.folder import Job, SweepFolder, stop_all_mark
+from openenv_pipe.commands.sweep.job import Order, Orders
+from openenv_pipe.commands.sweep.keeper import NAMES, Keeper
+from openenv_pipe.commands.sweep.watch import Watch
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.multirun import Request, launch, read_request
+from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore_in_config
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.progress import tell_person
+from openenv_pipe.system.resources import short_path
+
+
+def sweep(overrides: Sequence[str], command: Sequence[str]) -> bool:
+    """Run a job for each combination of values, or search; True if every job did well.
+
+    Raises ConfigError if no job's configuration composes. Ends the process with SystemExit if it
+    is stopped.
+    """
+    request = read_request(overrides)
+    _keep_secrets(request)
+    folder = SweepFolder.create(_find_runs_dir(request), overrides, command)
+    if request.sweep.type == "grid":
+        for job in request.jobs:
+            folder.add_job(job)
+        folder.write()
+    return _carry_out(folder, request)
+
+
+def resume(path: Path) -> bool:
+    """Go on with a sweep that was stopped: jobs that are over stay as they are."""
+    folder = SweepFolder.open(path)
+    request = read_request(restore_in_config(folder.record.overrides))
+    folder.resume()
+    return _carry_out(folder, request)
+
+
+def _keep_secrets(request: Request) -> None:
+    """Put secrets of the command line where jobs find them: nobody writes them down.
+
+    That is the environment, by the names that their marks have. Raises ConfigError where one name
+    would have two values.
+    """
+    secrets = known_secrets({})
+    for override in {each: None for job in request.jobs for each in job}:
+        for name, value in assigned_secrets(override, secrets):
+            if os.environ.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"{name} has several values in this sweep, or another one in the environment; "
+                    "secrets are not written down, so jobs find them by their names; put each one "
+                    "into an environment variable, and give ${oc.env:NAME} in its place"
+                )
+
+
+def _find_runs_dir(request: Request) -> Path:
+    """Of the first job that composes. Raises the first one's ConfigError if none does."""
+    first_error: ConfigError | None = None
+    proposed = [f"{each.key}={each.values[0]}" for each in request.parameters]
+    for job in request.jobs:
+        try:
+            return Path(compose([*job, *proposed]).config.runs_dir)
+        except ConfigError as error:
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
+
+
+def _carry_out(folder: SweepFolder, request: Request) -> bool:
+    tell_person(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
+    received: list[int] = []
+    keeper = Keeper(folder.path / "servers" / f"attempt_{folder.record.attempt}")
+    try:
+        with _stop_on_signals(folder, received), _running(keeper):
+            if request.sweep.type == "search":
+                watch = _search(folder, request, keeper)
+            else:
+                watch = Watch(folder)
+                _launch(folder, request, keeper, watch, folder.record.jobs)
+    except BaseException:
+        folder.end("interrupted" if received else "failed")
+        raise
+    return _conclude(folder, keeper, watch, received)
+
+
+def _launch(
+    folder: SweepFolder, request: Request, keeper: Keeper, watch: Watch, jobs: Sequence[Job]
+) -> None:
+    """Do the jobs that wait, as the launcher has it, and watch them."""
+    waiting = [job for job in jobs if job.status == "waiting"]
+    orders = Orders(
+        sweep=folder.path,
+        attempt=folder.record.attempt,
+        owner=folder.record.process,
+        keeper=keeper.socket,
+        jobs=tuple(
+            Order(index=job.index, overrides=tuple(job.overrides), folder=job.folder)
+            for job in waiting
+        ),
+    )
+    if waiting:
+        with watch.watching():
+            launch(orders, len(waiting), request.launcher, folder.path)
+
+
+def _search(folder: SweepFolder, request: Request, keeper: Keeper) -> Watch:
+    """Propose, launch and judge, a few jobs at a time, until there are enough."""
+    try:
+        from openenv_pipe.commands.sweep.search import Search
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"sweep=search needs the package optuna ({error}); pip install 'openenv-pipe[sweeps]'"
+        ) from error
+    assert request.sweep.type == "search"
+    search = Search(folder, request.sweep, request.parameters)
+    watch = Watch(folder, search)
+    for job in list(folder.record.jobs):
+        if job.status == "waiting":
+            search.try_again(job)
+        elif job.value is None:  # it ended when the sweep's process was gone
+            search.conclude(job)
+    batch = [job for job in folder.record.jobs if job.status == "waiting"]
+    while not stop_all_mark(folder.path, folder.record.attempt).exists():
+        _launch(folder, request, keeper, watch, batch)
+        for job in batch:
+            search.conclude(folder.record.jobs[job.index])
+        batch = search.propose(request.jobs[0])
+        if not batch:
+            break
+    if (best := search.best()) is not None:
+        metric = f"{request.sweep.metric} {best.value:.4g}"
+        tell_person(f"best: job {best.index} {best.run} {metric} {watch.own_overrides(best)}")
+    return watch
+
+
+def _conclude(folder: SweepFolder, keeper: Keeper, watch: Watch, received: list[int]) -> bool:
+    """Write down and say what came of it all; True if every job did well."""
+    done_well = all(job.status in ("finished", "pruned") for job in folder.record.jobs)
+    folder.end("interrupted" if received else "finished" if done_well else "failed")
+    Console(soft_wrap=not sys.stdout.isatty()).print(watch.table())
+    for kind, number in keeper.num_borrowed.items():
+        times = _times(keeper.num_starts[kind])
+        tell_person(f"{NAMES[kind]} servers: started {times}, used {_times(number)}")
+    if received:
+        tell_person(f"go on with: openenv-pipe train -m --resume {short_path(folder.path)}")
+        raise SystemExit(128 + received[0])
+    tell_person(f"all of it: {short_path(folder.path)}")
+    return done_well
+
+
+@contextmanager
+def _running(keeper: Keeper) -> Iterator[None]:
+    """The keeper on an event loop in a thread of its own; its servers end with the block."""
+    with start_blocking_portal() as portal:
+        portal.call(keeper.start)
+        try:
+            yield
+        finally:
+            portal.call(keeper.close)
+
+
+@contextmanager
+def _stop_on_signals(folder: SweepFolder, received: list[int]) -> Iterator[None]:
+    """SIGINT or SIGTERM asks all jobs to stop; a second one kills those of this machine."""
+
+    def stop(number: int, _: object) -> None:
+        if received:
+            _kill_runs(folder)
+            raise KeyboardInterrupt
+        received.append(number)
+        stop_all_mark(folder.path, folder.record.attempt).touch()
+        tell_person("stopping the jobs, which save; once more to give up at once")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _kill_runs(folder: SweepFolder) -> None:
+    for job in folder.record.jobs:
+        run = folder.run_folder(job.index)
+        if run is None or run.status != "running":
+            continue
+        process = run.record.process
+        ours = process.host == folder.record.process.host and process != folder.record.process
+        if ours:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

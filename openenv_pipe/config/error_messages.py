@@ -1,0 +1,126 @@
+"""Errors of pydantic, Hydra, OmegaConf and YAML in the user's own words and keys.
+
+Each explanation names the key, the value seen, what was expected, and what to do next.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
+from openenv_pipe.system.resources import did_you_mean, group_names, group_options
+
+SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=wordle"
+LONGEST_VALUE = 80
+
+
+def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
+    """All problems at once, one line each where there are several."""
+    # The branches of a union complain one by one about the same key: kept once.
+    problems = list(dict.fromkeys(_problem(detail, schema) for detail in error.errors()))
+    if len(problems) == 1:
+        return f"{problems[0]} ({SEE_KEYS})"
+    lines = "".join(f"\n  - {problem}" for problem in problems)
+    return f"{len(problems)} problems in the configuration:{lines}\n({SEE_KEYS})"
+
+
+def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
+    key, block, annotation = locate(detail["loc"], schema)
+    match detail["type"]:
+        case "value_error":
+            return f"{key}: {detail['ctx']['error']}" if key else str(detail["ctx"]["error"])
+        case "extra_forbidden":
+            return f"{key}={_shown(detail['input'])}: {_unknown_key(key, block, schema)}"
+        case "missing":
+            return f"{key} is missing; expected {expectation(annotation)}"
+        case "union_tag_not_found":
+            return f"{key}.type is missing; expected one of {', '.join(type_names(annotation))}"
+        case "union_tag_invalid":
+            tag, tags = detail["ctx"]["tag"], detail["ctx"]["expected_tags"]
+            near = did_you_mean(tag, [name.strip("'") for name in tags.split(", ")])
+            return f"{key}.type={_shown(tag)}: expected one of {tags}{near}"
+    value = detail["input"]
+    near = did_you_mean(value, choices(annotation)) if isinstance(value, str) else ""
+    return f"{key}={_shown(value)}: expected {expectation(annotation)}{near}"
+
+
+def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
+    known = known_keys(schema)
+    if key in known:  # of another type of the same block
+        return f"not a key of this type, which has {', '.join(block.model_fields)}"
+    leaf = key.rpartition(".")[2]
+    near = [other for other in known if other.rpartition(".")[2] == leaf][:3]
+    near = near or difflib.get_close_matches(key, known, n=2)
+    return f"there is no such key; did you mean {' or '.join(near)}?" if near else "no such key"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def explain_override(text: str) -> str:
+    """An override that cannot be parsed."""
+    return (
+        f"cannot read the override {text!r}; expected key=value, such as trainer.steps=10, or "
+        "group=choice, such as model=tiny; put quotes around a value with spaces, commas or "
+        "brackets: 'key=\"a, b\"'"
+    )
+
+
+def explain_choice(group: str, seen: Any) -> str:
+    """A choice that the group does not offer."""
+    options = group_options(group)
+    near = did_you_mean(str(seen), options)
+    what = "experiment" if group == "conf" else "choice"
+    return (
+        f"{group}={_shown(seen)}: there is no such {what}; there are {', '.join(options)}{near}; "
+        f"your own goes into ./conf/{group}/<name>.yaml"
+    )
+
+
+def explain_missing(keys: Sequence[str]) -> str:
+    """Keys that the YAML leaves to the user (`???`)."""
+    wanted = [f"{key}=<{expectation(locate(key.split('.'))[2])}>" for key in keys]
+    return f"no value yet for {', '.join(keys)}; add {' '.join(wanted)}"
+
+
+def explain_yaml(error: yaml.YAMLError) -> str:
+    """A file that is no YAML, with the line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"not valid YAML: {error}"
+    hint = "indent with spaces, and quote text that has a colon, bracket or quote in it"
+    problem = getattr(error, "problem", None) or str(error)
+    return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}; {hint}"
+
+
+def explain_composition(error: Exception) -> str:
+    """What Hydra or OmegaConf could not put together."""
+    path = getattr(error, "missing_cfg_file", None)
+    if path:
+        group, _, name = path.rpartition("/")
+        if group in group_names():
+            return explain_choice(group, name)
+        return f"there is no file {path}.yaml in conf/, which a defaults list asks for"
+    if unchosen := re.match(r"You must specify '([^']+)'", str(error)):
+        return _unchosen(unchosen[1])
+    cause = error.__cause__ if hasattr(error.__cause__, "full_key") else error
+    key = getattr(cause, "full_key", None)
+    text = " ".join(str(cause).partition("\n    full_key:")[0].split())
+    if unfound := re.match(r"Interpolation key '([^']+)' not found", text):
+        text = f"${{{unfound[1]}}} names no key{did_you_mean(unfound[1], known_keys())}"
+    return f"{key}: {text} ({SEE_KEYS})" if key else text
+
+
+def _unchosen(group: str) -> str:
+    options = group_options(group)
+    what = "no experiment was named" if group == "conf" else f"nothing was chosen for {group}"
+    example = "wordle" if "wordle" in options else options[0]
+    return f"{what}; add {group}=<name>, such as {group}={example}; there are {', '.join(options)}"

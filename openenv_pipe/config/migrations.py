@@ -1,0 +1,63 @@
+"""Configurations that an older version wrote: keys that are new since then get a value.
+
+The value is that of the shipped blocks, in which a new key has to mean what was done before. An
+unknown key stays an error, and so does one that no shipped block has.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any
+
+from pydantic import ValidationError
+
+from openenv_pipe.config.compose import assign, load_values, open_loader, readable_errors
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema_keys import locate
+from openenv_pipe.errors import ConfigError
+
+# Where a block's type is written in a configuration, and the group whose choices have these names.
+GROUPS = {
+    "host.type": "host",
+    "model.type": "model",
+    "engine.type": "engine",
+    "tracker.type": "tracker",
+    "env.adapter.type": "env/adapter",
+    "env.tasks.train.type": "env/tasks@env.tasks.train",
+    "env.tasks.eval.type": "env/tasks@env.tasks.eval",
+}
+
+
+def validate_older(values: Mapping[str, Any]) -> RunConfig:
+    """The configuration, completed where keys are missing.
+
+    Raises ValidationError with the problems that are left.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        missing = [locate(each["loc"])[0] for each in error.errors() if each["type"] == "missing"]
+        try:
+            completed = _complete(values, missing)
+        except (KeyError, ConfigError):  # a block or a type that is not there any more
+            raise error from None
+    return RunConfig.model_validate(completed)
+
+
+def _complete(values: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
+    completed: dict[str, Any] = deepcopy(dict(values))
+    choices = [f"{group}={_at(completed, key)}" for key, group in GROUPS.items()]
+    with readable_errors():
+        shipped = load_values(open_loader(), ["conf=smoke", *choices], may_miss=True)
+    for key in missing:
+        with suppress(KeyError):
+            assign(completed, key, _at(shipped, key))
+    return completed
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    """Raises KeyError."""
+    found: Any = values
+    for part in key.split("."):
+        found = found[part]
+    return found

@@ -1,0 +1,245 @@
+"""From a configuration to a running engine, and to its end."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.engines.vllm.engine import VllmEngine
+from openenv_pipe.engines.vllm.install import VERSION, Build, Installed, find_installed, install
+from openenv_pipe.engines.vllm.launch import Server
+from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, Canary
+from openenv_pipe.engines.vllm.policy_source import Trainee
+from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, WeightsPublisher
+from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
+from openenv_pipe.engines.vllm.publish_mode import Publishing, publishing, refuse_broadcast
+from openenv_pipe.engines.vllm.replica import Probe, Replica, of_each
+from openenv_pipe.engines.vllm.server_command import Plan
+from openenv_pipe.engines.vllm.servers import build_servers
+from openenv_pipe.engines.vllm.shared_server import BorrowedServer
+from openenv_pipe.engines.vllm.sleep_mode import Neighbour, sleep_level
+from openenv_pipe.engines.vllm.weights_folder import weights_folder
+from openenv_pipe.errors import ConfigError
+
+Result = TypeVar("Result")
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where the base model is, if it need not be written for the server."""
+
+    path: str
+    revision: str | None
+
+
+@asynccontextmanager
+async def open_engine(
+    config: VllmEngineConfig,
+    trainee: Trainee,
+    *,
+    source: Source | None,
+    neighbour: Neighbour,
+    logs: Path,
+    executor: Executor,
+    tell: Tell,
+    keeper: Path | None = None,
+) -> AsyncIterator[VllmEngine]:
+    """The engine with the policy as it is now, published and checked. All ends with the block.
+
+    keeper: the socket of a process that keeps managed servers for several runs.
+    Raises ConfigError, EngineError, and TrainingError from the canary.
+    """
+    way = publishing(config, trainee.lora_rank)
+    refuse_broadcast(config, neighbour, way)
+    level = sleep_level(config, neighbour, way=way)
+    build: Build = "cuda" if neighbour.on_gpu else "cpu"
+    installed = await installed_or_asked(build, tell) if config.launch == "managed" else None
+    with weights_folder(config.weights_dir) as root:
+        plan = await _plan(config, trainee, way, source, build, root, executor)
+        plan = replace(plan, sleeps=level > 0)
+        servers = build_servers(
+            config,
+            plan,
+            installed=installed,
+            free_gpus=neighbour.free_gpus,
+            logs=logs,
+            root=root,
+            keeper=keeper,
+        )
+        facts = {
+            "engine": {
+                "launch": config.launch,
+                "publish": way,
+                "weight_transfer": config.weight_transfer,
+                "sleep_level": level,
+                **_facts(installed, servers),
+            }
+        }
+        publisher = build_publisher(config, way, trainee, root, executor)
+        opening = _Opening(config, trainee, publisher, root, executor, level)
+        async with opening.opened(servers, facts, tell) as engine:
+            yield engine
+
+
+class _Opening:
+    """What all servers of an engine have in common."""
+
+    def __init__(
+        self,
+        config: VllmEngineConfig,
+        trainee: Trainee,
+        publisher: Publisher,
+        root: Path,
+        executor: Executor,
+        sleep_level: int,
+    ) -> None:
+        dtype = trainee.precision if config.dtype == "auto" else config.dtype
+        exact = "float32" if dtype == trainee.precision == "float32" else "bfloat16"
+        self._publisher = publisher
+        self._config = config
+        self._trainee = trainee
+        self._root = root
+        self._executor = executor
+        self._sleep_level = sleep_level
+        self._canary = Canary(trainee, dtype=exact, max_model_len=config.max_model_len)
+
+    @asynccontextmanager
+    async def opened(
+        self, servers: Sequence[Server], facts: dict[str, Any], tell: Tell
+    ) -> AsyncIterator[VllmEngine]:
+        probe = await self._computed(self._prepare)
+        replicas = [
+            Replica(
+                number,
+                server,
+                self._config,
+                publisher=self._publisher,
+                canary=self._canary,
+                probe=probe,
+                tell=_teller(tell, number if len(servers) > 1 else None),
+            )
+            for number, server in enumerate(servers)
+        ]
+        engine = VllmEngine(
+            self._config,
+            trainee=self._trainee,
+            replicas=replicas,
+            publisher=self._publisher,
+            canary=self._canary,
+            executor=self._executor,
+            sleep_level=self._sleep_level,
+            facts=facts,
+        )
+        try:
+            await of_each(replica.life.start() for replica in replicas)
+            if self._sleep_level and self._config.launch == "attach":
+                await of_each(self._refuse_sleepless(replica) for replica in replicas)
+            await engine.publish(0)
+            yield engine
+        finally:
+            await asyncio.shield(self._close(replicas))
+
+    async def _close(self, replicas: Sequence[Replica]) -> None:
+        withdraw = self._config.launch == "attach"
+        closing = (replica.close(withdraw=withdraw) for replica in replicas)
+        results = await asyncio.gather(*closing, return_exceptions=True)
+        await asyncio.to_thread(self._publisher.close)
+        for error in results:
+            if error is not None:
+                raise error
+
+    async def _refuse_sleepless(self, replica: Replica) -> None:
+        client = await replica.life.serving()
+        if not await client.can_sleep():
+            raise ConfigError(
+                f"engine.sleep={self._config.sleep}: the server at {client.url} cannot be put to "
+                "sleep; start it with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode, or set "
+                "engine.sleep=never"
+            )
+
+    def _prepare(self) -> Probe | None:
+        """Before there is a server: what it has to agree on, and where adapters are published the
+        one that shows that they count. In torch's thread."""
+        self._canary.expect(self._canary.compute())
+        if not isinstance(self._publisher, AdapterPublisher):
+            return None
+        folder = self._root / "probe"
+        moves = PROBE_MOVES * self._canary.bound
+        expected_PV = self._trainee.write_probe(
+            folder, self._canary.prompts, TEMPERATURE, moves=moves
+        )
+        return Probe(name=f"{self._root.name}-probe", folder=folder, expected=expected_PV)
+
+    async def _computed(self, function: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+
+def _teller(tell: Tell, number: int | None) -> Tell:
+    """Says which server it is about, where there are several."""
+    name = "engine" if number is None else f"engine {number}"
+    return lambda text: tell(f"{name}: {text}")
+
+
+def build_publisher(
+    config: VllmEngineConfig, way: Publishing, trainee: Trainee, root: Path, executor: Executor
+) -> Publisher:
+    if way == "adapter":
+        return AdapterPublisher(trainee, root, executor)
+    if config.weight_transfer == "files":
+        return WeightsPublisher(trainee, root, executor)
+    return BroadcastPublisher(trainee, root, executor)
+
+
+def _facts(installed: Installed | None, servers: Sequence[Server]) -> dict[str, Any]:
+    """What the servers are."""
+    facts: dict[str, Any] = {
+        "vllm": installed.version if installed else None,
+        "packages": installed.packages if installed else None,
+    }
+    kept = [server.about for server in servers if isinstance(server, BorrowedServer)]
+    if kept:
+        facts["kept"] = kept[0] if len(kept) == 1 else kept
+    return facts
+
+
+async def installed_or_asked(build: Build, tell: Tell) -> Installed:
+    """The environment of vLLM, made after asking. Raises ConfigError without one."""
+    if found := find_installed(build):
+        return found
+    command = f"`openenv-pipe engine install vllm --build {build}`"
+    question = f"vLLM {VERSION} ({build}) is not installed; install it now, some gigabytes? [y/N] "
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"vLLM {VERSION} ({build}) is not installed; {command} does that, once")
+    print(question, end="", file=sys.stderr, flush=True)
+    answer = await asyncio.to_thread(sys.stdin.readline)
+    if answer.strip().lower() not in ("y", "yes"):
+        raise ConfigError(f"engine=vllm needs vLLM; {command} installs it, once")
+    return await asyncio.to_thread(install, build, tell)
+
+
+async def _plan(
+    config: VllmEngineConfig,
+    trainee: Trainee,
+    way: str,
+    source: Source | None,
+    build: Build,
+    root: Path,
+    executor: Executor,
+) -> Plan:
+    if source is None and config.launch != "attach":
+        folder = root / "base"
+        await asyncio.get_running_loop().run_in_executor(executor, trainee.write_base, folder)
+        source = Source(path=str(folder), revision=None)
+    return Plan(
+        model=source.path if source else "",
+        revision=source.revision if source else None,
+        build=build,
+        dtype=trainee.precision if config.dtype == "auto" else config.dtype,
+        lora_rank=trainee.lora_rank if way == "adapter" else 0,
+    )

@@ -1,0 +1,104 @@
+"""The canary: what a server computes against what the trainer does, on two fixed prompts.
+
+It finds an old adapter or one that is not applied, keys and values of old weights, logprobs
+without the temperature, and a model that is another. Its temperature is not 1, so that raw logprobs
+show; its prompts are longer than a block of the server's cache, and the same every time, so that
+what is kept of them from older weights shows.
+
+Shape letters: P prompts, V vocabulary, K ids that are compared.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.policy_source import Trainee
+from openenv_pipe.errors import TrainingError
+
+BOUNDS = {"float32": 1e-4, "bfloat16": 0.3}  # of a logprob
+TEMPERATURE = 0.7
+LONGEST_PROMPT = 160  # tokens; a block of the cache is 128 on a CPU, 16 on a GPU
+NUM_COMPARED = 16  # the likeliest ids: the server tells up to 20
+PROBE_MOVES = 10  # bounds
+
+
+class Canary:
+    """Knows what the trainer expects, and how far its last policy is from the one before."""
+
+    def __init__(self, trainee: Trainee, *, dtype: str, max_model_len: int) -> None:
+        self.bound = BOUNDS[dtype]
+        self.moved: float | None = None  # by the last policy; under the bound, nothing can be told
+        self._trainee = trainee
+        self._expected_PV: np.ndarray | None = None
+        self.prompts = fixed_prompts(trainee.vocabulary_size, max_model_len)
+
+    def compute(self) -> np.ndarray:
+        """Logprobs [P, V] of the policy as it is now. Blocks: for torch's thread."""
+        return self._trainee.next_logprobs(self.prompts, TEMPERATURE)
+
+    def expect(self, expected_PV: np.ndarray) -> None:
+        """The trainer's policy has these logprobs now."""
+        if self._expected_PV is not None:
+            self.moved = float(np.abs(expected_PV - self._expected_PV).max())
+        self._expected_PV = expected_PV
+
+    async def check(
+        self, client: VllmClient, model: str, expected_PV: np.ndarray, what: str
+    ) -> float:
+        """The largest difference of a logprob. Raises TrainingError if it is over the bound."""
+        answers = await asyncio.gather(
+            *(
+                _compared(client, model, ids, expected_V)
+                for ids, expected_V in zip(self.prompts, expected_PV, strict=True)
+            )
+        )
+        difference, server, trainer = max(answers, key=_worst_first)
+        if not difference <= self.bound:  # NaN is no agreement
+            raise TrainingError(
+                f"{what}: the server at {client.url} has another policy than the trainer. The "
+                f"logprob of a token after a fixed prompt is {server:.6f} there and {trainer:.6f} "
+                f"here, a difference of {difference:.2g} where {self.bound:g} is allowed; "
+                "it may serve old weights, another model, or raw logprobs"
+            )
+        return difference
+
+    async def check_probe(self, client: VllmClient, model: str, probe_PV: np.ndarray) -> None:
+        """An adapter of made-up values must count. Raises TrainingError if it does not."""
+        assert self._expected_PV is not None
+        moved = float(np.abs(probe_PV - self._expected_PV).max())
+        allowed = max(self.bound, moved / 4)
+        for ids, probe_V in zip(self.prompts, probe_PV, strict=True):
+            difference, server, trainer = await _compared(client, model, ids, probe_V)
+            if not difference <= allowed:
+                raise TrainingError(
+                    f"the server at {client.url} does not apply adapters as the trainer does: "
+                    f"under one with made-up values a logprob is {server:.6f} there and "
+                    f"{trainer:.6f} here; set engine.publish=merged, which needs no adapters there"
+                )
+
+
+def fixed_prompts(vocabulary_size: int, max_model_len: int) -> list[list[int]]:
+    """Two that differ in their last token only."""
+    length = min(LONGEST_PROMPT, max_model_len - 1)
+    ids = [(7919 * place + 17) % vocabulary_size for place in range(length + 1)]
+    return [ids[:length], [*ids[: length - 1], ids[length]]]
+
+
+async def _compared(
+    client: VllmClient, model: str, ids: Sequence[int], expected_V: np.ndarray
+) -> tuple[float, float, float]:
+    """The largest difference among the likeliest ids, with the server's value and the trainer's."""
+    likeliest_K = np.argsort(-expected_V, kind="stable")[:NUM_COMPARED]
+    wanted = [int(id) for id in likeliest_K]
+    server_K = np.array(await client.next_logprobs(model, ids, wanted, TEMPERATURE))
+    trainer_K = expected_V[likeliest_K]
+    differences_K = np.abs(server_K - trainer_K)
+    worst = int(np.argmax(np.where(np.isnan(differences_K), np.inf, differences_K)))
+    return float(differences_K[worst]), float(server_K[worst]), float(trainer_K[worst])
+
+
+def _worst_first(answer: tuple[float, float, float]) -> float:
+    return math.inf if math.isnan(answer[0]) else answer[0]

@@ -1,0 +1,39 @@
+"""Which way a policy gets to servers: what is published of it, and over what."""
+
+from typing import Literal
+
+from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.engines.vllm.sleep_mode import Neighbour
+from openenv_pipe.errors import ConfigError
+
+Publishing = Literal["adapter", "merged", "full"]
+
+
+def publishing(config: VllmEngineConfig, lora_rank: int) -> Publishing:
+    """Raises ConfigError if the model cannot be published as it is asked for."""
+    if config.publish == "auto":
+        return "adapter" if lora_rank else "full"
+    if (config.publish == "full") == bool(lora_rank):
+        fits = "full" if not lora_rank else "adapter or merged"
+        raise ConfigError(
+            f"engine.publish={config.publish} does not fit model.lora.rank={lora_rank}; "
+            f"expected {fits}, or auto"
+        )
+    return config.publish
+
+
+def refuse_broadcast(config: VllmEngineConfig, neighbour: Neighbour, way: Publishing) -> None:
+    """Raises ConfigError if weights are to be sent from memory to memory and cannot be."""
+    if config.weight_transfer == "files":
+        return
+    if way == "adapter":
+        raise ConfigError(
+            f"engine.weight_transfer=broadcast sends all weights, and engine.publish="
+            f"{config.publish} an adapter, which is a file; set engine.publish=merged, or "
+            "engine.weight_transfer=files"
+        )
+    if config.launch == "managed" and neighbour.on_gpu and not neighbour.free_gpus:
+        raise ConfigError(
+            "engine.weight_transfer=broadcast: the servers are on the learner's GPU, and NCCL "
+            "connects different ones only; set engine.weight_transfer=files"
+        )

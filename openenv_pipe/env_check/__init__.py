@@ -1,5 +1,0 @@
-"""`openenv-pipe env check`: what an environment does, measured by playing it."""
-
-from openenv_pipe.env_check.check import check_environment
-
-__all__ = ["check_environment"]

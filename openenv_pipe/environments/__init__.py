@@ -1,0 +1,1 @@
+"""OpenEnv's side: clients, hosts of servers, adapters, tasks."""

@@ -1,0 +1,63 @@
+"""Between an environment and a chat model: observations to messages, replies to actions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openenv_pipe.config.schema import (
+    AdapterConfig,
+    JsonAdapterConfig,
+    PythonAdapterConfig,
+    ToolAdapterConfig,
+)
+from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
+from openenv_pipe.environments.adapters.json import JsonAdapter
+from openenv_pipe.environments.adapters.text import TextAdapter
+from openenv_pipe.environments.adapters.tool import ToolAdapter
+from openenv_pipe.environments.client.metadata import describe
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.http import OPEN, Access
+from openenv_pipe.system.resources import load_callable
+
+__all__ = ["Adapter", "UnusableReply", "adapter_for", "build_adapter"]
+
+
+async def adapter_for(config: AdapterConfig, urls: Sequence[str], access: Access = OPEN) -> Adapter:
+    """The adapter that the block names, for the environment that is served at these URLs.
+
+    Raises ConfigError.
+    """
+    if isinstance(config, JsonAdapterConfig):
+        return build_adapter(config, (await describe(urls[0], access)).action)
+    return build_adapter(config)
+
+
+def build_adapter(config: AdapterConfig, action_schema: Mapping[str, Any] | None = None) -> Adapter:
+    """The adapter that the block names. Without an action schema, `json` accepts any object.
+
+    Raises ConfigError.
+    """
+    match config:
+        case PythonAdapterConfig():
+            return _from_python(config)
+        case JsonAdapterConfig():
+            return JsonAdapter(config, action_schema or {})
+        case ToolAdapterConfig():
+            return ToolAdapter(config)
+    return TextAdapter(config)
+
+
+def _from_python(config: PythonAdapterConfig) -> Adapter:
+    try:
+        adapter = load_callable(config.target)(**config.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"env.adapter.target={config.target!r} cannot be made with env.adapter.options="
+            f"{config.options}: {error}"
+        ) from error
+    missing = [name for name in ("open", "read", "follow", "refuse") if not hasattr(adapter, name)]
+    if missing:
+        raise ConfigError(
+            f"env.adapter.target={config.target!r} lacks {', '.join(missing)}; an adapter has the "
+            "four methods of openenv_pipe/environments/adapters/base.py"
+        )
+    return adapter

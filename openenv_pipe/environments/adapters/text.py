@@ -1,0 +1,55 @@
+"""Adapter `text`: Jinja templates one way, a regular expression the other."""
+
+import re
+
+from openenv_pipe.config.schema import TextAdapterConfig
+from openenv_pipe.environments.adapters.base import Ask, UnusableReply
+from openenv_pipe.environments.adapters.templates import (
+    compile_optional,
+    compile_template,
+    render_message,
+)
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.types import Action, Message, Observation, Opening
+
+
+class TextAdapter:
+    """Templates see the observation's fields as variables; an undefined one is an error."""
+
+    def __init__(self, config: TextAdapterConfig) -> None:
+        self._system = compile_optional("system", config.system or None)
+        self._first = compile_template("first", config.first)
+        self._following = compile_template("following", config.following)
+        self._unusable = compile_template("unusable", config.unusable)
+        self._pattern = _pattern(config.pattern)
+
+    async def open(self, observation: Observation, ask: Ask) -> Opening:
+        messages = [render_message("user", self._first, observation)]
+        if self._system is not None:
+            messages.insert(0, render_message("system", self._system, observation))
+        return Opening(messages=messages)
+
+    def read(self, reply: str) -> list[Action]:
+        match = self._pattern.search(reply)
+        if match is None:
+            raise UnusableReply(f"the reply does not match {self._pattern.pattern}")
+        return [{name: text for name, text in match.groupdict().items() if text is not None}]
+
+    def follow(self, observation: Observation) -> list[Message]:
+        return [render_message("user", self._following, observation)]
+
+    def refuse(self, why: str) -> list[Message]:
+        return [render_message("user", self._unusable, {"why": why})]
+
+
+def _pattern(source: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(source)
+    except re.error as error:
+        raise ConfigError(f"env.adapter.pattern={source!r} is not a regex: {error}") from None
+    if not pattern.groupindex:
+        raise ConfigError(
+            f"env.adapter.pattern={source!r} has no named group; name the action's fields in it, "
+            "for example (?P<message>.+)"
+        )
+    return pattern

@@ -1,0 +1,112 @@
+"""Adapter `tool`: an MCP environment's tools, listed at reset and called in replies."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from openenv_pipe.config.schema import ToolAdapterConfig
+from openenv_pipe.environments.adapters.base import Ask, UnusableReply
+from openenv_pipe.environments.adapters.templates import (
+    compact_json,
+    compile_optional,
+    compile_template,
+    observation_message,
+    observation_text,
+    render_message,
+)
+from openenv_pipe.environments.adapters.tool_calls import FORM, tool_calls
+from openenv_pipe.environments.client.session import LIST_TOOLS
+from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.types import Action, Message, Observation, Opening, Tool
+
+NO_PARAMETERS = {"type": "object", "properties": {}}
+LONGEST_SEEN = 200  # characters of an answer in a message
+
+
+class ToolAdapter:
+    """Tools are described by the chat template, results are messages of the role `tool`.
+
+    A tool that does not exist or does not take the arguments is an error of the environment's,
+    which the model reads as the result of its call.
+    """
+
+    def __init__(self, config: ToolAdapterConfig) -> None:
+        self._system = compile_optional("system", config.system)
+        self._first = compile_optional("first", config.first)
+        self._following = compile_optional("following", config.following)
+        self._unusable = compile_template("unusable", config.unusable)
+        self._plain_reply_ends = config.plain_reply == "final"
+
+    async def open(self, observation: Observation, ask: Ask) -> Opening:
+        """Raises ConfigError if the environment has no tools, SessionError if it cannot say."""
+        messages = [observation_message("user", self._first, observation, observation_text)]
+        if self._system is not None:
+            messages.insert(0, render_message("system", self._system, observation))
+        try:
+            return Opening(messages=messages, tools=tools_of(await ask(LIST_TOOLS)))
+        except StepRefusedError as refusal:
+            if refusal.code != "VALIDATION_ERROR":
+                raise
+            raise _no_tools(str(refusal)) from None
+
+    def read(self, reply: str) -> list[Action]:
+        calls = tool_calls(reply)
+        if not calls and not self._plain_reply_ends:
+            raise UnusableReply(f"there is no tool call in the reply; a call is {FORM}")
+        return calls
+
+    def follow(self, observation: Observation) -> list[Message]:
+        message = observation_message("tool", self._following, observation, result_text)
+        return [{**message, "name": str(observation.get("tool_name", ""))}]
+
+    def refuse(self, why: str) -> list[Message]:
+        return [render_message("user", self._unusable, {"why": why})]
+
+
+def tools_of(listing: Observation) -> list[Tool]:
+    """The answer to `list_tools`, OpenEnv's or MCP's, as chat templates want it."""
+    tools, metadata = listing.get("tools"), listing.get("metadata")
+    if not tools and isinstance(metadata, Mapping) and "error" in metadata:
+        raise SessionError(f"the environment cannot list its tools: {metadata['error']}")
+    if not isinstance(tools, list) or not tools or not all(map(_is_tool, tools)):
+        raise _no_tools(compact_json(listing)[:LONGEST_SEEN])
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool.get("description") or "",
+                "parameters": tool.get("input_schema") or tool.get("inputSchema") or NO_PARAMETERS,
+            },
+        }
+        for tool in tools
+    ]
+
+
+def _is_tool(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("name"), str)
+
+
+def result_text(observation: Observation) -> str:
+    """What a call gave: the error's message, the texts of the content, or else the fields."""
+    if error := observation.get("error"):
+        return f"Error: {error.get('message') if isinstance(error, Mapping) else error}"
+    result = observation.get("result")
+    if result is None:
+        return observation_text(observation)
+    content = result.get("content") if isinstance(result, Mapping) else None
+    if not isinstance(content, list):
+        return result if isinstance(result, str) else compact_json(result)
+    return "\n".join(map(_content_text, content))
+
+
+def _content_text(part: Any) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return text if isinstance(text, str) else compact_json(part)
+
+
+def _no_tools(seen: str) -> ConfigError:
+    return ConfigError(
+        "env.adapter.type=tool is for environments with MCP tools, and this one answered "
+        f"list_tools with {seen}; use env.adapter.type=json or text, which "
+        "`openenv-pipe env inspect` tells apart"
+    )

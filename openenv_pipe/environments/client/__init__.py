@@ -1,0 +1,1 @@
+"""A connection to one environment server: the protocol, time limits, metadata."""

@@ -1,0 +1,246 @@
+"""One WebSocket to one environment: its messages as three calls, within time limits.
+
+A session whose message got no proper answer (time limit, cancellation, closed connection, answer
+that makes no sense) is out of step with its environment and is never used again. Refused here:
+reconnecting, retrying, and a second message before the first answer. `frames` reads the answers.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.protocol import State
+
+from openenv_pipe.environments.client.deadline import Deadline
+from openenv_pipe.environments.client.protocol import (
+    StepResult,
+    encode,
+    parsed,
+    refusal,
+    step_result,
+)
+from openenv_pipe.errors import (
+    ServerFullError,
+    SessionClosedError,
+    SessionError,
+    SessionTimeoutError,
+    StepRefusedError,
+)
+from openenv_pipe.system.http import LOOPBACK, OPEN, Access
+from openenv_pipe.types import Observation
+
+CLOSE_LIMIT_S = 2.0
+LAST_LOOK_S = 0.05
+RECENT_S = 1.0  # since its last answer a server needs no ping; a death meanwhile is seen anyway
+NO_SOCKET = (403, 404)  # the first from the frameworks that OpenEnv's servers are made with
+HTTP_ONLY = "so answers a server without /ws, and plain HTTP keeps no episode between requests"
+TOO_BIG = 1009  # the WebSocket close code of a message over the size limit
+LIST_TOOLS = {"type": "list_tools"}  # OpenEnv's action
+LIST_TOOLS_RPC = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}  # MCP's own
+WEBSOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+class Session:
+    """One environment of one server. Made by `connect`, used by one task at a time."""
+
+    __slots__ = (
+        *("_connection", "_deadline", "_in_sync", "_last_answer_s", "_max_message_mb"),
+        "url",
+    )
+
+    def __init__(self, url: str, connection: ClientConnection, max_message_mb: int) -> None:
+        self.url = url
+        self._connection = connection
+        self._max_message_mb = max_message_mb
+        self._last_answer_s: float | None = None  # None: never, as with a full server
+        self._in_sync = True  # False from a message's start until its proper answer
+        self._deadline = Deadline()
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        timeout_s: float,
+        max_message_mb: int,
+        access: Access = OPEN,
+    ) -> Self:
+        """Open a session with the server at `url` (http, https, ws or wss; `/ws` is added), or
+        behind the unix socket of a `url` like unix:///tmp/socket.
+
+        A full server accepts this; the first message then raises ServerFullError.
+        Raises SessionTimeoutError, SessionClosedError; ValueError for a `url` that is none.
+        """
+        address = websocket_url(url)
+        options: dict[str, Any] = {}
+        if (parts := urlsplit(url)).scheme == "unix":
+            options = {"unix": True, "path": parts.path}
+        if access.tls is not None and address.startswith("wss:"):
+            options["ssl"] = access.tls
+        try:
+            connection = await connect(
+                address,
+                **options,
+                additional_headers=access.headers,
+                compression=None,  # costs more than half of the throughput
+                proxy=None if urlsplit(address).hostname in LOOPBACK else True,
+                max_size=max_message_mb * 2**20,
+                open_timeout=timeout_s,
+                # Pings keep tunnels open. A missing answer proves nothing: our event loop may
+                # have been blocked by an optimizer step. Time limits of messages bound the waits.
+                ping_interval=20.0,
+                ping_timeout=None,
+                close_timeout=CLOSE_LIMIT_S,
+            )
+        except TimeoutError:
+            raise SessionTimeoutError(f"{address}: no connection within {timeout_s:g} s") from None
+        except (OSError, WebSocketException) as error:
+            refused = isinstance(error, InvalidStatus) and error.response.status_code in NO_SOCKET
+            hint = f"; {HTTP_ONLY}" if refused else ""
+            raise SessionClosedError(f"{address}: cannot connect: {error}{hint}") from error
+        return cls(address, connection, max_message_mb)
+
+    @property
+    def usable(self) -> bool:
+        """True if the connection is open and no message is in flight, lost or misunderstood."""
+        return self._in_sync and self._connection.state is State.OPEN
+
+    async def reset(self, keywords: Mapping[str, Any], timeout_s: float) -> StepResult:
+        """Begin an episode. Raises as `step` does."""
+        return self._result(await self.ask("reset", "observation", keywords, timeout_s))
+
+    async def step(self, action: Mapping[str, Any], timeout_s: float) -> StepResult:
+        """Take one action.
+
+        Raises StepRefusedError, after which the session is usable; ServerFullError,
+        SessionTimeoutError, SessionClosedError or, for an answer that breaks the protocol,
+        SessionError, after which it is not.
+        """
+        return self._result(await self.ask("step", "observation", action, timeout_s))
+
+    async def state(self, timeout_s: float) -> dict[str, Any]:
+        """The environment's state: the cheapest message, without effect on it. Raises as `step`."""
+        return await self.ask("state", "state", None, timeout_s)
+
+    async def is_responsive(self, timeout_s: float) -> bool:
+        """True if the session is usable and the server has just answered, or answers a ping. The
+        environment's part in the server is not asked. Never raises."""
+        if not self.usable:
+            return False
+        if self._last_answer_s is not None and time.monotonic() - self._last_answer_s < RECENT_S:
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await (await self._connection.ping())
+        except (TimeoutError, ConnectionClosed):
+            return False
+        return self.usable
+
+    async def close(self) -> None:
+        """Close the connection, within `CLOSE_LIMIT_S`. Never raises; may be called again."""
+        self._in_sync = False
+        self._deadline.stop()
+        await self._connection.close()
+
+    async def ask(
+        self, kind: str, answer_kind: str, data: Mapping[str, Any] | None, timeout_s: float
+    ) -> dict[str, Any]:
+        """Send a message of any kind; the `data` of its answer. Raises as `step` does."""
+        message: dict[str, Any] = {"type": kind}
+        if data is not None:
+            message["data"] = data
+        try:
+            text = encode(message)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise StepRefusedError("INVALID_JSON", f"{kind} not sent: {error}") from error
+        if not self._in_sync:
+            raise SessionClosedError(f"{self.url}: session is closed or out of step")
+        self._in_sync = False
+        frame = parsed(await self._exchange(kind, text, timeout_s), self.url)
+        self._last_answer_s = time.monotonic()
+        data = frame.get("data")
+        if frame.get("type") == answer_kind and type(data) is dict:
+            self._in_sync = True
+            return data
+        error = refusal(frame, kind, self.url)
+        self._in_sync = isinstance(error, StepRefusedError)
+        raise error
+
+    async def _exchange(self, kind: str, text: str, timeout_s: float) -> str | bytes:
+        """One message out, one message in; typed errors for silence and closed connections."""
+        started_s = time.monotonic()
+        try:
+            try:
+                with self._deadline.within(timeout_s):
+                    await self._connection.send(text)
+                    return await self._connection.recv()
+            except TimeoutError:
+                # If our own event loop was blocked, the answer came in time and waits to be read.
+                async with asyncio.timeout(LAST_LOOK_S):
+                    return await self._connection.recv()
+        except TimeoutError:
+            waited_s = time.monotonic() - started_s
+            raise SessionTimeoutError(
+                f"{self.url}: no answer to {kind} within {timeout_s:g} s (waited {waited_s:.1f} s)"
+            ) from None
+        except ConnectionClosed as closed:
+            raise await self._why_closed(kind, closed) from closed
+
+    async def _why_closed(self, kind: str, closed: ConnectionClosed) -> SessionError:
+        """The error frame that arrived before the close, as a full server sends it; else a guess
+        from the close itself."""
+        with suppress(ConnectionClosed):
+            frame = parsed(await self._connection.recv(), self.url)
+            if frame.get("type") == "error":
+                return refusal(frame, kind, self.url)
+        if TOO_BIG in (closed.rcvd and closed.rcvd.code, closed.sent and closed.sent.code):
+            return SessionClosedError(
+                f"{self.url}: a message is larger than env.max_message_mb={self._max_message_mb}"
+            )
+        if self._last_answer_s is None and closed.rcvd is not None and closed.rcvd.code == 1000:
+            return ServerFullError(
+                f"{self.url}: closed without an answer to the first message, as a full server does"
+            )
+        return SessionClosedError(f"{self.url}: connection lost at {kind}: {closed}")
+
+    def _result(self, data: dict[str, Any]) -> StepResult:
+        """The answer to reset or step. Raises SessionError if it breaks the protocol."""
+        try:
+            return step_result(data, self.url)
+        except SessionError:
+            self._in_sync = False
+            raise
+
+
+async def ask_aside(session: Session, timeout_s: float, action: Mapping[str, Any]) -> Observation:
+    """The observation of a step that is no player's: nothing is earned by it.
+
+    Where an environment has a class of its own for calls, `list_tools` is no action of it: then its
+    tools are asked for in MCP's words. Raises as `Session.step` does.
+    """
+    try:
+        return (await session.step(action, timeout_s)).observation
+    except StepRefusedError as refusal:
+        if action != LIST_TOOLS or refusal.code != "VALIDATION_ERROR":
+            raise
+        with suppress(StepRefusedError):  # by a server that does not know the message
+            answer = await session.ask("mcp", "mcp", LIST_TOOLS_RPC, timeout_s)
+            if type(answer.get("result")) is dict:
+                return answer["result"]
+        raise
+
+
+def websocket_url(url: str) -> str:
+    """The WebSocket address of a server, `ws://host:port/ws`. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix" and parts.path:
+        return "ws://localhost/ws"
+    if parts.scheme not in WEBSOCKET_SCHEMES or not parts.netloc:
+        raise ValueError(f"{url!r} is not a URL like http://127.0.0.1:8000")
+    path = parts.path.rstrip("/").removesuffix("/ws") + "/ws"
+    return urlunsplit((WEBSOCKET_SCHEMES[parts.scheme], parts.netloc, path, parts.query, ""))

@@ -1,0 +1,1 @@
+"""Host `docker`: environment servers in containers."""

@@ -1,0 +1,170 @@
+"""Environment servers in containers: one image, limits on all they use, and by default no network.
+
+With `network: none-outbound` a container has a loopback interface and nothing else, and the way in
+is a unix socket (`doorway.py`). An internal network would not do: Docker publishes no ports of it,
+and through its bridge a container reaches every service of this machine. The socket needs `python3`
+in the image, and a daemon that shares this machine's kernel: not Docker Desktop, where
+`network: bridge` works. That publishes the port on 127.0.0.1, under a number that Docker picks, and
+lets the container out. On two cores one session took 3,500 steps a second through the socket, and
+2,500 through a published port.
+
+Refused here: root's capabilities, new privileges, swap, and containers that outlive the run.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker
+from pydantic import JsonValue
+
+from openenv_pipe.environments.hosts.docker import guard as docker_guard
+from openenv_pipe.environments.hosts.docker.container import DockerServer, Place
+from openenv_pipe.environments.hosts.docker.daemon import (
+    LOGS,
+    OWNER,
+    DaemonErrors,
+    connect,
+    in_thread,
+    refusal,
+    remove_orphans,
+)
+from openenv_pipe.environments.hosts.docker.image import Image, ensure_image, image_recipe
+from openenv_pipe.environments.hosts.package import manifest
+from openenv_pipe.environments.hosts.supervised import SupervisedHost
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.system.process_id import ProcessId
+from openenv_pipe.system.resources import find_env
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
+
+LOG = "docker.log"  # of builds, and of the guard
+POLL_S = 0.02
+GUARD_LIMIT_S = 30.0  # for its start, and for the removal of all containers should we die
+
+
+class DockerHost(SupervisedHost):
+    """`config.num_servers` containers, logs in `log_dir`/env-0.log and so on, and docker.log."""
+
+    def __init__(self, env: "EnvConfig", config: "DockerHostConfig", log_dir: Path) -> None:
+        """Starts nothing yet. Raises ConfigError if the environment cannot be started this way."""
+        if config.network == "none-outbound" and sys.platform != "linux":
+            raise ConfigError(
+                "host.network=none-outbound reaches containers by sockets, which Docker shares on "
+                "Linux only; set host.network=bridge, which lets the environment out"
+            )
+        self._config = config
+        self._log_dir = log_dir
+        self._port = declared_port(env, config)
+        self._recipe = image_recipe(env, config)
+        self._containers = [
+            DockerServer(env, config, index, log_dir / f"env-{index}.log")
+            for index in range(config.num_servers)
+        ]
+        self._client: docker.DockerClient | None = None
+        self._image: Image | None = None
+        self._folder: Path | None = None
+        self._guard: ManagedProcess | None = None
+        super().__init__(
+            env,
+            self._containers,
+            sessions_per_server=config.sessions_per_server,
+            max_restarts=config.max_restarts,
+        )
+
+    def facts(self) -> dict[str, JsonValue]:
+        """See `Host.facts`."""
+        assert self._image is not None
+        return {"image": {"name": self._image.name, "id": self._image.id}}
+
+    async def start(self) -> None:
+        """See `Host.start`. Removes what dead runs have left, and builds the image if need be."""
+        try:
+            await self._prepare()
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, DaemonErrors):
+                raise refusal(error) from error
+            raise
+        await super().start()
+
+    async def _prepare(self) -> None:
+        self._client = await in_thread(connect)
+        await in_thread(remove_orphans, self._client)
+        owner = ProcessId.of_this_process().model_dump_json()
+        self._folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-"))  # for our user alone
+        self._guard = ManagedProcess(
+            [sys.executable, "-m", docker_guard.__name__, owner, str(self._folder)],
+            log=self._log_dir / LOG,
+            environment=os.environ,
+            grace_s=GUARD_LIMIT_S,
+        )
+        self._image = await ensure_image(
+            self._client, self._recipe, self._log_dir / LOG, self._config.build_timeout_s
+        )
+        await self._wait_for_guard()
+        place = Place(
+            client=self._client,
+            image=self._image,
+            port=self._port or exposed_port(self._image),
+            folder=self._folder,
+            labels={OWNER: owner, LOGS: str(self._log_dir.absolute())},
+        )
+        for container in self._containers:
+            container.place = place
+
+    async def _wait_for_guard(self) -> None:
+        """No container without a guardian: one that still starts would not hear of our death."""
+        deadline = time.monotonic() + GUARD_LIMIT_S
+        while not (self._folder / docker_guard.READY).exists():
+            if not self._guard.alive or time.monotonic() > deadline:
+                raise HostError("the containers' guardian does not start", self._guard.log)
+            await asyncio.sleep(POLL_S)
+
+    async def _close(self) -> None:
+        try:
+            await super()._close()
+        finally:
+            await asyncio.to_thread(self._release)
+
+    def _release(self) -> None:
+        if self._guard is not None:
+            self._guard.stop(GUARD_LIMIT_S)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._client is not None:
+            self._client.close()
+
+
+def declared_port(env: "EnvConfig", config: "DockerHostConfig") -> int | None:
+    """Where the server listens inside the container, as the block or the package says; None if
+    neither does. Raises ConfigError.
+    """
+    if config.container_port is not None or env.package is None:
+        return config.container_port
+    package = find_env(env.package)
+    port = manifest(package).get("port")
+    if port is not None and (type(port) is not int or not 1 <= port <= 65535):
+        raise ConfigError(
+            f"{package / 'openenv.yaml'}: port is {port!r}, expected a number such as 8000; "
+            "or set host.container_port"
+        )
+    return port
+
+
+def exposed_port(image: Image) -> int:
+    """The one port that the image exposes. Raises ConfigError."""
+    if len(image.ports) != 1:
+        told = f"exposes {', '.join(map(str, image.ports)) or 'no port'}"
+        raise ConfigError(
+            f"image {image.name} {told}, and no openenv.yaml names the one where the environment "
+            "listens; set host.container_port, which is 8000 in most of OpenEnv's images"
+        )
+    return image.ports[0]

@@ -1,0 +1,139 @@
+"""The image of an environment: built from its package if its content is new, or taken by name.
+
+The `docker` command builds and pulls, because the SDK knows neither BuildKit, which OpenEnv's own
+Dockerfiles need, nor the user's logins. A built image is tagged with the digest of what goes into
+it, so an equal one is never built twice. A newer base image under the same name is not noticed:
+remove the image to have it built again.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker
+from docker.errors import ImageNotFound
+from docker.utils.build import exclude_paths
+
+from openenv_pipe.environments.hosts.docker.daemon import daemon_address, in_thread
+from openenv_pipe.environments.hosts.package import digest_of_files
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.system.resources import find_env
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
+
+POLL_S = 0.1
+STOP_LIMIT_S = 5.0
+BUILT_BY = "openenv-pipe.built-from"  # label: the package's folder
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that the daemon has. `start` is the command that its containers begin with."""
+
+    name: str
+    id: str  # sha256:...
+    start: tuple[str, ...]
+    ports: tuple[int, ...]  # of TCP, that it exposes
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to come by an image: its name, and the arguments of `docker` that make it."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+def image_recipe(env: "EnvConfig", config: "DockerHostConfig") -> Recipe:
+    """Raises ConfigError if there is nothing to build from."""
+    if config.image is not None:
+        return Recipe(config.image, ("pull", config.image))
+    if env.package is None:
+        raise ConfigError(
+            f"env {env.name!r} has no env.package to build an image from; set it, or host.image"
+        )
+    package = find_env(env.package)
+    dockerfile = package / config.dockerfile
+    if not dockerfile.is_file():
+        raise ConfigError(
+            f"env {env.name!r}: there is no {dockerfile}; write one, set host.dockerfile to "
+            "another file of the package, or host.image to an image that exists"
+        )
+    repository = re.sub(r"[^a-z0-9]+", "-", env.name.lower()).strip("-") or "env"
+    digest = content_digest(package, config.dockerfile, config.build_args)
+    name = f"openenv-pipe/{repository}:{digest[:16]}"
+    arguments = [
+        *("build", "--progress=plain", "--file", str(dockerfile), "--tag", name),
+        *("--label", f"{BUILT_BY}={package}"),
+        *(f"--build-arg={key}={value}" for key, value in config.build_args.items()),
+        str(package),
+    ]
+    return Recipe(name, tuple(arguments))
+
+
+def content_digest(package: Path, dockerfile: str, build_args: Mapping[str, str]) -> str:
+    """sha256 of all that a build sees: the files that .dockerignore leaves, and the arguments."""
+    ignored = package / ".dockerignore"
+    lines = ignored.read_text().splitlines() if ignored.is_file() else []
+    patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    files = exclude_paths(str(package), patterns, dockerfile=dockerfile)
+    arguments = "".join(f"+{key}={value}" for key, value in sorted(build_args.items()))
+    return digest_of_files(package, files, arguments)
+
+
+async def ensure_image(
+    client: docker.DockerClient, recipe: Recipe, log: Path, timeout_s: float
+) -> Image:
+    """The image, made now if the daemon does not have it. The output goes to `log`.
+
+    Raises HostError with the output's last lines; ConfigError without a `docker` command.
+    """
+    found = await in_thread(_find, client, recipe.name)
+    if found is None:
+        await _run_docker(recipe, log, timeout_s)
+        found = await in_thread(_find, client, recipe.name)
+    if found is None:
+        raise HostError(f"`docker {recipe.arguments[0]}` left no image {recipe.name}", log)
+    return found
+
+
+def _find(client: docker.DockerClient, name: str) -> Image | None:
+    try:
+        image = client.images.get(name)
+    except ImageNotFound:
+        return None
+    settings = image.attrs["Config"]
+    start = [*(settings.get("Entrypoint") or ()), *(settings.get("Cmd") or ())]
+    exposed = [port.partition("/") for port in settings.get("ExposedPorts") or ()]
+    ports = sorted(int(number) for number, _, kind in exposed if kind != "udp")
+    return Image(name, image.id, tuple(start), tuple(ports))
+
+
+async def _run_docker(recipe: Recipe, log: Path, timeout_s: float) -> None:
+    action = f"`docker {recipe.arguments[0]}` of {recipe.name}"
+    if shutil.which("docker") is None:
+        raise ConfigError(
+            f"{action} needs the `docker` command, which is not on PATH; install it with BuildKit, "
+            "or set host.image to an image that the daemon has"
+        )
+    ours = {**os.environ, "DOCKER_BUILDKIT": "1", "DOCKER_HOST": daemon_address()}
+    process = ManagedProcess(["docker", *recipe.arguments], log=log, environment=ours)
+    try:
+        async with asyncio.timeout(timeout_s):
+            while process.alive:
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise HostError(
+            f"{action} took longer than host.build_timeout_s={timeout_s:g}", log
+        ) from None
+    finally:
+        await asyncio.to_thread(process.stop, STOP_LIMIT_S)
+    if process.returncode != 0:
+        raise HostError(f"{action} failed with exit code {process.returncode}", log)

@@ -1,0 +1,20 @@
+"""The containers of runs, for a person: what they are, whose they are, whether those live."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from openenv_pipe.environments.hosts.docker.daemon import Owned
+
+STYLES = {"running": "green", "orphan": "bold red"}
+
+
+def containers_table(owned: Sequence[Owned]) -> Table:
+    """One line a container. An orphan is one whose run has died."""
+    table = Table("container", "state", "run by", "logs", box=None, header_style="bold")
+    for each in owned:
+        state = each.container.status if each.owner.alive else "orphan"
+        style = STYLES.get(state, "yellow")
+        process = f"process {each.owner.pid} on {each.owner.host}"
+        table.add_row(each.container.name, f"[{style}]{state}[/]", process, each.logs)
+    return table

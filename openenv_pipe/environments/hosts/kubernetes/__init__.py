@@ -1,0 +1,1 @@
+"""Host `kubernetes`: environment servers in pods."""

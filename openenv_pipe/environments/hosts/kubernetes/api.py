@@ -1,0 +1,171 @@
+"""The calls to a cluster's API that a host needs. The only importer of the Kubernetes client.
+
+Answers are read as plain JSON: the client's models refuse fields that are newer than they are.
+Every call has a time limit. Refused here: waiting for a state, and retrying.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import yaml
+from kubernetes.aio import client, config
+from kubernetes.aio.config import ConfigException
+from kubernetes.aio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
+from kubernetes.aio.stream import WsApiClient
+
+from openenv_pipe.environments.hosts.kubernetes.manifests import MANAGED_BY, RUN, Manifest, renewal
+from openenv_pipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from openenv_pipe.config.schema import KubernetesHostConfig
+
+CALL_LIMIT_S = 15.0
+LOG_LIMIT_S = 4 * 3600.0  # a kubelet ends idle streams by then; whoever reads opens another
+NOT_FOUND = 404
+
+
+class ClusterError(Exception):
+    """The API refused a call (`status`) or did not answer (`status` 0)."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status}: {text}" if status else text)
+        self.status = status
+
+
+class Cluster:
+    """One namespace of a cluster."""
+
+    def __init__(self, configuration: client.Configuration, namespace: str) -> None:
+        configuration.connection_pool_maxsize = 0  # every session has a connection of its own
+        self.namespace = namespace
+        self._api = client.ApiClient(configuration)
+        self._tunnel_api = WsApiClient(configuration)
+        self._core = client.CoreV1Api(self._api)
+        self._leases = client.CoordinationV1Api(self._api)
+        self._creators = {
+            "Lease": self._leases.create_namespaced_lease_without_preload_content,
+            "NetworkPolicy": client.NetworkingV1Api(
+                self._api
+            ).create_namespaced_network_policy_without_preload_content,
+            "Pod": self._core.create_namespaced_pod_without_preload_content,
+            "Service": self._core.create_namespaced_service_without_preload_content,
+        }
+
+    async def close(self) -> None:
+        await self._api.close()
+        await self._tunnel_api.close()
+
+    async def create(self, manifest: Manifest) -> Mapping[str, Any]:
+        """Create an object. Unknown fields are an error. Raises ClusterError, as all calls do."""
+        create = self._creators[manifest["kind"]]
+        return await self._call(create, body=manifest, field_validation="Strict")
+
+    async def read_pod(self, name: str) -> Mapping[str, Any]:
+        return await self._call(self._core.read_namespaced_pod_without_preload_content, name=name)
+
+    async def delete_pod(self, name: str) -> None:
+        await self._call(self._core.delete_namespaced_pod_without_preload_content, name=name)
+
+    async def leases(self) -> list[Mapping[str, Any]]:
+        """Those of all runs in the namespace, ours and others'."""
+        selector = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+        listed = await self._call(
+            self._leases.list_namespaced_lease_without_preload_content,
+            label_selector=f"{selector},{RUN}",
+        )
+        return listed["items"]
+
+    async def renew_lease(self, name: str, now: "datetime") -> None:
+        await self._call(
+            self._leases.patch_namespaced_lease_without_preload_content,
+            name=name,
+            body={"spec": renewal(now)},
+        )
+
+    async def delete_lease(self, name: str) -> None:
+        """Removes all objects that the lease owns as well, in the cluster's own time."""
+        await self._call(
+            self._leases.delete_namespaced_lease_without_preload_content,
+            name=name,
+            propagation_policy="Background",
+        )
+
+    async def log(self, pod: str, since_s: int | None) -> AsyncIterator[bytes]:
+        """What the pod's container writes, until it ends; from `since_s` seconds ago on."""
+        with one_kind_of_error():
+            response = await self._core.read_namespaced_pod_log_without_preload_content(
+                name=pod,
+                namespace=self.namespace,
+                follow=True,
+                since_seconds=since_s,
+                _request_timeout=LOG_LIMIT_S,
+            )
+            async with response:
+                if response.status >= 400:
+                    raise ClusterError(response.status, (await response.text())[:200])
+                async for chunk in response.content.iter_any():
+                    yield chunk
+
+    @asynccontextmanager
+    async def port_forward(
+        self, pod: str, port: int
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A WebSocket that carries one connection with a port of the pod."""
+        core = client.CoreV1Api(self._tunnel_api)
+        opening = await core.connect_get_namespaced_pod_portforward_without_preload_content(
+            name=pod, namespace=self.namespace, ports=str(port), _request_timeout=CALL_LIMIT_S
+        )
+        async with opening as websocket:
+            yield websocket
+
+    async def _call(self, function: Any, **arguments: Any) -> Mapping[str, Any]:
+        with one_kind_of_error():
+            response = await function(
+                namespace=self.namespace, _request_timeout=CALL_LIMIT_S, **arguments
+            )
+            async with response:
+                status, text = response.status, await response.text()
+            answer = json.loads(text)
+        if status >= 400:
+            raise ClusterError(status, str(answer.get("message", text))[:500])
+        return answer
+
+
+@contextmanager
+def one_kind_of_error() -> Iterator[None]:
+    """Turns the client's errors into ClusterError."""
+    try:
+        yield
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        text = str(error) or f"no answer within {CALL_LIMIT_S:g} s"
+        raise ClusterError(0, f"{type(error).__name__}: {text}") from error
+
+
+async def connect(settings: "KubernetesHostConfig") -> Cluster:
+    """The cluster that the kubeconfig, or the pod that we run in, names. Raises ConfigError.
+
+    Nothing is asked of it yet.
+    """
+    configuration = client.Configuration()
+    path = settings.kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
+    try:
+        inside = "KUBERNETES_SERVICE_HOST" in os.environ
+        if inside and settings.kubeconfig is None and not Path(path).expanduser().exists():
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            await config.load_kube_config(
+                path, settings.context, configuration, persist_config=False
+            )
+    except (ConfigException, OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"no cluster is known: {error}; set host.kubeconfig and host.context, as "
+            "`kubectl config get-contexts` shows them"
+        ) from error
+    return Cluster(configuration, settings.namespace)

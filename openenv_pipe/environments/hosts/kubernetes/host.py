@@ -1,0 +1,139 @@
+"""Environment servers in pods of a Kubernetes cluster, one each.
+
+All objects of a run belong to its lease, which is renewed while the run lives: whoever finds a
+lease that has expired removes it, and the cluster everything with it. Refused here: changing
+objects that are not ours, and restarts by Kubernetes, which would hide a death from episodes.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from openenv_pipe.environments.hosts.kubernetes.api import NOT_FOUND, Cluster, ClusterError, connect
+from openenv_pipe.environments.hosts.kubernetes.manifests import (
+    LEASE_DURATION_S,
+    Manifest,
+    has_expired,
+    lease,
+    network_policy,
+    owner_reference,
+    pod,
+    service,
+)
+from openenv_pipe.environments.hosts.kubernetes.pod import PodServer
+from openenv_pipe.environments.hosts.supervised import SupervisedHost
+from openenv_pipe.errors import HostError
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import EnvConfig, KubernetesHostConfig
+
+RENEW_EVERY_S = LEASE_DURATION_S / 10
+
+
+class KubernetesHost(SupervisedHost):
+    """`config.num_servers` pods, logs in `log_dir`/env-0.log and so on."""
+
+    def __init__(self, env: "EnvConfig", config: "KubernetesHostConfig", log_dir: Path) -> None:
+        """Starts nothing yet. Raises ConfigError for a `pod_spec` that is refused."""
+        pod(env, config, name="", owner={"name": ""}, index=0)
+        self._config = config
+        self._run = f"openenv-pipe-{secrets.token_hex(4)}"
+        self._cluster: Cluster | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._pods = [
+            PodServer(env, config, index, log_dir / f"env-{index}.log")
+            for index in range(config.num_servers)
+        ]
+        super().__init__(
+            env,
+            self._pods,
+            sessions_per_server=config.sessions_per_server,
+            max_restarts=config.max_restarts,
+        )
+
+    def facts(self) -> dict[str, JsonValue]:
+        """See `Host.facts`."""
+        digests = sorted({each.image_id for each in self._pods if each.image_id})
+        return {"image": {"name": self._config.image, "id": ", ".join(digests)}}
+
+    async def start(self) -> None:
+        """See `Host.start`. Removes what dead runs have left in the namespace."""
+        try:
+            await self._prepare()
+        except ClusterError as error:
+            await self.close()
+            raise self._refusal(error) from error
+        except BaseException:
+            await self.close()
+            raise
+        await super().start()
+
+    async def _prepare(self) -> None:
+        self._cluster = await connect(self._config)
+        await sweep(self._cluster)
+        holder = f"{socket.gethostname()}/{os.getpid()}"
+        created = await self._cluster.create(lease(self._run, holder, datetime.now(UTC)))
+        owner = owner_reference(created)
+        for manifest in self._shared_objects(owner):
+            await self._cluster.create(manifest)
+        for each in self._pods:
+            each.join(self._cluster, owner)
+        self._renewal = asyncio.create_task(self._renew())
+
+    def _shared_objects(self, owner: Manifest) -> list[Manifest]:
+        """What is created beside the pods."""
+        objects = []
+        if self._config.network == "none-outbound":
+            objects.append(network_policy(self._config, owner=owner))
+        if self._config.access == "cluster":
+            indices = range(self._config.num_servers)
+            objects += [service(self._config, owner=owner, index=index) for index in indices]
+        return objects
+
+    async def _renew(self) -> None:
+        """Say that the run lives. A lease that somebody removed ends it: its pods went along."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            try:
+                await self._cluster.renew_lease(self._run, datetime.now(UTC))
+            except ClusterError as error:
+                if error.status == NOT_FOUND:
+                    self._pool.fail(HostError(f"the lease {self._run} of this run was removed"))
+                    return
+
+    async def _close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+        try:
+            await super()._close()
+        finally:
+            if self._cluster is not None:
+                with suppress(ClusterError):  # it expires, and a later run removes it
+                    await self._cluster.delete_lease(self._run)
+                await self._cluster.close()
+
+    def _refusal(self, error: ClusterError) -> HostError:
+        advice = {
+            0: "is the cluster reachable, and host.context the right one?",
+            401: "log in to the cluster again",
+            403: f"docs/kubernetes.md lists what the account must be allowed to do in namespace "
+            f"{self._config.namespace}",
+            NOT_FOUND: f"is there a namespace {self._config.namespace}? set host.namespace",
+        }
+        more = f"; {advice[error.status]}" if error.status in advice else ""
+        return HostError(f"env {self._env.name!r}: the cluster refuses us: {error}{more}")
+
+
+async def sweep(cluster: Cluster) -> None:
+    """Remove the runs of the namespace whose lease has expired, with all that they own."""
+    for each in await cluster.leases():
+        if has_expired(each, datetime.now(UTC)):
+            with suppress(ClusterError):  # another run was faster
+                await cluster.delete_lease(each["metadata"]["name"])

@@ -1,0 +1,152 @@
+"""One environment server in a pod: its start, its log, its death. A new start is a new pod."""
+
+import asyncio
+import math
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from openenv_pipe.environments.hosts.health import wait_until_healthy
+from openenv_pipe.environments.hosts.kubernetes.api import NOT_FOUND, Cluster, ClusterError
+from openenv_pipe.environments.hosts.kubernetes.manifests import Manifest, pod, trouble
+from openenv_pipe.environments.hosts.kubernetes.tunnel import Tunnel
+from openenv_pipe.errors import HostError
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import EnvConfig, KubernetesHostConfig
+
+POLL_S = 1.0
+API_OUTAGE_S = 60.0  # how long a pod counts as alive while the API cannot be asked
+LOG_END_S = 2.0  # what the log of an ended pod may take to end
+
+
+class PodServer:
+    """See `hosts.base.Server`. `join` has to be called before the start."""
+
+    def __init__(
+        self, env: "EnvConfig", config: "KubernetesHostConfig", index: int, log: Path
+    ) -> None:
+        self.log = log
+        self.url = ""
+        self.image_id = ""  # with the digest, once it has started
+        self._env = env
+        self._config = config
+        self._index = index
+        self._num_starts = 0
+        self._name = ""  # of the pod; empty: there is none
+        self._tunnel: Tunnel | None = None
+        self._follower: asyncio.Task[None] | None = None
+
+    def join(self, cluster: Cluster, owner: Manifest) -> None:
+        """Say where to start, and which lease owns the pods."""
+        self._cluster = cluster
+        self._owner = owner
+
+    async def start(self) -> None:
+        """See `Server.start`. The time limit includes scheduling and pulling."""
+        deadline = time.monotonic() + self._config.start_timeout_s
+        name = f"{self._owner['name']}-{self._index}-{self._num_starts}"
+        self._num_starts += 1
+        manifest = pod(self._env, self._config, name=name, owner=self._owner, index=self._index)
+        try:
+            await self._cluster.create(manifest)
+            self._name = name
+            self._follower = asyncio.create_task(self._follow(name))
+            await self._until_ready(deadline)
+            self.url = await self._find_url()
+            await wait_until_healthy(self.url, deadline - time.monotonic(), self.died())
+        except (HostError, ClusterError) as error:
+            await self.stop()
+            raise HostError(f"env {self._env.name!r}, pod {name}: {error}", self.log) from error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def died(self) -> str:
+        answered = time.monotonic()
+        while time.monotonic() - answered < API_OUTAGE_S:
+            try:
+                cause, _ = trouble(await self._cluster.read_pod(self._name))
+                answered = time.monotonic()
+            except ClusterError as error:
+                cause = "the pod was removed" if error.status == NOT_FOUND else None
+            if cause is not None:
+                return cause
+            await asyncio.sleep(POLL_S)
+        return f"the cluster's API has not answered for {API_OUTAGE_S:g} s"
+
+    async def stop(self) -> None:
+        """See `Server.stop`. A pod that the API does not remove now is removed with its lease."""
+        if self._tunnel is not None:
+            await self._tunnel.close()
+        name, self._name = self._name, ""
+        if name:
+            with suppress(ClusterError):
+                await self._cluster.delete_pod(name)
+        if self._follower is not None:
+            await asyncio.wait([self._follower], timeout=LOG_END_S)
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+
+    async def _until_ready(self, deadline: float) -> None:
+        """Wait for the pod's readiness probe, GET /health. Raises HostError, ClusterError."""
+        while True:
+            seen = await self._cluster.read_pod(self._name)
+            cause, doing = trouble(seen)
+            if cause is not None:
+                raise HostError(f"the server died before it was ready: {cause}")
+            if is_ready(seen):
+                self.image_id = seen["status"]["containerStatuses"][0].get("imageID", "")
+                return
+            if time.monotonic() > deadline:
+                limit_s = self._config.start_timeout_s
+                raise HostError(
+                    f"/health did not answer within host.start_timeout_s={limit_s:g}; the pod is "
+                    f"{doing}"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def _find_url(self) -> str:
+        config = self._config
+        if config.access == "cluster":
+            service = f"{self._owner['name']}-{self._index}.{config.namespace}.svc"
+            return f"http://{service}:{config.container_port}"
+        self._tunnel = Tunnel(self._cluster, self._name, config.container_port)
+        return await self._tunnel.open()
+
+    async def _follow(self, name: str) -> None:
+        """Write the log until the pod ends. After a stream that broke, the last seconds may be
+        there twice."""
+        since_s = None
+        with self.log.open("ab", buffering=0) as file:
+            while True:
+                ended_before = await self._has_ended(name)
+                since_s = await self._copy_log(name, since_s, file)
+                if ended_before or (since_s is not None and await self._has_ended(name)):
+                    return
+                await asyncio.sleep(POLL_S)
+
+    async def _copy_log(self, name: str, since_s: int | None, file: BinaryIO) -> int | None:
+        """Copy what there is and what comes. Returns how far back to begin the next time."""
+        read = time.monotonic()
+        try:
+            async for chunk in self._cluster.log(name, since_s):
+                file.write(chunk)
+                read = time.monotonic()
+        except ClusterError:  # the container has not begun, or the API is away for a moment
+            return since_s
+        return math.ceil(time.monotonic() - read + POLL_S) + 1
+
+    async def _has_ended(self, name: str) -> bool:
+        try:
+            cause, _ = trouble(await self._cluster.read_pod(name))
+        except ClusterError as error:
+            return error.status == NOT_FOUND
+        return cause is not None
+
+
+def is_ready(pod_as_read: dict) -> bool:
+    """True if the readiness probe of all containers succeeds."""
+    conditions = pod_as_read.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

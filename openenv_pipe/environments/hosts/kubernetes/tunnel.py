@@ -1,0 +1,90 @@
+"""A local port that leads to a port of a pod, through the cluster's API.
+
+Each connection is one WebSocket of the API's port-forward, with two channels: data and errors.
+The client's own port-forward would need a thread for each, and select(), which ends at 1024 file
+descriptors. Refused here: reopening a connection that broke. Who used it has to know.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+
+import aiohttp
+
+from openenv_pipe.environments.hosts.kubernetes.api import Cluster
+
+ADDRESS = "127.0.0.1"
+CHUNK = 64 * 1024
+DATA, ERRORS = 0, 1  # channels, the first byte of every message
+CONNECT_LIMIT_S = 15.0
+
+
+class Tunnel:
+    """Listens from `open` to `close`."""
+
+    def __init__(self, cluster: Cluster, pod: str, port: int) -> None:
+        self._cluster = cluster
+        self._pod = pod
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> str:
+        """Begin to listen. Returns the URL."""
+        self._server = await asyncio.start_server(self._accept, ADDRESS, 0, backlog=1024)
+        return f"http://{ADDRESS}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """End all connections, and listen no more. May be called again."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._carry(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(lambda _: writer.close())
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until one end closes it or the API does."""
+        async with AsyncExitStack() as stack:
+            stack.enter_context(suppress(aiohttp.ClientError, OSError))  # the connection's own end
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                websocket = await stack.enter_async_context(
+                    self._cluster.port_forward(self._pod, self._port)
+                )
+            ways = [
+                asyncio.create_task(inward(reader, websocket)),
+                asyncio.create_task(outward(websocket, writer)),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+
+
+async def inward(reader: asyncio.StreamReader, websocket: aiohttp.ClientWebSocketResponse) -> None:
+    """From here to the pod, until we close."""
+    while data := await reader.read(CHUNK):
+        await websocket.send_bytes(bytes([DATA]) + data)
+
+
+async def outward(websocket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
+    """From the pod to here, until it closes or cannot be reached. First, each channel says its
+    port."""
+    begun: set[int] = set()
+    async for message in websocket:
+        if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+            continue
+        channel, data = message.data[0], message.data[1:]
+        if channel not in begun:
+            begun.add(channel)
+        elif channel == ERRORS:
+            return
+        else:
+            writer.write(data)
+            await writer.drain()

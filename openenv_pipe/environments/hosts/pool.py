@@ -1,0 +1,255 @@
+"""The sessions of one host: opened once, lent to one episode after another.
+
+Every server has a fixed number of slots. A lender takes a slot of the server with the most free
+ones, and with it an idle session, or a new one if none is idle. A session comes back only if it
+is in step with its environment; any other is closed, and its slot opens a new one when needed.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.errors import (
+    FailureError,
+    HostError,
+    ServerFullError,
+    SessionError,
+    StepRefusedError,
+)
+from openenv_pipe.system.http import Access
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import EnvConfig
+
+FIRST_RETRY_S = 0.02
+LONGEST_RETRY_S = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Slots:
+    """The sessions of one server."""
+
+    url: str
+    num_free: int
+    idle: deque[Session] = field(default_factory=deque)  # at most num_free; used in turn
+    lent: set[Session] = field(default_factory=set)
+
+
+class SessionPool:
+    """Lends sessions of several servers, each of which allows `sessions_per_server`."""
+
+    def __init__(self, env: "EnvConfig", sessions_per_server: int, access: Access) -> None:
+        self._env = env
+        self._sessions_per_server = sessions_per_server
+        self._access = access
+        self.num_removed = 0  # servers, so far
+        self._servers: dict[str, Slots] = {}
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._closings: set[asyncio.Task[None]] = set()
+        self._failure: FailureError | None = None
+
+    @property
+    def urls(self) -> list[str]:
+        return list(self._servers)
+
+    @property
+    def failure(self) -> FailureError | None:
+        """Why nothing is lent any more."""
+        return self._failure
+
+    def add(self, url: str) -> None:
+        """Lend sessions of this server too. They are opened when they are needed."""
+        self._servers[url] = Slots(url, self._sessions_per_server)
+        self._wake(self._sessions_per_server)
+
+    def remove(self, url: str) -> None:
+        """Lend no more sessions of this server, and close those that it has."""
+        slots = self._servers.pop(url, None)
+        if slots is not None:
+            self.num_removed += 1
+            self._discard(*slots.idle, *slots.lent)
+
+    def fail(self, error: FailureError) -> None:
+        """Lend nothing any more: `error` is raised to all who wait and who will ask."""
+        self._failure = self._failure or error
+        self._wake(len(self._waiters))
+
+    async def open_all(self, patience_s: float = 0.0) -> None:
+        """Open every session of every server, which proves that the slots exist.
+
+        patience_s: how long a server may go on being full, as of sessions that somebody else has
+        just closed. Raises HostError with the number that was accepted and the keys to change.
+        """
+        deadline = time.monotonic() + patience_s
+        while (full := await self._open_free_slots()) is not None:
+            error = self._too_few()
+            if time.monotonic() >= deadline:
+                raise error from full
+            await self.close_idle()
+            await asyncio.sleep(FIRST_RETRY_S)
+
+    async def _open_free_slots(self) -> ServerFullError | None:
+        """Fill the slots as far as the servers allow; None if they are all filled."""
+
+        async def open_one(slots: Slots) -> None:
+            slots.idle.append(await open_session(self._env, slots.url, self._access))
+
+        every = [open_one(slots) for slots in self._servers.values() for _ in range(slots.num_free)]
+        results = await asyncio.gather(*every, return_exceptions=True)
+        errors = [error for error in results if error is not None]
+        for error in errors:  # first of all what is not a matter of numbers
+            if not isinstance(error, ServerFullError):
+                raise HostError(f"env {self._env.name!r}: no session opens: {error}") from error
+        return errors[0] if errors else None
+
+    async def close_idle(self) -> None:
+        """Close the sessions that nobody uses. Whoever asks gets new ones."""
+        for slots in self._servers.values():
+            self._discard(*slots.idle)
+            slots.idle.clear()
+        await asyncio.gather(*self._closings, return_exceptions=True)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Session]:
+        """See `Host.session`."""
+        slots, session = await self._acquire()
+        try:
+            yield session
+        finally:
+            slots.lent.discard(session)
+            if session.usable and self._servers.get(slots.url) is slots:
+                slots.idle.append(session)
+            else:
+                self._discard(session)
+            self._free_slot(slots)
+
+    async def close(self) -> None:
+        """Close all sessions, the lent ones too. Bounded by the close of one."""
+        self.fail(HostError(f"host of env {self._env.name!r} is closed"))
+        for url in self.urls:
+            self.remove(url)
+        await asyncio.gather(*self._closings, return_exceptions=True)
+
+    async def _acquire(self) -> tuple[Slots, Session]:
+        """A slot and a usable session.
+
+        A server that refuses is asked again for a while: it keeps the slot of a step that was
+        given up until that step ends, and it may just have died and be about to be replaced.
+        """
+        deadline: float | None = None
+        retry_s = FIRST_RETRY_S
+        while True:
+            slots = await self._take_slot()
+            try:
+                session = await self._idle_session(slots)
+                if session is None:
+                    session = await open_session(self._env, slots.url, self._access)
+                slots.lent.add(session)
+                return slots, session
+            except SessionError:
+                self._free_slot(slots)
+                deadline = deadline or time.monotonic() + self._env.reset_timeout_s
+                if time.monotonic() > deadline:
+                    raise
+            except BaseException:
+                self._free_slot(slots)
+                raise
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+
+    async def _take_slot(self) -> Slots:
+        """Wait for a free slot. Raises the failure of the host."""
+        while True:
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            slots = max(self._servers.values(), key=lambda each: each.num_free, default=None)
+            if slots is not None and slots.num_free > 0:
+                slots.num_free -= 1
+                return slots
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake(1)  # the slot that was meant for us
+                raise
+
+    def _free_slot(self, slots: Slots) -> None:
+        slots.num_free += 1
+        self._wake(1)
+
+    def _wake(self, num_waiters: int) -> None:
+        while num_waiters > 0 and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                num_waiters -= 1
+
+    async def _idle_session(self, slots: Slots) -> Session | None:
+        """An idle session that the server still answers; None if there is no such.
+
+        Asking costs a round trip where the session has rested, and saves the episodes that would
+        start on connections which the server closed, or lost, while nobody used them.
+        """
+        while slots.idle:
+            session = slots.idle.popleft()
+            responsive = False
+            try:
+                responsive = await session.is_responsive(self._env.reset_timeout_s)
+            finally:
+                if not responsive:
+                    self._discard(session)
+            if responsive:
+                return session
+        return None
+
+    def _discard(self, *sessions: Session) -> None:
+        """Close sessions without making anyone wait for it."""
+        for session in sessions:
+            task = asyncio.get_running_loop().create_task(session.close())
+            self._closings.add(task)
+            task.add_done_callback(self._closings.discard)
+
+    def _too_few(self) -> HostError:
+        fewest = min(len(slots.idle) for slots in self._servers.values())
+        wanted = self._sessions_per_server
+        noun = "session" if fewest == 1 else "sessions"
+        return HostError(
+            f"env {self._env.name!r} accepted {fewest} {noun} on one server but "
+            f"host.sessions_per_server={wanted}; set host.sessions_per_server={max(fewest, 1)} and "
+            "a larger host.num_servers, or let the environment's app read MAX_CONCURRENT_ENVS "
+            "and set SUPPORTS_CONCURRENT_SESSIONS"
+        )
+
+
+async def open_session(env: "EnvConfig", url: str, access: Access) -> Session:
+    """A new session that the server has really accepted. Raises SessionError."""
+    session = await Session.connect(
+        url, timeout_s=env.reset_timeout_s, max_message_mb=env.max_message_mb, access=access
+    )
+    try:
+        # A full server lets everybody connect; only the first message tells.
+        await session.state(env.reset_timeout_s)
+    except StepRefusedError:
+        pass  # an environment without a state before reset; it exists, which is the question
+    except BaseException:
+        await session.close()
+        raise
+    return session
+
+
+async def side_by_side(coroutines: Iterable) -> None:
+    """Run them all at once. The first error cancels the others and is raised when they ended."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

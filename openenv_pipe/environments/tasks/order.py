@@ -1,0 +1,155 @@
+"""The order in which training takes its tasks. All randomness comes from the run's seed.
+
+An order keeps no secrets: what `take` returns follows from the seed, the place in the sequence
+and the groups recorded so far, of which `state` is all that matters.
+"""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from statistics import fmean
+from typing import Any, Literal, Protocol
+
+from openenv_pipe.environments.tasks.sets import TaskSet
+from openenv_pipe.types import Group, Task
+
+NUM_RECENT = 3  # groups of a task that its success rate is measured on
+EXPLORED = 0.25  # the share of a curriculum's tasks that are taken for want of news of them
+
+
+class TaskOrder(Protocol):
+    """An endless sequence of the tasks of one set."""
+
+    def take(self, start: int, count: int) -> list[Task]:
+        """Tasks number start..start+count-1 of the sequence, as things stand."""
+        ...
+
+    def record(self, groups: Sequence[Group]) -> None:
+        """Take note of what the policy made of its tasks."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What the groups recorded so far have left, as JSON."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as the order that `state` is of, over the same tasks with the same seed."""
+        ...
+
+
+def build_order(
+    order: Literal["shuffle", "seed", "curriculum"], tasks: TaskSet, seed: int
+) -> TaskOrder:
+    """The order that `env.tasks.order` names."""
+    match order:
+        case "curriculum":
+            return Curriculum(tasks, seed)
+        case "shuffle":
+            return Passes(tasks, seed)
+    return Passes(tasks, None)
+
+
+class Passes:
+    """All tasks in each pass: shuffled anew, or as they are listed if there is no seed."""
+
+    def __init__(self, tasks: TaskSet, seed: int | None) -> None:
+        self._tasks = tasks
+        self._seed = seed
+
+    def take(self, start: int, count: int) -> list[Task]:
+        return [self._task(number) for number in range(start, start + count)]
+
+    def record(self, groups: Sequence[Group]) -> None:
+        """Nothing: the sequence is fixed."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing, for the same reason."""
+
+    def _task(self, number: int) -> Task:
+        which_pass, place = divmod(number, len(self._tasks))
+        if self._seed is None:
+            return self._tasks[place]
+        return self._tasks[shuffled(self._seed, which_pass, len(self._tasks))[place]]
+
+
+class Curriculum:
+    """Mostly tasks that the policy solved at times of late; for the rest, those longest unseen.
+
+    Of a task that always or never succeeds, a group teaches nothing. Tasks are drawn without
+    replacement, in proportion to p (1 - p) of their recent success rate p; a fixed share, and all
+    that is missing while too few are known, goes to tasks never played, then to those played
+    longest ago. A group that failed as a whole says nothing of its task.
+    """
+
+    def __init__(self, tasks: TaskSet, seed: int) -> None:
+        self._tasks = tasks
+        self._seed = seed
+        self._rates: dict[int, deque[float]] = {}
+        self._last_played: dict[int, int] = {}  # the group's number; of two, the later
+        self._num_groups = 0
+
+    def take(self, start: int, count: int) -> list[Task]:
+        picked: list[int] = []
+        while len(picked) < count:  # more than there are: round after round
+            picked += self._round(start + len(picked), min(count - len(picked), len(self._tasks)))
+        return [self._tasks[index] for index in picked]
+
+    def record(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._last_played[group.task.index] = self._num_groups
+            self._num_groups += 1
+            if group.scored:
+                rate = fmean(episode.success for episode in group.scored)
+                rates = self._rates.setdefault(group.task.index, deque(maxlen=NUM_RECENT))
+                rates.append(rate)
+
+    def state(self) -> dict[str, Any]:
+        rates = [[index, list(rates)] for index, rates in self._rates.items()]
+        last_played = [[index, number] for index, number in self._last_played.items()]
+        return {"rates": rates, "last_played": last_played, "num_groups": self._num_groups}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        rates = ((index, deque(rates, maxlen=NUM_RECENT)) for index, rates in state["rates"])
+        self._rates = dict(rates)
+        self._last_played = dict(state["last_played"])
+        self._num_groups = state["num_groups"]
+
+    def _round(self, start: int, count: int) -> list[int]:
+        """`count` different tasks."""
+        draw = random.Random(f"{self._seed}/curriculum/{start}")
+        weights = {index: self._news(index) for index in sorted(self._rates)}
+        weights = {index: weight for index, weight in weights.items() if weight > 0}
+        num_known = min(count - round(EXPLORED * count), len(weights))
+        known = _draw_without_replacement(draw, weights, num_known)
+        places = shuffled(self._seed, 0, len(self._tasks))
+        unseen_longest = heapq.nsmallest(
+            count,
+            (place for place in range(len(places)) if places[place] not in known),
+            key=lambda place: (self._last_played.get(places[place], -1), place),
+        )
+        return [*known, *(places[place] for place in unseen_longest)][:count]
+
+    def _news(self, index: int) -> float:
+        rate = fmean(self._rates[index])
+        return rate * (1.0 - rate)
+
+
+def _draw_without_replacement(
+    draw: random.Random, weights: dict[int, float], count: int
+) -> dict[int, None]:
+    """`count` keys in the order of the draw (Efraimidis and Spirakis, 2006)."""
+    keys = {index: draw.random() ** (1.0 / weight) for index, weight in weights.items()}
+    return dict.fromkeys(heapq.nlargest(count, keys, key=lambda index: keys[index]))
+
+
+@lru_cache(maxsize=2)  # a step takes many places of one pass
+def shuffled(seed: int, which_pass: int, num_tasks: int) -> Sequence[int]:
+    """The order of a pass over the tasks of training."""
+    order = list(range(num_tasks))
+    random.Random(f"{seed}/train/{which_pass}").shuffle(order)
+    return tuple(order)

@@ -1,0 +1,112 @@
+"""Both splits of a run, held apart: no task of the evaluation is ever trained on."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from openenv_pipe.config.schema import (
+    RunConfig,
+    TaskDataset,
+    TaskFile,
+    TaskRange,
+    TasksConfig,
+    TaskServer,
+)
+from openenv_pipe.environments.tasks.rows import read_dataset, read_file
+from openenv_pipe.environments.tasks.server import server_rows
+from openenv_pipe.environments.tasks.sets import ListedRows, RangeTasks, TaskSet
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.http import Access
+from openenv_pipe.types import Task
+
+KnownSets = Mapping[str, TaskSet]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Splits:
+    """What is trained on, and what is evaluated on."""
+
+    train: TaskSet
+    eval: TaskSet
+
+
+def known_splits(config: RunConfig) -> KnownSets:
+    """The task sets that need no server, by split: what is wrong with them is told before
+    anything starts.
+
+    Raises ConfigError: for what cannot be read, for splits that share a task, and for an
+    evaluation of more tasks than there are. Blocks.
+    """
+    known = read_known_sets(config.env.tasks)
+    _check(config, known)
+    return known
+
+
+def read_known_sets(config: TasksConfig) -> KnownSets:
+    """As `known_splits`, of an environment alone, which no evaluation has a claim on."""
+    known: dict[str, TaskSet] = {}
+    for split in ("train", "eval"):
+        key = f"env.tasks.{split}"
+        match getattr(config, split):
+            case TaskRange() as tasks:
+                known[split] = RangeTasks(split, tasks)
+            case TaskFile() as tasks:
+                known[split] = ListedRows(split, tasks, read_file(tasks, key), tasks.path)
+            case TaskDataset() as tasks:
+                known[split] = ListedRows(split, tasks, read_dataset(tasks, key), tasks.path)
+    return known
+
+
+async def open_splits(config: RunConfig, known: KnownSets, url: str, access: Access) -> Splits:
+    """All task sets; those of the server are asked for at `url`. Raises as `known_splits`."""
+    sets = dict(known)
+    tasks = config.env.tasks
+    for split, each in (("train", tasks.train), ("eval", tasks.eval)):
+        if isinstance(each, TaskServer):
+            rows = await server_rows(url, access, each.split, f"env.tasks.{split}")
+            sets[split] = ListedRows(split, each, rows, f"split {each.split!r} of the server")
+    if len(sets) > len(known):
+        _check(config, sets)
+    return Splits(**sets)
+
+
+def _check(config: RunConfig, sets: KnownSets) -> None:
+    """Refuses, of the sets that are known, an evaluation of too many tasks and shared tasks."""
+    held_out = sets.get("eval")
+    if held_out is not None and config.eval.num_tasks > len(held_out):
+        raise ConfigError(
+            f"eval.num_tasks={config.eval.num_tasks} is more than the {len(held_out)} tasks of "
+            f"env.tasks.eval ({held_out.source})"
+        )
+    tasks = config.env.tasks
+    both_ranges = isinstance(tasks.train, TaskRange) and isinstance(tasks.eval, TaskRange)
+    if len(sets) == 2 and not both_ranges:  # of two ranges, the schema refuses it
+        _refuse_shared_tasks(Splits(**sets))
+
+
+def _refuse_shared_tasks(splits: Splits) -> None:
+    """Compares every task of one split with all of the other."""
+    held_out = {
+        _identity(task): task for task in map(splits.eval.__getitem__, range(len(splits.eval)))
+    }
+    for index in range(len(splits.train)):
+        task = splits.train[index]
+        twin = held_out.get(_identity(task))
+        if twin is not None:
+            raise ConfigError(
+                f"the train and eval splits share tasks: row {task.index + 1} of "
+                f"{splits.train.source} and row {twin.index + 1} of {splits.eval.source} are both "
+                f"reset with seed {task.seed} and {json.dumps(task.reset)[:200]}; take it out of "
+                "one of them"
+            )
+
+
+def _identity(task: Task) -> str:
+    """Equal for tasks that are reset alike. Raises ConfigError for what cannot be sent."""
+    try:
+        return json.dumps([task.seed, task.reset], sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"task {task.id} cannot be sent to an environment as JSON: {error}; choose columns of "
+            f"text and numbers by env.tasks.{task.split}.columns"
+        ) from error

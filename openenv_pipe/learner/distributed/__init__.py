@@ -1,0 +1,1 @@
+"""Learning on several devices: the other ranks' processes, and what passes between ranks."""

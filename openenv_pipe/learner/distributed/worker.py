@@ -1,0 +1,83 @@
+"""A rank of the learner beside the run's own process.
+
+    python -m openenv_pipe.learner.distributed.worker DOOR RANK SIZE DEVICE NUM_THREADS
+
+It connects to the socket DOOR, builds the policy that it is told to, and does what rank 0 does,
+until rank 0 is gone. What it prints is its log. Refused here: playing, saving, deciding.
+"""
+
+import socket
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.learner.distributed.joint import Beginning, build_rank, publish_weights
+from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.system.malloc import keep_freed_memory
+from openenv_pipe.types import Sample
+
+
+class Worker:
+    """One method for each order."""
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        self._ranks = ranks
+        self._device = device
+        self._policy: Policy
+        self._config: RunConfig
+        self._learner: Learner
+
+    def join(self, meeting: Path) -> None:
+        self._ranks.join(meeting, self._device)
+
+    def load(self, config: RunConfig) -> None:
+        self._config = config
+        self._policy = load_policy(config.model, seed=config.seed, device=self._device)
+
+    def begin(self, beginning: Beginning) -> None:
+        reference = beginning.receive(self._policy, self._ranks)
+        self._learner = build_rank(self._policy, self._config, self._ranks, reference)
+        optimizer, device = self._learner.optimizer, self._policy.device
+        beginning.spread_optimizer(optimizer, self._ranks, device)
+
+    def update(self, samples: Sequence[Sample], step: int) -> None:
+        self._learner.update(samples, step)
+        publish_weights(self._learner, None)
+
+    def gather_optimizer(self) -> None:
+        self._learner.optimizer.tensors()
+
+
+def main() -> None:
+    door, rank, size, device, num_threads = sys.argv[1:]
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    torch.set_num_threads(int(num_threads))
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    keep_freed_memory()
+    ranks = Ranks(int(rank), int(size))
+    worker = Worker(ranks, torch.device(device))
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.connect(door)
+        line = Connection(connected.detach())
+    with line:
+        line.send(ranks.rank)
+        while True:
+            try:
+                order, arguments = line.recv()
+            except (EOFError, ConnectionError):
+                break  # rank 0 has ended, and so do we
+            getattr(worker, order)(*arguments)
+            line.send(order)
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()

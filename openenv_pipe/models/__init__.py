@@ -1,0 +1,1 @@
+"""The language model: chat template, policy, attention, log-probabilities, loading, memory."""

@@ -1,0 +1,90 @@
+"""The door through which a transformers model gets our attention: packed rows, and float32 inside
+bfloat16 autocast on CPUs.
+
+A forward pass with `packed_row=` attends as the row's nodes say; any other is transformers' own.
+torch's CPU attention has no fast bfloat16 backward: measured on Wordle's shapes, the float32 one
+takes a third of its time, casts included. Matrix products stay in bfloat16.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.attention.tree import Plan, plan_attention, tree_attention
+from openenv_pipe.types import Node
+
+NAME = "openenv_pipe"
+UNKNOWN = ("softcap", "s_aux", "position_bias", "sliding_window")
+
+
+def use_packed_attention(model: Any) -> None:
+    """Switches a transformers model over; its weights and results keep their dtypes."""
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+
+
+class PackedRow:
+    """What the layers of one forward pass have to know of their row."""
+
+    def __init__(self, nodes: Sequence[Node], device: torch.device) -> None:
+        self.plan: Plan | None = None
+        self.block_mask: Any = None
+        if device.type == "cpu":
+            self.plan = plan_attention(nodes)
+        else:
+            from openenv_pipe.models.attention.flex import build_block_mask
+
+            self.block_mask = build_block_mask(nodes, device)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    packed_row: PackedRow | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers calls it: query, key and value [B, heads, T, head size]."""
+    dtype = query.dtype
+    if packed_row is None and query.device.type != "cpu":
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    precision = torch.float32 if query.device.type == "cpu" else value.dtype
+    query, key, value = (x.to(precision) for x in (query, key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        if packed_row is None:
+            given = (query, key, value, attention_mask)
+            output, _ = sdpa_attention_forward(module, *given, **options)
+        else:
+            output = _packed(query, key, value, packed_row, **options)
+    return output.to(dtype), None
+
+
+def _packed(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    row: PackedRow,
+    *,
+    scaling: float | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    for name in UNKNOWN:
+        if options.get(name) is not None:
+            raise ConfigError(f"packed rows know no attention with {name}={options[name]!r}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if row.plan is None:
+        from openenv_pipe.models.attention.flex import flex
+
+        return flex(query, key, value, row.block_mask, scale)
+    repeats = query.shape[1] // key.shape[1]
+    return tree_attention(
+        query, repeat_kv(key, repeats), repeat_kv(value, repeats), row.plan, scale
+    )

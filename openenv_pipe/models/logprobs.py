@@ -1,0 +1,214 @@
+"""Logprobs and entropies of chosen tokens, with no matrix of all their logits.
+
+The head's product runs over a stretch of the vocabulary at a time. Where there are few, logits
+are kept for the backward pass, otherwise computed again there. All sums are float32, whatever the
+precision of the product, which is the sampler's.
+
+Shape letters: U chosen tokens, H hidden size, V vocabulary, C a stretch of it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from openenv_pipe.models.embedding import adds_in_place, gradient_of
+
+CHUNK_ELEMENTS = 1 << 18  # of U x C: logits at a time, of many
+KEPT_ELEMENTS = 1 << 22  # of U x V: up to so many logits are kept for the backward pass,
+KEPT_CHUNK_ELEMENTS = 1 << 20  # so many of them at a time
+MIN_COLUMNS = 256
+
+
+def token_logprobs(
+    hidden_UH: torch.Tensor,
+    targets_U: torch.Tensor,
+    *,
+    head: torch.nn.Module,
+    temperature: float,
+    precision: torch.dtype,
+    entropy_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprob [U] of each target at the temperature, and the distribution's entropy [U].
+
+    Both float32. The entropy has a gradient only if it is asked for.
+    """
+    if type(head) is torch.nn.Linear and not head._forward_hooks:
+        return _Fused.apply(
+            hidden_UH, head.weight, head.bias, targets_U, temperature, precision, entropy_gradient
+        )
+    logprobs, entropies = [], []
+    for hidden, targets in zip(
+        hidden_UH.split(MIN_COLUMNS), targets_U.split(MIN_COLUMNS), strict=True
+    ):
+        part = checkpoint(
+            _any_head, hidden, targets, head, temperature, precision, use_reentrant=False
+        )
+        logprobs.append(part[0])
+        entropies.append(part[1] if entropy_gradient else part[1].detach())
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _any_head(
+    hidden_UH: torch.Tensor,
+    targets_U: torch.Tensor,
+    head: torch.nn.Module,
+    temperature: float,
+    precision: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By autograd, for heads that are more than one matrix."""
+    enabled = precision is not torch.float32
+    with torch.autocast(hidden_UH.device.type, dtype=precision, enabled=enabled):
+        logits_UV = head(hidden_UH)
+    logprobs_UV = torch.log_softmax(logits_UV.float() / temperature, dim=-1)
+    entropy_U = -(logprobs_UV.exp() * logprobs_UV).sum(dim=-1)
+    return logprobs_UV.gather(1, targets_U[:, None])[:, 0], entropy_U
+
+
+class _Fused(torch.autograd.Function):
+    """One linear head. The gradient of a logit z of row u, at temperature 1, is
+
+        g_u (1[target] - p)  -  h_u p (log p + entropy_u)
+
+    for gradients g of the logprobs and h of the entropies.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_UH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        targets_U: torch.Tensor,
+        temperature: float,
+        precision: torch.dtype,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        fits = len(hidden_UH) * len(weight_VH) <= KEPT_ELEMENTS
+        at_once = KEPT_CHUNK_ELEMENTS if fits else CHUNK_ELEMENTS
+        ctx.head = _Head(hidden_UH, weight_VH, bias_V, temperature, precision, at_once)
+        keeps = fits and any(ctx.needs_input_grad[:3])
+        highest_U = hidden_UH.new_full((len(hidden_UH),), -torch.inf, dtype=torch.float32)
+        total_U, moment_U, target_U = (torch.zeros_like(highest_U) for _ in range(3))
+        ctx.kept = {}
+        for columns in ctx.head.stretches():
+            logits_UC = ctx.head.logits(columns)
+            if keeps:
+                ctx.kept[columns.start] = logits_UC
+            rows, places = _inside(targets_U, columns)
+            target_U[rows] = logits_UC[rows, places]
+            _take_in(logits_UC, highest_U, total_U, moment_U)
+        lse_U = highest_U + total_U.log()
+        entropy_U = lse_U - moment_U / total_U
+        ctx.entropy_gradient = entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy_U)
+        ctx.weight = weight_VH
+        ctx.save_for_backward(hidden_UH, bias_V, targets_U, lse_U, entropy_U)
+        return target_U - lse_U, entropy_U
+
+    @staticmethod
+    def backward(ctx: Any, grad_U: torch.Tensor, entropy_grad_U: torch.Tensor) -> tuple[Any, ...]:
+        hidden_UH, bias_V, targets_U, lse_U, entropy_U = ctx.saved_tensors
+        weight_VH = ctx.weight.detach()
+        head, needs = ctx.head, ctx.needs_input_grad
+        hidden_grad = torch.zeros_like(hidden_UH, dtype=torch.float32) if needs[0] else None
+        in_place = needs[1] and adds_in_place(ctx.weight)
+        weight_grad = None
+        if needs[1]:
+            weight_grad = gradient_of(ctx.weight) if in_place else torch.zeros_like(weight_VH)
+        bias_grad = torch.empty_like(bias_V) if needs[2] else None
+        for columns in head.stretches():
+            logits_UC = ctx.kept.pop(columns.start, None)
+            logprobs_UC = (head.logits(columns) if logits_UC is None else logits_UC).sub_(
+                lse_U[:, None]
+            )
+            factor_U1 = -grad_U[:, None]
+            if ctx.entropy_gradient:
+                surprise_UC = logprobs_UC + entropy_U[:, None]
+                factor_U1 = factor_U1 - entropy_grad_U[:, None] * surprise_UC
+            delta_UC = logprobs_UC.exp_().mul_(factor_U1)
+            rows, places = _inside(targets_U, columns)
+            delta_UC[rows, places] += grad_U[rows]
+            if head.temperature != 1.0:
+                delta_UC.div_(head.temperature)
+            head.backward(delta_UC, columns, hidden_grad, weight_grad, bias_grad)
+        hidden_grad = None if hidden_grad is None else hidden_grad.to(hidden_UH.dtype)
+        return hidden_grad, None if in_place else weight_grad, bias_grad, None, None, None, None
+
+
+class _Head:
+    """The linear map and its gradients, a stretch of the vocabulary at a time."""
+
+    def __init__(
+        self,
+        hidden_UH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        temperature: float,
+        precision: torch.dtype,
+        num_at_once: int,
+    ) -> None:
+        self.temperature = temperature
+        self._num_columns = max(MIN_COLUMNS, num_at_once // max(1, len(hidden_UH)))
+        self._dtype = weight_VH.dtype if precision is torch.float32 else precision
+        self._hidden_UH = hidden_UH.to(self._dtype)
+        self._weight_VH, self._bias_V = weight_VH.detach(), bias_V
+
+    def stretches(self) -> Iterator[slice]:
+        for start in range(0, len(self._weight_VH), self._num_columns):
+            yield slice(start, min(start + self._num_columns, len(self._weight_VH)))
+
+    def logits(self, columns: slice) -> torch.Tensor:
+        """Logits [U, C] in float32, over the temperature."""
+        weight_CH = self._weight_VH[columns].to(self._dtype)
+        logits_UC = (self._hidden_UH @ weight_CH.t()).float()
+        if self._bias_V is not None:
+            logits_UC += self._bias_V[columns]
+        return logits_UC if self.temperature == 1.0 else logits_UC.div_(self.temperature)
+
+    def backward(
+        self,
+        delta_UC: torch.Tensor,
+        columns: slice,
+        hidden_grad: torch.Tensor | None,
+        weight_grad: torch.Tensor | None,
+        bias_grad: torch.Tensor | None,
+    ) -> None:
+        """Puts the gradients of a stretch where they belong."""
+        rounded_UC = delta_UC.to(self._dtype)
+        if hidden_grad is not None:
+            weight_CH = self._weight_VH[columns].to(self._dtype)
+            if self._dtype is torch.float32:
+                hidden_grad.addmm_(rounded_UC, weight_CH)
+            else:
+                hidden_grad += rounded_UC @ weight_CH
+        if weight_grad is not None:
+            if weight_grad.dtype is self._dtype:
+                weight_grad[columns].addmm_(rounded_UC.t(), self._hidden_UH)
+            else:
+                weight_grad[columns] += rounded_UC.t() @ self._hidden_UH
+        if bias_grad is not None:
+            bias_grad[columns] = delta_UC.sum(dim=0)
+
+
+def _inside(targets_U: torch.Tensor, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows whose target is in the stretch, and its place there."""
+    rows = ((targets_U >= columns.start) & (targets_U < columns.stop)).nonzero()[:, 0]
+    return rows, targets_U[rows] - columns.start
+
+
+def _take_in(
+    logits_UC: torch.Tensor,
+    highest_U: torch.Tensor,
+    total_U: torch.Tensor,
+    moment_U: torch.Tensor,
+) -> None:
+    """Goes on with sum(exp(z - highest)) and sum(z exp(z - highest)), in place."""
+    higher_U = torch.maximum(highest_U, logits_UC.amax(dim=1))
+    rescale_U = torch.exp(highest_U - higher_U)
+    weights_UC = (logits_UC - higher_U[:, None]).exp_()
+    total_U.mul_(rescale_U).add_(weights_UC.sum(dim=1))
+    moment_U.mul_(rescale_U).add_(torch.linalg.vecdot(weights_UC, logits_UC))
+    highest_U.copy_(higher_U)

@@ -1,0 +1,259 @@
+"""How much memory and disk a run will need, before anything is loaded. Estimates.
+
+Weights are counted exactly; activations are those of decoders with gated MLPs. What a learner takes
+on a CPU is within a fifth of what is measured, and what a vLLM server takes there within a tenth of
+what was (`tests/unit/test_memory_estimate.py`).
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.schema import RunConfig, TinyModelConfig
+
+BYTES = {"float32": 4, "bfloat16": 2}
+TINY_VOCABULARY = 261  # 256 bytes and five markers
+LOGITS_AT_ONCE = 7 << 20  # those that are kept, and three stretches of those at hand
+PROCESS = 420 << 20  # measured: torch, transformers and peft, before a model is there
+WORKSPACE = 30 << 20  # measured: what kernels keep for themselves
+SPREAD = 1.4  # measured: where tensors come and go, more than a quarter lies between them,
+SPREAD_WITH_ADAPTERS = 1.8  # and nearly half where the small ones of adapters stay there
+SERVER = 1490 << 20  # measured: three processes of vLLM on a CPU, before weights and cache
+FIRST_PASS_TOKENS = 8192  # it begins with so many at once, if no episode may be longer
+FIRST_PASS = (8, 3)  # what it holds of each: so often the hidden size, and the MLP's
+SERVER_LOGITS = 4  # so often those of all requests, which are sampled at once
+OF_AN_UPDATE = ("gradients", "activations", "logits")
+OPTIMIZER_COPIES = 2  # Adam's two moments
+BLOCK_OF_MOMENTS = 256  # in one byte each, with a scale for so many
+FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes a weight: NF4, its scales, and theirs
+BYTES_PER_EPISODE_TOKEN = 12  # id, mask, logprob and text in a run folder, compressed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What of a model decides its size."""
+
+    num_parameters: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    attention_width: int  # all heads together
+    cache_width: int  # all key heads together
+    vocabulary: int
+
+
+def tiny_shape(config: TinyModelConfig) -> Shape:
+    """The shape of a model that is built from its block; its embeddings are tied."""
+    attention_width = config.num_heads * config.head_size
+    cache_width = config.num_kv_heads * config.head_size
+    layer = (
+        2 * config.hidden_size * (attention_width + cache_width)
+        + 3 * config.hidden_size * config.intermediate_size
+        + 2 * (config.hidden_size + config.head_size)
+    )
+    embeddings = TINY_VOCABULARY * config.hidden_size
+    return Shape(
+        num_parameters=embeddings + config.num_layers * layer + config.hidden_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        attention_width=attention_width,
+        cache_width=cache_width,
+        vocabulary=TINY_VOCABULARY,
+    )
+
+
+def folder_shape(folder: Path) -> Shape:
+    """The shape of a model from its config.json and its safetensors files' headers.
+
+    Raises OSError, ValueError or KeyError where they are missing or of another kind.
+    """
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise FileNotFoundError(f"there are no *.safetensors files in {folder}")
+    return model_shape(config, sum(map(_count_parameters, weights)))
+
+
+def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape:
+    """The shape of a model from its config.json. Raises KeyError where it is of another kind."""
+    heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+    head_size = config.get("head_dim") or hidden_size // heads
+    return Shape(
+        num_parameters=num_parameters,
+        hidden_size=hidden_size,
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        attention_width=heads * head_size,
+        cache_width=config.get("num_key_value_heads", heads) * head_size,
+        vocabulary=config["vocab_size"],
+    )
+
+
+def _count_parameters(path: Path) -> int:
+    """A safetensors file begins with the length of its header, which is JSON."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
+
+
+def num_in_layers(shape: Shape) -> int:
+    """Weights of the linear layers between embedding and head; experts of a mixture are not."""
+    attention = 2 * shape.hidden_size * (shape.attention_width + shape.cache_width)
+    layer = attention + 3 * shape.hidden_size * shape.intermediate_size
+    return min(shape.num_parameters, shape.num_layers * layer)
+
+
+def num_trained(shape: Shape, config: RunConfig) -> int:
+    """Parameters that learn: all, or those of the adapter on every linear layer."""
+    rank = config.model.lora.rank
+    if rank == 0:
+        return shape.num_parameters
+    attention = 4 * shape.hidden_size + 2 * (shape.attention_width + shape.cache_width)
+    return shape.num_layers * rank * (attention + 3 * (shape.hidden_size + shape.intermediate_size))
+
+
+def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dict[str, int]:
+    """What is held at the same time in training, by its kind.
+
+    in_one_memory: by all of trainer.devices, as on a CPU; else by the first, which has most.
+    """
+    model, trainer = config.model, config.trainer
+    num_ranks = trainer.devices if in_one_memory else 1
+    needed = {kind: num_ranks * size for kind, size in _rank_bytes(shape, config).items()}
+    if _is_sharded(config):
+        playing = _weight_bytes(shape, config) + _adapter_bytes(shape, config)
+        needed["the policy that plays"] = playing
+    if config.engine.type == "local" and trainer.max_staleness:
+        needed["the sampler's copy"] = _trained_bytes(shape, config)
+    if config.engine.type == "local":
+        num_cached = min(config.engine.max_batch, trainer.tasks_per_step * trainer.group_size)
+        per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
+        needed["cache of the engine"] = num_cached * config.env.max_episode_tokens * per_cached
+    return needed
+
+
+def server_bytes(shape: Shape, config: RunConfig) -> int:
+    """What a vLLM server takes of a machine's memory, where it computes on a CPU."""
+    engine = config.engine
+    assert engine.type == "vllm"
+    width = BYTES[config.model.autocast if engine.dtype == "auto" else engine.dtype]
+    head = shape.hidden_size * shape.vocabulary  # packed, beside the embeddings
+    kept = FIRST_PASS[0] * shape.hidden_size + FIRST_PASS[1] * shape.intermediate_size
+    tokens = max(FIRST_PASS_TOKENS, engine.max_model_len)
+    logits = engine.max_requests * shape.vocabulary * SERVER_LOGITS
+    numbers = shape.num_parameters + head + tokens * kept
+    return SERVER + numbers * width + logits * 4 + (engine.cpu_cache_gb << 30)
+
+
+def at_rest(needed: Mapping[str, int]) -> dict[str, int]:
+    """What of `memory_bytes` is held between two updates too."""
+    return {kind: size for kind, size in needed.items() if kind not in OF_AN_UPDATE}
+
+
+def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
+    """What each of trainer.devices holds to learn."""
+    model, trainer = config.model, config.trainer
+    weights, trained = _weight_bytes(shape, config), _trained_bytes(shape, config)
+    share, share_of_trained, at_hand = 1.0, 1.0, 0.0  # of what there is; and gathered for a while
+    if _is_sharded(config):
+        sharded = num_in_layers(shape) / shape.num_parameters
+        share = 1.0 - sharded + sharded / trainer.devices
+        share_of_trained = 1 / trainer.devices if model.lora.rank else share
+        at_hand = sharded / shape.num_layers
+    num_episodes = -(-trainer.tasks_per_step * trainer.group_size // trainer.devices)
+    tokens = min(trainer.tokens_per_batch, num_episodes * config.env.max_episode_tokens)
+    held = weights * (share + at_hand) + _adapter_bytes(shape, config) * share_of_trained
+    needed = {
+        "python and its libraries": PROCESS,
+        "weights": int(held),
+        "gradients": int(trained * share_of_trained),
+        "optimizer": int(_moments(shape, config) * share_of_trained),
+        "activations": _activations(shape, config, tokens) + WORKSPACE,
+        "logits": min(tokens * shape.vocabulary, LOGITS_AT_ONCE) * 4,
+    }
+    if trainer.loss.kl.coef and model.lora.rank == 0:
+        needed["reference model"] = int(weights * share)
+    return needed
+
+
+def _is_sharded(config: RunConfig) -> bool:
+    return config.trainer.devices > 1 and config.trainer.parallel == "fsdp"
+
+
+def _weight_bytes(shape: Shape, config: RunConfig) -> int:
+    """Of the model without its adapter."""
+    width = BYTES[config.model.dtype]
+    if config.model.quantization == "none":
+        return shape.num_parameters * width
+    return int(shape.num_parameters * width - num_in_layers(shape) * (width - FOUR_BITS))
+
+
+def _trained_bytes(shape: Shape, config: RunConfig) -> int:
+    return num_trained(shape, config) * (4 if config.model.lora.rank else BYTES[config.model.dtype])
+
+
+def _adapter_bytes(shape: Shape, config: RunConfig) -> int:
+    return _trained_bytes(shape, config) if config.model.lora.rank else 0
+
+
+def _moments(shape: Shape, config: RunConfig) -> int:
+    """What the optimizer keeps."""
+    if config.trainer.optimizer.type == "adamw_8bit":
+        per_moment = 1 + 4 / BLOCK_OF_MOMENTS
+        return int(num_trained(shape, config) * OPTIMIZER_COPIES * per_moment)
+    return _trained_bytes(shape, config) * OPTIMIZER_COPIES
+
+
+def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
+    """What a forward pass keeps for the backward pass, counted in what torch saves.
+
+    Of each layer: norms and the residual stream six times, heads before and after their norm and
+    rotation, in float32; and the MLP's four products. In bfloat16 autocast products are half as
+    large, but the weights are there once more.
+    """
+    product = BYTES[config.model.autocast]
+    heads = shape.attention_width + shape.cache_width
+    layer = (6 * shape.hidden_size + 4 * heads) * 4 + 4 * shape.intermediate_size * product
+    if config.model.activation_checkpointing:
+        kept = shape.num_layers * shape.hidden_size * 4 + layer
+    else:
+        kept = shape.num_layers * layer
+    is_rounded = config.model.dtype != config.model.autocast
+    num_rounded = shape.num_parameters  # those in four bits are written out a layer at a time
+    if config.model.quantization != "none":
+        num_rounded -= num_in_layers(shape)
+    rounded_weights = num_rounded * product if is_rounded else 0
+    spread = SPREAD_WITH_ADAPTERS if config.model.lora.rank else SPREAD
+    return int(tokens * kept * spread) + rounded_weights
+
+
+def disk_bytes(shape: Shape, config: RunConfig) -> int:
+    """Checkpoints, some with their optimizer, and every token of every episode at its longest."""
+    trainer = config.trainer
+    saved = trainer.checkpoint
+    num_written = trainer.steps // saved.every + 2  # the first and the last
+    num_kept = min(num_written, saved.keep_last + 1 if saved.keep_last else num_written)
+    num_resumable = min(num_kept, saved.num_resumable + 1)  # one more while the next is written
+    weights, moments = _trained_bytes(shape, config), _moments(shape, config)
+    checkpoints = weights * num_kept + moments * num_resumable
+    num_episodes = trainer.steps * trainer.tasks_per_step * trainer.group_size
+    num_episodes += _num_eval_episodes(config)
+    episodes = num_episodes * config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
+    return checkpoints + episodes
+
+
+def _num_eval_episodes(config: RunConfig) -> int:
+    """Those of the three stages, greedy ones if asked for, scripted players, and between steps."""
+    settings, during = config.eval, config.eval.during
+    num_players = len(config.env.baselines) if settings.baselines else 0
+    of_one = settings.num_tasks * settings.samples_per_task
+    between = (during.num_tasks or settings.num_tasks) * (
+        during.samples_per_task or settings.samples_per_task
+    )
+    num_between = config.trainer.steps // during.every if during.every else 0
+    greedy = 3 * settings.num_tasks if settings.greedy else 0
+    return (3 + num_players) * of_one + greedy + num_between * between

@@ -1,0 +1,249 @@
+"""The policy: a causal language model, with or without an adapter, that samples and learns.
+
+Shape letters: B rows, T tokens, N trained tokens of a batch, U of them to compute.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from openenv_pipe.models.attention.packed import PackedRow
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.embedding import embed
+from openenv_pipe.models.logprobs import token_logprobs
+from openenv_pipe.models.quantization import num_values
+from openenv_pipe.types import Batch
+
+
+class Policy:
+    """A transformers model and its chat format on one device.
+
+    `model` may be wrapped by peft. The forward passes of sampling and of learning are the same
+    modules in the same precision, so that their logprobs agree.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        device: torch.device,
+        autocast: torch.dtype,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        self.model = model.to(device)
+        self.tokenizer = tokenizer
+        self.chat = ChatFormat(tokenizer)
+        self.device = device
+        self.end_id = self.chat.end_id
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._decoder = inner.get_decoder()
+        self._embedding, self._head = inner.get_input_embeddings(), inner.get_output_embeddings()
+        text = inner.config.get_text_config()
+        self.num_layers = text.num_hidden_layers
+        self.max_length: int | None = getattr(text, "max_position_embeddings", None)
+        self.packs_rows = True  # the canary says whether the architecture allows it
+        self._autocast = autocast
+        self._reference: list[torch.Tensor] | None = None
+        self._checkpointed: list[torch.nn.Module] = []
+        if activation_checkpointing:
+            layers = (m for m in inner.modules() if isinstance(m, GradientCheckpointingLayer))
+            self._checkpointed = list(layers)
+        for layer in self._checkpointed:
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        self.model.eval()
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(map(num_values, self.model.parameters()))
+
+    def trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Names and parameters that an optimizer may change."""
+        return [item for item in self.model.named_parameters() if item[1].requires_grad]
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        cache: Any = None,
+    ) -> torch.Tensor:
+        """Last hidden states [B, T, hidden size]; without positions and mask, plainly causal."""
+        with self._precision():
+            return self._decoder(
+                input_ids=token_ids,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            ).last_hidden_state
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        with self._precision():
+            return self._head(hidden)
+
+    def model_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V] as transformers computes them: what all else has to agree with."""
+        with self._precision():
+            return self.model(input_ids=token_ids, use_cache=False).logits
+
+    @property
+    def precision(self) -> torch.dtype:
+        """That of the matrix products."""
+        weights = next(self.model.parameters()).dtype
+        return torch.bfloat16 if torch.bfloat16 in (weights, self._autocast) else torch.float32
+
+    def logprobs(
+        self, batch: Batch, temperature: float, *, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprobs and entropies [N] of the batch's trained tokens, in its order.
+
+        Entropies have a gradient only if it is asked for.
+        """
+        logprobs_U, entropy_U = token_logprobs(
+            self.row_hidden(batch).index_select(0, batch.predictors),
+            batch.targets,
+            head=self._head,
+            temperature=temperature,
+            precision=self._autocast,
+            entropy_gradient=entropy_gradient,
+        )
+        return logprobs_U.index_select(0, batch.places), entropy_U.index_select(0, batch.places)
+
+    def row_hidden(self, batch: Batch) -> torch.Tensor:
+        """Last hidden states [T, hidden size] of a batch's row."""
+        if not self.packs_rows:
+            return self._padded_hidden(batch)
+        no_mask = torch.empty(1, 1, 1, 1, device=self.device)  # four dimensions: taken as it is
+        with self._precision(), self._checkpointing():
+            return self._decoder(
+                inputs_embeds=embed(self._embedding, batch.token_ids[None]),
+                attention_mask=no_mask,
+                position_ids=batch.positions[None],
+                use_cache=False,
+                packed_row=PackedRow(batch.nodes, self.device),
+            ).last_hidden_state[0]
+
+    @contextlib.contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        """Layers keep only their inputs, if that is asked for.
+
+        transformers does so in training mode alone, which is therefore lent to the layers; their
+        parts, where dropout would act, stay as they are. Outside of it the engine needs its cache.
+        """
+        before = [layer.training for layer in self._checkpointed]
+        for layer in self._checkpointed:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer, mode in zip(self._checkpointed, before, strict=True):
+                layer.training = mode
+
+    def _padded_hidden(self, batch: Batch) -> torch.Tensor:
+        """The same without any attention of ours: samples side by side, padded on the right."""
+        assert not batch.is_shared, "this model attends in a way that allows no shared tokens"
+        rows = [batch.token_ids[node.start : node.end] for node in batch.nodes]
+        padded_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        lengths_B1 = torch.tensor([[len(row)] for row in rows], device=self.device)
+        is_token_BT = torch.arange(padded_BT.shape[1], device=self.device) < lengths_B1
+        with self._checkpointing():
+            return self.hidden(padded_BT)[is_token_BT]
+
+    def twin(self, *, learns: bool = False) -> "Policy":
+        """Another with the weights of this one, to sample while this one learns, or to learn.
+
+        What is not trained is the same tensors in both.
+        """
+        shared = {id(values): values for values in self.model.parameters()}
+        own = {id(values) for _, values in self.trained_parameters()}
+        memo = {key: values for key, values in shared.items() if key not in own}
+        model = copy.deepcopy(self.model, memo)
+        twin = Policy(
+            model,
+            self.tokenizer,
+            device=self.device,
+            autocast=self._autocast,
+            activation_checkpointing=learns and bool(self._checkpointed),
+        )
+        twin.packs_rows = self.packs_rows
+        return twin
+
+    @torch.no_grad()
+    def follow(self, other: "Policy") -> None:
+        """Takes over the trained weights of its twin."""
+        pairs = zip(self.trained_parameters(), other.trained_parameters(), strict=True)
+        for (_, mine), (_, theirs) in pairs:
+            mine.copy_(theirs)
+
+    def keep_reference(self, weights: list[torch.Tensor] | None = None) -> None:
+        """From now on `reference_logprobs` answers for the policy as it is, or with `weights`.
+
+        Only what is trained is copied: the adapter where there is one, never the model under it;
+        and of an adapter that does nothing yet, nothing: the reference is then the model without.
+        """
+        if weights is not None:
+            self._reference = weights
+        elif self._adapter_is_nothing():
+            self._reference = []
+        else:
+            self._reference = [values.data.clone() for _, values in self.trained_parameters()]
+
+    def _adapter_is_nothing(self) -> bool:
+        """True if the policy is the model under its adapter, as before the first step."""
+        trained = self.trained_parameters()
+        return all("lora_" in name for name, _ in trained) and not any(
+            values.any() for name, values in trained if "_B." in name
+        )
+
+    @property
+    def reference(self) -> list[torch.Tensor] | None:
+        """The reference's values of the trained parameters; [] for the model without its adapter,
+        None if no reference is kept."""
+        return self._reference
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
+        """Logprobs [N] of the reference. Not between a forward pass and its backward pass."""
+        assert self._reference is not None, "keep_reference was not called"
+        without = self._lent_weights if self._reference else lambda _: self.model.disable_adapter()
+        with without(self._reference):
+            return self.logprobs(batch, temperature)[0]
+
+    @contextlib.contextmanager
+    def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
+        """The trained parameters hold other values inside; nothing is copied."""
+        own = [parameter.data for _, parameter in self.trained_parameters()]
+        self._hold(weights)
+        try:
+            yield
+        finally:
+            self._hold(own)
+
+    def _hold(self, weights: list[torch.Tensor]) -> None:
+        for (_, parameter), values in zip(self.trained_parameters(), weights, strict=True):
+            parameter.data = values
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """Dropout, where the model has any, acts inside only.
+
+        For imitation: ratios to a sampler without dropout would be noise.
+        """
+        self.model.train()
+        try:
+            yield
+        finally:
+            self.model.eval()
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast)

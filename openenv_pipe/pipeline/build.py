@@ -1,0 +1,228 @@
+"""The live parts of a run, made from its configuration and ended with it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openenv_pipe.config.schema import (
+    HubModelConfig,
+    LocalEngineConfig,
+    OpenAIEngineConfig,
+    RunConfig,
+    VllmEngineConfig,
+)
+from openenv_pipe.engines.base import Engine
+from openenv_pipe.engines.local import LocalEngine
+from openenv_pipe.engines.openai import ChatClient, OpenAIEngine, TextChat
+from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.engines.vllm import Neighbour, Source, open_engine
+from openenv_pipe.environments.adapters import adapter_for
+from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.tasks import known_splits, open_splits
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.learner.distributed.workers import Workers
+from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.weights import Publication
+from openenv_pipe.pipeline.components import Bench, Parts
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.system.malloc import keep_freed_memory
+from openenv_pipe.system.progress import tell_person
+from openenv_pipe.system.resources import load_callable
+
+
+@asynccontextmanager
+async def assembled(
+    config: RunConfig,
+    logs: Path,
+    checkpoint: Path | None = None,
+    tell: Callable[[str], None] = tell_person,
+    keeper: Path | None = None,
+) -> AsyncIterator[Parts]:
+    """The parts, started; environment servers and the model side by side.
+
+    keeper: the socket of a process that keeps servers for several runs, to be asked for them.
+    Raises ConfigError and HostError. Whatever happens inside, nothing outlives the block.
+    """
+    device = select_device(config.device)
+    num_threads = config.num_threads or _num_cores()
+    scorer = Scorer(config.reward, config.env.success_reward)
+    known_sets = await asyncio.to_thread(known_splits, config)
+    host = build_host(config, logs, keeper)
+    torch_thread = ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads))
+    workers = _workers(config, device, logs, num_threads)
+    try:
+        loading = asyncio.get_running_loop().run_in_executor(
+            torch_thread, partial(_load_checked, config, device, checkpoint)
+        )
+        policy, _ = await asyncio.gather(loading, host.start())
+        opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, keeper)
+        async with opened as engine:
+            yield Parts(
+                config=config,
+                host=host,
+                adapter=await adapter_for(config.env.adapter, host.urls, host.access),
+                tasks=await open_splits(config, known_sets, host.urls[0], host.access),
+                policy=policy,
+                chat=policy.chat if policy else TextChat(),
+                engine=engine,
+                scorer=scorer,
+                torch_thread=torch_thread,
+                workers=workers,
+            )
+    finally:
+        if workers:
+            await asyncio.shield(asyncio.to_thread(workers.close))
+        await asyncio.shield(host.close())
+        torch_thread.shutdown(wait=True, cancel_futures=True)
+
+
+@asynccontextmanager
+async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Bench]:
+    """The policy and its thread, for training on episodes that are there already."""
+    device = select_device(config.device)
+    num_threads = config.num_threads or _num_cores()
+    workers = _workers(config, device, logs, num_threads)
+    with (
+        closing(workers) if workers else nullcontext(),
+        ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads)) as torch_thread,
+    ):
+        policy = await asyncio.get_running_loop().run_in_executor(
+            torch_thread, partial(_load_checked, config, device, None)
+        )
+        yield Bench(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
+
+
+def _workers(
+    config: RunConfig, device: torch.device, logs: Path, num_threads: int
+) -> Workers | None:
+    num_devices = config.trainer.devices
+    return Workers(num_devices, device, logs, num_threads) if num_devices > 1 else None
+
+
+def _load_checked(
+    config: RunConfig, device: torch.device, checkpoint: Path | None
+) -> Policy | None:
+    """The model, whose forward passes agree and which is long enough; None where it is elsewhere.
+
+    Raises ConfigError.
+    """
+    if isinstance(config.engine, OpenAIEngineConfig):
+        return None
+    policy = load_policy(config.model, seed=config.seed, device=device, checkpoint=checkpoint)
+    check_forward(policy)
+    limit = policy.max_length
+    if limit is not None and config.env.max_episode_tokens > limit:
+        raise ConfigError(
+            f"env.max_episode_tokens={config.env.max_episode_tokens} is more than the model's "
+            f"{limit} positions; lower it, or choose a model with a longer context"
+        )
+    return policy
+
+
+def _num_cores() -> int:
+    """Those that this process may use, which in a container are fewer than there are."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return allowed or 1
+
+
+@asynccontextmanager
+async def _opened_engine(
+    config: RunConfig,
+    policy: Policy | None,
+    torch_thread: ThreadPoolExecutor,
+    logs: Path,
+    checkpoint: Path | None,
+    tell: Callable[[str], None],
+    keeper: Path | None,
+) -> AsyncIterator[Engine]:
+    """The engine, with what it holds open."""
+    engine = config.engine
+    if isinstance(engine, OpenAIEngineConfig):
+        async with ChatClient(engine) as client:
+            yield OpenAIEngine(engine, client)
+        return
+    assert policy is not None
+    if isinstance(engine, LocalEngineConfig):
+        with _own_sampler(config, policy, torch_thread) as sampler:
+            yield LocalEngine(max_episodes=engine.max_batch, **sampler)
+    elif isinstance(engine, VllmEngineConfig):
+        async with open_engine(
+            engine,
+            Publication(policy),
+            source=_base_model(config, checkpoint),
+            neighbour=_neighbour(config, policy),
+            logs=logs,
+            executor=torch_thread,
+            tell=tell,
+            keeper=keeper,
+        ) as opened:
+            yield opened
+    else:
+        yield ScriptedEngine(load_callable(engine.policy), policy.chat)
+
+
+@contextmanager
+def _own_sampler(
+    config: RunConfig, policy: Policy, torch_thread: ThreadPoolExecutor
+) -> Iterator[dict[str, Any]]:
+    """What the local engine samples with, and where: where it works beside the learner, a copy of
+    what is trained, in a thread of its own."""
+    if not config.trainer.max_staleness:
+        yield {"model": policy, "executor": torch_thread}
+        return
+    num_threads = config.num_threads or _num_cores()
+    with ThreadPoolExecutor(1, "sampler", partial(_prepare_thread, num_threads)) as thread:
+        twin = policy.twin()
+        yield {"model": twin, "executor": thread, "refresh": partial(twin.follow, policy)}
+
+
+def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
+    """Where a server finds the model below the adapter; None: it has to be written for it."""
+    model = config.model
+    if not isinstance(model, HubModelConfig) or (checkpoint and not model.lora.rank):
+        return None
+    if model.quantization != "none":  # the adapter belongs above the rounded weights
+        return None
+    return Source(path=str(Path(model.path).expanduser()), revision=model.revision)
+
+
+def _neighbour(config: RunConfig, policy: Policy) -> Neighbour:
+    """What servers on this machine have to know of the learner."""
+    if policy.device.type != "cuda":
+        return Neighbour(on_gpu=False)
+    try:
+        shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
+        needed = sum(memory_bytes(shape, config, in_one_memory=False).values())
+    except KeyError:  # a model of another kind: nobody knows
+        needed = 0
+    return gpu_neighbour(config, needed)
+
+
+def gpu_neighbour(config: RunConfig, needs_bytes: int) -> Neighbour:
+    """A learner on the first `trainer.devices` of this machine's GPUs."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
+    return Neighbour(
+        on_gpu=True,
+        free_gpus=names[config.trainer.devices :],
+        gpu_bytes=torch.cuda.get_device_properties(torch.device("cuda")).total_memory,
+        needs_bytes=needs_bytes,
+        plays_ahead=config.trainer.max_staleness > 0,
+    )
+
+
+def _prepare_thread(num_threads: int) -> None:
+    """Same bits for the same numbers: a fixed number of threads, deterministic kernels only."""
+    torch.set_num_threads(num_threads)
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    keep_freed_memory()

@@ -1,0 +1,156 @@
+"""Checkpoints of a run that is going on: written, counted, and gone back to."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
+from openenv_pipe.learner.optimizer import Optimizer
+from openenv_pipe.learner.supervised import WarmStart
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.pipeline.group_sources import GroupSource
+from openenv_pipe.runs.checkpoints import (
+    RESUME,
+    Place,
+    all_checkpoints,
+    checkpoint_path,
+    is_passing,
+    mark_passing,
+    new_checkpoint,
+    point_best,
+    retain,
+)
+from openenv_pipe.runs.evals import read_during
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.files import read_json, write_json
+from openenv_pipe.system.resources import did_you_mean
+
+WARM_START = "warm_start.json"
+
+
+class Saver:
+    """Writes a run's checkpoints, and brings back what the last one holds.
+
+    Everything here touches tensors: call it where torch works.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        policy: Policy,
+        source: GroupSource,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config.trainer.checkpoint
+        self._num_warm_start_steps = config.trainer.warm_start.steps
+        self._folder = folder.path
+        self._metrics_path = folder.metrics_path
+        self._policy = policy
+        self._source = source
+        self._say = say
+        self._said_missing = False
+
+    def is_saved(self, place: Place) -> bool:
+        return checkpoint_path(self._folder, place).exists()
+
+    def save(
+        self,
+        place: Place,
+        optimizer: Optimizer | None,
+        *,
+        warm_start: WarmStart | None = None,
+        passing: bool = False,
+    ) -> None:
+        """The policy and all that the next step depends on.
+
+        warm_start: the stage that is going on. passing: to go on from only, not to be kept.
+        """
+        in_warm_start = place.stage == "warm_start"
+        with new_checkpoint(self._folder, place) as path:
+            save_weights(
+                path,
+                self._policy,
+                steps=0 if in_warm_start else place.step,
+                warm_start_steps=place.step if in_warm_start else self._num_warm_start_steps,
+            )
+            (path / RESUME).mkdir()
+            save_progress(path / RESUME, self._policy, optimizer)
+            self._source.save(path / RESUME)
+            if warm_start is not None:
+                write_json(path / RESUME / WARM_START, warm_start.state())
+            if passing:
+                mark_passing(path)
+        self.tidy()
+
+    def load(self, checkpoint: Path) -> None:
+        """The policy takes the checkpoint's weights, the source goes on from it."""
+        load_weights(checkpoint, self._policy)
+        self._source.load(checkpoint / RESUME)
+
+    def load_progress(
+        self, checkpoint: Path, optimizer: Optimizer | None, warm_start: WarmStart | None = None
+    ) -> None:
+        """Optimizer and reference are those of the checkpoint."""
+        load_progress(checkpoint / RESUME, self._policy, optimizer)
+        if warm_start is not None:
+            warm_start.restore(read_json(checkpoint / RESUME / WARM_START))
+
+    def tidy(self) -> None:
+        """Points `best` to the best one, and removes those that need not be kept."""
+        measured = self._measure()
+        self._say_missing(measured)
+        best = self._find_best(measured)
+        if best is not None:
+            point_best(self._folder, best)
+        retain(
+            self._folder,
+            keep_last=self._config.keep_last,
+            num_resumable=self._config.num_resumable,
+            best=best,
+            measured=measured,
+        )
+
+    def _measure(self) -> dict[Path, float | None]:
+        """Of each checkpoint the metric that the best is chosen by, None where it is missing."""
+        paths = [path for path in all_checkpoints(self._folder) if not is_passing(path)]
+        if self._config.best is None:
+            return dict.fromkeys(paths, 0.0)
+        records = {
+            record["step"]: record
+            for record in read_metrics(self._metrics_path)
+            if record["stage"] == "grpo"
+        }
+        for report in read_during(self._folder):
+            found = {"eval/success": report.success, "eval/reward": report.reward}
+            means = {name: interval.mean for name, interval in found.items() if interval}
+            records[report.step] = {**records.get(report.step, {}), **means}
+        metric = self._config.best.metric
+        steps = {path: Place.of(path).step for path in paths}
+        return {path: records.get(step, {}).get(metric) for path, step in steps.items()}
+
+    def _say_missing(self, measured: dict[Path, float | None]) -> None:
+        """Once: a wrong name must not go unnoticed for a night."""
+        path = next(reversed(measured), None)
+        best = self._config.best
+        if self._said_missing or path is None or best is None or best.metric.startswith("eval/"):
+            return
+        records = read_metrics(self._metrics_path)
+        if records and Place.of(path).step and measured[path] is None:
+            self._said_missing = True
+            metric = best.metric
+            known = sorted(records[-1])
+            self._say(
+                f"trainer.checkpoint.best.metric={metric!r} is not among the metrics of "
+                f"{path.name}, so it cannot be the best and is not deleted"
+                f"{did_you_mean(metric, known)}"
+            )
+
+    def _find_best(self, measured: dict[Path, float | None]) -> Path | None:
+        """Of equals the first."""
+        known = [path for path, value in measured.items() if value is not None]
+        if self._config.best is None or not known:
+            return None
+        sign = 1.0 if self._config.best.direction == "max" else -1.0
+        return max(known, key=lambda path: sign * measured[path])

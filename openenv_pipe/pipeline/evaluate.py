@@ -1,0 +1,130 @@
+"""Evaluation: the same tasks with the same seeds for every model, and for scripted players.
+
+`pipeline` calls this for its stages and between its steps, `side_by_side` for the command `eval`.
+Whoever plays, episode k of a task has the same sampling seed: what differs is the player.
+"""
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.base import Engine
+from openenv_pipe.pipeline.components import Parts
+from openenv_pipe.runs.eval_report import EvalReport, summarise
+from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation
+
+SEEDS_LABEL = "eval"  # of all evaluations: part of what the sampling seeds are hashed from
+
+
+async def evaluate_model(parts: Parts, label: str, step: int | None) -> list[Evaluation]:
+    """The model on `eval.num_tasks` tasks, sampled as `eval` says, and greedy if it says so.
+
+    step: of GRPO behind the model; None if no run has trained it.
+    """
+    config = parts.config.eval
+    ways = [(label, config.samples_per_task, config.temperature)]
+    if config.greedy and parts.config.engine.type != "scripted":
+        ways.append((label + GREEDY, 1, 0.0))
+    return [
+        await _play(
+            parts,
+            name,
+            model=describe_model(parts.config),
+            step=step,
+            num_tasks=config.num_tasks,
+            samples_per_task=samples_per_task,
+            temperature=temperature,
+        )
+        for name, samples_per_task, temperature in ways
+    ]
+
+
+async def evaluate_during(parts: Parts, step: int) -> Evaluation:
+    """The model between two steps of training, on the first tasks of `eval`."""
+    config = parts.config.eval
+    return await _play(
+        parts,
+        f"{DURING}{step:06d}",
+        model=describe_model(parts.config),
+        step=step,
+        num_tasks=config.during.num_tasks or config.num_tasks,
+        samples_per_task=config.during.samples_per_task or config.samples_per_task,
+        temperature=config.temperature,
+    )
+
+
+async def play_baselines(parts: Parts) -> list[Evaluation]:
+    """The scripted players of `env.baselines` on the tasks of `eval`, if it asks for them.
+
+    None with engine=openai: a script's replies need a tokenizer.
+    """
+    config = parts.config
+    if not config.eval.baselines or config.engine.type == "openai":
+        return []
+    return [
+        await _play(
+            parts,
+            f"{BASELINE}{name}",
+            model=policy,
+            step=None,
+            num_tasks=config.eval.num_tasks,
+            samples_per_task=config.eval.samples_per_task,
+            temperature=None,
+            engine=parts.scripted_engine(policy),
+        )
+        for name, policy in config.env.baselines.items()
+    ]
+
+
+def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
+    """Why training may end with this evaluation, in a sentence; None if it has to go on."""
+    stop = config.eval.during.stop
+    interval = report.success if stop.measure == "success" else report.reward
+    if stop.at is None or interval is None:
+        return None
+    reached = interval.low if stop.bound == "low" else interval.mean
+    if reached < stop.at:
+        return None
+    return (
+        f"stopped early: after step {report.step} the evaluation's {stop.measure} was "
+        f"{interval.mean:.3f} ({interval.low:.3f}..{interval.high:.3f}), and its {stop.bound} "
+        f"had to be at least eval.during.stop.at={stop.at:g}"
+    )
+
+
+def describe_model(config: RunConfig) -> str:
+    """The model in a few words, for reports."""
+    if config.engine.type == "scripted":
+        return config.engine.policy
+    if config.engine.type == "openai":
+        return config.engine.model
+    return config.model.type if config.model.type == "tiny" else config.model.path
+
+
+async def _play(
+    parts: Parts,
+    label: str,
+    *,
+    model: str,
+    step: int | None,
+    num_tasks: int,
+    samples_per_task: int,
+    temperature: float | None,
+    engine: Engine | None = None,
+) -> Evaluation:
+    """Some tasks of the eval split, each some times, by the policy or by another engine."""
+    config = parts.config
+    groups = await parts.collect(
+        [parts.tasks.eval[index] for index in range(num_tasks)],
+        group_size=samples_per_task,
+        temperature=temperature or 0.0,
+        label=SEEDS_LABEL,
+        engine=engine,
+    )
+    report = summarise(
+        label,
+        [episode for group in groups for episode in group.episodes],
+        config.eval,
+        config.seed,
+        model=model,
+        step=step,
+        temperature=None if config.engine.type == "scripted" else temperature,
+    )
+    return Evaluation(report=report, groups=groups)

@@ -1,0 +1,119 @@
+"""GRPO as a stage of a run: groups become advantages, advantages an update."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.algorithms.samples import build_sample
+from openenv_pipe.learner.distributed.joint import build_learner
+from openenv_pipe.learner.seeding import seed_step
+from openenv_pipe.pipeline.checkpoints import Saver
+from openenv_pipe.pipeline.group_sources import GroupSource
+from openenv_pipe.pipeline.journal import Journal, Workbench, to_the_end
+from openenv_pipe.rollout.metrics import summarise_groups, summarise_staleness
+from openenv_pipe.runs.checkpoints import Place
+from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.types import Group, Sample
+
+
+class ReinforceStage:
+    """Learns step by step; knows how far it is."""
+
+    def __init__(
+        self, bench: Workbench, source: GroupSource, saver: Saver, journal: Journal, folder: Path
+    ) -> None:
+        self.step = 0
+        self.in_step = False  # weights are between two steps: not to be saved
+        self._trainer = bench.config.trainer
+        self._seed = bench.config.seed
+        self._bench = bench
+        self._source = source
+        self._saver = saver
+        self._journal = journal
+        self._folder = folder
+        journal.begin("grpo", self._trainer.steps)
+        self._learner = build_learner(bench.policy, bench.config, bench.workers)
+
+    def load(self, checkpoint: Path) -> None:
+        """Goes on from a checkpoint of this stage. Touches tensors."""
+        self.step = Place.of(checkpoint).step
+        self._saver.load_progress(checkpoint, self._learner.optimizer)
+
+    async def advance(self) -> None:
+        """One step, and its checkpoint if one is due."""
+        started = time.perf_counter()
+        seed_step(self._seed, "grpo", self.step + 1)
+        groups = await self._source.groups(self.step + 1)
+        await to_the_end(self._learn(groups, started))
+        if self._is_due():
+            await to_the_end(self._save())
+
+    async def conclude(self) -> None:
+        """No step follows: its weights stay, whether a checkpoint was due or not."""
+        if self.step and not self._saver.is_saved(Place("grpo", self.step)):
+            await to_the_end(self._save())
+        await self._bench.compute(self._saver.tidy)
+
+    async def save_passing(self) -> None:
+        """A checkpoint of where this stage is, to go on from, unless there is one."""
+        if self._trainer.max_staleness:
+            self._journal.note("finishing the episodes that are played ahead")
+        if not self._saver.is_saved(Place("grpo", self.step)):
+            await self._save(passing=not self._is_due())
+
+    def _is_due(self) -> bool:
+        is_last = self.step == self._trainer.steps
+        return is_last or self.step % self._trainer.checkpoint.every == 0
+
+    async def _save(self, *, passing: bool = False) -> None:
+        await self._source.settle()
+        place, optimizer = Place("grpo", self.step), self._learner.optimizer
+        await self._bench.compute(self._saver.save, place, optimizer, passing=passing)
+
+    async def _learn(self, groups: Sequence[Group], started: float) -> None:
+        """Updates the policy on the groups and writes down what happened, all or nothing."""
+        collected = time.perf_counter()
+        step, advantage = self.step + 1, self._trainer.advantage
+        advantages = step_advantages(
+            groups,
+            baseline=advantage.baseline,
+            scale=advantage.scale,
+            discount=advantage.discount,
+        )
+        path = episodes_path(self._folder, step)
+        await asyncio.to_thread(write_episodes, path, groups, advantages)
+        metrics = summarise_groups(groups) | summarise_staleness(
+            groups, version=self._source.version
+        )
+        metrics["groups/trained"] = sum(values is not None for values in advantages)
+        metrics["groups/skipped"] = sum(values is None for values in advantages)
+        samples = build_samples(groups, advantages)
+        self.in_step = True
+        if samples:
+            await self._source.begin_update()
+            metrics |= await self._bench.compute(self._learner.update, samples, step)
+            await self._source.publish(step)
+        metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
+        metrics |= await self._source.metrics()
+        self.step = step
+        self.in_step = False
+        ended = time.perf_counter()
+        metrics["time/rollout_s"] = collected - started
+        metrics["time/learner_s"] = ended - collected
+        metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
+        self._journal.write("grpo", step, metrics, started)
+
+
+def build_samples(
+    groups: Sequence[Group], advantages: Sequence[Mapping[int, list[float]] | None]
+) -> list[Sample]:
+    """The samples of groups that have a signal; episodes over before their first turn have none."""
+    return [
+        build_sample(group.id, episode, by_member[episode.member])
+        for group, by_member in zip(groups, advantages, strict=True)
+        if by_member is not None
+        for episode in group.scored
+        if episode.turns
+    ]

@@ -1,0 +1,115 @@
+"""The story of a run: evaluate, warm start, evaluate, learn by reinforcement, evaluate.
+
+The same story is told from the beginning, and from any checkpoint on.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from openenv_pipe.pipeline.checkpoints import Saver
+from openenv_pipe.pipeline.group_sources import GroupSource
+from openenv_pipe.pipeline.grpo_stage import ReinforceStage
+from openenv_pipe.pipeline.journal import Journal, Workbench, to_the_end
+from openenv_pipe.pipeline.warm_start_stage import WarmStartStage
+from openenv_pipe.runs.checkpoints import Place
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system.progress import Progress
+
+
+class Evaluator(Protocol):
+    """Evaluates the policy as it is and keeps the reports. What is done is not done again."""
+
+    async def baselines(self) -> None: ...
+
+    async def stage(self, label: str, step: int) -> None: ...
+
+    async def during(self, step: int) -> str | None:
+        """Why training may end here, if it may."""
+        ...
+
+
+class Story:
+    """The stages, in order. Everything that training writes is written from here."""
+
+    def __init__(
+        self,
+        bench: Workbench,
+        source: GroupSource,
+        folder: RunFolder,
+        progress: Progress,
+        *,
+        evaluations: Evaluator,
+        origin: Place | None = None,
+        stop_after: int | None = None,
+    ) -> None:
+        """origin: where the run began, of a fork. stop_after: of the steps of GRPO so many."""
+        self._bench = bench
+        self._trainer = bench.config.trainer
+        self._source = source
+        self._folder = folder.path
+        self._evaluations = evaluations
+        self._origin = origin
+        self._stop_after = stop_after
+        self._journal = Journal(bench.config, folder, progress)
+        self._saver = Saver(bench.config, folder, bench.policy, source, progress.note)
+        self._warm_start: WarmStartStage | None = None
+        self._reinforce: ReinforceStage | None = None
+
+    async def run(self, checkpoint: Path | None = None) -> str | None:
+        """From the beginning, or from a checkpoint of this run on.
+
+        Returns why it ended before its last step, if it did.
+        """
+        place = Place.of(checkpoint) if checkpoint else None
+        if checkpoint:
+            await self._source.begin_update()
+            await self._bench.compute(self._saver.load, checkpoint)
+            await self._source.publish(self._source.version)
+        if place == self._origin:
+            await self._evaluations.baselines()
+            await self._evaluations.stage("start", place.step if place else 0)
+        if self._trainer.warm_start.steps and (place is None or place.stage == "warm_start"):
+            await self._run_warm_start(checkpoint)
+            checkpoint, place = None, Place("grpo", 0)
+        if place == Place("grpo", 0) != self._origin:
+            await self._evaluations.stage("warm_start", 0)
+        return await self._run_grpo(checkpoint) if self._trainer.steps else None
+
+    async def close(self) -> None:
+        """Saves the weights that no checkpoint has yet, to go on from, and closes the files."""
+        try:
+            for stage in (self._reinforce, self._warm_start):
+                if stage is not None and stage.step and not stage.in_step:
+                    await stage.save_passing()
+        finally:
+            self._journal.close()
+            await self._source.close()
+
+    async def _run_warm_start(self, checkpoint: Path | None) -> None:
+        stage = WarmStartStage(self._bench, self._source, self._saver, self._journal, self._folder)
+        self._warm_start = stage
+        if checkpoint:
+            await self._bench.compute(stage.load, checkpoint)
+        await stage.run()
+        await to_the_end(self._bench.compute(self._saver.save, Place("grpo", 0), None))
+        await self._source.publish(0)
+        self._warm_start = None
+
+    async def _run_grpo(self, checkpoint: Path | None) -> str | None:
+        stage = ReinforceStage(self._bench, self._source, self._saver, self._journal, self._folder)
+        if checkpoint:
+            await self._bench.compute(stage.load, checkpoint)
+        self._reinforce = stage
+        reason = None
+        while stage.step < self._trainer.steps and stage.step != self._stop_after:
+            reason = await self._evaluations.during(stage.step)
+            if reason is not None:
+                break
+            await stage.advance()
+        best = self._trainer.checkpoint.best
+        if stage.step == self._trainer.steps and best and best.metric.startswith("eval/"):
+            await self._evaluations.during(stage.step)  # or the last could not be the best
+        await stage.conclude()
+        if stage.step != self._stop_after:
+            await self._evaluations.stage("trained", stage.step)
+        return reason

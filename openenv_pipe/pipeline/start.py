@@ -1,0 +1,209 @@
+"""How a run begins: new, from where a killed one was, or from a checkpoint of another one.
+
+A resumed run is the run that it was: all but a few keys are refused by name. What else is not as
+it was, code or versions or data, is said aloud and written down.
+"""
+
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from openenv_pipe.config.compose import Composed, amend
+from openenv_pipe.config.diff import changed_keys
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.secrets import hide_in_config, known_secrets
+from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
+from openenv_pipe.pipeline.group_sources import AHEAD, ORDER
+from openenv_pipe.pipeline.run import Course, refuse_what_cannot_learn, run
+from openenv_pipe.runs.checkpoints import (
+    RESUME,
+    Place,
+    all_checkpoints,
+    find_checkpoint,
+    is_resumable,
+    new_checkpoint,
+    newest_sound,
+)
+from openenv_pipe.runs.differences import Difference, find_differences
+from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.rewind import rewind
+from openenv_pipe.system.progress import Progress, build_progress
+
+MAY_CHANGE = ("trainer.steps", "trainer.checkpoint.", "eval.during.", "tracker.")
+# Of a checkpoint's part for a resume: what it is, its files, the keys with which it makes no sense.
+PARTS = (
+    ("the optimizer", (OPTIMIZER, PROGRESS), ("trainer.optimizer.type",)),
+    ("the reference", (REFERENCE,), ()),
+    ("the order of tasks", (ORDER,), ("seed", "env.tasks")),
+    ("the groups played ahead", (AHEAD,), ("seed", "env", "reward", "model", "trainer")),
+)
+Changed = dict[str, list[JsonValue]]
+
+
+def train(composed: Composed, command: Sequence[str]) -> None:
+    """A new run in a new folder."""
+    refuse_what_cannot_learn(composed.config)
+    folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
+    run(Course(folder=folder, config=composed.config))
+
+
+def begin(folder: RunFolder, keeper: Path | None) -> None:
+    """A new run in a folder that somebody else has made for it, as a sweep does for its jobs."""
+    folder.adopt()
+    config = folder.config
+    refuse_what_cannot_learn(config)
+    run(Course(folder=folder, config=config, keeper=keeper))
+
+
+def resume(
+    name: str, overrides: Sequence[str], command: Sequence[str], keeper: Path | None = None
+) -> None:
+    """Goes on from the last sound checkpoint. Raises RunFolderError and ConfigError."""
+    runs_dir, overrides = _split_runs_dir(overrides)
+    folder = find_run(name, runs_dir)
+    folder.hold()
+    config = amend(folder.config, overrides)
+    changed = changed_keys(folder.config, config)
+    _refuse_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
+    refuse_what_cannot_learn(config)
+    progress = build_progress()
+    checkpoint = newest_sound(folder.path, progress.note, resumable=True)
+    place = Place.of(checkpoint) if checkpoint else None
+    _refuse_the_end(folder, config, place, changed)
+    differences = find_differences(folder.record)
+    _tell(progress, differences)
+    folder.begin_attempt(
+        config,
+        command=command,
+        checkpoint=checkpoint.name if checkpoint else None,
+        changed=changed,
+        differences=[str(difference) for difference in differences],
+    )
+    rewind(folder, place)
+    progress.note(f"going on from {checkpoint.name if checkpoint else 'the beginning'}")
+    course = Course(
+        folder=folder,
+        config=config,
+        checkpoint=checkpoint,
+        expected=folder.record.facts,
+        on_differences=partial(_tell, progress),
+        keeper=keeper,
+    )
+    run(course, progress)
+
+
+def fork(name: str, overrides: Sequence[str], command: Sequence[str]) -> None:
+    """A new run from a checkpoint of another one: `RUN@STEP`, `RUN@best`, or its last, `RUN`.
+
+    Raises RunFolderError and ConfigError.
+    """
+    run_name, _, which = name.partition("@")
+    source, progress = find_run(run_name, _split_runs_dir(overrides)[0]), build_progress()
+    config = amend(source.config, overrides)
+    changed = changed_keys(source.config, config)
+    checkpoint = find_checkpoint(source.path, which, progress.note)
+    place = Place.of(checkpoint)
+    refuse_what_cannot_learn(config)
+    _refuse_other_model(source, changed)
+    if place.stage == "warm_start":
+        raise RunFolderError(
+            f"{source.record.id} ended in its warm start, at {checkpoint.name}, from where only it "
+            f"can go on: openenv-pipe train --resume {source.path}"
+        )
+    if place.step >= config.trainer.steps:
+        raise ConfigError(
+            f"{source.record.id} has {place.step} steps behind it at {checkpoint.name}, and "
+            f"trainer.steps={config.trainer.steps}: nothing is left to do; set more"
+        )
+    lineage = source.lineage("fork", checkpoint.name, changed)
+    folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
+    left_out = _copy_checkpoint(checkpoint, folder.path, changed)
+    if left_out:
+        progress.note(f"beginning anew: {', '.join(left_out)}")
+    own = all_checkpoints(folder.path)[-1]
+    run(Course(folder=folder, config=config, checkpoint=own), progress)
+
+
+def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:
+    """The checkpoint as the new run's own, without what its changes make no sense of.
+
+    Returns what was left out.
+    """
+    left_out = [] if is_resumable(checkpoint) else ["the optimizer, which it no longer has"]
+    with new_checkpoint(to, Place.of(checkpoint)) as path:
+        for file in checkpoint.iterdir():
+            if file.is_file():
+                shutil.copyfile(file, path / file.name)
+        (path / RESUME).mkdir()
+        for what, names, keys in PARTS:
+            files = [checkpoint / RESUME / name for name in names]
+            if not files[0].exists():
+                continue
+            if any(key.startswith(keys) for key in changed):
+                left_out.append(what)
+                continue
+            for file in files:
+                shutil.copyfile(file, path / RESUME / file.name)
+    return left_out
+
+
+def _refuse_changes(folder: RunFolder, changed: Changed) -> None:
+    """A resumed run is the same run."""
+    refused = [key for key in changed if not key.startswith(MAY_CHANGE)]
+    if refused:
+        lines = [f"  {key}: {changed[key][0]!r} -> {changed[key][1]!r}" for key in refused]
+        names = ", ".join(key.removesuffix(".") for key in MAY_CHANGE)
+        raise ConfigError(
+            f"{folder.record.id} cannot go on with other values of\n"
+            + "\n".join(lines)
+            + f"\nonly {names} may change; for all else start a new run from its "
+            f"checkpoint: openenv-pipe train --fork {folder.path}@STEP KEY=VALUE"
+        )
+
+
+def _refuse_the_end(
+    folder: RunFolder, config: RunConfig, place: Place | None, changed: Changed
+) -> None:
+    """Refuses a run with nothing left to do, and one with nothing to go on from."""
+    lineage, steps = folder.record.lineage, config.trainer.steps
+    if lineage and lineage.kind != "reproduction" and place is None:
+        raise RunFolderError(
+            f"{folder.path} has no sound checkpoint, and as a {lineage.kind} of {lineage.run} it "
+            f"has no beginning of its own; start again from {lineage.path}"
+        )
+    if place and place.stage == "grpo" and place.step > steps:
+        raise ConfigError(
+            f"trainer.steps={steps} is less than the {place.step} that {folder.record.id} has "
+            "behind it; set more, or fork an earlier checkpoint"
+        )
+    if folder.status == "finished" and not changed:
+        raise RunFolderError(
+            f"{folder.record.id} is finished: nothing is left to do; "
+            f"trainer.steps={2 * steps} would go on"
+        )
+
+
+def _refuse_other_model(source: RunFolder, changed: Changed) -> None:
+    refused = [key for key in changed if key.startswith("model.")]
+    if refused:
+        raise ConfigError(
+            f"the weights of {source.record.id} do not fit another model: {', '.join(refused)} "
+            "cannot change in a fork; train a new run"
+        )
+
+
+def _tell(progress: Progress, differences: Sequence[Difference]) -> None:
+    for difference in differences:
+        progress.note(f"not as before: {difference}")
+
+
+def _split_runs_dir(overrides: Sequence[str]) -> tuple[Path, list[str]]:
+    """`runs_dir=` says where runs lie; a run that exists does not move."""
+    named = [each for each in overrides if each.startswith("runs_dir=")]
+    runs_dir = named[-1].partition("=")[2] if named else "runs"
+    return Path(runs_dir), [each for each in overrides if each not in named]

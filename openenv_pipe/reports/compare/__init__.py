@@ -1,0 +1,39 @@
+"""The command `compare`: what differs between runs, and what came of it.
+
+Reads run folders and nothing else, those too that have failed or still run. Plays nothing: to
+measure models again on the same tasks is what `eval RUN RUN` does.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.reports.compare.curves import draw_curves
+from openenv_pipe.reports.compare.grouping import compare_settings
+from openenv_pipe.reports.compare.html import page
+from openenv_pipe.reports.compare.load import find_runs
+from openenv_pipe.reports.compare.text import print_comparison
+from openenv_pipe.system.files import write_text
+
+
+def compare(targets: Sequence[str], *, form: str, output: Path | None) -> None:
+    """Prints the comparison in a form, and writes compare.png and compare.html.
+
+    Raises RunFolderError for what is no run and no sweep, and where nothing can be written.
+    """
+    found = find_runs([Path(target) for target in targets])
+    comparison = compare_settings(found)
+    folder = output or found.home
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = folder / "compare.png"
+        drawn = draw_curves(picture, comparison)
+        text = page(comparison, picture if drawn else None, folder)
+        write_text(folder / "compare.html", text)
+    except OSError as error:
+        raise RunFolderError(
+            f"the comparison cannot be kept in {folder}: {error}; name another folder by --output"
+        ) from error
+    print_comparison(comparison, form)
+    print(f"{folder / 'compare.html'}", file=sys.stderr)

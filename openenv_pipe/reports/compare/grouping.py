@@ -1,0 +1,246 @@
+"""Runs by their settings: those that differ in nothing but the seed are one, with intervals.
+
+An interval is over seeds where there are several (Student's t over the runs' means), else over the
+eval tasks of the one run. Runs without a final evaluation are shown and counted in no figure.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from openenv_pipe.reports.compare.load import Found, FoundRun
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.system.intervals import Interval, interval_over_runs, paired_difference
+
+CONFIDENCE = 0.95  # of intervals over seeds, and of paired differences
+NUM_RESAMPLES = 2000
+TRAIN_SHARE = 0.1  # the last steps, whose train reward is averaged
+TIME = "minutes"
+DIFFERENT_TASKS = (
+    "the runs were evaluated on different tasks, so none is called the best; "
+    "`openenv-pipe eval RUN RUN` measures them alike"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """A mean; low and high are None where there is nothing to say how sure it is."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    over: str  # seeds or tasks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """All runs of one setting. `values` has the keys that differ between the settings."""
+
+    name: str
+    values: Mapping[str, Any]
+    runs: Sequence[FoundRun]
+    figures: Mapping[str, Figure]  # by measure
+
+    @property
+    def counted(self) -> list[FoundRun]:
+        """Those that the figures are of: of each seed the last one with a final evaluation."""
+        return _counted(self.runs)
+
+    @property
+    def statuses(self) -> str:
+        names = [run.status for run in self.runs]
+        return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What `compare` found. The best comes first, then by rank, then those without figures."""
+
+    title: str
+    keys: Sequence[str]
+    labels: Mapping[str, str]  # of the keys, as short as they can be told apart
+    measures: Sequence[str]
+    settings: Sequence[Setting]
+    best: Setting | None
+    best_run: FoundRun | None
+    not_told_apart: Sequence[Setting]  # from the best
+    notes: Sequence[str]
+    unreadable: Sequence[FoundRun]
+    lost_jobs: Sequence[str]
+
+    @property
+    def unfinished(self) -> list[FoundRun]:
+        runs = [run for setting in self.settings for run in setting.runs]
+        return [*(run for run in runs if run.status != "finished"), *self.unreadable]
+
+
+def compare_settings(found: Found) -> Comparison:
+    """Groups the runs, measures the groups, and ranks them."""
+    readable = [run for run in found.runs if run.status != "unreadable"]
+    keys = _differing([run.settings for run in readable])
+    labels = _short_names(keys)
+    groups: dict[str, list[FoundRun]] = {}
+    for run in readable:
+        values = {key: run.settings[key] for key in keys if key in run.settings}
+        groups.setdefault(json.dumps(values, sort_keys=True), []).append(run)
+    settings = [_measure(runs, keys, labels) for runs in groups.values()]
+    settings.sort(key=_rank)
+    alike = _have_the_same_tasks(settings)
+    best = settings[0] if settings and "success" in settings[0].figures and alike else None
+    present = {name for setting in settings for name in setting.figures}
+    return Comparison(
+        title=found.title,
+        keys=keys,
+        labels=labels,
+        measures=[name for name in _measure_names(readable) if name in present],
+        settings=settings,
+        best=best,
+        best_run=_best_run(best) if best else None,
+        not_told_apart=[s for s in settings if best and s is not best and _may_equal(best, s)],
+        notes=[] if alike else [DIFFERENT_TASKS],
+        unreadable=[run for run in found.runs if run.status == "unreadable"],
+        lost_jobs=found.lost_jobs,
+    )
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys that do not have one value in all, in the order of the configuration."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [
+        key
+        for key in keys
+        if len({json.dumps(each[key]) if key in each else None for each in settings}) > 1
+    ]
+
+
+def _short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Each key's last words, as many as it takes to tell it from the others."""
+    names = {}
+    for key in keys:
+        words = key.split(".")
+        for count in range(1, len(words) + 1):
+            name = ".".join(words[-count:])
+            if sum(other == name or other.endswith(f".{name}") for other in keys) == 1:
+                break
+        names[key] = name
+    return names
+
+
+def _measure(runs: Sequence[FoundRun], keys: Sequence[str], labels: Mapping[str, str]) -> Setting:
+    values = {key: runs[0].settings[key] for key in keys if key in runs[0].settings}
+    name = ", ".join(f"{labels[key]}={value_text(value)}" for key, value in values.items())
+    counted = _counted(runs)
+    figures = {}
+    for measure, of_run in _measures(counted).items():
+        found = [figure for figure in map(of_run, counted) if figure is not None]
+        if found and len(found) == len(counted):
+            figures[measure] = _over_seeds(measure, found)
+    return Setting(name=name or "all alike", values=values, runs=runs, figures=figures)
+
+
+def _counted(runs: Sequence[FoundRun]) -> list[FoundRun]:
+    return list({run.seed: run for run in runs if run.final}.values())
+
+
+def value_text(value: Any) -> str:
+    """As on the command line."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _measures(runs: Sequence[FoundRun]) -> dict[str, Callable[[FoundRun], Figure | None]]:
+    """What is measured of each run, by name."""
+    passes = sorted({k for run in runs if run.final for k in run.final.pass_at})
+    return {
+        "success": lambda run: _of_tasks(run, lambda report: report.success),
+        **{
+            f"pass@{k}": lambda run, k=k: _of_tasks(run, lambda report: report.pass_at.get(k))
+            for k in passes
+        },
+        "reward": lambda run: _of_tasks(run, lambda report: report.reward),
+        "turns": lambda run: _of_tasks(run, lambda report: report.turns),
+        "train reward": _train_reward,
+        TIME: lambda run: None if run.duration_s is None else _plain(run.duration_s / 60),
+    }
+
+
+def _measure_names(runs: Sequence[FoundRun]) -> list[str]:
+    return list(_measures(runs))
+
+
+def _of_tasks(run: FoundRun, of: Callable[[EvalReport], Interval | None]) -> Figure | None:
+    interval = of(run.final) if run.final else None
+    if interval is None:
+        return None
+    return Figure(mean=interval.mean, low=interval.low, high=interval.high, over="tasks")
+
+
+def _train_reward(run: FoundRun) -> Figure | None:
+    last = run.steps[-max(1, round(TRAIN_SHARE * len(run.steps))) :]
+    rewards = [step["reward/mean"] for step in last if step.get("reward/mean") is not None]
+    return _plain(fmean(rewards)) if rewards else None
+
+
+def _plain(value: float) -> Figure:
+    return Figure(mean=value, low=None, high=None, over="tasks")
+
+
+def _over_seeds(measure: str, figures: Sequence[Figure]) -> Figure:
+    if len(figures) == 1:
+        return figures[0]
+    if measure == TIME:  # the machine's, not the setting's
+        return _plain(fmean(figure.mean for figure in figures))
+    interval = interval_over_runs([figure.mean for figure in figures], CONFIDENCE)
+    assert interval is not None
+    low, high = interval.low, interval.high
+    if measure == "success" or measure.startswith("pass@"):  # shares: no run can be beyond
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Figure(mean=interval.mean, low=low, high=high, over="seeds")
+
+
+def _rank(setting: Setting) -> tuple[bool, float, float]:
+    """By success, then by reward; those without either last."""
+    success, reward = setting.figures.get("success"), setting.figures.get("reward")
+    return success is None, -(success.mean if success else 0), -(reward.mean if reward else 0)
+
+
+def _best_run(best: Setting) -> FoundRun:
+    def worth(run: FoundRun) -> tuple[float, float]:
+        assert run.final
+        return tuple(i.mean if i else -1.0 for i in (run.final.success, run.final.reward))
+
+    return max(best.counted, key=worth)
+
+
+def _have_the_same_tasks(settings: Sequence[Setting]) -> bool:
+    finals = [run.final for setting in settings for run in setting.counted]
+    return len({frozenset(task.key for task in final.tasks) for final in finals if final}) <= 1
+
+
+def _may_equal(best: Setting, other: Setting) -> bool:
+    """Could chance have made the best one's lead in success?
+
+    One run against one: paired by task. Else: do the intervals over seeds overlap?
+    """
+    ours, theirs = best.figures.get("success"), other.figures.get("success")
+    if ours is None or theirs is None:
+        return False
+    if len(best.counted) == len(other.counted) == 1:
+        difference = _paired(best.counted[0], other.counted[0])
+        return difference is None or not difference.excludes_zero
+    return theirs.high is None or ours.low is None or theirs.high >= ours.low
+
+
+def _paired(first: FoundRun, second: FoundRun) -> Interval | None:
+    assert first.final and second.final
+    theirs = {task.key: task.successes for task in second.final.tasks}
+    return paired_difference(
+        [theirs[task.key] for task in first.final.tasks],
+        [task.successes for task in first.final.tasks],
+        num_resamples=NUM_RESAMPLES,
+        confidence=CONFIDENCE,
+        seed=0,
+    )

@@ -1,0 +1,151 @@
+"""The runs that a comparison is about, each as its folder says, whatever state it is in.
+
+Runs of a sweep are those whose run.json has the sweep's stamp as `sweep`; jobs that never became
+a run are told by sweep.json. Configurations are read as they were written, not validated: runs of
+another version are compared too.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.diff import flat
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import read_during, read_reports, read_stages
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.files import read_json
+from openenv_pipe.system.resources import short_path
+
+# Where a run lies and how it is called makes no difference to what comes of it.
+NO_SETTINGS = ("seed", "name", "runs_dir")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundRun:
+    """One run. `final` is the report that it is judged by, None while there is none."""
+
+    id: str
+    path: Path
+    status: str  # of RunFolder, or unreadable
+    cause: str | None
+    seed: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # all keys with dots, to values
+    num_steps: int | None = None
+    duration_s: float | None = None
+    steps: Sequence[Mapping[str, Any]] = ()  # of GRPO, as metrics.jsonl has them
+    final: EvalReport | None = None
+    reports: Sequence[EvalReport] = ()  # those that stand at a step
+
+    @property
+    def step(self) -> int:
+        return self.steps[-1]["step"] if self.steps else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The runs, the jobs that never became one, and where what is written about them goes."""
+
+    title: str
+    runs: Sequence[FoundRun]
+    lost_jobs: Sequence[str]  # what each was, and why
+    home: Path
+
+
+def find_runs(targets: Sequence[Path]) -> Found:
+    """The runs that are named, or those of one sweep; each once. Raises RunFolderError."""
+    if len(targets) == 1 and _is_sweep(targets[0]):
+        return _find_sweep(targets[0])
+    folders = {_open(path).path.resolve(): None for path in targets}
+    runs = [_read(path) for path in folders]
+    home = next(iter(folders)).parent.parent / "compare"
+    return Found(title="Runs", runs=runs, lost_jobs=[], home=Path(short_path(home)))
+
+
+def _is_sweep(path: Path) -> bool:
+    return (path / "sweep.json").is_file() or (
+        path.is_dir() and path.parent.name == "sweeps" and not (path / "run.json").exists()
+    )
+
+
+def _open(path: Path) -> RunFolder:
+    if _is_sweep(path):
+        raise RunFolderError(f"{path} is a sweep; name it alone, or runs alone")
+    return RunFolder.open(path)
+
+
+def _find_sweep(path: Path) -> Found:
+    """The sweep's runs, and its jobs that have none."""
+    stamp, runs_dir = path.resolve().name, path.resolve().parent.parent
+    file = path / "sweep.json"
+    jobs = read_json(file).get("jobs", []) if file.is_file() else []
+    runs = [_read(path) for path in _run_folders(runs_dir) if _sweep_of(path) == stamp]
+    lost = [
+        f"job {job.get('index')} ({' '.join(job.get('overrides', []))}): {job.get('status')}"
+        f"{', ' + str(job['cause']) if job.get('cause') else ''}"
+        for job in jobs
+        if job.get("run") is None
+    ]
+    if not runs and not lost:
+        raise RunFolderError(
+            f"{path} has no runs: below {short_path(runs_dir)} no run.json has sweep={stamp!r}; "
+            "name run folders instead"
+        )
+    return Found(title=f"Sweep {stamp}", runs=runs, lost_jobs=lost, home=path)
+
+
+def _run_folders(runs_dir: Path) -> list[Path]:
+    found = [path.parent for path in runs_dir.glob("*/*/run.json")]
+    return sorted(path for path in found if path.name.isdecimal())
+
+
+def _sweep_of(path: Path) -> str | None:
+    try:
+        record = read_json(path / "run.json")
+    except RunFolderError:
+        return None
+    return record.get("sweep") if isinstance(record, dict) else None
+
+
+def _read(path: Path) -> FoundRun:
+    """A run, also one of which a file is damaged."""
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        folder = RunFolder.open(path)
+        config = read_json(path / "config.json")
+        stages = read_stages(path)
+        seed = config["seed"]
+        records = read_metrics(folder.metrics_path)
+        return FoundRun(
+            id=folder.record.id,
+            path=Path(short_path(path)),
+            status=folder.status,
+            cause=folder.record.cause,
+            seed=seed,
+            settings=dict(_settings(config, seed)),
+            num_steps=config["trainer"]["steps"],
+            duration_s=folder.duration_s,
+            steps=[record for record in records if record.get("stage") == "grpo"],
+            final=_final(folder, stages),
+            reports=[*stages.values(), *read_during(path)],
+        )
+    except (RunFolderError, OSError, LookupError, TypeError, AttributeError) as error:
+        return FoundRun(id=name, path=Path(short_path(path)), status="unreadable", cause=str(error))
+
+
+def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | None:
+    """The report after training; of a finished run without training, the last that it made."""
+    if "trained" in stages or folder.status != "finished":
+        return stages.get("trained")
+    others = [*stages.values()] or [*read_reports(folder.path).values()]
+    return others[-1] if others else None
+
+
+def _settings(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
+    """The leaves of a configuration, but for the seed and what follows it."""
+    for key, value in flat(config).items():
+        if key not in NO_SETTINGS and not (key == "model.seed" and value == seed):
+            yield key, json.dumps(value) if isinstance(value, dict | list) else value

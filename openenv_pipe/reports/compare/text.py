@@ -1,0 +1,192 @@
+"""A comparison on standard output: a table for people, Markdown, CSV or JSON for what reads it."""
+
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from openenv_pipe.reports.compare.grouping import Comparison, Figure, Setting, value_text
+from openenv_pipe.reports.compare.load import FoundRun
+from openenv_pipe.system.files import dump_json
+from openenv_pipe.system.markdown import UNKNOWN, table
+
+MOST_KEYS = 6  # of a table on a terminal; the other forms have all
+FILE_WIDTH = 1000  # columns of what is not a terminal: nothing is broken there
+SHARES = ("success", "pass@")  # measures that are percentages
+
+
+def print_comparison(comparison: Comparison, form: str) -> None:
+    """form: table, md, csv or json."""
+    match form:
+        case "table":
+            _print_table(comparison)
+        case "md":
+            print(_as_markdown(comparison))
+        case "csv":
+            print(_as_csv(comparison), end="")
+        case "json":
+            print(dump_json(_as_values(comparison)), end="")
+
+
+def figure_text(measure: str, figure: Figure | None) -> str:
+    """`96% [94, 98]` for shares, else `1.31 [1.20, 1.42]`."""
+    if figure is None:
+        return UNKNOWN
+    scale, digits, unit = (100, 0, "%") if measure.startswith(SHARES) else (1, 2, "")
+    mean = f"{scale * figure.mean:.{digits}f}{unit}"
+    if figure.low is None or figure.high is None:
+        return mean
+    return f"{mean} [{scale * figure.low:.{digits}f}, {scale * figure.high:.{digits}f}]"
+
+
+def verdict(comparison: Comparison) -> list[str]:
+    """Sentences below the figures: the best one, and how sure that is."""
+    lines = []
+    if comparison.best and comparison.best_run:
+        success = figure_text("success", comparison.best.figures["success"])
+        setting = f", of {comparison.best.name}" if comparison.keys else ""
+        lines.append(f"best: {comparison.best_run.id}{setting}: success {success}")
+    if comparison.not_told_apart:
+        names = "; ".join(setting.name for setting in comparison.not_told_apart)
+        lines.append(f"not told apart from it in success: {names}")
+    return [*lines, *comparison.notes]
+
+
+def run_line(run: FoundRun) -> str:
+    """A run that has not finished, or cannot be read, in a line."""
+    steps = f" at step {run.step} of {run.num_steps}" if run.num_steps is not None else ""
+    cause = f": {run.cause.splitlines()[0]}" if run.cause else ""
+    return f"{run.id} {run.status}{steps}{cause}"
+
+
+def intervals_text(comparison: Comparison) -> str:
+    """What the intervals are, in words."""
+    kinds = {f.over for s in comparison.settings for f in s.figures.values() if f.low is not None}
+    if kinds == {"seeds"}:
+        return "95% intervals over seeds (Student's t)"
+    if kinds == {"tasks"}:
+        return "intervals over eval tasks: one seed each"
+    return "intervals over seeds (Student's t, 95%), or over eval tasks where there is one seed"
+
+
+def headings(comparison: Comparison) -> list[str]:
+    return [
+        *(comparison.labels[key] for key in comparison.keys),
+        "runs",
+        "seeds",
+        *comparison.measures,
+    ]
+
+
+def cells(comparison: Comparison, setting: Setting) -> list[str]:
+    """One row, under `headings`."""
+    values = [
+        value_text(setting.values[key]) if key in setting.values else UNKNOWN
+        for key in comparison.keys
+    ]
+    figures = [figure_text(name, setting.figures.get(name)) for name in comparison.measures]
+    return [*values, setting.statuses, str(len(setting.counted)), *figures]
+
+
+def _print_table(comparison: Comparison) -> None:
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
+    titles, num_keys = headings(comparison), len(comparison.keys)
+    keep = [i for i in range(len(titles)) if not MOST_KEYS <= i < num_keys]
+    shown = Table(
+        Column("", no_wrap=True),
+        *(Column(titles[i], justify="right" if titles[i] in comparison.measures else "left")
+          for i in keep),
+        box=None, pad_edge=False, header_style="bold",
+    )  # fmt: skip
+    for setting in comparison.settings:
+        row = cells(comparison, setting)
+        mark = "*" if setting is comparison.best else ""
+        shown.add_row(f"{mark}{_ids(setting)}", *(row[i] for i in keep))
+    console.print(shown)
+    if hidden := len(titles) - len(keep):
+        console.print(f"{hidden} more keys differ: --format md, csv or json has them all")
+    if comparison.settings:
+        console.print(f"\n{intervals_text(comparison)}", markup=False)
+    for line in verdict(comparison):
+        console.print(line, markup=False)
+    for run in comparison.unfinished:
+        console.print(run_line(run), style="red", markup=False)
+    for job in comparison.lost_jobs:
+        console.print(job, style="red", markup=False)
+
+
+def _ids(setting: Setting) -> str:
+    """The runs of a setting, those of one experiment by their numbers."""
+    first, *others = [run.id for run in setting.runs]
+    name = first.partition("/")[0]
+    return " ".join([first, *(other.removeprefix(f"{name}/") for other in others)])
+
+
+def _as_markdown(comparison: Comparison) -> str:
+    titles = ["", *headings(comparison)]
+    rows = [[_ids(setting), *cells(comparison, setting)] for setting in comparison.settings]
+    lines = [intervals_text(comparison) + ".", *verdict(comparison)]
+    lines += [*map(run_line, comparison.unfinished), *comparison.lost_jobs]
+    return "\n\n".join([table(titles, rows), *lines])
+
+
+def _as_csv(comparison: Comparison) -> str:
+    """A row a setting; keys in full, three columns a measure."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    figures = [f"{name}{end}" for name in comparison.measures for end in ("", " low", " high")]
+    writer.writerow([*comparison.keys, "runs", "statuses", "seeds", *figures])
+    for setting in comparison.settings:
+        values = [value_text(setting.values[k]) if k in setting.values else ""
+                  for k in comparison.keys]  # fmt: skip
+        ids = " ".join(run.id for run in setting.runs)
+        numbers: list[Any] = []
+        for name in comparison.measures:
+            figure = setting.figures.get(name)
+            numbers += [figure.mean, figure.low, figure.high] if figure else [None] * 3
+        writer.writerow([*values, ids, setting.statuses, len(setting.counted), *numbers])
+    return text.getvalue()
+
+
+def _as_values(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "title": comparison.title,
+        "best": comparison.best_run.id if comparison.best_run else None,
+        "best_setting": comparison.best.name if comparison.best else None,
+        "not_told_apart": [setting.name for setting in comparison.not_told_apart],
+        "keys": list(comparison.keys),
+        "settings": [
+            {
+                "name": setting.name,
+                "values": dict(setting.values),
+                "figures": {name: asdict(figure) for name, figure in setting.figures.items()},
+                "runs": _runs(setting.runs),
+            }
+            for setting in comparison.settings
+        ],
+        "unreadable": _runs(comparison.unreadable),
+        "lost_jobs": list(comparison.lost_jobs),
+        "notes": list(comparison.notes),
+    }
+
+
+def _runs(runs: Sequence[FoundRun]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": run.id,
+            "path": str(run.path),
+            "status": run.status,
+            "cause": run.cause,
+            "seed": run.seed,
+            "step": run.step,
+            "num_steps": run.num_steps,
+            "success": run.final.success.mean if run.final and run.final.success else None,
+            "reward": run.final.reward.mean if run.final and run.final.reward else None,
+        }
+        for run in runs
+    ]

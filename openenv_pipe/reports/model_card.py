@@ -1,0 +1,104 @@
+"""The README.md of an exported model: what it is, where it came from, and how to use it.
+
+Says what the run's files say. It knows no licence, and does not guess one.
+"""
+
+from pathlib import Path
+
+import yaml
+
+from openenv_pipe.config.schema import HubModelConfig, RunConfig
+from openenv_pipe.runs.evals import read_reports
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system.markdown import interval_text, table
+
+
+def model_card(folder: RunFolder, checkpoint: Path, name: str) -> str:
+    """Markdown with the hub's metadata on top. `name` is what the model's folder is called."""
+    config = folder.written_config
+    sections = [
+        _metadata(config),
+        f"# {name}",
+        _origin(folder, config, checkpoint),
+        _results(folder),
+        _use(config, name),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _metadata(config: RunConfig) -> str:
+    values = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["openenv", "openenv-pipe", "reinforcement-learning", config.trainer.loss.type],
+    }
+    if _is_of_hub(config):
+        values["base_model"] = config.model.path
+    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
+
+
+def _origin(folder: RunFolder, config: RunConfig, checkpoint: Path) -> str:
+    model, trainer, record = config.model, config.trainer, folder.record
+    if isinstance(model, HubModelConfig):
+        revision = f" at revision `{model.revision}`" if model.revision else ""
+        base = f"`{model.path}`{revision}"
+    else:
+        base = f"a tiny Qwen3 with random weights (seed {model.seed})"
+    how = f"LoRA of rank {model.lora.rank}, merged" if model.lora.rank else "full training"
+    if model.quantization != "none":
+        how += f" into weights that were {model.quantization}, written out"
+    rows = [
+        ["environment", f"`{config.env.name}`"],
+        ["base model", base],
+        ["training", f"{trainer.loss.type}, {how}, group size {trainer.group_size}"],
+        ["checkpoint", f"`{checkpoint.name}`"],
+        ["run", f"`{record.id}`, configuration sha256 `{record.config_digest[:16]}`"],
+        ["openenv-pipe", record.versions["openenv-pipe"]],
+    ]
+    return (
+        "Trained on an [OpenEnv](https://github.com/huggingface/OpenEnv) environment by "
+        f"openenv-pipe.\n\n{table(['', ''], rows)}"
+    )
+
+
+def _results(folder: RunFolder) -> str:
+    reports = read_reports(folder.path)
+    if not reports:
+        return ""
+    rows = [
+        [
+            name,
+            interval_text(report.success, percent=True),
+            interval_text(report.reward),
+            "" if report.temperature is None else f"{report.temperature:g}",
+            f"{report.num_tasks} × {report.samples_per_task}",
+        ]
+        for name, report in reports.items()
+    ]
+    titles = ["evaluation", "success", "reward", "temperature", "tasks × samples"]
+    confidence = folder.written_config.eval.confidence
+    return f"{table(titles, rows)}\n\nMeans with {confidence:.0%} bootstrap intervals."
+
+
+def _use(config: RunConfig, name: str) -> str:
+    dtype = config.model.dtype
+    return f"""```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained("{name}", dtype="{dtype}")
+prompt = tokenizer.apply_chat_template(
+    [{{"role": "user", "content": "..."}}], add_generation_prompt=True, return_tensors="pt"
+)
+```"""
+
+
+def _is_of_hub(config: RunConfig) -> bool:
+    """A base model that others can have: an id such as Qwen/Qwen3-0.6B, no folder of ours."""
+    model = config.model
+    return (
+        isinstance(model, HubModelConfig)
+        and not Path(model.path).expanduser().is_dir()
+        and model.path.count("/") == 1
+        and not model.path.startswith((".", "/", "~"))
+    )

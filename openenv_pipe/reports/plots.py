@@ -1,0 +1,202 @@
+"""The pictures of a report. Draws what metrics and eval reports say; refuses to fill in gaps.
+
+matplotlib is imported inside the functions: it takes longer than a whole `--help`.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.system.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Records = Sequence[Mapping[str, Any]]
+
+BLUE, GREEN, ORANGE, GREY = "#2f6db5", "#2b8a5b", "#d9772b", "#8a8f98"
+INK = "#2b2f36"
+STYLE = {
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#c5c9cf",
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#eceef1",
+    "xtick.color": "#6b7078",
+    "ytick.color": "#6b7078",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
+LOSS_PANELS = {
+    "Entropy (nats a token)": {"loss/entropy": BLUE},
+    "KL to the reference (nats a token)": {"loss/kl": GREEN},
+    "Gradient norm before clipping": {"grad/norm": ORANGE},
+    "|logprob of trainer − of sampler|": {"mismatch/mean": BLUE, "mismatch/max": ORANGE},
+    "Share of tokens at a clip": {"clip/low": BLUE, "clip/high": ORANGE},
+}
+DPI = 150
+WARM_START_WIDTH = 0.75  # of a GRPO panel
+SMOOTHED_SHARE = 0.08  # of all steps is the width of the smoothing window
+
+
+def draw_learning_curves(
+    path: Path, records: Records, reports: Sequence[EvalReport], num_steps: int
+) -> bool:
+    """Warm start's loss, then reward and success over GRPO steps with the eval points on them.
+
+    reports: of the stages and during training; num_steps: of GRPO when the run is complete.
+    False, and no file, if there is nothing to draw.
+    """
+    warm, grpo = _of_stage(records, "warm_start"), _of_stage(records, "grpo")
+    panels = ["warm_start"] * bool(warm) + ["reward", "success"] * bool(grpo or reports)
+    if not panels:
+        return False
+    with canvas(
+        path, 1, [WARM_START_WIDTH if name == "warm_start" else 1.0 for name in panels]
+    ) as axes:
+        by_panel = dict(zip(panels, axes, strict=True))
+        if warm:
+            axis = by_panel["warm_start"]
+            _draw_series(axis, warm, "loss/supervised", ORANGE, label="")
+            _label(axis, "Warm start: supervised loss", "warm start step")
+        if grpo or reports:
+            reward, success = by_panel["reward"], by_panel["success"]
+            _draw_series(reward, grpo, "reward/mean", BLUE, label="train episodes")
+            _draw_series(success, grpo, "success/rate", GREEN, label="train episodes")
+            _label(reward, "Reward", "GRPO step")
+            _label(success, "Success rate", "GRPO step")
+            last_step = grpo[-1]["step"] if grpo else 0
+            width = max(num_steps, last_step, 1)
+            for axis, measure in ((reward, "reward"), (success, "success")):
+                _draw_eval_points(axis, reports, measure)
+                axis.set_xlim(-0.04 * width, 1.04 * width)
+            success.set_ylim(-0.04, 1.04)
+            reward.legend(loc="best")
+    return True
+
+
+def draw_losses(path: Path, records: Records) -> bool:
+    """What to look at when the reward does not move: entropy, KL, gradient norm, mismatch, clips.
+
+    Without a panel is what was zero throughout: a run may have no reference, and nothing to clip.
+    False, and no file, if no GRPO step has any of them.
+    """
+    grpo = _of_stage(records, "grpo")
+    panels = {
+        title: lines
+        for title, lines in LOSS_PANELS.items()
+        if any(_has(grpo, key) for key in lines)
+    }
+    if not panels:
+        return False
+    num_columns = min(len(panels), 2)
+    num_rows = -(-len(panels) // num_columns)
+    with canvas(path, num_rows, [1.0] * num_columns) as axes:
+        for axis, (title, lines) in zip(axes, panels.items(), strict=False):
+            for key, colour in lines.items():
+                _draw_series(axis, grpo, key, colour, label=key.partition("/")[2])
+            _label(axis, title, "GRPO step")
+            if len(lines) > 1:
+                axis.legend(loc="best")
+                if all(record.get(key) for record in grpo for key in lines):
+                    axis.set_yscale("log")  # mean and max are orders of magnitude apart
+        for axis in axes[len(panels) :]:
+            axis.remove()
+    return True
+
+
+def smoothing_window(num_values: int) -> int:
+    """How many values `smooth` should take together; odd, so centred on its step."""
+    return max(1, round(num_values * SMOOTHED_SHARE)) | 1
+
+
+def smooth(values: numpy.ndarray, window: int) -> numpy.ndarray:
+    """Centred moving mean of `window` values; at the ends, of those that there are. [N] -> [N]"""
+    kernel = numpy.ones(window)
+    counts = numpy.convolve(numpy.ones(len(values)), kernel, mode="full")
+    sums = numpy.convolve(values, kernel, mode="full")
+    start = (window - 1) // 2
+    return (sums / counts)[start : start + len(values)]
+
+
+def _draw_series(axis: "Axes", records: Records, key: str, colour: str, label: str) -> None:
+    points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
+    if not points:
+        return
+    steps, values = numpy.array(points, dtype=float).T
+    window = smoothing_window(len(values))
+    if window > 1:
+        axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1.0)
+    marker = "o" if len(values) == 1 else None
+    axis.plot(
+        steps, smooth(values, window), color=colour, linewidth=1.9, label=label, marker=marker
+    )
+
+
+def _draw_eval_points(axis: "Axes", reports: Sequence[EvalReport], measure: str) -> None:
+    """Eval means with their intervals, each at the step behind its model."""
+    looks = {
+        "start": (GREY, "s", "eval: start"),
+        "warm_start": (ORANGE, "^", "eval: after warm start"),
+        "trained": (INK, "o", "eval: trained"),
+    }
+    during = (INK, ".", "eval: during training")
+    labelled = set()
+    for report in reports:
+        interval = getattr(report, measure)
+        if interval is None or report.step is None:
+            continue
+        colour, marker, label = looks.get(report.label, during)
+        bars = [[interval.mean - interval.low], [interval.high - interval.mean]]
+        axis.errorbar(
+            [report.step], [interval.mean], yerr=bars, fmt=marker, color=colour,
+            label=None if label in labelled else label,
+            markersize=5.5, capsize=3.5, elinewidth=1.4, zorder=3, clip_on=False,
+        )  # fmt: skip
+        labelled.add(label)
+
+
+@contextmanager
+def canvas(path: Path, num_rows: int, width_ratios: Sequence[float]) -> "Iterator[list[Axes]]":
+    """Panels to draw on, row by row; written to `path` at the end of the block.
+
+    Needs no display, leaves matplotlib's global state alone, and leaves the date out of the PNG.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.2 * sum(width_ratios), 3.1 * num_rows), layout="constrained")
+        axes = figure.subplots(
+            num_rows, len(width_ratios), squeeze=False, width_ratios=width_ratios
+        )
+        yield list(axes.flat)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
+    path.parent.mkdir(exist_ok=True)
+    write_bytes(path, picture.getvalue())
+
+
+def _label(axis: "Axes", title: str, x_label: str) -> None:
+    axis.set_title(title)
+    axis.set_xlabel(x_label)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _of_stage(records: Records, stage: str) -> list[Mapping[str, Any]]:
+    return [record for record in records if record.get("stage") == stage]
+
+
+def _has(records: Records, key: str) -> bool:
+    return any(record.get(key) for record in records)

@@ -1,0 +1,292 @@
+"""report.md: a run in one page, to be read in a minute, also while it runs or after it died.
+
+Says what the files of the run folder say, and which of it is missing. Written again by each
+call: notes of your own belong elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.schema import (
+    HubModelConfig,
+    ModelConfig,
+    RunConfig,
+    TaskDataset,
+    TaskFile,
+    TaskRange,
+    TaskServer,
+    TaskSetConfig,
+)
+from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
+from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
+from openenv_pipe.runs.eval_report import Comparison, EvalReport, compare
+from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.record import RunRecord
+from openenv_pipe.runs.transcript import fenced, headline, transcript
+from openenv_pipe.system.files import write_text
+from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
+from openenv_pipe.system.progress import clock
+
+Reports = Mapping[str, EvalReport]
+Records = Sequence[Mapping[str, Any]]
+TITLES = dict(zip(STAGES, ("before training", "after the warm start", "after GRPO"), strict=True))
+TIMES = ("time/step_s", "time/rollout_s", "time/learner_s")
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Draw the plots and write report.md of a run in any state; returns its path.
+
+    Raises RunFolderError if a file of the run is damaged.
+    """
+    config = folder.written_config
+    records = read_metrics(folder.metrics_path)
+    stages = read_stages(folder.path)
+    sections = [
+        f"# {folder.record.id}",
+        _state(folder, config, records),
+        _outcome(config, stages),
+        _scores_table(config, read_reports(folder.path)),
+        _pictures(folder.path, config, records, stages),
+        _what_was_run(folder, config),
+        _time_table(folder, records),
+        _examples(folder.path),
+        _further(folder.path, is_over=folder.status == "finished"),
+    ]
+    path = folder.path / "report.md"
+    write_text(path, "\n\n".join(section for section in sections if section) + "\n")
+    return path
+
+
+def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
+    steps = [record["step"] for record in records if record.get("stage") == "grpo"]
+    done = f"{steps[-1] if steps else 0} of {config.trainer.steps} GRPO steps"
+    took = f"{done} in {_seconds(folder.duration_s)}"
+    if folder.status == "died":
+        return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
+    if folder.record.cause is None:
+        return f"The run is **{folder.status}**, {took}."
+    # A run that finished says why it did before its last step.
+    what = "It" if folder.status == "finished" else "Cause:"
+    return f"The run is **{folder.status}**, {took}. {what} {folder.record.cause}"
+
+
+def _outcome(config: RunConfig, reports: Reports) -> str:
+    """What training changed, in a sentence or two. `reports` are those of the stages."""
+    stages = [name for name in STAGES if name in reports]
+    if len(stages) < 2:
+        return "There is no evaluation before and after training yet, so no result."
+    pairs = [(stages[0], stages[-1])]
+    if len(stages) == len(STAGES):
+        pairs.append(("warm_start", "trained"))  # GRPO's own part in it
+    return "\n\n".join(
+        f"{TITLES[before].capitalize()} → {TITLES[after]}: "
+        + _change(config, reports[before], reports[after])
+        for before, after in pairs
+    )
+
+
+def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
+    change = compare(before, after, config.eval, config.seed)
+    if not (change.success and change.reward):
+        return "Every episode of an evaluation failed: there is nothing to compare."
+    success, reward = change.success, change.reward
+    verdict = "" if success.excludes_zero else " The interval includes 0: no proof of a change."
+    return (
+        f"**success rate {before.success.mean:.0%} → {after.success.mean:.0%}** "
+        f"({100 * success.mean:+.0f} points, {config.eval.confidence:.0%} interval "
+        f"{100 * success.low:+.0f} to {100 * success.high:+.0f}) and "
+        f"reward {before.reward.mean:.3f} → {after.reward.mean:.3f} "
+        f"({reward.mean:+.3f}, {reward.low:+.3f} to {reward.high:+.3f}) "
+        f"{_on_tasks(change, after)}.{verdict}"
+    )
+
+
+def _on_tasks(change: Comparison, after: EvalReport) -> str:
+    samples = after.samples_per_task
+    return f"on {change.num_tasks} eval tasks, {samples} sample{'s' * (samples != 1)} each"
+
+
+def _scores_table(config: RunConfig, reports: Reports) -> str:
+    if not reports:
+        return ""
+    ks = sorted({k for report in reports.values() for k in report.pass_at})
+    rows = [
+        [
+            f"[{_title(name)}](eval/{name}.md)",
+            interval_text(report.success, percent=True),
+            *(interval_text(report.pass_at.get(k), percent=True) for k in ks),
+            interval_text(report.reward),
+            interval_text(report.turns),
+            f"{report.num_tasks} × {report.samples_per_task}",
+            UNKNOWN if report.temperature is None else f"{report.temperature:g}",
+            _failures(report),
+        ]
+        for name, report in reports.items()
+    ]
+    passes = [f"pass@{k}" for k in ks]
+    counts = ["tasks × samples", "temperature", "without success"]
+    titles = ["model", "success", *passes, "reward", "turns", *counts]
+    caption = (
+        f"Means over eval tasks with {config.eval.confidence:.0%} bootstrap intervals. Each row "
+        "leads to its tasks and its best and worst episodes. A failed episode (status error) "
+        "counts in no mean."
+    )
+    return f"{table(titles, rows)}\n\n{caption}"
+
+
+def _title(name: str) -> str:
+    """A row's name in words: of a stage, of a scripted player, or as the file is called."""
+    if name.startswith(BASELINE):
+        return f"baseline: {name.removeprefix(BASELINE)}"
+    stage = name.removesuffix(GREEDY)
+    return TITLES.get(stage, stage) + (", greedy" if stage != name else "")
+
+
+def _failures(report: EvalReport) -> str:
+    return ", ".join(f"{n} {status}" for status, n in report.unsuccessful.items()) or "none"
+
+
+def _pictures(path: Path, config: RunConfig, records: Records, reports: Reports) -> str:
+    plots = path / "plots"
+    texts = []
+    steps = config.trainer.steps
+    points = [*reports.values(), *read_during(path)]
+    if draw_learning_curves(plots / "learning_curves.png", records, points, steps):
+        texts.append("![learning curves](plots/learning_curves.png)")
+    if draw_losses(plots / "losses.png", records):
+        texts.append("Entropy, gradient norm, mismatch and the like: [losses](plots/losses.png).")
+    return "\n\n".join(texts)
+
+
+def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
+    env, trainer, warm = config.env, config.trainer, config.trainer.warm_start
+    record = folder.record
+    terms = ", ".join(f"{term.weight:g} × {name}" for name, term in config.reward.terms.items())
+    grpo = (
+        f"{trainer.steps} steps of {trainer.tasks_per_step} tasks × {trainer.group_size} episodes, "
+        f"{trainer.loss.type} loss by {trainer.loss.normalise}, lr {trainer.optimizer.lr:g}, "
+        f"temperature {trainer.temperature:g}, kl {trainer.loss.kl.coef:g}"
+    )
+    warm_start = f"{warm.steps} steps on episodes of `{warm.policy}`" if warm.steps else "none"
+    gpus = f", {', '.join(record.machine.gpus)}" if record.machine.gpus else ""
+    rows = {
+        "environment": f"{env.name}, at most {env.max_turns} turns",
+        "train tasks": _tasks(env.tasks.train),
+        "eval tasks": _tasks(env.tasks.eval),
+        "model": _model(config.model, record.facts),
+        "reward": terms,
+        "warm start": warm_start,
+        "GRPO": grpo,
+        "engine, seed": f"{config.engine.type}, {config.seed}",
+        "code": _code(folder),
+        "machine": f"{record.machine.cpu}, {record.machine.num_cpus} CPUs{gpus}",
+        "command": f"`{' '.join(record.command)}`",
+        **_history(record),
+    }
+    return "## What was run\n\n" + table(["", ""], [list(row) for row in rows.items()])
+
+
+def _history(record: RunRecord) -> dict[str, str]:
+    """Where the run came from, if from another one, and how often it was begun, if not once."""
+    rows = {}
+    if (lineage := record.lineage) is not None:
+        at = f" at {lineage.checkpoint}" if lineage.checkpoint else ""
+        changes = ", ".join(f"{key}={values[1]}" for key, values in lineage.changed.items())
+        rows[lineage.kind] = f"of {lineage.run}{at}{f', with {changes}' if changes else ''}"
+    if len(record.attempts) > 1:
+        rows["attempts"] = ", ".join(
+            f"{attempt.status} (from {attempt.checkpoint or 'the beginning'})"
+            for attempt in record.attempts
+        )
+    return rows
+
+
+def _tasks(tasks: TaskSetConfig) -> str:
+    match tasks:
+        case TaskRange():
+            text = str(tasks.num_tasks)
+        case TaskFile():
+            text = f"the rows of {tasks.path}"
+        case TaskDataset():
+            text = f"the rows of {tasks.path}, split {tasks.split}"
+        case TaskServer():
+            text = f"the server's, split {tasks.split}"
+    keywords = ", ".join(f"{name}={value}" for name, value in tasks.reset.items())
+    return f"{text}{f', reset with {keywords}' if keywords else ''}"
+
+
+def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:
+    if isinstance(model, HubModelConfig):
+        name = f"{model.path}{f' at {model.revision}' if model.revision else ''}"
+    else:
+        name = f"tiny Qwen3 with random weights, {model.num_layers} layers of {model.hidden_size}"
+    tuning = f"LoRA of rank {model.lora.rank}" if model.lora.rank else "full training"
+    if model.quantization != "none":
+        tuning += f" above weights in {model.quantization}"
+    size = facts.get("num_parameters")
+    return f"{name}{f', {size:,} parameters' if size else ''}, {tuning}"
+
+
+def _code(folder: RunFolder) -> str:
+    checkouts = [
+        f"{checkout.sha[:10] if checkout.sha else 'no commit'}"
+        f"{' with changes' if checkout.dirty else ''}"
+        for checkout in folder.record.checkouts
+    ]
+    return ", ".join([f"openenv-pipe {folder.record.versions['openenv-pipe']}", *checkouts])
+
+
+def _time_table(folder: RunFolder, records: Records) -> str:
+    """Sums of the time/ keys; what is left of the run is start-up, evaluation and checkpoints."""
+    rows, in_steps_s = [], 0.0
+    for stage in dict.fromkeys(record["stage"] for record in records):
+        steps = [record for record in records if record["stage"] == stage]
+        sums = [sum(record.get(key) or 0.0 for record in steps) for key in TIMES]
+        tokens = sum(record.get("tokens/trained") or 0 for record in steps)
+        in_steps_s += sums[0]
+        rows.append([stage, str(len(steps)), *map(_seconds, sums), f"{tokens:,}"])
+    if not rows:
+        return ""
+    rest_s = max(folder.duration_s - in_steps_s, 0.0)
+    rows.append(["everything else", "", _seconds(rest_s), "", "", ""])
+    titles = ["stage", "steps", "time", "of it rollout", "of it learner", "tokens trained"]
+    return "## How long it took\n\n" + table(titles, rows)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60.0:
+        return f"{seconds:.1f} s" if seconds else ""
+    return clock(seconds)
+
+
+def _examples(path: Path) -> str:
+    """The best and the worst episode of the last step, or one if all are worth the same."""
+    file = last_episodes_path(path)
+    if file is None:
+        return ""
+    episodes = [episode for group in read_episodes(file) for episode in group.scored]
+    if not episodes:
+        return ""
+    by_reward = sorted(episodes, key=lambda episode: episode.reward)
+    shown = {"Best": by_reward[-1], "Worst": by_reward[0]}
+    if by_reward[0].reward == by_reward[-1].reward:
+        shown = {"One of many alike": by_reward[0]}
+    texts = [f"## Episodes of the last step\n\nFrom `episodes/{file.name}`."]
+    for title, episode in shown.items():
+        texts.append(f"**{title}**: {headline(episode)}\n\n{fenced(transcript(episode))}")
+    return "\n\n".join(texts)
+
+
+def _further(path: Path, *, is_over: bool) -> str:
+    commands = {} if is_over else {f"openenv-pipe train --resume {path}": "go on where it stopped"}
+    commands |= {
+        f"openenv-pipe eval {path}": "evaluate its model again",
+        f"ls {path}/logs/latest {path}/checkpoints": "logs of the last attempt, weights",
+    }
+    if episodes := last_episodes_path(path):
+        commands[f"zcat {episodes} | head -n 1"] = "an episode with all its tokens"
+    lines = [f"{command}    # {what}" for command, what in commands.items()]
+    return "\n".join(["## To look further", "", "```bash", *lines, "```"])

@@ -1,0 +1,108 @@
+"""All runs at a glance. A broken folder is shown as unreadable; it never breaks the list."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.evals import read_stages
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.files import read_json
+from openenv_pipe.system.progress import clock
+
+STATUS_STYLES = {
+    "running": "cyan",
+    "finished": "green",
+    "interrupted": "yellow",
+    "failed": "red",
+    "died": "red",
+    "unreadable": "magenta",
+}
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRow:
+    """What one line of the list says. None: not known (yet)."""
+
+    id: str
+    status: str  # a status of RunFolder, or unreadable
+    problem: str | None = None  # the run's cause, or why the folder cannot be read
+    created: datetime | None = None
+    duration_s: float | None = None
+    step: int = 0  # GRPO steps done
+    num_steps: int | None = None
+    success_start: float | None = None
+    success_trained: float | None = None
+    last_reward: float | None = None
+
+
+def list_runs(runs_dir: Path) -> list[RunRow]:
+    """One row for each run folder below `runs_dir`, by name and number; [] without any."""
+    folders = [
+        path for path in Path(runs_dir).glob("*/*") if path.name.isdecimal() and path.is_dir()
+    ]
+    return [_row(path) for path in sorted(folders, key=lambda p: (p.parent.name, int(p.name)))]
+
+
+def runs_table(rows: list[RunRow]) -> Table:
+    """The rows as a table for a terminal."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("run", "status", "created (UTC)"):
+        table.add_column(title, no_wrap=True)
+    for title in ("took", "steps", "success", "reward"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", style="dim")  # the one that gives way on a narrow terminal
+    for row in rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _row(path: Path) -> RunRow:
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        folder = RunFolder.open(path)
+        steps = [r for r in read_metrics(folder.metrics_path) if r.get("stage") == "grpo"]
+        reports = read_stages(path)
+        return RunRow(
+            id=name,
+            status=folder.status,
+            problem=folder.record.cause,
+            created=folder.record.created,
+            duration_s=folder.duration_s,
+            step=steps[-1]["step"] if steps else 0,
+            num_steps=read_json(path / "config.json")["trainer"]["steps"],
+            success_start=_success(reports, "start"),
+            success_trained=_success(reports, "trained"),
+            last_reward=steps[-1].get("reward/mean") if steps else None,
+        )
+    except (RunFolderError, OSError, LookupError, TypeError, AttributeError) as error:
+        return RunRow(id=name, status="unreadable", problem=str(error))
+
+
+def _success(reports: dict, name: str) -> float | None:
+    report = reports.get(name)
+    return report.success.mean if report and report.success else None
+
+
+def _cells(row: RunRow) -> list[str | Text]:
+    style = STATUS_STYLES[row.status]
+    start, trained = _share(row.success_start), _share(row.success_trained)
+    return [
+        row.id,
+        f"[{style}]{row.status}[/]",
+        f"{row.created:%Y-%m-%d %H:%M}" if row.created else UNKNOWN,
+        UNKNOWN if row.duration_s is None else clock(row.duration_s),
+        UNKNOWN if row.num_steps is None else f"{row.step}/{row.num_steps}",
+        UNKNOWN if start == trained == UNKNOWN else f"{start} → {trained}",
+        UNKNOWN if row.last_reward is None else f"{row.last_reward:.3f}",
+        Text((row.problem or "").partition("\n")[0], no_wrap=True, overflow="ellipsis"),
+    ]
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"

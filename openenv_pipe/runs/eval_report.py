@@ -1,0 +1,195 @@
+"""Evaluation reports: what episodes say about a model, and how two reports compare.
+
+Pure functions of episodes. Failed episodes are counted, never scored: a dead server must not
+look like a bad model.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from openenv_pipe.config.schema import EvalConfig
+from openenv_pipe.errors import UserError
+from openenv_pipe.system.intervals import Interval, bootstrap_interval, paired_difference, pass_at_k
+from openenv_pipe.types import Episode, Task
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TaskScores(_Frozen):
+    """One task's episodes that did not fail: the lists have one entry for each."""
+
+    task: str
+    task_seed: int
+    reset_digest: str  # of the keywords: equal ids and seeds may still be different tasks
+    num_failed: int
+    seeds: list[int]
+    successes: list[bool]
+    rewards: list[float]
+    turns: list[int]
+    statuses: list[str]
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What makes two tasks the same."""
+        return self.task, self.task_seed, self.reset_digest
+
+
+class EvalReport(_Frozen):
+    """One model on the eval tasks. An interval is None if every episode failed."""
+
+    label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # start, warm_start, trained, ...
+    model: str
+    step: int | None  # GRPO steps behind the model; None: no run has trained it
+    temperature: float | None  # None: a script, which has none
+    num_tasks: int
+    samples_per_task: int
+    num_failed: int
+    statuses: dict[str, int]  # of all episodes
+    unsuccessful: dict[str, int]  # of those without success, failed ones included
+    success: Interval | None
+    reward: Interval | None
+    turns: Interval | None
+    pass_at: dict[int, Interval]  # k from 2 up to samples_per_task: powers of two, and the last
+    tasks: list[TaskScores]
+
+
+class Comparison(_Frozen):
+    """after - before over the tasks of both reports, paired by task."""
+
+    before: str
+    after: str
+    num_tasks: int
+    success: Interval | None
+    reward: Interval | None
+    turns: Interval | None
+
+
+def summarise(
+    label: str,
+    episodes: Sequence[Episode],
+    config: EvalConfig,
+    seed: int,
+    *,
+    model: str,
+    step: int | None,
+    temperature: float | None,
+) -> EvalReport:
+    """Group episodes by task and put intervals on their means. `seed` is the bootstrap's."""
+    tasks = _scores_by_task(episodes)
+    samples_per_task = max(len(task.seeds) + task.num_failed for task in tasks)
+
+    def interval(values_of: Callable[[TaskScores], Sequence[float]]) -> Interval | None:
+        return bootstrap_interval(
+            [values_of(task) for task in tasks],
+            num_resamples=config.num_resamples,
+            confidence=config.confidence,
+            seed=seed,
+        )
+
+    pass_at = {k: interval(lambda task, k=k: _pass_at_k(task, k)) for k in _ks(samples_per_task)}
+    return EvalReport(
+        label=label,
+        model=model,
+        step=step,
+        temperature=temperature,
+        num_tasks=len(tasks),
+        samples_per_task=samples_per_task,
+        num_failed=sum(episode.failed for episode in episodes),
+        statuses=_count_statuses(episodes),
+        unsuccessful=_count_statuses([episode for episode in episodes if not _succeeded(episode)]),
+        success=interval(lambda task: task.successes),
+        reward=interval(lambda task: task.rewards),
+        turns=interval(lambda task: task.turns),
+        pass_at={k: found for k, found in pass_at.items() if found is not None},
+        tasks=tasks,
+    )
+
+
+def compare(before: EvalReport, after: EvalReport, config: EvalConfig, seed: int) -> Comparison:
+    """Paired differences over the tasks, by id, seed and keywords, that both reports have.
+
+    Raises UserError if there is none: the reports are of different environments or splits.
+    """
+    old = {task.key: task for task in before.tasks}
+    pairs = [(old[task.key], task) for task in after.tasks if task.key in old]
+    if not pairs:
+        raise UserError(
+            f"eval reports {before.label!r} and {after.label!r} have no task in common; "
+            "compare reports of the same environment, split and seeds"
+        )
+
+    def difference(values_of: Callable[[TaskScores], Sequence[float]]) -> Interval | None:
+        return paired_difference(
+            [values_of(first) for first, _ in pairs],
+            [values_of(second) for _, second in pairs],
+            num_resamples=config.num_resamples,
+            confidence=config.confidence,
+            seed=seed,
+        )
+
+    return Comparison(
+        before=before.label,
+        after=after.label,
+        num_tasks=len(pairs),
+        success=difference(lambda task: task.successes),
+        reward=difference(lambda task: task.rewards),
+        turns=difference(lambda task: task.turns),
+    )
+
+
+def _ks(num_samples: int) -> list[int]:
+    """2, 4, 8, ... and the number of samples itself; pass@1 is the success rate."""
+    powers = [2**i for i in range(1, num_samples.bit_length()) if 2**i < num_samples]
+    return [*powers, num_samples] if num_samples > 1 else []
+
+
+def _pass_at_k(task: TaskScores, k: int) -> list[float]:
+    """The task's estimate, none where too many of its samples failed."""
+    num_samples = len(task.successes)
+    return [pass_at_k(num_samples, sum(task.successes), k)] if num_samples >= k else []
+
+
+def _succeeded(episode: Episode) -> bool:
+    return episode.success and not episode.failed
+
+
+def _count_statuses(episodes: Sequence[Episode]) -> dict[str, int]:
+    return dict(sorted(Counter(str(episode.status) for episode in episodes).items()))
+
+
+def _scores_by_task(episodes: Sequence[Episode]) -> list[TaskScores]:
+    """One row for each task, in order of the tasks' indices, members in order."""
+    by_task: dict[tuple[int, str, int], list[Episode]] = {}
+    for episode in episodes:
+        task = episode.task
+        by_task.setdefault((task.index, task.id, task.seed), []).append(episode)
+    return [_scores(played) for _, played in sorted(by_task.items())]
+
+
+def _scores(episodes: Sequence[Episode]) -> TaskScores:
+    scored = sorted((e for e in episodes if not e.failed), key=lambda episode: episode.member)
+    task = episodes[0].task
+    return TaskScores(
+        task=task.id,
+        task_seed=task.seed,
+        reset_digest=_reset_digest(task),
+        num_failed=len(episodes) - len(scored),
+        seeds=[episode.seed for episode in scored],
+        successes=[episode.success for episode in scored],
+        rewards=[episode.reward for episode in scored],
+        turns=[len(episode.turns) for episode in scored],
+        statuses=[str(episode.status) for episode in scored],
+    )
+
+
+def _reset_digest(task: Task) -> str:
+    """The first 64 bits of sha256 over the reset keywords, in hex."""
+    text = json.dumps(task.reset, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""The operating system's side: processes, locks, files, HTTP. No words of the domain."""

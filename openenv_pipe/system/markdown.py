@@ -1,0 +1,23 @@
+"""Markdown's tables, and intervals as people read them."""
+
+from collections.abc import Sequence
+
+from openenv_pipe.system.intervals import Interval
+
+UNKNOWN = "–"
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; bars and line ends inside cells are taken care of."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def interval_text(interval: Interval | None, *, percent: bool = False) -> str:
+    """`mean [low, high]`."""
+    if interval is None:
+        return UNKNOWN
+    form = "{:.0%}" if percent else "{:.2f}"
+    mean, low, high = (form.format(x) for x in (interval.mean, interval.low, interval.high))
+    return f"{mean} [{low}, {high}]"

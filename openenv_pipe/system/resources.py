@@ -1,0 +1,131 @@
+"""Where things lie: `conf/` and `envs/` of the current folder and shipped ones, and callables.
+
+The current folder's own come first. Nothing is imported here before `load_callable` is asked to.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.errors import ConfigError
+
+PACKAGE_DIR = Path(__file__).resolve().parents[1]
+BASE = "base"  # of a group: to be built on, not chosen
+MOVED = {"openenv_pipe.policies": "openenv_pipe.environments.random_policy"}  # in old run folders
+
+
+def conf_dirs() -> list[Path]:
+    """Folders of configuration, the current folder's `conf/` first if there is one."""
+    return _search_dirs("conf")
+
+
+def env_dirs() -> list[Path]:
+    """Folders of environment packages, the current folder's `envs/` first if there is one."""
+    return _search_dirs("envs")
+
+
+def shipped_dir(name: str) -> Path:
+    """`conf` or `envs` as it came with the package: inside a wheel, at the root of a checkout."""
+    packaged = PACKAGE_DIR / name
+    return packaged if packaged.is_dir() else PACKAGE_DIR.parent / name
+
+
+def _search_dirs(name: str) -> list[Path]:
+    own, shipped = Path.cwd() / name, shipped_dir(name)
+    if own.is_dir() and not own.samefile(shipped):
+        return [own, shipped]
+    return [shipped]
+
+
+def short_path(path: Path) -> str:
+    """The path as a person in the current folder would write it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def group_names() -> list[str]:
+    """The configuration groups: `env`, `model`, and all other folders of `conf/`."""
+    return _names(path.name for folder in conf_dirs() for path in folder.iterdir() if path.is_dir())
+
+
+def group_options(group: str) -> list[str]:
+    """What `group=` may be set to: the YAML files of its folders, without `base`."""
+    stems = [path.stem for folder in conf_dirs() for path in folder.glob(f"{group}/*.yaml")]
+    return _names(stem for stem in stems if stem != BASE)
+
+
+def _names(found: Iterable[str]) -> list[str]:
+    return sorted({name for name in found if not name.startswith((".", "_"))})
+
+
+def find_env(package: str) -> Path:
+    """The folder of an environment package: a path, or a bare name to look for in `env_dirs()`.
+
+    Raises ConfigError with the names that would be found.
+    """
+    if "/" in package or package.startswith("."):
+        folder = Path(package).expanduser()
+        if folder.is_dir():
+            return folder.resolve()
+        raise ConfigError(
+            f"env.package={package!r} is not a folder; expected the folder of an OpenEnv package, "
+            "or a bare name to look for in envs/"
+        )
+    folders = env_dirs()
+    for folder in folders:
+        if (folder / package).is_dir():
+            return folder / package
+    names = _names(path.name for folder in folders for path in folder.iterdir() if path.is_dir())
+    raise ConfigError(
+        f"env.package={package!r} was not found in {' or '.join(map(short_path, folders))}; "
+        f"there are: {', '.join(names)}{did_you_mean(package, names)}; "
+        "for a package elsewhere give its folder, such as ./my_env"
+    )
+
+
+def load_callable(dotted: str) -> Callable[..., Any]:
+    """Import `package.module:name`, also from `envs/` folders and the current folder.
+
+    Those come last on `sys.path`, so that nothing installed is shadowed. Raises ConfigError.
+    """
+    module_name, _, attribute_path = dotted.partition(":")
+    module_name = MOVED.get(module_name, module_name)
+    for folder in [*map(str, env_dirs()), str(Path.cwd())]:
+        if folder not in sys.path:
+            sys.path.append(folder)
+    value: Any = _import(module_name, dotted)
+    for attribute in attribute_path.split("."):
+        if not hasattr(value, attribute):
+            near = did_you_mean(attribute, [name for name in dir(value) if name[0] != "_"])
+            where = getattr(value, "__file__", module_name)
+            raise ConfigError(f"{dotted!r}: there is no {attribute!r} in {where}{near}")
+        value = getattr(value, attribute)
+    if not callable(value):
+        raise ConfigError(f"{dotted!r} is a {type(value).__name__}; expected a function or a class")
+    return value
+
+
+def _import(module_name: str, dotted: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            places = ", ".join(map(short_path, [*env_dirs(), Path.cwd()]))
+            raise ConfigError(
+                f"{dotted!r}: there is no module {missing!r} among the installed packages or in "
+                f"{places}; expected module:name, such as wordle.rewards:consistent_guess"
+            ) from error
+        raise ConfigError(f"{dotted!r}: its module needs {missing!r}, not installed") from error
+    except Exception as error:  # whatever a user's module does when it is imported
+        raise ConfigError(
+            f"{dotted!r}: importing {module_name} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """What a message names as probably meant, in brackets; empty if nothing is near."""
+    near = difflib.get_close_matches(word, known, n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""

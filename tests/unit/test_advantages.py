@@ -1,0 +1,171 @@
+"""Advantages of groups. Trap numbers: tests/README.md."""
+
+import math
+
+import pytest
+from fakes import made_up_episode, made_up_group, made_up_turn, run_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.pipeline.grpo_stage import build_samples
+from openenv_pipe.types import Group, Status
+
+REWARDS = st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=8)
+
+
+def advantages(group, scale="group", discount=1.0, baseline="group"):
+    (found,) = step_advantages([group], baseline=baseline, scale=scale, discount=discount)
+    return found
+
+
+def first_values(by_member):
+    return {member: values[0] for member, values in by_member.items()}
+
+
+def turns_group(*turn_rewards, wholes=None):
+    """Episodes with these per-turn rewards, and with a reward for the whole beside them."""
+    wholes = wholes or [0.0] * len(turn_rewards)
+    episodes = [
+        made_up_episode(
+            sum(rewards) + whole,
+            member=member,
+            turns=[made_up_turn([5], [6]) for _ in rewards],
+            turn_rewards=rewards,
+        )
+        for member, (rewards, whole) in enumerate(zip(turn_rewards, wholes, strict=True))
+    ]
+    return Group(id="0", task=episodes[0].task, episodes=episodes)
+
+
+def test_std_is_the_sample_deviation_of_the_group():
+    """Trap 12. Rewards 1, 2, 3: mean 2, standard deviation 1."""
+    values = first_values(advantages(made_up_group([1.0, 2.0, 3.0])))
+    assert values == pytest.approx({0: -1 / 1.0001, 1: 0.0, 2: 1 / 1.0001})
+
+
+def test_without_scale_only_the_mean_is_taken_off():
+    """Trap 12, Dr. GRPO: no division by the deviation."""
+    values = first_values(advantages(made_up_group([0.0, 0.0, 3.0]), scale="none"))
+    assert values == pytest.approx({0: -1.0, 1: -1.0, 2: 2.0})
+
+
+def test_every_turn_of_an_episode_gets_its_advantage():
+    group = made_up_group([0.0, 1.0])
+    group.episodes[1].turns *= 3
+    values = advantages(group, scale="none")
+    assert values == {0: [-0.5], 1: [0.5, 0.5, 0.5]}
+
+
+@settings(derandomize=True, deadline=None)
+@given(REWARDS)
+def test_advantages_sum_to_zero_and_are_bounded(rewards):
+    """Trap 13: also where rewards barely differ, no advantage is beyond (G - 1) / sqrt(G)."""
+    by_member = advantages(made_up_group(rewards))
+    if by_member is None:
+        return
+    values = list(first_values(by_member).values())
+    bound = (len(values) - 1) / math.sqrt(len(values))
+    assert abs(sum(values)) < 1e-6
+    assert max(map(abs, values)) <= bound + 1e-9
+
+
+@pytest.mark.parametrize("spread", [1e-7, 1e-5, 1e-3])
+def test_a_tiny_spread_gives_no_large_advantage(spread):
+    """Trap 13: the denominator has a floor, so rewards that barely differ teach little."""
+    values = first_values(advantages(made_up_group([0.5, 0.5 + spread])))
+    assert 0 < values[1] <= spread / 1e-4
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1 + 0.2])
+def test_constant_rewards_give_no_sample_and_so_no_forward_pass(reward):
+    """Trap 13."""
+    group = made_up_group([reward] * 4)
+    by_member = advantages(group)
+    assert by_member is None
+    assert build_samples([group], [by_member]) == []
+
+
+def test_rounding_is_no_signal():
+    """Trap 13: 0.1 + 0.2 and 0.3 are one reward."""
+    assert advantages(made_up_group([0.1 + 0.2, 0.3, 0.3])) is None
+
+
+def test_only_groups_with_a_signal_become_samples():
+    """Trap 13."""
+    flat, alive = made_up_group([1.0, 1.0], id="0"), made_up_group([0.0, 1.0], id="1")
+    samples = build_samples([flat, alive], [advantages(flat), advantages(alive)])
+    assert [sample.group for sample in samples] == ["1", "1"]
+
+
+def test_a_failed_episode_counts_neither_in_mean_nor_in_deviation():
+    """Trap 14: the failed one's reward (0 by default, here 99) changes nothing."""
+    with_failure = advantages(made_up_group([1.0, 99.0, 2.0, 4.0], failed=[1]))
+    without = advantages(made_up_group([1.0, 2.0, 4.0]))
+    assert list(with_failure) == [0, 2, 3]
+    assert list(with_failure.values()) == list(without.values())
+
+
+@pytest.mark.parametrize("failed", [[0, 1, 2], [1, 2]])
+def test_a_group_below_two_scored_episodes_is_dropped(failed):
+    """Trap 14."""
+    group = made_up_group([1.0, 2.0, 3.0], failed=failed)
+    assert advantages(group) is None
+    assert build_samples([group], [None]) == []
+
+
+def test_a_failed_episode_is_never_a_sample():
+    """Trap 14."""
+    group = made_up_group([1.0, 99.0, 2.0], failed=[1])
+    samples = build_samples([group], [advantages(group)])
+    assert len(samples) == 2
+
+
+def test_equal_prompts_in_two_groups_have_baselines_of_their_own():
+    """Trap 15: prompts are the same ids, so only the explicit group keeps them apart."""
+    low, high = made_up_group([0.0, 1.0], id="0"), made_up_group([10.0, 11.0], id="1")
+    assert low.episodes[0].turns[0].prompt_ids == high.episodes[0].turns[0].prompt_ids
+    samples = build_samples([low, high], [advantages(low), advantages(high)])
+    assert [sample.group for sample in samples] == ["0", "0", "1", "1"]
+    assert [sample.advantages[1] for sample in samples[:2]] == pytest.approx(
+        [sample.advantages[1] for sample in samples[2:]]
+    )
+
+
+def test_per_turn_rewards_are_compared_with_the_same_turn_of_the_others():
+    """Discount 0, no scale: turn 0 has mean 2, turn 1 has mean 5."""
+    values = advantages(turns_group([1.0, 4.0], [3.0, 6.0]), scale="none", discount=0.0)
+    assert values == {0: [-1.0, -1.0], 1: [1.0, 1.0]}
+
+
+def test_later_per_turn_rewards_are_discounted():
+    """Returns with discount 0.5: [1 + 0.5 * 4, 4] and [3 + 0.5 * 6, 6]."""
+    values = advantages(turns_group([1.0, 4.0], [3.0, 6.0]), scale="none", discount=0.5)
+    assert values == {0: [-1.5, -1.0], 1: [1.5, 1.0]}
+
+
+def test_a_turn_that_one_member_alone_reached_has_no_baseline_and_no_advantage():
+    values = advantages(turns_group([1.0], [3.0, 9.0]), scale="none", discount=0.0)
+    assert values == {0: [-1.0], 1: [1.0, 0.0]}
+
+
+def test_the_part_of_the_whole_episode_is_added_to_every_turn():
+    group = turns_group([1.0, 4.0], [3.0, 6.0], wholes=[0.0, 10.0])
+    values = advantages(group, scale="none", discount=0.0)
+    assert values == {0: [-6.0, -6.0], 1: [6.0, 6.0]}
+
+
+def test_an_episode_without_turns_counts_in_its_group():
+    """Its prompt alone was over the budget: it has a reward, and nothing to train on."""
+    group = made_up_group([0.0, 1.0])
+    group.episodes[0].turns = []
+    group.episodes[0].status = Status.TOKEN_LIMIT
+    values = advantages(group, scale="none")
+    assert values == {0: [], 1: [0.5]}
+    assert len(build_samples([group], [values])) == 1
+
+
+def test_shipped_configurations_name_a_known_scale():
+    """Anything that is not "none" divides, so the schema has to refuse other words."""
+    with pytest.raises(ValueError, match="scale"):
+        run_config({"trainer.advantage.scale": "variance"})

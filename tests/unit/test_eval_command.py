@@ -1,0 +1,116 @@
+"""What `eval` is pointed at, the same yardstick for all of it, and when training may stop."""
+
+import pytest
+import run_samples
+
+from openenv_pipe.commands.evaluate import find_subject, on_the_same_tasks
+from openenv_pipe.config.compose import amend, compose
+from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.pipeline.evaluate import stop_reason
+from openenv_pipe.runs.checkpoints import Place, new_checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run with checkpoints after 10 and 20 steps, of which the first is the best."""
+    made = run_samples.create(tmp_path)
+    for step in (10, 20):
+        with new_checkpoint(made.path, Place("grpo", step)) as path:
+            (path / "weights").write_text(str(step))
+    (made.path / "checkpoints" / "best").symlink_to("step_000010")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("at", "label", "step"),
+    [
+        ("", "step_000020", 20),
+        ("@10", "step_000010", 10),
+        ("@best", "step_000010", 10),
+        ("@start", "untrained", 0),
+    ],
+)
+def test_a_word_names_a_run_and_a_checkpoint(folder, at, label, step):
+    subject = find_subject(f"{folder.path}{at}", ["eval.num_tasks=3"])
+    assert (subject.label, subject.step) == (label, step)
+    assert (subject.checkpoint is None) == (at == "@start")
+    assert subject.config.eval.num_tasks == 3
+
+
+def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(folder):
+    with pytest.raises(RunFolderError, match="'7'; there are: 10, 20, best"):
+        find_subject(f"{folder.path}@7", [])
+    (folder.path / "checkpoints").rename(folder.path / "elsewhere")
+    with pytest.raises(RunFolderError, match="no checkpoint yet"):
+        find_subject(str(folder.path), [])
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud_and_refused_by_name(folder, capsys):
+    (folder.path / "checkpoints/step_000020/weights").write_text("else")
+    assert find_subject(str(folder.path), []).label == "step_000010"
+    assert "step_000020 is damaged" in capsys.readouterr().err
+    with pytest.raises(RunFolderError, match="step_000020 is damaged"):
+        find_subject(f"{folder.path}@20", [])
+
+
+def test_a_scripted_player_needs_no_checkpoint(tmp_path):
+    made = run_samples.create(tmp_path)
+    overrides = ["engine=scripted", "engine.policy=wordle.policies:consistent"]
+    subject = find_subject(str(made.path), overrides)
+    assert (subject.checkpoint, subject.label, subject.step) == (None, "scripted", None)
+
+
+def test_the_first_run_is_the_yardstick_for_all(folder):
+    first = find_subject(f"{folder.path}@10", ["eval.num_tasks=5", "env.max_turns=4"])
+    changes = ["env.tasks.eval.seed_start=7", "env.success_reward=2.0", "reward=env"]
+    other = find_subject(str(folder.path), changes)
+    _, measured = on_the_same_tasks([first, other])
+    assert measured.config.eval == first.config.eval
+    assert measured.config.reward == first.config.reward
+    assert measured.config.env.tasks.eval == first.config.env.tasks.eval
+    assert measured.config.env.success_reward == first.config.env.success_reward
+    assert measured.config.env.max_turns == other.config.env.max_turns == 6  # its own limits
+    assert (measured.checkpoint, measured.label) == (other.checkpoint, other.label)
+
+
+def test_runs_of_two_environments_are_not_put_side_by_side(folder):
+    first = find_subject(str(folder.path), [])
+    other = find_subject(str(folder.path), ["env=echo", "eval.num_tasks=4", "reward=env"])
+    with pytest.raises(ConfigError, match="is 'echo', not 'wordle'"):
+        on_the_same_tasks([first, other])
+
+
+def test_training_stops_when_the_target_is_reached(folder):
+    run_samples.evaluate(folder, "during_000010", 0.8, step=10)
+    report = run_samples.evaluation(
+        folder,
+        "during_000010",
+        [run_samples.episode(run_samples.Random(0), i, 0, success=i < 8) for i in range(10)],
+        10,
+    ).report
+    assert report.success.low < 0.75 < report.success.mean == 0.8
+
+    def reason(*overrides):
+        return stop_reason(amend(folder.config, ["eval.during.every=5", *overrides]), report)
+
+    assert reason() is None
+    assert reason("eval.during.stop.at=0.75") is None  # the interval reaches lower
+    text = reason("eval.during.stop.at=0.75", "eval.during.stop.bound=mean")
+    assert "after step 10" in text and "success was 0.800" in text and "stop.at=0.75" in text
+    assert reason("eval.during.stop.at=0.81", "eval.during.stop.bound=mean") is None
+    assert "reward was" in reason("eval.during.stop.at=0.2", "eval.during.stop.measure=reward")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("eval.during.stop.at=0.9", "eval.during: stop.at=0.9 .* every=0 means none"),
+        ("eval.greedy=true", "greedy=true plays once more what temperature=0 plays"),
+        ("eval.during.num_tasks=51", "during.num_tasks=51 is more than num_tasks=4"),
+        ("eval.during.stop.measure=loss", "expected one of success, reward"),
+        ("env.baselines.mine=nothing", "env.baselines.mine=.*such as wordle.rewards:name"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(override, expected):
+    with pytest.raises(ConfigError, match=expected):
+        compose(["conf=smoke", override])

@@ -1,0 +1,44 @@
+"""The arithmetic of an update, counted, against what torch counts itself."""
+
+import pytest
+import torch
+from fakes import random_samples, run_config, tiny_policy
+from torch.utils.flop_counter import FlopCounterMode
+
+from openenv_pipe.learner.flops import Size, Work, matrix_flops_per_s
+from openenv_pipe.learner.learner import Learner
+
+LENGTH = 24
+SIZE = Size(num_tokens=LENGTH, num_contexts=LENGTH * LENGTH, num_predicted=LENGTH)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_flops_are_those_that_torch_counts(lora_rank):
+    """Torch counts whole squares of attention, and gradients of the adapter's small matrices."""
+    policy = tiny_policy(lora_rank=lora_rank)
+    work = Work(policy.model)
+    policy.model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter:
+        logits = policy.model(torch.ones(1, LENGTH, dtype=torch.int64)).logits
+    assert counter.get_total_flops() == pytest.approx(work.forward(SIZE), rel=0.01)
+    with FlopCounterMode(display=False) as counter:
+        logits.sum().backward()
+    expected = work.forward_and_backward(SIZE) - work.forward(SIZE)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.1 if lora_rank else 0.01)
+
+
+def test_the_matrix_product_is_measured_once():
+    rate = matrix_flops_per_s(torch.device("cpu"), torch.float32, torch.get_num_threads())
+    assert rate > 0
+    again = matrix_flops_per_s(torch.device("cpu"), torch.float32, torch.get_num_threads())
+    assert again == rate
+
+
+def test_speed_is_a_matter_of_time_and_named_so():
+    policy = tiny_policy()
+    learner = Learner(policy, run_config().trainer, max_episode_tokens=120, seed=0)
+    metrics = learner.update(random_samples(0), step=1)
+    assert metrics["tokens/computed"] >= metrics["tokens/trained"]
+    speeds = {"time/mfu", "time/matrix_tflops", "time/learner_tokens_per_s"}
+    assert speeds <= set(metrics)
+    assert all(metrics[name] > 0 for name in speeds)

@@ -1,0 +1,216 @@
+"""Where groups come from: rounds of dynamic sampling, and going on from a checkpoint."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from fakes import made_up_episode, run_config
+
+from openenv_pipe.environments.tasks import RangeTasks
+from openenv_pipe.pipeline.group_sources import AHEAD, PlayedGroups
+from openenv_pipe.rollout.metrics import summarise_staleness
+from openenv_pipe.types import Group
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+WANTED = 4
+
+
+class Parts:
+    """Plays nothing: groups of tasks in `dull` have no spread. Remembers what was asked for."""
+
+    def __init__(
+        self, *, rounds=1, dull=lambda task: False, staleness=0, engine=None, duration_s=0.0
+    ):
+        changes = {
+            "trainer.tasks_per_step": WANTED,
+            "trainer.max_sampling_rounds": rounds,
+            "trainer.max_staleness": staleness,
+            "trainer.steps": 9,
+            "env.tasks.order": "seed",
+        }
+        if staleness > 1:
+            changes["engine"] = {"type": "scripted", "policy": "a:b"}  # local has its own bound
+        self.config = run_config(changes)
+        self.tasks = SimpleNamespace(train=RangeTasks("train", self.config.env.tasks.train))
+        self.calls = []
+        self.engine = engine
+        self._dull = dull
+        self._duration_s = duration_s
+
+    async def collect(self, tasks, *, group_size, temperature, label):
+        self.calls.append((label, [task.index for task in tasks]))
+        version = self.engine.version if self.engine else 0
+        await asyncio.sleep(self._duration_s)
+        return [
+            Group(
+                id=f"{label}/{place}",
+                task=task,
+                episodes=[self._episode(task, member, version) for member in range(group_size)],
+            )
+            for place, task in enumerate(tasks)
+        ]
+
+    def _episode(self, task, member, version):
+        episode = made_up_episode(0.0 if self._dull(task.index) else float(member), member=member)
+        episode.task = task
+        for turn in episode.turns:
+            turn.policy_versions = [version]
+        return episode
+
+
+class Engine:
+    """Knows which weights it samples with, and whether they may change under way."""
+
+    def __init__(self, *, in_flight):
+        self.publishes_in_flight = in_flight
+        self.version = 0
+
+    async def publish(self, version):
+        self.version = version
+
+
+async def test_one_round_takes_the_tasks_of_the_step_whatever_they_teach():
+    parts = Parts(rounds=1, dull=lambda index: True)
+    source = PlayedGroups(parts)
+    assert len(await source.groups(1)) == len(await source.groups(2)) == WANTED
+    assert parts.calls == [("step 1", [0, 1, 2, 3]), ("step 2", [4, 5, 6, 7])]
+
+
+async def test_further_rounds_replace_groups_without_a_signal():
+    """Only as many as are missing, of the next tasks, and with other seeds than the first."""
+    parts = Parts(rounds=3, dull=lambda index: index in (0, 2, 5))
+    groups = await PlayedGroups(parts).groups(1)
+    assert parts.calls == [
+        ("step 1", [0, 1, 2, 3]),
+        ("step 1 round 2", [4, 5]),
+        ("step 1 round 3", [6]),
+    ]
+    assert len(groups) == 7
+    assert len({group.id for group in groups}) == 7
+
+
+async def test_rounds_are_bounded_and_end_as_soon_as_there_is_enough():
+    hopeless = Parts(rounds=3, dull=lambda index: True)
+    assert len(await PlayedGroups(hopeless).groups(1)) == 3 * WANTED
+    telling = Parts(rounds=3)
+    await PlayedGroups(telling).groups(1)
+    assert telling.calls == [("step 1", [0, 1, 2, 3])]
+
+
+async def test_no_task_is_passed_over_or_taken_twice_also_after_a_checkpoint(tmp_path):
+    parts = Parts(rounds=2, dull=lambda index: index == 1)
+    source = PlayedGroups(parts)
+    await source.groups(1)
+    source.save(tmp_path)
+    resumed_parts = Parts(rounds=2, dull=lambda index: index == 1)
+    resumed = PlayedGroups(resumed_parts)
+    resumed.load(tmp_path)
+    assert [group.task.index for group in await resumed.groups(2)] == [5, 6, 7, 8]
+    assert [group.task.index for group in await source.groups(2)] == [5, 6, 7, 8]
+
+
+def test_rounds_make_no_sense_where_all_groups_are_compared():
+    advantage = {"baseline": "batch", "scale": "batch", "discount": 1.0}
+    with pytest.raises(ValueError, match="set max_sampling_rounds=1"):
+        run_config({"trainer.advantage": advantage, "trainer.max_sampling_rounds": 2})
+
+
+async def learn(source, steps):
+    """Takes the groups of the steps and publishes after each; their metrics by step."""
+    found = {}
+    for step in steps:
+        groups = await source.groups(step)
+        found[step] = summarise_staleness(groups, version=step - 1) | {
+            "tasks": [group.task.index for group in groups]
+        }
+        await asyncio.sleep(0)  # the learner works
+        await source.publish(step)
+    return found
+
+
+@pytest.mark.parametrize(("staleness", "in_flight"), [(0, False), (1, False), (1, True), (3, True)])
+async def test_staleness_is_used_and_never_passes_the_bound(staleness, in_flight):
+    parts = Parts(staleness=staleness, engine=Engine(in_flight=in_flight), duration_s=0.005)
+    source = PlayedGroups(parts)
+    found = await learn(source, range(1, 10))
+    ages = [metrics["staleness/max"] for metrics in found.values()]
+    assert max(ages) == staleness
+    assert ages[0] == 0
+    taken = [index for metrics in found.values() for index in metrics["tasks"]]
+    assert taken == list(range(9 * WANTED)), "in the order of the tasks, each once, no more"
+    await source.close()
+
+
+async def test_the_next_groups_are_played_while_the_learner_works():
+    parts = Parts(staleness=1, engine=Engine(in_flight=True))
+    source = PlayedGroups(parts)
+    await source.groups(1)
+    await asyncio.sleep(0)
+    assert [label for label, _ in parts.calls] == ["step 1", "step 2"]
+    await source.close()
+
+
+async def test_an_engine_that_must_not_change_under_way_gets_the_weights_later():
+    engine = Engine(in_flight=False)
+    source = PlayedGroups(Parts(staleness=1, engine=engine, duration_s=0.01))
+    await source.groups(1)
+    await source.publish(1)
+    assert engine.version == 0, "step 2 is being played"
+    await source.settle()
+    assert engine.version == 1
+    await source.close()
+
+
+@pytest.mark.parametrize("last", [0, 1, 4])
+async def test_a_resumed_run_learns_from_the_groups_that_were_played_ahead(tmp_path, last):
+    """The very same, with the versions that sampled them, and then goes on like the other."""
+    whole = PlayedGroups(Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
+    await learn(whole, range(1, last + 1))
+    await whole.settle()
+    whole.save(tmp_path)
+    assert (tmp_path / AHEAD).exists() == (last > 0)
+    resumed = PlayedGroups(Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
+    resumed.load(tmp_path)
+    await resumed.publish(resumed.version)
+    rest = range(last + 1, 10)
+    assert await learn(resumed, rest) == await learn(whole, rest)
+    await asyncio.gather(whole.close(), resumed.close())
+
+
+async def test_what_the_current_weights_began_is_dropped_and_played_again(tmp_path):
+    """An interruption while the first groups are played: the order is the one before them."""
+    source = PlayedGroups(Parts(engine=Engine(in_flight=False), duration_s=10.0))
+    waiting = asyncio.create_task(source.groups(1))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await source.settle()
+    source.save(tmp_path)
+    await source.close()
+    resumed = PlayedGroups(Parts(engine=Engine(in_flight=False)))
+    resumed.load(tmp_path)
+    assert [group.task.index for group in await resumed.groups(1)] == [0, 1, 2, 3]
+
+
+async def test_an_evaluation_waits_for_what_is_played_on_its_engine(tmp_path):
+    """Also when the weights stay as they are, because a step had nothing to learn from."""
+    parts = Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.02)
+    source = PlayedGroups(parts)
+    await source.groups(1)
+    await asyncio.sleep(0)
+    assert any(not each.playing.done() for each in source._collections.values())
+    await source.clear_engine()
+    assert all(each.playing.done() for each in source._collections.values())
+    await source.close()
+
+
+async def test_a_fork_without_what_was_played_ahead_passes_over_no_task(tmp_path):
+    source = PlayedGroups(Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
+    await learn(source, [1, 2])
+    await source.settle()
+    source.save(tmp_path)
+    await source.close()
+    (tmp_path / AHEAD).unlink()
+    fork = PlayedGroups(Parts(engine=Engine(in_flight=False)))
+    fork.load(tmp_path)
+    assert [group.task.index for group in await fork.groups(3)] == [8, 9, 10, 11]

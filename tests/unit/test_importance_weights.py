@@ -1,0 +1,74 @@
+"""Corrections for a sampler that is not the old policy. Trap numbers: tests/README.md."""
+
+import pytest
+import torch
+from fakes import run_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openenv_pipe.algorithms.losses.importance_weights import (
+    geometric_weights,
+    masked_weights,
+    truncated_weights,
+)
+
+RATIOS = torch.tensor([0.25, 1.0, 4.0, 1.0])  # old over sampler
+OLD, SAMPLED = RATIOS.log(), torch.zeros(4)
+ROWS = torch.tensor([0, 0, 1, 1])  # geometric means 0.5 and 2
+
+
+def test_truncated_by_hand():
+    seen = truncated_weights(OLD, SAMPLED, high=2.0)
+    assert seen.weight.tolist() == pytest.approx([0.25, 1.0, 2.0, 1.0])
+    assert seen.bounded.tolist() == [False, False, True, False]
+
+
+def test_masked_by_hand():
+    seen = masked_weights(OLD, SAMPLED, low=0.5, high=5.0)
+    assert seen.weight.tolist() == pytest.approx([0.0, 1.0, 4.0, 1.0])
+    assert seen.bounded.tolist() == [True, False, False, False]
+
+
+def test_geometric_by_hand():
+    seen = geometric_weights(OLD, SAMPLED, ROWS, high=1.5)
+    assert seen.weight.tolist() == pytest.approx([0.5, 0.5, 1.5, 1.5])
+    assert seen.bounded.tolist() == [False, False, True, True]
+
+
+def every(old, sampled, rows):
+    return [
+        truncated_weights(old, sampled, high=2.0),
+        masked_weights(old, sampled, low=0.5, high=2.0),
+        geometric_weights(old, sampled, rows, high=2.0),
+    ]
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=300))
+def test_weights_are_bounded_whatever_the_difference(differences):
+    """Trap 22: a product over a long sample would overflow."""
+    old = torch.tensor(differences)
+    rows = torch.zeros(len(old), dtype=torch.int64)
+    for seen in every(old, torch.zeros(len(old)), rows):
+        assert ((seen.weight >= 0) & (seen.weight <= 2.0)).all()
+
+
+def test_a_sampler_that_agrees_needs_no_correction():
+    for seen in every(SAMPLED, SAMPLED, ROWS):
+        assert (seen.weight == 1.0).all()
+        assert not seen.bounded.any()
+
+
+def test_truncated_weights_undo_the_bias_where_they_are_not_cut():
+    """The mean of weight times value over what the sampler draws is the value's under the old."""
+    generator = torch.Generator().manual_seed(0)
+    old, sampler = torch.randn(2, 5, generator=generator).log_softmax(dim=-1)
+    values = torch.randn(5, generator=generator)
+    weights = truncated_weights(old, sampler, high=1e6).weight
+    assert torch.allclose((sampler.exp() * weights * values).sum(), (old.exp() * values).sum())
+
+
+@pytest.mark.parametrize("bounds", [{"low": 1.5, "high": 2.0}, {"low": 0.1, "high": 0.9}])
+def test_bounds_that_shut_out_an_agreeing_sampler_are_refused(bounds):
+    with pytest.raises(ValueError, match="has to be between"):
+        run_config({"trainer.loss.correction": {"type": "mask", **bounds}})

@@ -1,0 +1,127 @@
+"""Intervals against closed forms, and what they refuse."""
+
+import math
+from itertools import combinations
+
+import numpy
+import pytest
+
+from openenv_pipe.system.intervals import (
+    bootstrap_interval,
+    interval_over_runs,
+    paired_difference,
+    pass_at_k,
+)
+
+SETTINGS = {"num_resamples": 4000, "confidence": 0.95, "seed": 0}
+Z_95 = 1.959964
+
+
+def test_the_interval_of_many_tasks_is_the_normal_one():
+    values = numpy.random.default_rng(1).normal(3.0, 2.0, size=400)
+    interval = bootstrap_interval([[value] for value in values], **SETTINGS)
+    error = values.std() / math.sqrt(len(values))
+    assert interval.mean == pytest.approx(values.mean())
+    assert interval.low == pytest.approx(values.mean() - Z_95 * error, abs=0.12 * error)
+    assert interval.high == pytest.approx(values.mean() + Z_95 * error, abs=0.12 * error)
+
+
+def test_the_interval_of_a_success_rate_is_the_binomial_one():
+    interval = bootstrap_interval([[True]] * 60 + [[False]] * 140, **SETTINGS)
+    error = math.sqrt(0.3 * 0.7 / 200)
+    assert interval.mean == pytest.approx(0.3)
+    assert interval.high - interval.low == pytest.approx(2 * Z_95 * error, rel=0.08)
+
+
+def test_more_samples_of_the_same_tasks_do_not_narrow_the_interval():
+    once = [[float(i % 2)] for i in range(50)]
+    many = [values * 10 for values in once]
+    assert bootstrap_interval(many, **SETTINGS) == bootstrap_interval(once, **SETTINGS)
+
+
+def test_tasks_count_the_same_however_many_samples_they_have():
+    interval = bootstrap_interval([[1.0], [0.0] * 9, []], **SETTINGS)
+    assert interval.mean == 0.5
+
+
+def test_equal_values_have_an_interval_of_no_width():
+    interval = bootstrap_interval([[0.25]] * 8, **SETTINGS)
+    assert (interval.mean, interval.low, interval.high) == (0.25, 0.25, 0.25)
+
+
+def test_the_same_seed_gives_the_same_interval():
+    values = [[float(i)] for i in range(9)]
+    assert bootstrap_interval(values, **SETTINGS) == bootstrap_interval(values, **SETTINGS)
+    assert bootstrap_interval(values, **SETTINGS | {"seed": 1}) != bootstrap_interval(
+        values, **SETTINGS
+    )
+
+
+def test_pairing_takes_the_difficulty_of_tasks_out():
+    random = numpy.random.default_rng(2)
+    difficulty = random.normal(0.0, 10.0, size=100)
+    before = [[value] for value in difficulty]
+    after = [
+        [value + 1.0 + noise]
+        for value, noise in zip(difficulty, random.normal(size=100), strict=True)
+    ]
+    interval = paired_difference(before, after, **SETTINGS)
+    assert interval.excludes_zero
+    assert interval.low < 1.0 < interval.high
+    assert interval.high - interval.low < 0.5
+
+
+def test_pairs_need_values_on_both_sides():
+    interval = paired_difference([[1.0], [], [5.0]], [[2.0], [9.0], []], **SETTINGS)
+    assert interval.mean == 1.0
+    assert paired_difference([[1.0]], [[]], **SETTINGS) is None
+    with pytest.raises(ValueError):
+        paired_difference([[1.0]], [], **SETTINGS)
+
+
+def test_nothing_has_no_interval_and_nan_is_refused():
+    assert bootstrap_interval([[], []], **SETTINGS) is None
+    with pytest.raises(ValueError, match="finite"):
+        bootstrap_interval([[math.nan]], **SETTINGS)
+
+
+@pytest.mark.parametrize("num_successes", range(6))
+@pytest.mark.parametrize("k", range(1, 6))
+def test_pass_at_k_is_the_share_of_draws_with_a_success(num_successes, k):
+    samples = [True] * num_successes + [False] * (5 - num_successes)
+    draws = list(combinations(samples, k))
+    assert pass_at_k(5, num_successes, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_pass_at_k_is_unbiased():
+    """arXiv:2107.03374, figure 13: of n samples, its mean over models is the truth at any n."""
+    rate, num_samples, k = 0.3, 10, 4
+    expected = sum(
+        math.comb(num_samples, c) * rate**c * (1 - rate) ** (num_samples - c) * pass_at_k(10, c, k)
+        for c in range(num_samples + 1)
+    )
+    assert expected == pytest.approx(1 - (1 - rate) ** k)
+
+
+def test_pass_at_k_needs_k_samples():
+    for k in (0, 4):
+        with pytest.raises(ValueError, match="samples"):
+            pass_at_k(3, 1, k)
+
+
+@pytest.mark.parametrize(
+    ("num_runs", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776), (31, 2.042)]
+)
+def test_intervals_over_runs_are_students(num_runs, quantile):
+    """Quantiles from any table of the t distribution."""
+    values = [float(i) for i in range(num_runs)]
+    interval = interval_over_runs(values, 0.95)
+    error = numpy.std(values, ddof=1) / math.sqrt(num_runs)
+    assert interval.high - interval.mean == pytest.approx(quantile * error, rel=1e-3)
+    assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)
+
+
+def test_one_run_has_no_interval_and_nan_is_refused():
+    assert interval_over_runs([1.0], 0.95) is None
+    with pytest.raises(ValueError, match="finite"):
+        interval_over_runs([1.0, math.nan], 0.95)

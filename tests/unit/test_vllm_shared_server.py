@@ -1,0 +1,192 @@
+"""A vLLM server between runs: who has it, what is taken from it, and when another one starts."""
+
+import asyncio
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from openenv_pipe.commands.sweep import keeper as keeper_module
+from openenv_pipe.commands.sweep.keeper import Keeper
+from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.vllm import shared_server as kept_module
+from openenv_pipe.engines.vllm.server_command import Plan
+from openenv_pipe.engines.vllm.shared_server import BorrowedServer, KeptServer, model_digest
+from openenv_pipe.errors import EngineError
+
+LIMIT_S = 120.0
+CONFIG = compose(["conf=echo", "engine=vllm"]).config.engine
+
+
+def plan_of(model="/tmp/model", **changes) -> Plan:
+    known = {"revision": None, "build": "cpu", "dtype": "float32", "lora_rank": 0}
+    return Plan(**{"model": str(model), **known, **changes})
+
+
+class FakeServer:
+    """A kept server that is up at once."""
+
+    made: ClassVar[list["FakeServer"]] = []
+
+    def __init__(self, kind, wanted, logs):
+        assert kind == "vllm"
+        self.urls = [f"http://vllm/{len(self.made)}"]
+        self.failure = None
+        self.closed = False
+        self.made.append(self)
+
+    def facts(self):
+        return {}
+
+    async def start(self):
+        """It is up."""
+
+    async def clear(self):
+        """It is clean."""
+
+    async def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+async def keeper(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper_module, "_build", FakeServer)
+    monkeypatch.setattr(FakeServer, "made", [])
+    kept = Keeper(tmp_path)
+    await kept.start()
+    try:
+        yield kept
+    finally:
+        await kept.close()
+
+
+async def use(keeper: Keeper, plan: Plan, digest: str) -> str:
+    """What one run does with a server, but for its requests."""
+    server = BorrowedServer(plan, CONFIG, digest, keeper.socket)
+    await server.start()
+    await server.stop()
+    return server.url
+
+
+async def test_runs_of_one_model_have_the_same_server(keeper):
+    plans = [plan_of(f"/dev/shm/run-{number}/base") for number in range(3)]
+    assert {await use(keeper, plan, "same") for plan in plans} == {"http://vllm/0"}
+
+
+async def test_a_run_of_two_servers_leaves_both_to_the_next(keeper):
+    async def run() -> list[str]:
+        plans = [plan_of(number=number) for number in (0, 1)]
+        servers = [BorrowedServer(plan, CONFIG, "same", keeper.socket) for plan in plans]
+        await asyncio.gather(*(server.start() for server in servers))
+        await asyncio.gather(*(server.stop() for server in servers))
+        while any(kept.lent for kept in keeper._kept):
+            await asyncio.sleep(0.001)
+        return [server.url for server in servers]
+
+    first = await run()
+    assert len(set(first)) == 2
+    assert await run() == first
+
+
+@pytest.mark.parametrize("other", [plan_of(lora_rank=16), plan_of(dtype="bfloat16")])
+async def test_another_need_ends_the_idle_server_first(keeper, other):
+    assert await use(keeper, plan_of(), "a") == "http://vllm/0"
+    assert await use(keeper, other, "a") == "http://vllm/1"
+    assert FakeServer.made[0].closed  # or there would be no memory for the other one
+
+
+async def test_another_model_gets_another_server(keeper):
+    assert await use(keeper, plan_of(), "a") != await use(keeper, plan_of(), "b")
+
+
+async def test_a_death_is_told_and_who_asks_again_gets_another(keeper):
+    server = BorrowedServer(plan_of(), CONFIG, "a", keeper.socket)
+    await server.start()
+    assert server.about["kept_servers"]["num_jobs_before"] == 0
+    FakeServer.made[0].failure = EngineError("the server died (exit code 9)")
+    assert "exit code 9" in await asyncio.wait_for(server.died(), LIMIT_S)
+    await server.stop()
+    await server.start()
+    assert server.url == "http://vllm/1"
+    await server.stop()
+
+
+async def test_a_keeper_that_is_gone_is_an_error_of_the_engine(tmp_path):
+    with pytest.raises(EngineError, match="keeps the servers is gone"):
+        await BorrowedServer(plan_of(), CONFIG, "a", tmp_path / "nobody").start()
+
+
+def test_a_model_that_a_run_has_written_is_known_by_its_content(tmp_path):
+    def digest(weights: bytes, config: bytes = b"{}", *, matter: bool) -> str:
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        (tmp_path / "config.json").write_bytes(config)
+        return model_digest(plan_of(tmp_path), written=True, weights_matter=matter)
+
+    assert digest(b"1", matter=True) != digest(b"2", matter=True)
+    assert digest(b"1", matter=False) == digest(b"2", matter=False)
+    assert digest(b"1", matter=False) != digest(b"1", b"[]", matter=False)
+
+
+def test_a_model_of_a_hub_is_known_by_its_name():
+    names = [plan_of("Qwen/Qwen3-0.6B"), plan_of("Qwen/Qwen3-0.6B", revision="abc")]
+    digests = [model_digest(each, written=False, weights_matter=True) for each in names]
+    assert len(set(digests)) == 2
+
+
+# --- the keeper's own side ---------------------------------------------------------------------
+
+
+class FakeClient:
+    """A server that a killed run has left paused, with two adapters."""
+
+    def __init__(self, healthy=True):
+        self.healthy = healthy
+        self.left = ["policy-1", "policy-2"]
+        self.num_resets = 0
+        self.is_paused = True
+
+    async def is_healthy(self, limit_s):
+        return self.healthy
+
+    async def resume(self):
+        self.is_paused = False
+
+    async def adapters(self):
+        assert not self.is_paused
+        return list(self.left)
+
+    async def unload_adapter(self, name):
+        self.left.remove(name)
+
+    async def reset_prefix_cache(self):
+        self.num_resets += 1
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch) -> KeptServer:
+    monkeypatch.setattr(kept_module, "find_installed", lambda _: SimpleNamespace(python="python"))
+    wanted = {"plan": asdict(plan_of()), "config": CONFIG.model_dump(mode="json"), "model": "a"}
+    return KeptServer(wanted, tmp_path)
+
+
+async def test_a_server_loses_what_a_run_has_left(kept):
+    client = FakeClient()
+    kept._life = SimpleNamespace(client=client)
+    await kept.clear()
+    assert client.left == []
+    assert client.num_resets == 1
+    assert not client.is_paused
+
+
+@pytest.mark.parametrize("client", [None, FakeClient(healthy=False)])
+async def test_a_silent_server_is_not_lent_again(kept, client):
+    kept._life = SimpleNamespace(client=client)
+    with pytest.raises(EngineError, match="does not answer"):
+        await kept.clear()
+
+
+def test_a_server_has_failed_once_it_is_down(kept):
+    assert kept.failure is None  # it has not been started
+    kept._started = True
+    assert isinstance(kept.failure, EngineError)
