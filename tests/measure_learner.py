@@ -1,4 +1,4 @@
-"""Run by `test_memory_estimate`, in a process of its own: how much memory updates of the learner take.
+"""Run by `test_memory_estimate`, in a process of its own: the memory that updates take.
 
 Reads overrides as a JSON list, builds that policy, updates it twice, and prints the most bytes that
 the process had.

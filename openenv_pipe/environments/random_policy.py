@@ -36,8 +36,8 @@ def random_action(
         return compact_json(draw_value(opening.action_schema, draw))
     raise ConfigError(
         "openenv_pipe.environments.random_policy:random_action plays with env.adapter.type=json "
-        "and tool, whose environments say what an action is; for text or python, write a policy: a function "
-        "(observations, random) -> reply, given as module:name"
+        "and tool, whose environments say what an action is; for text or python, write a policy: "
+        "a function (observations, random) -> reply, given as module:name"
     )
 
 

@@ -43,7 +43,7 @@ def test_help_lists_the_commands_and_loads_nothing_heavy(openenv_pipe):
         assert command in result.stdout
     code = (
         "import sys\n"
-        "from openenv_pipe import cli\n"
+        "from openenv_pipe.cli import main as cli\n"
         "try:\n    cli.main(['--help'])\n"
         "except SystemExit:\n    pass\n"
         "heavy = {'torch', 'transformers', 'vllm', 'hydra', 'numpy', 'pydantic'}\n"

@@ -32,7 +32,7 @@ async def test_the_timer_of_an_earlier_wait_serves_a_later_one(first_s, second_s
     started_s = loop.time()
     with pytest.raises(TimeoutError):
         await wait(deadline, second_s, for_s=0.5)
-    assert loop.time() - started_s >= second_s
+    assert loop.time() - started_s >= second_s - 1e-9  # the sums of the clock round
 
 
 async def test_a_timer_that_fires_between_waits_is_set_again():
