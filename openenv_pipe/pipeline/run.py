@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.errors import ConfigError, PipeError, UserError
 from openenv_pipe.learner.distributed.workers import refuse_missing_devices
 from openenv_pipe.models.load import select_device
 from openenv_pipe.pipeline.build import assembled
@@ -23,7 +23,7 @@ from openenv_pipe.pipeline.group_sources import PlayedGroups
 from openenv_pipe.pipeline.journal import to_the_end
 from openenv_pipe.pipeline.stages import Story
 from openenv_pipe.reports.run_report import write_report
-from openenv_pipe.runs.checkpoints import Place
+from openenv_pipe.runs.checkpoints import Place, all_checkpoints
 from openenv_pipe.runs.differences import Difference, find_other_facts
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import Progress, build_progress
@@ -155,13 +155,17 @@ def _stop_on_signals(received: list[int], progress: Progress) -> None:
 
 
 def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> None:
-    """Leaves a folder that says why, and tells a person where to look and how to go on."""
+    """Write the cause of the end into the folder; tell the person where to look and what to do."""
     interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
     cause = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
     progress.close()
     with contextlib.suppress(OSError, PipeError):  # a full disk must not hide the error itself
         folder.finish("interrupted" if interrupted else "failed", cause=cause)
         progress.note(f"{cause.splitlines()[0]}; what is there: {write_report(folder)}")
+    if isinstance(error, UserError) and not all_checkpoints(folder.path):
+        # A resumed run has the same configuration, so it would end with the same error.
+        progress.note("nothing was trained; correct what the error names and start a new run")
+        return
     first = "free some space, then " if _is_full_disk(error) else ""
     progress.note(f"to go on: {first}openenv-pipe train --resume {folder.path}")
 

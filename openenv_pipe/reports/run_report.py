@@ -19,6 +19,7 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
+from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
 from openenv_pipe.runs.eval_report import Comparison, EvalReport, compare
 from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
@@ -53,7 +54,7 @@ def write_report(folder: RunFolder) -> Path:
         _what_was_run(folder, config),
         _time_table(folder, records),
         _examples(folder.path),
-        _further(folder.path, is_over=folder.status == "finished"),
+        _further(folder.path, can_resume=_can_resume(folder)),
     ]
     path = folder.path / "report.md"
     write_text(path, "\n\n".join(section for section in sections if section) + "\n")
@@ -280,8 +281,16 @@ def _examples(path: Path) -> str:
     return "\n\n".join(texts)
 
 
-def _further(path: Path, *, is_over: bool) -> str:
-    commands = {} if is_over else {f"openenv-pipe train --resume {path}": "go on where it stopped"}
+def _can_resume(folder: RunFolder) -> bool:
+    """False for a finished run, and for one that failed before its first checkpoint."""
+    failed_early = folder.status == "failed" and not all_checkpoints(folder.path)
+    return folder.status != "finished" and not failed_early
+
+
+def _further(path: Path, *, can_resume: bool) -> str:
+    commands = {}
+    if can_resume:
+        commands[f"openenv-pipe train --resume {path}"] = "go on where it stopped"
     commands |= {
         f"openenv-pipe eval {path}": "evaluate its model again",
         f"ls {path}/logs/latest {path}/checkpoints": "logs of the last attempt, weights",

@@ -1,0 +1,62 @@
+"""What a run that ends early leaves in its folder, and what it tells the person to do next."""
+
+import pytest
+import run_samples
+
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.pipeline.run import Course, run
+from openenv_pipe.runs.checkpoints import Place, new_checkpoint
+from openenv_pipe.runs.folder import RunFolder
+
+
+class Notes:
+    """A progress that keeps what it is told."""
+
+    def __init__(self):
+        self.texts = []
+
+    def note(self, text):
+        self.texts.append(text)
+
+    def close(self):
+        pass
+
+
+def end_with(error, folder):
+    """The last note of a run whose training raises this error."""
+    progress = Notes()
+
+    async def training(course, progress):
+        raise error
+
+    with pytest.raises(type(error)):
+        run(Course(folder=folder, config=folder.config), progress, training)
+    record = RunFolder.open(folder.path).record
+    assert (record.status, record.cause) == ("failed", f"{type(error).__name__}: {error}")
+    return progress.texts[-1]
+
+
+def test_a_refused_run_that_trained_nothing_is_not_to_be_resumed(tmp_path):
+    """A resumed run cannot have another configuration, so it would be refused again."""
+    folder = run_samples.create(tmp_path)
+    note = end_with(ConfigError("trainer.devices=9, expected at most 2"), folder)
+    assert "--resume" not in note
+    assert "nothing was trained" in note and "start a new run" in note
+    assert "--resume" not in (folder.path / "report.md").read_text()
+
+
+def test_a_refused_run_with_a_checkpoint_can_be_resumed(tmp_path):
+    """A reward function that raises at step 10 is mended in its own code."""
+    folder = run_samples.create(tmp_path)
+    with new_checkpoint(folder.path, Place("grpo", 10)):
+        pass
+    note = end_with(ConfigError("reward.terms.it.target raised ValueError"), folder)
+    assert f"openenv-pipe train --resume {folder.path}" in note
+    assert "--resume" in (folder.path / "report.md").read_text()
+
+
+def test_a_failed_run_that_trained_nothing_can_be_resumed(tmp_path):
+    """The configuration is right, only the machinery failed."""
+    folder = run_samples.create(tmp_path)
+    note = end_with(HostError("the server did not start"), folder)
+    assert f"openenv-pipe train --resume {folder.path}" in note
