@@ -1,9 +1,8 @@
-"""The scripted policy that plays any environment: actions by chance, made from their JSON Schemas.
+"""A scripted policy for any environment: random actions drawn from the JSON Schemas.
 
-For warm starts and baselines where nobody has written a player:
-`openenv_pipe.environments.random_policy:random_action`. What a schema only says in a regular
-expression or in prose is not met: such actions are refused, and a player of the environment's own
-does better.
+Use `openenv_pipe.environments.random_policy:random_action` for warm starts and baselines where no
+scripted policy was written. It ignores what a schema says only in a regular expression or in
+prose: the environment refuses such actions, and a policy written for it does better.
 """
 
 import random
@@ -17,43 +16,44 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Observation, Opening, Tool
 
 LETTERS = ascii_lowercase + digits
-MOST_LETTERS = 8
-MOST_ITEMS = 3
-SPAN = 9  # of numbers that have one limit or none
-DEEPEST = 5  # levels; a schema may contain itself
+MAX_LETTERS = 8
+MAX_EXTRA_ITEMS = 3
+DEFAULT_SPAN = 9  # width of the range of numbers that have one limit or none
+MAX_DEPTH = 5  # levels; a schema may contain itself
 
 
 def random_action(
     observations: Sequence[Observation], draw: random.Random, *, opening: Opening
 ) -> str:
-    """A call of any tool, or any object of the action's schema, whatever is seen.
+    """Draw a call of any tool, or any object of the action's schema, ignoring the observations.
 
-    Raises ConfigError where the opening has neither: what a text has to be, no schema says.
+    Raises:
+        ConfigError: The opening has neither tools nor a schema, as with plain text actions.
     """
     if opening.tools:
         return f"<tool_call>{compact_json(draw_call(opening.tools, draw))}</tool_call>"
     if opening.action_schema:
         return compact_json(draw_value(opening.action_schema, draw))
     raise ConfigError(
-        "openenv_pipe.environments.random_policy:random_action plays with env.adapter.type=json "
-        "and tool, whose environments say what an action is; for text or python, write a policy: "
+        "openenv_pipe.environments.random_policy:random_action needs env.adapter.type=json or "
+        "tool, which describe the actions; for text or python, write a policy: "
         "a function (observations, random) -> reply, given as module:name"
     )
 
 
 def draw_call(tools: Sequence[Tool], draw: random.Random) -> dict[str, Any]:
-    """`name` and `arguments` of a call of one of the tools."""
+    """Draw a call of one of the tools, as `name` and `arguments`."""
     function = draw.choice(tools)["function"]
     return {"name": function["name"], "arguments": draw_value(function["parameters"], draw)}
 
 
 def draw_value(schema: Schema, draw: random.Random) -> Any:
-    """A value that the schema allows."""
+    """Draw a value that the schema allows."""
     return _value(schema, schema, draw, 0)
 
 
 def _value(schema: Any, root: Schema, draw: random.Random, depth: int) -> Any:
-    """`root` is where a `$ref` leads."""
+    """Draw a value; `$ref`s are looked up in `root`."""
     schema = resolved(schema, root)
     if "const" in schema:
         return schema["const"]
@@ -82,12 +82,12 @@ def _value(schema: Any, root: Schema, draw: random.Random, depth: int) -> Any:
 
 
 def _object(schema: Schema, root: Schema, draw: random.Random, depth: int) -> dict[str, Any]:
-    """All fields that are required, and each other one in half of the cases."""
+    """Draw an object with all required fields, and each other one with probability 1/2."""
     required = schema.get("required", [])
     return {
         name: _value(field, root, draw, depth + 1)
         for name, field in schema.get("properties", {}).items()
-        if name in required or (depth < DEEPEST and draw.random() < 0.5)
+        if name in required or (depth < MAX_DEPTH and draw.random() < 0.5)
     }
 
 
@@ -95,20 +95,20 @@ def _array(schema: Schema, root: Schema, draw: random.Random, depth: int) -> lis
     if members := schema.get("prefixItems"):
         return [_value(member, root, draw, depth + 1) for member in members]
     fewest = schema.get("minItems", 0)
-    most = fewest if depth >= DEEPEST else schema.get("maxItems", fewest + MOST_ITEMS)
-    count = draw.randint(fewest, max(fewest, min(most, fewest + MOST_ITEMS)))
+    most = fewest if depth >= MAX_DEPTH else schema.get("maxItems", fewest + MAX_EXTRA_ITEMS)
+    count = draw.randint(fewest, max(fewest, min(most, fewest + MAX_EXTRA_ITEMS)))
     return [_value(schema.get("items", {}), root, draw, depth + 1) for _ in range(count)]
 
 
 def _number(low: float, high: float, draw: random.Random) -> float:
-    """With few digits where the limits leave room: each is one more to be learnt."""
+    """Draw a number of two decimals if one is within the limits: fewer digits to learn."""
     number = draw.uniform(low, high)
     short = round(number, 2)
     return short if low <= short <= high else number
 
 
 def _limits(schema: Mapping[str, Any]) -> tuple[float, float]:
-    """The lowest and the highest number to draw."""
+    """Return the lowest and the highest number to draw."""
     edge = 1 if schema.get("type") == "integer" else 1e-6
     low, high = schema.get("minimum"), schema.get("maximum")
     if "exclusiveMinimum" in schema:
@@ -116,11 +116,11 @@ def _limits(schema: Mapping[str, Any]) -> tuple[float, float]:
     if "exclusiveMaximum" in schema:
         high = schema["exclusiveMaximum"] - edge
     if low is None:
-        low = 0 if high is None else high - SPAN
-    return low, low + SPAN if high is None else high
+        low = 0 if high is None else high - DEFAULT_SPAN
+    return low, low + DEFAULT_SPAN if high is None else high
 
 
 def _text(schema: Schema, draw: random.Random) -> str:
     fewest = max(1, schema.get("minLength", 1))
-    most = min(schema.get("maxLength", MOST_LETTERS), max(fewest, MOST_LETTERS))
+    most = min(schema.get("maxLength", MAX_LETTERS), max(fewest, MAX_LETTERS))
     return "".join(draw.choices(LETTERS, k=draw.randint(fewest, max(fewest, most))))

@@ -9,7 +9,7 @@ from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Completion, Engine, Request
 from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.environments.client.session import Session, ask_aside
+from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.types import (
@@ -86,7 +86,7 @@ class Player:
         self._observations.append(result.observation)
         if result.done:
             return Status.DONE
-        ask = partial(ask_aside, session, env.step_timeout_s)
+        ask = partial(step_aside, session, env.step_timeout_s)
         self._opening = await self._adapter.open(result.observation, ask)
         new_ids = self._first_ids(self._opening)
         while True:

@@ -200,7 +200,7 @@ async def test_a_page_without_sessions_is_no_server():
         url = f"http://localhost:{server.sockets[0].getsockname()[1]}"
         message = await refusal(url)
     assert "HTTP 404" in message
-    assert "so answers a server without /ws" in message
+    assert "this is how a server without /ws" in message
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import yaml
 
 from openenv_pipe.commands.env.inspect import adapter_block, env_block
 from openenv_pipe.config.compose import compose_env
-from openenv_pipe.environments.client.metadata import Description
+from openenv_pipe.environments.client.metadata import ServerMetadata
 
 METADATA = {"metadata": {"type": "object"}}
 QUOTE = {"properties": {**METADATA, "done": {}, "text": {}, "turn": {}, "correct_answer": {}}}
@@ -13,7 +13,7 @@ QUOTE = {"properties": {**METADATA, "done": {}, "text": {}, "turn": {}, "correct
 
 def description(fields, **keys):
     action = {"type": "object", "properties": {**METADATA, **fields}, **keys}
-    return Description(
+    return ServerMetadata(
         name="My Env",
         text="Two\nlines: of {{ text }}",
         action=action,

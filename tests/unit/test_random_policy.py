@@ -104,5 +104,5 @@ def test_a_schema_that_contains_itself_ends():
 
 def test_where_a_reply_is_text_a_policy_has_to_be_written():
     reply = replies_of(random_action)
-    with pytest.raises(ConfigError, match=r"adapter\.type=json and tool.*write a policy"):
+    with pytest.raises(ConfigError, match=r"adapter\.type=json or tool.*write a policy"):
         reply([{"text": "go"}], random.Random(0), Opening(messages=()))

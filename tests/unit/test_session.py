@@ -10,7 +10,7 @@ from websockets.asyncio.server import serve
 from websockets.utils import accept_key
 
 from openenv_pipe.environments.client.protocol import StepResult, error_details
-from openenv_pipe.environments.client.session import LIST_TOOLS, Session, ask_aside, websocket_url
+from openenv_pipe.environments.client.session import LIST_TOOLS, Session, step_aside, websocket_url
 from openenv_pipe.errors import (
     ServerFullError,
     SessionClosedError,
@@ -179,8 +179,8 @@ async def test_tools_are_asked_for_in_mcps_words_where_they_are_no_action():
     tools, received = {"tools": [{"name": "add"}]}, []
     frames = [error("VALIDATION_ERROR"), listed({"result": tools}), answer({"text": "go on"})]
     async with session_with(answers(*frames, received=received)) as session:
-        assert await ask_aside(session, LIMIT_S, LIST_TOOLS) == tools
-        assert await ask_aside(session, LIMIT_S, {"text": "hello"}) == {"text": "go on"}
+        assert await step_aside(session, LIMIT_S, LIST_TOOLS) == tools
+        assert await step_aside(session, LIMIT_S, {"text": "hello"}) == {"text": "go on"}
     assert [each["type"] for each in received] == ["step", "mcp", "step"]
     assert received[1]["data"]["method"] == "tools/list"
 
@@ -191,7 +191,7 @@ async def test_where_mcp_is_unknown_too_the_first_refusal_counts(second):
         answers(error("VALIDATION_ERROR", "no such action"), second)
     ) as session:
         with pytest.raises(StepRefusedError, match="no such action"):
-            await ask_aside(session, LIMIT_S, LIST_TOOLS)
+            await step_aside(session, LIMIT_S, LIST_TOOLS)
         assert session.usable
 
 
@@ -343,7 +343,7 @@ async def test_a_server_of_http_alone_is_told_from_one_that_is_not_there():
     def refuse(connection, request):
         return connection.respond(HTTPStatus.FORBIDDEN, "")
 
-    with pytest.raises(SessionClosedError, match="HTTP 403; so answers a server without /ws"):
+    with pytest.raises(SessionClosedError, match="HTTP 403; this is how a server without /ws"):
         async with session_with(answers(), process_request=refuse):
             pass
 

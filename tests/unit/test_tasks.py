@@ -136,7 +136,7 @@ async def test_a_local_data_set_is_read_by_split_and_column(tmp_path, monkeypatc
     assert "no column 'x'; it has q, answer" in refusal(
         configured(block | {"columns": {"x": "x"}}, block)
     )
-    assert "cannot be had" in refusal(configured(block | {"split": "test"}, block))
+    assert "cannot load data set" in refusal(configured(block | {"split": "test"}, block))
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):

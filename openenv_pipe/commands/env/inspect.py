@@ -25,7 +25,7 @@ from openenv_pipe.config.secrets import MARK, hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import Schema, resolved, schema_text
-from openenv_pipe.environments.client.metadata import Description, describe
+from openenv_pipe.environments.client.metadata import ServerMetadata, fetch_metadata
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.errors import ConfigError, ServerFullError, SessionError
@@ -66,7 +66,7 @@ def inspect_environment(target: Target, output: Path | None) -> str:
     return text
 
 
-def env_block(description: Description, env: EnvConfig, notes: Sequence[str] = ()) -> str:
+def env_block(description: ServerMetadata, env: EnvConfig, notes: Sequence[str] = ()) -> str:
     """A file for `conf/env/`, with a comment on each value that is a guess.
 
     Of `env` is taken what starts the server; values that are secrets are left in the environment
@@ -124,7 +124,7 @@ def _where(serving: ServingConfig) -> str:
     return ""
 
 
-def adapter_block(description: Description) -> tuple[str, dict[str, Any]]:
+def adapter_block(description: ServerMetadata) -> tuple[str, dict[str, Any]]:
     """The adapter's type, and the keys in which it differs from `conf/env/adapter/<type>.yaml`."""
     schema = without_metadata(description.action)
     fields = schema.get("properties", {})
@@ -185,10 +185,10 @@ def _short_package(package: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
-async def _ask(serving: ServingConfig) -> tuple[Description, bool]:
+async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, bool]:
     """Starts one server for a moment, where it is not running yet. True: it has one session."""
     async with one_server(serving, num_sessions=serving.host.sessions_per_server) as host:
-        description = await describe(host.urls[0], host.access)
+        description = await fetch_metadata(host.urls[0], host.access)
         return description, await _has_one_session(serving.env, host)
 
 
@@ -212,7 +212,7 @@ async def _has_one_session(env: EnvConfig, host: Host) -> bool:
     return False
 
 
-def _check(text: str, description: Description) -> None:
+def _check(text: str, description: ServerMetadata) -> None:
     """Composes the block and builds its adapter. Raises ConfigError."""
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
         path = Path(folder) / "conf" / "env" / "inspected.yaml"

@@ -22,7 +22,7 @@ from openenv_pipe.commands.env.episodes import Play, begin, take
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters import Adapter, UnusableReply, adapter_for
-from openenv_pipe.environments.client.session import Session, ask_aside
+from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Action, Message, Observation, Task
@@ -84,7 +84,7 @@ class Game:
         """Reset to the task, and show how the conversation opens."""
         self._play: Play = self._portal.call(begin, self._session, task, self._env)
         (observation,) = self._play.observations
-        ask = partial(ask_aside, self._session, self._env.step_timeout_s)
+        ask = partial(step_aside, self._session, self._env.step_timeout_s)
         opening = self._portal.call(self._adapter.open, observation, ask)
         for tool in opening.tools:
             self._console.print(f"tool {json.dumps(tool['function'])}", style="dim", markup=False)

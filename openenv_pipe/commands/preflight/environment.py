@@ -14,7 +14,7 @@ from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.build import build_host
-from openenv_pipe.environments.client.session import Session, ask_aside
+from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.package import manifest_app
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.errors import ConfigError
@@ -91,7 +91,7 @@ async def _play(
     Raises ConfigError where a template names a field that is not there.
     """
     play = await begin(session, task, env)
-    ask = partial(ask_aside, session, env.step_timeout_s)
+    ask = partial(step_aside, session, env.step_timeout_s)
     opening = await adapter.open(play.results[0].observation, ask)
     if policy is not None:
         await play_on(session, play, scripted(policy, adapter, opening), env, random.Random(0))

@@ -1,4 +1,4 @@
-"""Between an environment and a chat model: observations to messages, replies to actions."""
+"""Adapters translate observations to chat messages, and replies to actions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
 from openenv_pipe.environments.adapters.json import JsonAdapter
 from openenv_pipe.environments.adapters.text import TextAdapter
 from openenv_pipe.environments.adapters.tool import ToolAdapter
-from openenv_pipe.environments.client.metadata import describe
+from openenv_pipe.environments.client.metadata import fetch_metadata
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN, Access
 from openenv_pipe.system.resources import load_callable
@@ -22,19 +22,21 @@ __all__ = ["Adapter", "UnusableReply", "adapter_for", "build_adapter"]
 
 
 async def adapter_for(config: AdapterConfig, urls: Sequence[str], access: Access = OPEN) -> Adapter:
-    """The adapter that the block names, for the environment that is served at these URLs.
+    """Build the adapter of a config block for the environment served at `urls`.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: The block is invalid, or the server cannot be asked for its schema.
     """
     if isinstance(config, JsonAdapterConfig):
-        return build_adapter(config, (await describe(urls[0], access)).action)
+        return build_adapter(config, (await fetch_metadata(urls[0], access)).action)
     return build_adapter(config)
 
 
 def build_adapter(config: AdapterConfig, action_schema: Mapping[str, Any] | None = None) -> Adapter:
-    """The adapter that the block names. Without an action schema, `json` accepts any object.
+    """Build the adapter of a config block. Without an action schema, `json` accepts any object.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: A template, pattern, schema or target of the block is invalid.
     """
     match config:
         case PythonAdapterConfig():
@@ -51,7 +53,7 @@ def _from_python(config: PythonAdapterConfig) -> Adapter:
         adapter = load_callable(config.target)(**config.options)
     except TypeError as error:
         raise ConfigError(
-            f"env.adapter.target={config.target!r} cannot be made with env.adapter.options="
+            f"env.adapter.target={config.target!r} cannot be built with env.adapter.options="
             f"{config.options}: {error}"
         ) from error
     missing = [name for name in ("open", "read", "follow", "refuse") if not hasattr(adapter, name)]

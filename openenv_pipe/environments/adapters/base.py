@@ -1,4 +1,4 @@
-"""What an adapter is. It holds no state of an episode: one adapter serves all of them at once."""
+"""The interface of adapters. An adapter is stateless: one serves all episodes at once."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -9,27 +9,31 @@ Ask = Callable[[Action], Awaitable[Observation]]
 
 
 class UnusableReply(Exception):  # noqa: N818 - data for the model, not an error of the pipeline
-    """The reply cannot become an action. The text says why, and goes back to the model."""
+    """The reply cannot become an action. The text tells the model why."""
 
 
 class Adapter(Protocol):
-    """Four translations. Messages are `{"role": ..., "content": ...}`."""
+    """Translates between an environment and a chat model.
+
+    A message is `{"role": ..., "content": ...}`.
+    """
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
-        """The conversation's beginning, from what `reset` returned.
+        """Return the first messages of an episode, made of `reset`'s observation.
 
-        `ask` takes a step that is not the model's and returns its observation: for what has to
-        be known of this episode first, such as its tools. It raises SessionError.
+        `ask` takes a step that is not the model's and returns its observation, for what must be
+        known about this episode first, such as its tools. It raises SessionError.
         """
 
     def read(self, reply: str) -> Sequence[Action]:
-        """The actions that the reply asks for, in their order; none ends the episode.
+        """Return the actions in the reply, in order; an empty sequence ends the episode.
 
-        Raises UnusableReply.
+        Raises:
+            UnusableReply: The reply is not an action.
         """
 
     def follow(self, observation: Observation) -> list[Message]:
-        """The messages after a step."""
+        """Return the messages that follow a step."""
 
     def refuse(self, why: str) -> list[Message]:
-        """The messages after an unusable reply."""
+        """Return the messages that follow an unusable reply."""

@@ -1,4 +1,4 @@
-"""Adapter `json`: the environment's own schema says what to write, and judges what was written."""
+"""Adapter `json`: the model writes a JSON object, checked against the environment's schema."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import referencing
 
 from openenv_pipe.config.schema import JsonAdapterConfig
 from openenv_pipe.environments.adapters.base import Ask, UnusableReply
-from openenv_pipe.environments.adapters.reply_json import answer_of, find_objects
+from openenv_pipe.environments.adapters.reply_json import find_objects, without_thoughts
 from openenv_pipe.environments.adapters.schema_text import Schema, schema_text
 from openenv_pipe.environments.adapters.templates import (
     compile_optional,
@@ -20,18 +20,18 @@ from openenv_pipe.environments.adapters.templates import (
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Action, Message, Observation, Opening
 
-MOST_PROBLEMS = 3  # told at once
-LONGEST_PROBLEM = 200  # characters; a validator repeats the value that it refuses
+MAX_PROBLEMS = 3  # that one message to the model names
+MAX_PROBLEM_LENGTH = 200  # characters; a validator repeats the value that it refuses
 
 
 class JsonAdapter:
-    """Templates see the observation's fields and `action_schema`, the schema in a short form.
+    """Replies with a JSON object as actions; the last object of a reply counts.
 
-    Of several objects in a reply the last one counts.
+    Templates see the observation's fields and `action_schema`, the schema in a short form.
     """
 
     def __init__(self, config: JsonAdapterConfig, action_schema: Schema) -> None:
-        """Raises ConfigError for a template or a schema that is none."""
+        """Raises ConfigError for an invalid template or schema."""
         self._system = compile_optional("system", config.system)
         self._first = compile_optional("first", config.first)
         self._following = compile_optional("following", config.following)
@@ -47,7 +47,7 @@ class JsonAdapter:
         return Opening(messages=messages, action_schema=self._schema)
 
     def read(self, reply: str) -> list[Action]:
-        objects = find_objects(answer_of(reply))
+        objects = find_objects(without_thoughts(reply))
         if not objects:
             raise UnusableReply("there is no JSON object in the reply")
         if problems := self._problems(objects[-1]):
@@ -70,7 +70,7 @@ class JsonAdapter:
         )
 
     def _problems(self, action: dict[str, Any]) -> list[str]:
-        """What the schema has against an action, each with the field that it is about."""
+        """List the schema's violations in an action, each with its field."""
         problems = []
         try:
             for error in self._validator.iter_errors(action):
@@ -78,17 +78,17 @@ class JsonAdapter:
                 field = ".".join(map(str, error.absolute_path))
                 problem = f"{field}: {error.message}" if field else error.message
                 problems.append(_cut(problem))
-                if len(problems) == MOST_PROBLEMS:
+                if len(problems) == MAX_PROBLEMS:
                     break
         except referencing.exceptions.Unresolvable as error:
             raise ConfigError(
-                f"the environment's action schema refers to nothing: {error}"
+                f"a reference in the environment's action schema cannot be resolved: {error}"
             ) from None
         return problems
 
 
 def without_metadata(schema: Schema) -> Schema:
-    """The schema without the field that every OpenEnv action has, and no model has to fill."""
+    """Return the schema without `metadata`, which every OpenEnv action has and no model fills."""
     fields = schema.get("properties")
     if not isinstance(fields, dict) or "metadata" in schema.get("required", []):
         return schema
@@ -97,17 +97,17 @@ def without_metadata(schema: Schema) -> Schema:
 
 
 def _validator(schema: Schema) -> Any:
-    """A validator that looks nothing up outside of the schema."""
+    """Build a validator that resolves references only within the schema."""
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise ConfigError(
-            f"the environment's action schema is no JSON Schema: {error.message}; mend the "
+            f"the environment's action schema is not a JSON Schema: {error.message}; fix the "
             "environment, or use env.adapter.type=text or python"
         ) from None
     return kind(schema, registry=referencing.Registry())
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]}..."
+    return text if len(text) <= MAX_PROBLEM_LENGTH else f"{text[:MAX_PROBLEM_LENGTH]}..."

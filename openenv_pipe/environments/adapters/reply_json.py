@@ -1,8 +1,8 @@
-"""JSON objects in what a model wrote: anywhere in it, code fences or prose around them.
+"""Find JSON objects anywhere in a model's reply, with code fences or prose around them.
 
-Refused: repairing. Half an object, single quotes or a trailing comma is told to the model, which
-can then learn to write JSON; nothing is guessed. So are numbers and characters that the
-environment could not be sent: infinities, NaN, halves of surrogate pairs.
+Broken JSON (half an object, single quotes, a trailing comma) is never repaired: the model is told
+and can learn to write JSON. Infinities, NaN and lone surrogates count as broken too, because
+they cannot be sent to the environment.
 """
 
 import json
@@ -13,8 +13,8 @@ from typing import Any
 from openenv_pipe.environments.adapters.base import UnusableReply
 
 THOUGHT_END = "</think>"
-START = re.compile(r'\{\s*["}]')  # other braces are prose
-LONGEST_EXCERPT = 60
+START = re.compile(r'\{\s*["}]')  # Other braces are prose.
+MAX_EXCERPT = 60
 
 
 def _finite(text: str) -> float:
@@ -27,15 +27,16 @@ def _finite(text: str) -> float:
 _decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
-def answer_of(reply: str) -> str:
-    """The reply without what was thought before it."""
+def without_thoughts(reply: str) -> str:
+    """Return the reply without the reasoning before `</think>`."""
     return reply.rpartition(THOUGHT_END)[2]
 
 
 def find_objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects in a text, in their order; those inside of others are not among them.
+    """Return the outermost JSON objects in a text, in order.
 
-    Raises UnusableReply for a broken one.
+    Raises:
+        UnusableReply: An object is broken.
     """
     found, end = [], 0
     while start := START.search(text, end):
@@ -43,7 +44,7 @@ def find_objects(text: str) -> list[dict[str, Any]]:
             value, end = _decoder.raw_decode(text, start.start())
             json.dumps(value, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
-            near = text[max(start.start(), error.pos - LONGEST_EXCERPT // 2) :][:LONGEST_EXCERPT]
+            near = text[max(start.start(), error.pos - MAX_EXCERPT // 2) :][:MAX_EXCERPT]
             raise UnusableReply(f"the JSON is broken: {error.msg} near {near!r}") from None
         except UnicodeEncodeError:
             raise UnusableReply("the JSON has characters that are not Unicode") from None

@@ -1,4 +1,4 @@
-"""A JSON Schema as a person would write it down: short, and for a model to read.
+"""Write a JSON Schema in a short form that a model reads.
 
     {
       "direction": "north" | "south",  // where to go
@@ -6,7 +6,7 @@
       "weights": [number, ...]
     }
 
-Refused here: judging. What a schema says that has no short form is left out.
+Whatever has no short form is left out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from openenv_pipe.environments.adapters.templates import compact_json
 
 Schema = Mapping[str, Any]
 
-DEEPEST = 5  # levels; a schema may contain itself
+MAX_DEPTH = 5  # levels; a schema may contain itself
 INDENT = "  "
 LIMITS = {
     "minimum": "at least {}",
@@ -33,12 +33,12 @@ LIMITS = {
 
 
 def schema_text(schema: Schema) -> str:
-    """The whole schema; what `$ref` names is written where it is used."""
+    """Return the short form of a schema; each `$ref` is replaced by what it names."""
     return _value(schema, schema, 0)
 
 
 def _value(schema: Any, root: Schema, depth: int) -> str:
-    """One value with its limits: `integer, at least 1, at most 5`."""
+    """Describe one value with its limits: `integer, at least 1, at most 5`."""
     schema = resolved(schema, root)
     limits = [words.format(schema[key]) for key, words in LIMITS.items() if key in schema]
     if "default" in schema:
@@ -64,7 +64,7 @@ def _kind(schema: Schema, root: Schema, depth: int) -> str:
 
 
 def _array(schema: Schema, root: Schema, depth: int) -> str:
-    if depth >= DEEPEST:
+    if depth >= MAX_DEPTH:
         return "array"
     if "prefixItems" in schema:
         members = (_value(member, root, depth + 1) for member in schema["prefixItems"])
@@ -73,14 +73,14 @@ def _array(schema: Schema, root: Schema, depth: int) -> str:
 
 
 def _object(schema: Schema, root: Schema, depth: int) -> str:
-    if depth >= DEEPEST:
+    if depth >= MAX_DEPTH:
         return "object"
     lines = [INDENT + line.replace("\n", "\n" + INDENT) for line in _fields(schema, root, depth)]
     return "\n".join(["{", *lines, "}"])
 
 
 def _fields(schema: Schema, root: Schema, depth: int) -> Iterator[str]:
-    """A line for each field; `?` marks those that may be left out."""
+    """Yield a line for each field; `?` marks optional ones."""
     required = schema.get("required", [])
     for number, (name, field) in enumerate(schema["properties"].items(), start=1):
         mark = "" if name in required else "?"
@@ -92,8 +92,8 @@ def _fields(schema: Schema, root: Schema, depth: int) -> Iterator[str]:
 
 
 def resolved(schema: Any, root: Schema) -> Schema:
-    """What a schema says, with what its `$ref` (inside of `root`) or its only `allOf` says."""
-    for _ in range(DEEPEST):
+    """Return the schema with its `$ref` (looked up in `root`) or its only `allOf` merged in."""
+    for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping):
             return {}  # `true`: anything
         inner: Any = schema.get("allOf")

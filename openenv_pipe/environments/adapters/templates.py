@@ -1,4 +1,4 @@
-"""Observations to chat messages: by Jinja templates, or as they are."""
+"""Turn observations into chat messages, by Jinja templates or as compact JSON."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,9 +14,10 @@ EMPTY = (None, "", [], {})
 
 
 def compile_template(key: str, source: str) -> jinja2.Template:
-    """The template of `env.adapter.<key>`. What it leaves undefined is an error, not a gap.
+    """Compile the template of `env.adapter.<key>`; rendering an undefined name is an error.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: The source is not a Jinja template.
     """
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
     try:
@@ -25,18 +26,22 @@ def compile_template(key: str, source: str) -> jinja2.Template:
         raise ConfigError(
             f"env.adapter.{key} is not a Jinja template: {error.message} in {source!r}"
         ) from None
-    # Every rendering copies them, and a ChainMap, as Jinja has it, is slow to copy.
+    # Every rendering copies the globals, and Jinja's own ChainMap is slow to copy.
     template.globals = dict(template.globals)
     return template
 
 
 def compile_optional(key: str, source: str | None) -> jinja2.Template | None:
-    """As `compile_template`, for a key that may be null."""
+    """Compile a template that may be null."""
     return None if source is None else compile_template(key, source)
 
 
 def render_message(role: str, template: jinja2.Template, fields: Mapping[str, Any]) -> Message:
-    """One message. Raises ConfigError, with the names of the fields that there are."""
+    """Render one message.
+
+    Raises:
+        ConfigError: The template fails; the message names the fields that exist.
+    """
     try:
         return {"role": role, "content": template.render(fields)}
     except jinja2.UndefinedError as error:
@@ -58,19 +63,22 @@ def observation_message(
     plain: Callable[[Observation], str],
     **more: str,
 ) -> Message:
-    """By the template, which sees `more` too; without one, as `plain` has it."""
+    """Render by the template, which also sees `more`; without a template, call `plain`."""
     if template is None:
         return {"role": role, "content": plain(observation)}
     return render_message(role, template, {**observation, **more})
 
 
 def observation_text(observation: Observation) -> str:
-    """The observation as compact JSON without empty fields; metadata only if that is all."""
+    """Return the observation as compact JSON without empty fields.
+
+    The metadata is included only if there is nothing else.
+    """
     told = {name: value for name, value in observation.items() if value not in EMPTY}
     metadata = told.pop("metadata", {})
     return compact_json(told or metadata)
 
 
 def compact_json(value: Any) -> str:
-    """JSON as short as it gets, letters of all languages as they are."""
+    """Return JSON without spaces and without escapes for letters beyond ASCII."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Adapter `text`: Jinja templates one way, a regular expression the other."""
+"""Adapter `text`: observations through Jinja templates, actions by a regular expression."""
 
 import re
 
@@ -14,7 +14,7 @@ from openenv_pipe.types import Action, Message, Observation, Opening
 
 
 class TextAdapter:
-    """Templates see the observation's fields as variables; an undefined one is an error."""
+    """Actions are the named groups of a regular expression; templates see the observation."""
 
     def __init__(self, config: TextAdapterConfig) -> None:
         self._system = compile_optional("system", config.system or None)

@@ -1,4 +1,4 @@
-"""Adapter `tool`: an MCP environment's tools, listed at reset and called in replies."""
+"""Adapter `tool`: lists an MCP environment's tools at reset, and calls those in replies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,14 +19,14 @@ from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.types import Action, Message, Observation, Opening, Tool
 
 NO_PARAMETERS = {"type": "object", "properties": {}}
-LONGEST_SEEN = 200  # characters of an answer in a message
+MAX_SEEN_LENGTH = 200  # characters of an answer in an error message
 
 
 class ToolAdapter:
-    """Tools are described by the chat template, results are messages of the role `tool`.
+    """Tools as actions: the chat template describes them, results have the role `tool`.
 
-    A tool that does not exist or does not take the arguments is an error of the environment's,
-    which the model reads as the result of its call.
+    The environment answers a call of an unknown tool or with bad arguments by an error, which the
+    model reads as the call's result.
     """
 
     def __init__(self, config: ToolAdapterConfig) -> None:
@@ -37,7 +37,7 @@ class ToolAdapter:
         self._plain_reply_ends = config.plain_reply == "final"
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
-        """Raises ConfigError if the environment has no tools, SessionError if it cannot say."""
+        """Raises ConfigError if the environment has no tools, SessionError if listing fails."""
         messages = [observation_message("user", self._first, observation, observation_text)]
         if self._system is not None:
             messages.insert(0, render_message("system", self._system, observation))
@@ -63,12 +63,17 @@ class ToolAdapter:
 
 
 def tools_of(listing: Observation) -> list[Tool]:
-    """The answer to `list_tools`, OpenEnv's or MCP's, as chat templates want it."""
+    """Convert the answer to `list_tools`, in OpenEnv's or MCP's form, for chat templates.
+
+    Raises:
+        SessionError: The environment answered with an error.
+        ConfigError: The answer has no tools.
+    """
     tools, metadata = listing.get("tools"), listing.get("metadata")
     if not tools and isinstance(metadata, Mapping) and "error" in metadata:
         raise SessionError(f"the environment cannot list its tools: {metadata['error']}")
     if not isinstance(tools, list) or not tools or not all(map(_is_tool, tools)):
-        raise _no_tools(compact_json(listing)[:LONGEST_SEEN])
+        raise _no_tools(compact_json(listing)[:MAX_SEEN_LENGTH])
     return [
         {
             "type": "function",
@@ -87,7 +92,7 @@ def _is_tool(value: Any) -> bool:
 
 
 def result_text(observation: Observation) -> str:
-    """What a call gave: the error's message, the texts of the content, or else the fields."""
+    """Return a call's result as text: the error, the content's texts, or else all fields."""
     if error := observation.get("error"):
         return f"Error: {error.get('message') if isinstance(error, Mapping) else error}"
     result = observation.get("result")

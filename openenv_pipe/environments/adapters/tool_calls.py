@@ -1,16 +1,16 @@
-"""Tool calls in what a model wrote, in the two styles that open models use.
+"""Find tool calls in a model's reply, in the two styles that open models use.
 
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>    Hermes, Qwen
     {"name": "add", "parameters": {"a": 1}}                          Llama and others: bare JSON
 
-Refused: knowing which tools there are. The environment does, and its answer goes to the model.
+Whether the tool exists is left to the environment, whose answer goes to the model.
 """
 
 import re
 from typing import Any
 
 from openenv_pipe.environments.adapters.base import UnusableReply
-from openenv_pipe.environments.adapters.reply_json import answer_of, find_objects
+from openenv_pipe.environments.adapters.reply_json import find_objects, without_thoughts
 from openenv_pipe.types import Action
 
 MARKED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
@@ -18,11 +18,14 @@ FORM = '{"name": ..., "arguments": {...}}'
 
 
 def tool_calls(reply: str) -> list[Action]:
-    """The calls of a reply as OpenEnv's actions, in their order; none if nothing looks like one.
+    """Return the calls in a reply as OpenEnv actions, in order; empty if there are none.
 
-    Marked calls rule out bare ones. Raises UnusableReply for a broken one.
+    If there are marked calls, bare ones are ignored.
+
+    Raises:
+        UnusableReply: A call is broken.
     """
-    answer = answer_of(reply)
+    answer = without_thoughts(reply)
     marked = MARKED.findall(answer)
     if marked:
         return [_marked_call(text, number) for number, text in enumerate(marked, start=1)]
@@ -48,5 +51,5 @@ def _arguments(call: dict[str, Any]) -> Any:
 
 
 def call_action(call: dict[str, Any]) -> Action:
-    """OpenEnv's action of a call that has a name and arguments."""
+    """Return the OpenEnv action of a call with a name and arguments."""
     return {"type": "call_tool", "tool_name": call["name"], "arguments": _arguments(call)}

@@ -1,8 +1,8 @@
-"""A time limit for one wait after another, at the price of one timer for all of them.
+"""A reusable time limit that needs one timer for many consecutive waits.
 
-`asyncio.timeout` sets a timer for each wait and takes it back, which costs more than the rest of a
-message to an environment. Here the timer stays: when it fires it looks whether somebody still
-waits, and for how long. Refused: two waits at once, and waits outside of a task.
+`asyncio.timeout` sets and cancels a timer for each wait, which costs more than the rest of a
+message to an environment. This timer stays: when it fires, it checks whether a task still waits,
+and until when. Only one wait at a time is supported, and only inside a task.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Self
 class Deadline:
     """`with deadline.within(timeout_s):` raises TimeoutError as `asyncio.timeout` would.
 
-    The task is cancelled at the limit; a cancellation by somebody else stays one.
+    The task is cancelled at the limit. A cancellation from elsewhere stays a CancelledError.
     """
 
     __slots__ = ("_at_s", "_expired", "_loop", "_num_cancelled", "_task", "_timer")
@@ -21,20 +21,20 @@ class Deadline:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task | None = None  # who waits
-        self._at_s = 0.0  # until when, in the loop's time
-        self._num_cancelled = 0  # how often the task had been cancelled before
+        self._task: asyncio.Task | None = None  # the task that waits now
+        self._at_s = 0.0  # the limit, in the loop's time
+        self._num_cancelled = 0  # cancellations that were pending before the wait
         self._expired = False
 
     def within(self, timeout_s: float) -> Self:
-        """Sets the limit of the next wait, counted from now."""
+        """Set the limit of the next wait, counted from now."""
         self._at_s = self._loop.time() + timeout_s
         return self
 
     def __enter__(self) -> None:
         task = asyncio.current_task(self._loop)
-        assert task is not None, "a deadline ends a task's wait"
-        assert self._task is None, "somebody waits already"
+        assert task is not None, "a deadline needs a task to cancel"
+        assert self._task is None, "another wait is in progress"
         self._num_cancelled = task.cancelling()
         self._task = task
         if self._timer is None or self._timer.when() > self._at_s:
@@ -53,7 +53,7 @@ class Deadline:
                 raise TimeoutError from error
 
     def stop(self) -> None:
-        """Takes the timer back."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -65,7 +65,7 @@ class Deadline:
     def _look(self) -> None:
         self._timer = None
         if self._task is None:
-            return  # the next wait sets it again
+            return  # The next wait sets the timer again.
         if self._loop.time() < self._at_s:
             self._set_timer()
         else:

@@ -1,7 +1,4 @@
-"""What a running environment server says about itself over HTTP: GET /schema and /metadata.
-
-Refused here: sessions, and judging what is said.
-"""
+"""What a running environment server declares over HTTP at GET /schema and /metadata."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,20 +14,21 @@ Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Description:
-    """An environment in its own words."""
+class ServerMetadata:
+    """Name, description and JSON Schemas of an environment."""
 
-    name: str  # empty if it gives none
-    text: str  # a sentence or so, or empty
+    name: str  # empty if the server gives none
+    text: str  # the description, or empty
     action: Schema
-    first_observation: Schema  # of reset
-    observation: Schema  # of step
+    first_observation: Schema  # the schema of reset's observation
+    observation: Schema  # the schema of step's observation
 
 
-async def describe(url: str, access: Access = OPEN) -> Description:
-    """Ask the server at `url` (http, https, or a unix socket's).
+async def fetch_metadata(url: str, access: Access = OPEN) -> ServerMetadata:
+    """Fetch the metadata of the server at `url` (http, https, or a unix socket's).
 
-    Raises ConfigError if it does not answer, or not as an OpenEnv server does.
+    Raises:
+        ConfigError: The server does not answer, or not as an OpenEnv server does.
     """
     get = partial(ask_object, url, timeout_s=TIME_LIMIT_S, access=access)
     schemas = await get("/schema")
@@ -44,8 +42,8 @@ async def describe(url: str, access: Access = OPEN) -> Description:
     try:
         metadata = await get("/metadata")
     except ConfigError:
-        metadata = {}  # it may raise there, and is a server none the less
-    return Description(
+        metadata = {}  # Some servers fail at /metadata and work otherwise.
+    return ServerMetadata(
         name=str(metadata.get("name") or ""),
         text=str(metadata.get("description") or ""),
         action=schemas["action"],

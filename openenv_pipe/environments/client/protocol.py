@@ -1,7 +1,7 @@
-"""What the frames of OpenEnv's protocol say: an answer's data, or the error that it is.
+"""Parse the frames of OpenEnv's WebSocket protocol into results and errors.
 
-Pure functions of text; `url` is the server's, for the errors. Refused here: reading into
-observations, and rewards that are no finite number.
+These are pure functions of text; `url` is the server's and appears in the errors. Rewards that
+are not finite are errors.
 """
 
 import json
@@ -13,22 +13,26 @@ from openenv_pipe.errors import ServerFullError, SessionClosedError, SessionErro
 
 REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
 
-# Built once: json.dumps with options builds an encoder for every call.
+# Built once, because json.dumps with options builds an encoder for every call.
 encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 decode = json.JSONDecoder().decode
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an environment answered to `reset` or `step`."""
+    """The environment's answer to `reset` or `step`."""
 
     observation: dict[str, Any]
-    reward: float | None  # finite; None where the environment gave none
+    reward: float | None  # finite; None if the environment gave none
     done: bool
 
 
-def parsed(text: str | bytes, url: str) -> dict[str, Any]:
-    """A frame as a dict. Raises SessionError."""
+def parse_frame(text: str | bytes, url: str) -> dict[str, Any]:
+    """Decode a frame.
+
+    Raises:
+        SessionError: The frame is not a JSON object.
+    """
     try:
         frame = decode(text if type(text) is str else text.decode())
     except (ValueError, RecursionError) as error:
@@ -38,9 +42,11 @@ def parsed(text: str | bytes, url: str) -> dict[str, Any]:
     return frame
 
 
-def refusal(frame: dict[str, Any], kind: str, url: str) -> SessionError:
-    """The error that belongs to a frame which is no answer to `kind`: a StepRefusedError where the
-    environment is still in step."""
+def error_of_frame(frame: dict[str, Any], kind: str, url: str) -> SessionError:
+    """Make the error for a frame that does not answer `kind`.
+
+    It is a StepRefusedError if the session can still be used.
+    """
     data = frame.get("data")
     if frame.get("type") != "error" or type(data) is not dict:
         return SessionError(
@@ -56,17 +62,21 @@ def refusal(frame: dict[str, Any], kind: str, url: str) -> SessionError:
 
 
 def step_result(data: dict[str, Any], url: str) -> StepResult:
-    """The answer to reset or step. Raises SessionError if it breaks the protocol."""
+    """Read the answer to reset or step.
+
+    Raises:
+        SessionError: The data breaks the protocol.
+    """
     observation, reward = data.get("observation"), data.get("reward")
     if type(observation) is not dict:
-        raise SessionError(f"{url}: observation is no JSON object: {observation!r:.80}")
+        raise SessionError(f"{url}: observation is not a JSON object: {observation!r:.80}")
     if reward is not None:
         reward = _finite(reward, url)
     return StepResult(observation, reward, bool(data.get("done")))
 
 
 def error_details(errors: Any) -> str:
-    """The fields that a VALIDATION_ERROR names: ' (word: Field required; ...)'."""
+    """List the fields that a VALIDATION_ERROR names: ' (word: Field required; ...)'."""
     if type(errors) is not list or not all(type(error) is dict for error in errors):
         return ""
     lines = [
@@ -83,5 +93,5 @@ def _finite(reward: Any, url: str) -> float:
     if math.isfinite(number):
         return number
     raise SessionError(
-        f"{url}: reward is {reward!r:.80}, expected a finite number or null; mend the environment"
+        f"{url}: reward is {reward!r:.80}, expected a finite number or null; fix the environment"
     )

@@ -1,8 +1,8 @@
-"""One WebSocket to one environment: its messages as three calls, within time limits.
+"""One WebSocket session with one environment, with a time limit for each message.
 
-A session whose message got no proper answer (time limit, cancellation, closed connection, answer
-that makes no sense) is out of step with its environment and is never used again. Refused here:
-reconnecting, retrying, and a second message before the first answer. `frames` reads the answers.
+A session whose message was not answered properly (time limit, cancellation, closed connection,
+invalid answer) is out of step with its environment and must not be used again. A session never
+reconnects, never retries, and has one message in flight at a time.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from openenv_pipe.environments.client.deadline import Deadline
 from openenv_pipe.environments.client.protocol import (
     StepResult,
     encode,
-    parsed,
-    refusal,
+    error_of_frame,
+    parse_frame,
     step_result,
 )
 from openenv_pipe.errors import (
@@ -36,17 +36,17 @@ from openenv_pipe.types import Observation
 
 CLOSE_LIMIT_S = 2.0
 LAST_LOOK_S = 0.05
-RECENT_S = 1.0  # since its last answer a server needs no ping; a death meanwhile is seen anyway
-NO_SOCKET = (403, 404)  # the first from the frameworks that OpenEnv's servers are made with
-HTTP_ONLY = "so answers a server without /ws, and plain HTTP keeps no episode between requests"
-TOO_BIG = 1009  # the WebSocket close code of a message over the size limit
+RECENT_S = 1.0  # A server that answered this recently is not pinged.
+NO_SOCKET = (403, 404)  # HTTP codes of servers without /ws; FastAPI answers 403
+HTTP_ONLY = "this is how a server without /ws answers, and plain HTTP keeps no episode"
+TOO_BIG = 1009  # the WebSocket close code for a message over the size limit
 LIST_TOOLS = {"type": "list_tools"}  # OpenEnv's action
-LIST_TOOLS_RPC = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}  # MCP's own
+LIST_TOOLS_RPC = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}  # MCP's form
 WEBSOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 class Session:
-    """One environment of one server. Made by `connect`, used by one task at a time."""
+    """One environment of one server. Create it with `connect`; one task at a time may use it."""
 
     __slots__ = (
         *("_connection", "_deadline", "_in_sync", "_last_answer_s", "_max_message_mb"),
@@ -57,8 +57,8 @@ class Session:
         self.url = url
         self._connection = connection
         self._max_message_mb = max_message_mb
-        self._last_answer_s: float | None = None  # None: never, as with a full server
-        self._in_sync = True  # False from a message's start until its proper answer
+        self._last_answer_s: float | None = None  # None: no answer yet, as with a full server
+        self._in_sync = True  # False from sending a message until its proper answer
         self._deadline = Deadline()
 
     @classmethod
@@ -70,11 +70,15 @@ class Session:
         max_message_mb: int,
         access: Access = OPEN,
     ) -> Self:
-        """Open a session with the server at `url` (http, https, ws or wss; `/ws` is added), or
-        behind the unix socket of a `url` like unix:///tmp/socket.
+        """Open a session with the server at `url`.
 
-        A full server accepts this; the first message then raises ServerFullError.
-        Raises SessionTimeoutError, SessionClosedError; ValueError for a `url` that is none.
+        The URL is http, https, ws or wss (`/ws` is added), or unix:///path/of/socket. A full
+        server accepts the connection; the first message then raises ServerFullError.
+
+        Raises:
+            SessionTimeoutError: There is no connection within `timeout_s`.
+            SessionClosedError: The server refuses the connection.
+            ValueError: `url` is not a URL.
         """
         address = websocket_url(url)
         options: dict[str, Any] = {}
@@ -87,12 +91,12 @@ class Session:
                 address,
                 **options,
                 additional_headers=access.headers,
-                compression=None,  # costs more than half of the throughput
+                compression=None,  # Compression costs more than half of the throughput.
                 proxy=None if urlsplit(address).hostname in LOOPBACK else True,
                 max_size=max_message_mb * 2**20,
                 open_timeout=timeout_s,
-                # Pings keep tunnels open. A missing answer proves nothing: our event loop may
-                # have been blocked by an optimizer step. Time limits of messages bound the waits.
+                # Pings keep tunnels open. A missing pong proves nothing, because an optimizer
+                # step may have blocked our event loop; each message has its own time limit.
                 ping_interval=20.0,
                 ping_timeout=None,
                 close_timeout=CLOSE_LIMIT_S,
@@ -107,29 +111,33 @@ class Session:
 
     @property
     def usable(self) -> bool:
-        """True if the connection is open and no message is in flight, lost or misunderstood."""
+        """True if the connection is open and every message so far got a proper answer."""
         return self._in_sync and self._connection.state is State.OPEN
 
     async def reset(self, keywords: Mapping[str, Any], timeout_s: float) -> StepResult:
-        """Begin an episode. Raises as `step` does."""
+        """Start an episode. Raises as `step` does."""
         return self._result(await self.ask("reset", "observation", keywords, timeout_s))
 
     async def step(self, action: Mapping[str, Any], timeout_s: float) -> StepResult:
         """Take one action.
 
-        Raises StepRefusedError, after which the session is usable; ServerFullError,
-        SessionTimeoutError, SessionClosedError or, for an answer that breaks the protocol,
-        SessionError, after which it is not.
+        Raises:
+            StepRefusedError: The environment refused the action; the session stays usable.
+            SessionError: The session failed and is not usable any more: ServerFullError,
+                SessionTimeoutError, SessionClosedError, or an answer that breaks the protocol.
         """
         return self._result(await self.ask("step", "observation", action, timeout_s))
 
     async def state(self, timeout_s: float) -> dict[str, Any]:
-        """The environment's state: the cheapest message, without effect on it. Raises as `step`."""
+        """Read the environment's state, the cheapest message without effect. Raises as `step`."""
         return await self.ask("state", "state", None, timeout_s)
 
     async def is_responsive(self, timeout_s: float) -> bool:
-        """True if the session is usable and the server has just answered, or answers a ping. The
-        environment's part in the server is not asked. Never raises."""
+        """Tell whether the session is usable and the server alive. Never raises.
+
+        The server is pinged unless it answered within the last `RECENT_S`. A ping does not reach
+        the environment inside the server.
+        """
         if not self.usable:
             return False
         if self._last_answer_s is not None and time.monotonic() - self._last_answer_s < RECENT_S:
@@ -142,7 +150,7 @@ class Session:
         return self.usable
 
     async def close(self) -> None:
-        """Close the connection, within `CLOSE_LIMIT_S`. Never raises; may be called again."""
+        """Close the connection within `CLOSE_LIMIT_S`. Never raises; may be called again."""
         self._in_sync = False
         self._deadline.stop()
         await self._connection.close()
@@ -150,7 +158,7 @@ class Session:
     async def ask(
         self, kind: str, answer_kind: str, data: Mapping[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
-        """Send a message of any kind; the `data` of its answer. Raises as `step` does."""
+        """Send a message of type `kind` and return its answer's `data`. Raises as `step` does."""
         message: dict[str, Any] = {"type": kind}
         if data is not None:
             message["data"] = data
@@ -161,18 +169,18 @@ class Session:
         if not self._in_sync:
             raise SessionClosedError(f"{self.url}: session is closed or out of step")
         self._in_sync = False
-        frame = parsed(await self._exchange(kind, text, timeout_s), self.url)
+        frame = parse_frame(await self._exchange(kind, text, timeout_s), self.url)
         self._last_answer_s = time.monotonic()
         data = frame.get("data")
         if frame.get("type") == answer_kind and type(data) is dict:
             self._in_sync = True
             return data
-        error = refusal(frame, kind, self.url)
+        error = error_of_frame(frame, kind, self.url)
         self._in_sync = isinstance(error, StepRefusedError)
         raise error
 
     async def _exchange(self, kind: str, text: str, timeout_s: float) -> str | bytes:
-        """One message out, one message in; typed errors for silence and closed connections."""
+        """Send one message and receive one; raise typed errors for silence and lost connections."""
         started_s = time.monotonic()
         try:
             try:
@@ -180,7 +188,7 @@ class Session:
                     await self._connection.send(text)
                     return await self._connection.recv()
             except TimeoutError:
-                # If our own event loop was blocked, the answer came in time and waits to be read.
+                # If our own event loop was blocked, the answer came in time and is waiting.
                 async with asyncio.timeout(LAST_LOOK_S):
                     return await self._connection.recv()
         except TimeoutError:
@@ -192,12 +200,14 @@ class Session:
             raise await self._why_closed(kind, closed) from closed
 
     async def _why_closed(self, kind: str, closed: ConnectionClosed) -> SessionError:
-        """The error frame that arrived before the close, as a full server sends it; else a guess
-        from the close itself."""
+        """Turn a closed connection into an error.
+
+        A full server sends an error frame before it closes; without one, the cause is guessed.
+        """
         with suppress(ConnectionClosed):
-            frame = parsed(await self._connection.recv(), self.url)
+            frame = parse_frame(await self._connection.recv(), self.url)
             if frame.get("type") == "error":
-                return refusal(frame, kind, self.url)
+                return error_of_frame(frame, kind, self.url)
         if TOO_BIG in (closed.rcvd and closed.rcvd.code, closed.sent and closed.sent.code):
             return SessionClosedError(
                 f"{self.url}: a message is larger than env.max_message_mb={self._max_message_mb}"
@@ -209,7 +219,7 @@ class Session:
         return SessionClosedError(f"{self.url}: connection lost at {kind}: {closed}")
 
     def _result(self, data: dict[str, Any]) -> StepResult:
-        """The answer to reset or step. Raises SessionError if it breaks the protocol."""
+        """Read the answer to reset or step; an invalid one makes the session unusable."""
         try:
             return step_result(data, self.url)
         except SessionError:
@@ -217,18 +227,18 @@ class Session:
             raise
 
 
-async def ask_aside(session: Session, timeout_s: float, action: Mapping[str, Any]) -> Observation:
-    """The observation of a step that is no player's: nothing is earned by it.
+async def step_aside(session: Session, timeout_s: float, action: Mapping[str, Any]) -> Observation:
+    """Take a step that is not the policy's and return its observation; its reward is ignored.
 
-    Where an environment has a class of its own for calls, `list_tools` is no action of it: then its
-    tools are asked for in MCP's words. Raises as `Session.step` does.
+    Environments whose action class has no `list_tools` are asked for their tools by an MCP
+    message. Raises as `Session.step` does.
     """
     try:
         return (await session.step(action, timeout_s)).observation
     except StepRefusedError as refusal:
         if action != LIST_TOOLS or refusal.code != "VALIDATION_ERROR":
             raise
-        with suppress(StepRefusedError):  # by a server that does not know the message
+        with suppress(StepRefusedError):  # The server does not know the message either.
             answer = await session.ask("mcp", "mcp", LIST_TOOLS_RPC, timeout_s)
             if type(answer.get("result")) is dict:
                 return answer["result"]
@@ -236,7 +246,11 @@ async def ask_aside(session: Session, timeout_s: float, action: Mapping[str, Any
 
 
 def websocket_url(url: str) -> str:
-    """The WebSocket address of a server, `ws://host:port/ws`. Raises ValueError."""
+    """Return the WebSocket address of a server, `ws://host:port/ws`.
+
+    Raises:
+        ValueError: `url` is not a URL of a server.
+    """
     parts = urlsplit(url)
     if parts.scheme == "unix" and parts.path:
         return "ws://localhost/ws"

@@ -1,4 +1,4 @@
-"""What is played: the tasks of both splits, and the order in which training takes them."""
+"""The tasks of both splits, and the order in which training takes them."""
 
 from openenv_pipe.environments.tasks.order import TaskOrder, build_order
 from openenv_pipe.environments.tasks.sets import RangeTasks, TaskSet

@@ -1,7 +1,7 @@
-"""The order in which training takes its tasks. All randomness comes from the run's seed.
+"""The order in which training takes its tasks.
 
-An order keeps no secrets: what `take` returns follows from the seed, the place in the sequence
-and the groups recorded so far, of which `state` is all that matters.
+What `take` returns follows from the seed, the position in the sequence and the groups recorded so
+far. `state` holds all that the recorded groups contribute.
 """
 
 import heapq
@@ -15,34 +15,34 @@ from typing import Any, Literal, Protocol
 from openenv_pipe.environments.tasks.sets import TaskSet
 from openenv_pipe.types import Group, Task
 
-NUM_RECENT = 3  # groups of a task that its success rate is measured on
-EXPLORED = 0.25  # the share of a curriculum's tasks that are taken for want of news of them
+NUM_RECENT = 3  # groups per task over which the success rate is measured
+EXPLORED_FRACTION = 0.25  # of a curriculum's tasks, chosen for being unseen the longest
 
 
 class TaskOrder(Protocol):
     """An endless sequence of the tasks of one set."""
 
     def take(self, start: int, count: int) -> list[Task]:
-        """Tasks number start..start+count-1 of the sequence, as things stand."""
+        """Return tasks start..start+count-1 of the sequence, given the groups recorded so far."""
         ...
 
     def record(self, groups: Sequence[Group]) -> None:
-        """Take note of what the policy made of its tasks."""
+        """Record the results of played groups."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What the groups recorded so far have left, as JSON."""
+        """Return the effect of the recorded groups as JSON."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on as the order that `state` is of, over the same tasks with the same seed."""
+        """Restore a state that was saved with the same tasks and seed."""
         ...
 
 
 def build_order(
     order: Literal["shuffle", "seed", "curriculum"], tasks: TaskSet, seed: int
 ) -> TaskOrder:
-    """The order that `env.tasks.order` names."""
+    """Build the order that `env.tasks.order` names."""
     match order:
         case "curriculum":
             return Curriculum(tasks, seed)
@@ -52,7 +52,7 @@ def build_order(
 
 
 class Passes:
-    """All tasks in each pass: shuffled anew, or as they are listed if there is no seed."""
+    """Repeated passes over all tasks, each shuffled anew, or in listed order without a seed."""
 
     def __init__(self, tasks: TaskSet, seed: int | None) -> None:
         self._tasks = tasks
@@ -62,13 +62,13 @@ class Passes:
         return [self._task(number) for number in range(start, start + count)]
 
     def record(self, groups: Sequence[Group]) -> None:
-        """Nothing: the sequence is fixed."""
+        """Do nothing: the sequence is fixed."""
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing, for the same reason."""
+        """Do nothing: there is no state."""
 
     def _task(self, number: int) -> Task:
         which_pass, place = divmod(number, len(self._tasks))
@@ -78,24 +78,24 @@ class Passes:
 
 
 class Curriculum:
-    """Mostly tasks that the policy solved at times of late; for the rest, those longest unseen.
+    """Mostly tasks that the policy sometimes solves; for the rest, those unseen the longest.
 
-    Of a task that always or never succeeds, a group teaches nothing. Tasks are drawn without
-    replacement, in proportion to p (1 - p) of their recent success rate p; a fixed share, and all
-    that is missing while too few are known, goes to tasks never played, then to those played
-    longest ago. A group that failed as a whole says nothing of its task.
+    A task that always or never succeeds gives no advantages to learn from. Tasks are drawn
+    without replacement, in proportion to p (1 - p) of their recent success rate p. A fixed
+    fraction, and all that is missing while too few rates are known, goes to tasks never played,
+    then to those played longest ago. A group whose episodes all failed does not count.
     """
 
     def __init__(self, tasks: TaskSet, seed: int) -> None:
         self._tasks = tasks
         self._seed = seed
         self._rates: dict[int, deque[float]] = {}
-        self._last_played: dict[int, int] = {}  # the group's number; of two, the later
+        self._last_played: dict[int, int] = {}  # task index -> number of its latest group
         self._num_groups = 0
 
     def take(self, start: int, count: int) -> list[Task]:
         picked: list[int] = []
-        while len(picked) < count:  # more than there are: round after round
+        while len(picked) < count:  # A request may exceed the number of tasks.
             picked += self._round(start + len(picked), min(count - len(picked), len(self._tasks)))
         return [self._tasks[index] for index in picked]
 
@@ -120,11 +120,11 @@ class Curriculum:
         self._num_groups = state["num_groups"]
 
     def _round(self, start: int, count: int) -> list[int]:
-        """`count` different tasks."""
+        """Choose `count` different tasks."""
         draw = random.Random(f"{self._seed}/curriculum/{start}")
-        weights = {index: self._news(index) for index in sorted(self._rates)}
+        weights = {index: self._rate_variance(index) for index in sorted(self._rates)}
         weights = {index: weight for index, weight in weights.items() if weight > 0}
-        num_known = min(count - round(EXPLORED * count), len(weights))
+        num_known = min(count - round(EXPLORED_FRACTION * count), len(weights))
         known = _draw_without_replacement(draw, weights, num_known)
         places = shuffled(self._seed, 0, len(self._tasks))
         unseen_longest = heapq.nsmallest(
@@ -134,7 +134,7 @@ class Curriculum:
         )
         return [*known, *(places[place] for place in unseen_longest)][:count]
 
-    def _news(self, index: int) -> float:
+    def _rate_variance(self, index: int) -> float:
         rate = fmean(self._rates[index])
         return rate * (1.0 - rate)
 
@@ -142,14 +142,14 @@ class Curriculum:
 def _draw_without_replacement(
     draw: random.Random, weights: dict[int, float], count: int
 ) -> dict[int, None]:
-    """`count` keys in the order of the draw (Efraimidis and Spirakis, 2006)."""
+    """Return `count` keys in the order drawn (Efraimidis and Spirakis, 2006)."""
     keys = {index: draw.random() ** (1.0 / weight) for index, weight in weights.items()}
     return dict.fromkeys(heapq.nlargest(count, keys, key=lambda index: keys[index]))
 
 
-@lru_cache(maxsize=2)  # a step takes many places of one pass
+@lru_cache(maxsize=2)  # A step takes many tasks of one pass.
 def shuffled(seed: int, which_pass: int, num_tasks: int) -> Sequence[int]:
-    """The order of a pass over the tasks of training."""
+    """Return the task indices of a pass in shuffled order."""
     order = list(range(num_tasks))
     random.Random(f"{seed}/train/{which_pass}").shuffle(order)
     return tuple(order)

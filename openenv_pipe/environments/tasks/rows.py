@@ -1,6 +1,6 @@
-"""Rows of files and data sets as reset keywords. Everything is read before anything is started.
+"""Read rows of files and data sets as reset keywords, all before anything is started.
 
-Refused here: guessing. A column that is asked for has to be there, and a line has to be an object.
+A missing column, or a line that is not a JSON object, is an error.
 """
 
 import csv
@@ -16,7 +16,11 @@ Row = Mapping[str, Any]
 
 
 def read_file(config: TaskFile, key: str) -> list[Row]:
-    """All rows of a JSONL or CSV file. Raises ConfigError, which names the `key` of the block."""
+    """Read all rows of a JSONL or CSV file.
+
+    Raises:
+        ConfigError: The file cannot be read; the message names the block's `key`.
+    """
     path = Path(config.path).expanduser()
     read = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
     try:
@@ -43,7 +47,7 @@ def _json_rows(lines: Iterator[str]) -> Iterator[tuple[str, Row]]:
 
 
 def _csv_rows(lines: Iterator[str]) -> Iterator[tuple[str, Row]]:
-    """A cell that reads as a JSON number, true, false or null is that; any other is text."""
+    """Yield rows; cells that are a JSON number, true, false or null are converted."""
     for number, row in enumerate(csv.DictReader(lines, strict=True), start=1):
         if None in row or None in row.values():
             raise ValueError(f"row {number} has more or fewer cells than the header")
@@ -67,9 +71,10 @@ def _chosen(row: Row, columns: Mapping[str, str] | None, where: str) -> Row:
 
 
 def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:
-    """The rows of a split of a data set, read from its files when they are asked for.
+    """Load the rows of a data set's split.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: `datasets` is not installed, or the data set or a column cannot be read.
     """
     try:
         import datasets
@@ -85,9 +90,9 @@ def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:
             revision=config.revision,
             data_files=config.data_files,
         )
-    except Exception as error:  # of many kinds: no such id, file, split, configuration, network
+    except Exception as error:  # `datasets` raises many kinds: no such id, file, split, network
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{key}: data set {config.path!r} cannot be had: {first_line}") from error
+        raise ConfigError(f"{key}: cannot load data set {config.path!r}: {first_line}") from error
     if config.columns is None:
         return rows
     for column in config.columns:

@@ -1,7 +1,4 @@
-"""The tasks that a server lists, by OpenEnv's task API. They are chosen by split and index.
-
-Refused here: the tasks' contents. The server has them; what is in them is its own affair.
-"""
+"""Tasks that a server lists through OpenEnv's task API, addressed by split and index."""
 
 import http.client
 import json
@@ -11,7 +8,7 @@ from typing import Any
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import Access, ask
 
-TIME_LIMIT_S = 60.0  # a server may load its data first
+TIME_LIMIT_S = 60.0  # A server may have to load its data first.
 NOT_IMPLEMENTED = 501
 
 
@@ -30,10 +27,10 @@ class ServerRows(Sequence[Mapping[str, Any]]):
 
 
 async def server_rows(url: str, access: Access, split: str, key: str) -> ServerRows:
-    """The tasks of a split of the server at `url`.
+    """List the tasks of a split of the server at `url`.
 
-    Raises ConfigError, which names the `key` of the block, for a server without the task API and
-    for a split that it has not.
+    Raises:
+        ConfigError: The server has no task API or no such split; the message names the `key`.
     """
     (name,) = await _answer(url, access, key, "/list_environments")
     splits = await _answer(url, access, key, f"/{name}/splits")
@@ -51,7 +48,7 @@ async def _answer(url: str, access: Access, key: str, path: str, body: Any = Non
             return json.loads(content)
     except (OSError, ValueError, http.client.HTTPException) as error:
         seen = str(error) or type(error).__name__
-        raise ConfigError(f"{key}: {url}{path} gives no list of tasks: {seen}") from error
+        raise ConfigError(f"{key}: {url}{path} returned no list of tasks: {seen}") from error
     why = "without tasks of its own" if status == NOT_IMPLEMENTED else f"{content[:80]!r}"
     raise ConfigError(
         f"{key}.type=server: {url}{path} answers {status} ({why}), expected 200; "

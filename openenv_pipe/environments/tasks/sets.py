@@ -1,4 +1,4 @@
-"""Task sets: numbered tasks of one split. The number alone decides which task it is."""
+"""Task sets: the numbered tasks of one split. The index alone determines the task."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -11,17 +11,17 @@ from openenv_pipe.types import Task
 class TaskSet(Protocol):
     """The tasks of a split."""
 
-    source: str  # where they come from, for messages
+    source: str  # where the tasks come from, for messages
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Task:
-        """Task `index`, from 0 on. Raises IndexError, or ConfigError for a row that is no task."""
+        """Return task `index`. Raises IndexError, or ConfigError for an invalid row."""
         ...
 
 
 class RangeTasks:
-    """Tasks made of their number: a seed, and a reset keyword if there is an `index_key`."""
+    """Tasks made from their index: a seed, and a reset keyword if `index_key` is set."""
 
     def __init__(self, split: str, config: TaskRange) -> None:
         self.source = f"a range of {config.num_tasks}"
@@ -42,7 +42,7 @@ class RangeTasks:
 
 
 class ListedRows:
-    """Tasks made of rows: each column is a reset keyword, `seed` is the task's seed."""
+    """Tasks made from rows: each column is a reset keyword, `seed` is the task's seed."""
 
     def __init__(
         self, split: str, config: ListedTasks, rows: Sequence[Mapping[str, Any]], source: str

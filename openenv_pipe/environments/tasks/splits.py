@@ -1,4 +1,4 @@
-"""Both splits of a run, held apart: no task of the evaluation is ever trained on."""
+"""The train and eval splits of a run, checked to share no task."""
 
 import json
 from collections.abc import Mapping
@@ -24,18 +24,20 @@ KnownSets = Mapping[str, TaskSet]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Splits:
-    """What is trained on, and what is evaluated on."""
+    """The task sets for training and for evaluation."""
 
     train: TaskSet
     eval: TaskSet
 
 
 def known_splits(config: RunConfig) -> KnownSets:
-    """The task sets that need no server, by split: what is wrong with them is told before
-    anything starts.
+    """Read the task sets that need no server, by split, so that mistakes show before a start.
 
-    Raises ConfigError: for what cannot be read, for splits that share a task, and for an
-    evaluation of more tasks than there are. Blocks.
+    Blocks.
+
+    Raises:
+        ConfigError: A source cannot be read, the splits share a task, or the evaluation asks for
+            more tasks than there are.
     """
     known = read_known_sets(config.env.tasks)
     _check(config, known)
@@ -43,7 +45,7 @@ def known_splits(config: RunConfig) -> KnownSets:
 
 
 def read_known_sets(config: TasksConfig) -> KnownSets:
-    """As `known_splits`, of an environment alone, which no evaluation has a claim on."""
+    """Read the task sets that need no server, without checking them against an evaluation."""
     known: dict[str, TaskSet] = {}
     for split in ("train", "eval"):
         key = f"env.tasks.{split}"
@@ -58,7 +60,7 @@ def read_known_sets(config: TasksConfig) -> KnownSets:
 
 
 async def open_splits(config: RunConfig, known: KnownSets, url: str, access: Access) -> Splits:
-    """All task sets; those of the server are asked for at `url`. Raises as `known_splits`."""
+    """Complete the task sets with those listed by the server at `url`. Raises as `known_splits`."""
     sets = dict(known)
     tasks = config.env.tasks
     for split, each in (("train", tasks.train), ("eval", tasks.eval)):
@@ -71,7 +73,7 @@ async def open_splits(config: RunConfig, known: KnownSets, url: str, access: Acc
 
 
 def _check(config: RunConfig, sets: KnownSets) -> None:
-    """Refuses, of the sets that are known, an evaluation of too many tasks and shared tasks."""
+    """Check the size of the evaluation, and that the known splits share no task."""
     held_out = sets.get("eval")
     if held_out is not None and config.eval.num_tasks > len(held_out):
         raise ConfigError(
@@ -80,12 +82,12 @@ def _check(config: RunConfig, sets: KnownSets) -> None:
         )
     tasks = config.env.tasks
     both_ranges = isinstance(tasks.train, TaskRange) and isinstance(tasks.eval, TaskRange)
-    if len(sets) == 2 and not both_ranges:  # of two ranges, the schema refuses it
+    if len(sets) == 2 and not both_ranges:  # The schema has checked two ranges.
         _refuse_shared_tasks(Splits(**sets))
 
 
 def _refuse_shared_tasks(splits: Splits) -> None:
-    """Compares every task of one split with all of the other."""
+    """Raise if a train task is also an eval task."""
     held_out = {
         _identity(task): task for task in map(splits.eval.__getitem__, range(len(splits.eval)))
     }
@@ -96,13 +98,13 @@ def _refuse_shared_tasks(splits: Splits) -> None:
             raise ConfigError(
                 f"the train and eval splits share tasks: row {task.index + 1} of "
                 f"{splits.train.source} and row {twin.index + 1} of {splits.eval.source} are both "
-                f"reset with seed {task.seed} and {json.dumps(task.reset)[:200]}; take it out of "
+                f"reset with seed {task.seed} and {json.dumps(task.reset)[:200]}; remove it from "
                 "one of them"
             )
 
 
 def _identity(task: Task) -> str:
-    """Equal for tasks that are reset alike. Raises ConfigError for what cannot be sent."""
+    """Return a key that is equal for tasks with equal resets. Raises ConfigError if not JSON."""
     try:
         return json.dumps([task.seed, task.reset], sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -22,8 +22,8 @@ from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import Schema
 from openenv_pipe.environments.adapters.tool import tools_of
 from openenv_pipe.environments.adapters.tool_calls import call_action
-from openenv_pipe.environments.client.metadata import describe
-from openenv_pipe.environments.client.session import LIST_TOOLS, ask_aside
+from openenv_pipe.environments.client.metadata import fetch_metadata
+from openenv_pipe.environments.client.session import LIST_TOOLS, step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.random_policy import draw_call, draw_value
 from openenv_pipe.errors import PipeError
@@ -83,7 +83,7 @@ async def _choosers(
     env: EnvConfig, host: Host, task: Task, policy: Policy | None
 ) -> dict[str, Chooser]:
     """How actions are chosen: by chance, and by the policy if there is one."""
-    schema = (await describe(host.urls[0], host.access)).action
+    schema = (await fetch_metadata(host.urls[0], host.access)).action
     choosers = {"random": _random_actions(schema, await _tools(env, host, task, schema))}
     if policy is not None:
         adapter = await adapter_for(env.adapter, host.urls, host.access)
@@ -106,7 +106,7 @@ async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> 
     """What the adapter opens the task's conversation with."""
     async with host.session() as session:
         play = await begin(session, task, env)
-        ask = partial(ask_aside, session, env.step_timeout_s)
+        ask = partial(step_aside, session, env.step_timeout_s)
         opening = await adapter.open(play.results[0].observation, ask)
         await session.close()
         return opening
@@ -118,7 +118,7 @@ async def _tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequ
         return ()
     async with host.session() as session:
         await begin(session, task, env)
-        listing = await ask_aside(session, env.step_timeout_s, LIST_TOOLS)
+        listing = await step_aside(session, env.step_timeout_s, LIST_TOOLS)
         await session.close()
         return tools_of(listing)
 
