@@ -1,84 +1,110 @@
-"""Before anything is sampled: do the model's own forward pass and ours agree?
+"""Compares the package's forward passes with the model's own before anything is sampled.
 
 An architecture may scale or cap its logits, or attend in a way that the engine's cache or packed
-rows do not know. All would go on, with a policy that is another than the model's. So it is tried,
-once. What packed rows do not fit is trained in padded ones; all else is refused.
+rows do not implement. A run would go on, with other logprobs than the model's. Therefore the passes
+are compared once, on a few tokens. A model that packed rows do not fit is trained in padded rows;
+any other disagreement is refused.
 """
 
-import warnings
+import inspect
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.attention.packed import UnsupportedAttentionError
 from openenv_pipe.models.kv_cache import RaggedCache
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
 
-LENGTH = 12  # tokens of the probe
-SPLIT = 5  # of which the engine gets these first, and the others with its cache
-BRANCH = 7  # where two samples of a packed row part
-BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}  # of a logprob
+NUM_TOKENS = 12  # of the probe
+NUM_FIRST = 5  # of which the engine gets these first, and the others with its cache
+NUM_SHARED = 7  # with which both samples of the packed row begin
+BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}  # of a logprob's difference, in nats
 
 
 @torch.inference_mode()
-def check_forward(policy: Policy) -> None:
-    """Raises ConfigError with the largest difference of a logprob, if it is over the bound."""
-    token_ids = torch.arange(1, LENGTH + 1, device=policy.device)[None]
+def check_forward(policy: Policy) -> str | None:
+    """Compare the forward passes, and set `policy.packs_rows`.
+
+    Returns why samples are padded instead of packed; None if they are packed.
+
+    Raises:
+        ConfigError: the logprobs of the learner or of the local engine differ from the model's own.
+    """
+    token_ids = torch.arange(1, NUM_TOKENS + 1, device=policy.device)[None]
     expected = torch.log_softmax(policy.model_logits(token_ids).float(), dim=-1)
-    ways = {
+    logits_of = {
         "the learner's": policy.logits(policy.hidden(token_ids)),
-        "engine=local's": _cached(policy, token_ids),
+        "engine=local's": _cached_logits(policy, token_ids),
     }
     bound = BOUNDS[policy.precision]
-    for whose, logits in ways.items():
+    for whose, logits in logits_of.items():
         difference = (torch.log_softmax(logits.float(), dim=-1) - expected).abs().max().item()
-        if not difference <= bound:  # NaN is no agreement
+        if not difference <= bound:  # also refuses NaN
             raise ConfigError(
                 f"{whose} forward pass differs from the model's own by {difference:.3g} in a "
                 f"logprob, where {bound:g} is allowed for {policy.precision}; this architecture "
                 "is not supported, choose one like Qwen3 or Llama"
             )
-    policy.packs_rows = _packing_difference(policy) <= bound
+    reason = _missing_argument(policy) or _packing_problem(policy, bound)
+    policy.packs_rows = reason is None
+    return reason
 
 
-def _packing_difference(policy: Policy) -> float:
-    """Of a logprob, at most, between two samples that share a packed row and each by itself."""
-    ids = list(range(1, LENGTH + 1))
-    rows = [ids, ids[:BRANCH] + ids[::-1]]
-    own = []
+def _missing_argument(policy: Policy) -> str | None:
+    """Name the first module on the way to the attention whose forward takes no `packed_row`."""
+    decoder = policy.decoder
+    for module in decoder.modules():
+        is_attention = type(module).__name__.endswith("Attention")
+        if module is decoder or is_attention or isinstance(module, GradientCheckpointingLayer):
+            parameters = inspect.signature(module.forward).parameters
+            takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+            if not takes_any and "packed_row" not in parameters:
+                return f"{type(module).__name__}.forward does not take packed_row"
+    return None
+
+
+def _packing_problem(policy: Policy, bound: float) -> str | None:
+    """Compare the logprobs of two samples that share a packed row with those of each by itself."""
+    ids = list(range(1, NUM_TOKENS + 1))
+    rows = [ids, ids[:NUM_SHARED] + ids[::-1]]
+    alone = []
     for row in rows:
         logits = policy.model_logits(torch.tensor([row], device=policy.device))[0, :-1].float()
         targets = torch.tensor(row[1:], device=policy.device)[:, None]
-        own.append(torch.log_softmax(logits, dim=-1).gather(1, targets)[:, 0])
+        alone.append(torch.log_softmax(logits, dim=-1).gather(1, targets)[:, 0])
     batch = pack([_sample(row) for row in rows], share=True, device=policy.device)
     try:
         packed_N = policy.logprobs(batch, 1.0)[0]
-    except (ConfigError, TypeError):  # attention with something extra, or no door for ours
-        return float("inf")
+    except UnsupportedAttentionError as error:
+        return str(error)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # a GPU's kernels are compiled at their first use
+    except RuntimeError as error:
         if policy.device.type == "cpu":
             raise
-        warnings.warn(f"samples are padded, not packed: {error}", stacklevel=2)
-        return float("inf")
-    return (packed_N - torch.cat(own)).abs().max().item()
+        return f"the GPU kernel of packed rows cannot be compiled: {error}"
+    difference = (packed_N - torch.cat(alone)).abs().max().item()
+    if difference <= bound:
+        return None
+    return f"logprobs in packed rows differ by {difference:.3g}, and {bound:g} is allowed"
 
 
 def _sample(row: list[int]) -> Sample:
-    """Trained on all but its first token."""
+    """A sample that is trained on all but its first token."""
     mask = [False] + [True] * (len(row) - 1)
     zeros = [0.0] * len(row)
-    return Sample(group="canary", token_ids=row, loss_mask=mask, logprobs=zeros, advantages=zeros)
+    return Sample(group="probe", token_ids=row, loss_mask=mask, logprobs=zeros, advantages=zeros)
 
 
-def _cached(policy: Policy, token_ids: torch.Tensor) -> torch.Tensor:
-    """Logits [1, LENGTH, V] by the engine's way: the second part sees the first in a cache."""
+def _cached_logits(policy: Policy, token_ids: torch.Tensor) -> torch.Tensor:
+    """Logits [1, NUM_TOKENS, V] as the engine computes them: the first tokens are in its cache."""
     cache = RaggedCache(policy.num_layers)
     cache.add_rows(1)
     parts = []
-    for ids, start in ((token_ids[:, :SPLIT], 0), (token_ids[:, SPLIT:], SPLIT)):
+    for ids, start in ((token_ids[:, :NUM_FIRST], 0), (token_ids[:, NUM_FIRST:], NUM_FIRST)):
         positions = torch.arange(start, start + ids.shape[1], device=policy.device)[None]
         mask = cache.write_at(positions)
         parts.append(policy.logits(policy.hidden(ids, positions, mask, cache)))

@@ -43,12 +43,12 @@ class Policy:
         self.device = device
         self.end_id = self.chat.end_id
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._decoder = inner.get_decoder()
+        self.decoder = inner.get_decoder()
         self._embedding, self._head = inner.get_input_embeddings(), inner.get_output_embeddings()
         text = inner.config.get_text_config()
         self.num_layers = text.num_hidden_layers
         self.max_length: int | None = getattr(text, "max_position_embeddings", None)
-        self.packs_rows = True  # the canary says whether the architecture allows it
+        self.packs_rows = True  # `check_forward` says whether the architecture allows it
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
         self._checkpointed: list[torch.nn.Module] = []
@@ -77,7 +77,7 @@ class Policy:
     ) -> torch.Tensor:
         """Last hidden states [B, T, hidden size]; without positions and mask, plainly causal."""
         with self._precision():
-            return self._decoder(
+            return self.decoder(
                 input_ids=token_ids,
                 position_ids=positions,
                 attention_mask=mask,
@@ -123,7 +123,7 @@ class Policy:
             return self._padded_hidden(batch)
         no_mask = torch.empty(1, 1, 1, 1, device=self.device)  # four dimensions: taken as it is
         with self._precision(), self._checkpointing():
-            return self._decoder(
+            return self.decoder(
                 inputs_embeds=embed(self._embedding, batch.token_ids[None]),
                 attention_mask=no_mask,
                 position_ids=batch.positions[None],

@@ -62,7 +62,7 @@ async def assembled(
     workers = _workers(config, device, logs, num_threads)
     try:
         loading = asyncio.get_running_loop().run_in_executor(
-            torch_thread, partial(_load_checked, config, device, checkpoint)
+            torch_thread, partial(_load_checked, config, device, checkpoint, tell)
         )
         policy, _ = await asyncio.gather(loading, host.start())
         opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, keeper)
@@ -97,7 +97,7 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Bench]:
         ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads)) as torch_thread,
     ):
         policy = await asyncio.get_running_loop().run_in_executor(
-            torch_thread, partial(_load_checked, config, device, None)
+            torch_thread, partial(_load_checked, config, device, None, tell_person)
         )
         yield Bench(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
 
@@ -110,16 +110,21 @@ def _workers(
 
 
 def _load_checked(
-    config: RunConfig, device: torch.device, checkpoint: Path | None
+    config: RunConfig,
+    device: torch.device,
+    checkpoint: Path | None,
+    tell: Callable[[str], None],
 ) -> Policy | None:
-    """The model, whose forward passes agree and which is long enough; None where it is elsewhere.
+    """Load the model and check its forward pass and length; None if an engine has its own.
 
     Raises ConfigError.
     """
     if isinstance(config.engine, OpenAIEngineConfig):
         return None
     policy = load_policy(config.model, seed=config.seed, device=device, checkpoint=checkpoint)
-    check_forward(policy)
+    if (reason := check_forward(policy)) is not None:
+        model = config.model.path if isinstance(config.model, HubModelConfig) else "tiny"
+        tell(f"model {model} does not support packed rows ({reason}); training pads samples")
     limit = policy.max_length
     if limit is not None and config.env.max_episode_tokens > limit:
         raise ConfigError(

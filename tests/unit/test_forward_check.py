@@ -1,18 +1,25 @@
-"""The forward passes agree, or the run does not start."""
+"""The forward passes of sampling and of learning agree with the model's own, or it is refused."""
 
 import pytest
 import torch
-from fakes import assert_same_update, loss_and_gradients, random_samples, tiny_policy
+from fakes import (
+    assert_same_update,
+    loss_and_gradients,
+    random_samples,
+    run_config,
+    tiny_policy,
+)
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.pipeline import build
 
 
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_tiny_model_passes(lora_rank, autocast):
     policy = tiny_policy(lora_rank=lora_rank, autocast=autocast)
-    check_forward(policy)
+    assert check_forward(policy) is None
     assert policy.packs_rows
 
 
@@ -42,19 +49,91 @@ def test_attention_that_the_cache_does_not_know_is_refused():
         check_forward(policy)
 
 
-@pytest.mark.parametrize("refuses", [False, True])
-def test_attention_that_packed_rows_do_not_fit_is_trained_in_padded_ones(refuses):
-    """Sinks, caps, windows, or a decoder that passes nothing on: the update is the same."""
+def policy_whose_decoder(forward):
+    """A policy whose decoder calls `forward(own_forward, ...)` instead of its own forward."""
+    policy = tiny_policy()
+    decoder = policy.model.get_decoder()
+    decoder.forward = forward(decoder.forward)
+    return policy
+
+
+def with_fixed_arguments(own_forward):
+    """A forward that takes no keywords beside the usual ones, and so no packed row."""
+
+    def forward(
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        use_cache=None,
+    ):
+        return own_forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+        )
+
+    return forward
+
+
+def without_packed_rows(own_forward):
+    """A forward that takes the packed row and does not pass it on to its attention."""
+
+    def forward(*args, packed_row=None, **kwargs):
+        return own_forward(*args, **kwargs)
+
+    return forward
+
+
+def with_capped_attention(own_forward):
+    """A forward whose attention scores are capped where the row is packed, as Gemma 2's are."""
+
+    def forward(*args, **kwargs):
+        capped = {"softcap": 30.0} if "packed_row" in kwargs else {}
+        return own_forward(*args, **kwargs, **capped)
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (with_fixed_arguments, "Qwen3Model.forward does not take packed_row"),
+        (without_packed_rows, "differ"),
+        (with_capped_attention, "softcap=30.0"),
+    ],
+)
+def test_a_model_that_packed_rows_do_not_fit_is_trained_in_padded_ones(forward, reason):
+    """The reason is told, and the update is the same."""
     samples = random_samples(0)
     expected = loss_and_gradients(tiny_policy(), samples)
-    policy = tiny_policy()
-
-    def lose(module, args, kwargs):
-        if kwargs.pop("packed_row", None) and refuses:
-            raise TypeError("an unexpected keyword")
-        return args, kwargs
-
-    policy.model.get_decoder().register_forward_pre_hook(lose, with_kwargs=True)
-    check_forward(policy)
+    policy = policy_whose_decoder(forward)
+    assert reason in check_forward(policy)
     assert not policy.packs_rows
     assert_same_update(loss_and_gradients(policy, samples), expected)
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, ConfigError])
+def test_an_error_inside_the_forward_pass_is_not_taken_for_a_missing_argument(error):
+    def with_a_bug(own_forward):
+        def forward(*args, **kwargs):
+            if "packed_row" in kwargs:
+                raise error("a bug of the model's own")
+            return own_forward(*args, **kwargs)
+
+        return forward
+
+    with pytest.raises(error, match="a bug of the model's own"):
+        check_forward(policy_whose_decoder(with_a_bug))
+
+
+def test_a_run_tells_that_its_samples_are_padded(monkeypatch):
+    monkeypatch.setattr(build, "check_forward", lambda policy: "its attention has softcap=30.0")
+    notes = []
+    build._load_checked(run_config(), torch.device("cpu"), None, notes.append)
+    (note,) = notes
+    assert "model tiny does not support packed rows (its attention has softcap=30.0)" in note

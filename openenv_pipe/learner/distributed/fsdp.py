@@ -52,7 +52,7 @@ class ShardedPolicy(Policy):
             activation_checkpointing=bool(policy._checkpointed),
         )
         self.packs_rows = policy.packs_rows
-        _shard(self._decoder, init_device_mesh(self.device.type, (ranks.size,)))
+        _shard(self.decoder, init_device_mesh(self.device.type, (ranks.size,)))
 
     def keep_reference(self, weights: list[torch.Tensor] | None = None) -> None:
         """Takes whole weights, as rank 0 keeps them, and keeps this rank's part."""

@@ -1,7 +1,8 @@
-"""The door through which a transformers model gets our attention: packed rows, and float32 inside
-bfloat16 autocast on CPUs.
+"""An attention implementation for transformers models: packed rows, and float32 inside bfloat16
+autocast on CPUs.
 
-A forward pass with `packed_row=` attends as the row's nodes say; any other is transformers' own.
+In a forward pass with `packed_row=`, tokens attend along the row's nodes; in any other, attention
+is that of transformers.
 torch's CPU attention has no fast bfloat16 backward: measured on Wordle's shapes, the float32 one
 takes a third of its time, casts included. Matrix products stay in bfloat16.
 """
@@ -14,12 +15,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.attention.tree import Plan, plan_attention, tree_attention
 from openenv_pipe.types import Node
 
 NAME = "openenv_pipe"
-UNKNOWN = ("softcap", "s_aux", "position_bias", "sliding_window")
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
 
 
 def use_packed_attention(model: Any) -> None:
@@ -29,8 +29,12 @@ def use_packed_attention(model: Any) -> None:
     model.set_attn_implementation(NAME)
 
 
+class UnsupportedAttentionError(Exception):
+    """The model's attention has an option that packed rows do not implement."""
+
+
 class PackedRow:
-    """What the layers of one forward pass have to know of their row."""
+    """The layout of one packed row, passed as `packed_row` to each layer of a forward pass."""
 
     def __init__(self, nodes: Sequence[Node], device: torch.device) -> None:
         self.plan: Plan | None = None
@@ -76,9 +80,9 @@ def _packed(
     scaling: float | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    for name in UNKNOWN:
+    for name in UNSUPPORTED:
         if options.get(name) is not None:
-            raise ConfigError(f"packed rows know no attention with {name}={options[name]!r}")
+            raise UnsupportedAttentionError(f"its attention has {name}={options[name]!r}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if row.plan is None:
         from openenv_pipe.models.attention.flex import flex
