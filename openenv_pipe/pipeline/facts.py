@@ -7,13 +7,20 @@ cannot be known, such as a server's own tasks, is left out.
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import RunConfig, TaskRange, TaskSetConfig
+from openenv_pipe.config.schema import (
+    PythonTarget,
+    PythonTerm,
+    RunConfig,
+    TaskRange,
+    TaskSetConfig,
+)
+from openenv_pipe.config.schema.base import Block
 from openenv_pipe.environments.tasks import TaskSet
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.pipeline.components import Parts
@@ -68,10 +75,8 @@ def _task_facts(config: TaskSetConfig, tasks: TaskSet) -> dict[str, JsonValue]:
 
 
 def _callables(config: RunConfig) -> dict[str, JsonValue]:
-    """Of the user's own functions and classes the digests of the files that they are in."""
-    named = [term.target for term in config.reward.terms.values() if term.type == "python"]
-    if config.env.adapter.type == "python":
-        named.append(config.env.adapter.target)
+    """Digests of the files that hold the user's own functions and classes, by target."""
+    named = list(_targets(config))
     if config.trainer.warm_start.policy:
         named.append(config.trainer.warm_start.policy)
     found: dict[str, JsonValue] = {}
@@ -80,3 +85,13 @@ def _callables(config: RunConfig) -> dict[str, JsonValue]:
         if file is not None:
             found[name] = digest_of_file(Path(file))
     return found
+
+
+def _targets(block: Block) -> Iterator[str]:
+    """The `target` of every part of `type: python` in a block and in the blocks inside it."""
+    if isinstance(block, PythonTarget | PythonTerm):
+        yield block.target
+    for _, value in block:
+        for each in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(each, Block):
+                yield from _targets(each)

@@ -4,17 +4,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from openenv_pipe.config.schema import TrackerConfig
+from openenv_pipe.config.schema import (
+    NoTrackerConfig,
+    PythonTrackerConfig,
+    TensorboardTrackerConfig,
+    TrackerConfig,
+)
+from openenv_pipe.system.python_targets import build_part
 
 
 class Tracker(Protocol):
-    """Receives each record once, in order."""
+    """Receives each record of a run once, in order.
+
+    A resumed run has a new tracker, which receives the records of the earlier attempts first.
+    """
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Take a record of metrics.jsonl: `step`, `stage` and numbers."""
+        """Take a record of metrics.jsonl: `step`, `stage` and numbers by name."""
 
     def close(self) -> None:
-        """Write out what is buffered."""
+        """Write out what is buffered. The run has ended, or stops here."""
 
 
 class NoTracker:
@@ -28,11 +37,16 @@ class NoTracker:
 
 
 def build_tracker(config: TrackerConfig, folder: Path) -> Tracker:
-    """The tracker of a run folder; raises ConfigError if its package is not installed."""
-    match config.type:
-        case "none":
+    """Build the tracker of the run in `folder`.
+
+    Raises ConfigError if its package is not installed, or if a target cannot be used.
+    """
+    match config:
+        case NoTrackerConfig():
             return NoTracker()
-        case "tensorboard":
+        case TensorboardTrackerConfig():
             from openenv_pipe.trackers.tensorboard import TensorboardTracker
 
             return TensorboardTracker(folder / "tensorboard")
+        case PythonTrackerConfig():
+            return build_part("tracker", config, Tracker, folder)

@@ -8,7 +8,9 @@ import pytest
 
 from openenv_pipe.commands.findings import Line, Result, as_table, has_failed
 from openenv_pipe.commands.preflight import run_checks
+from openenv_pipe.commands.preflight.checks import CHECKS
 from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.memory_estimate import folder_shape
 
 
@@ -103,3 +105,9 @@ def test_the_shape_of_a_model_folder(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
     shape = folder_shape(tmp_path)
     assert (shape.num_parameters, shape.cache_width) == (99 * 32 + 32, 16)
+
+
+def test_a_tracker_that_cannot_be_built_is_told():
+    config = compose(["conf=echo", "tracker=python", "tracker.target=builtins:dict"]).config
+    with pytest.raises(ConfigError, match=r"tracker\.target='builtins:dict'"):
+        list(CHECKS["code"](config))

@@ -30,6 +30,7 @@ REQUIRED = {
     "model=hub": ["model.path=somewhere"],
     "engine=scripted": ["engine.policy=wordle.policies:consistent"],
     "engine=openai": ["engine.model=some-model", "engine.api_key=null"],
+    "tracker=python": ["tracker.target=my_tracker:Tracker"],
     "host=attach": ["host.urls=[http://127.0.0.1:8000]"],
     "host=kubernetes": ["host.image=registry.example/wordle:1"],
 }

@@ -4,18 +4,21 @@ Each check yields lines; an error meant for people becomes a failed line, and th
 on. Nothing is loaded onto a GPU, nothing is downloaded.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.commands.preflight.environment import check_environment, policy_path
 from openenv_pipe.commands.preflight.model import check_model
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import PythonTarget, RunConfig, TrackerConfig
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import find_build
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.errors import PipeError
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.system.resources import load_callable
+from openenv_pipe.trackers import build_tracker
 
 
 def run_checks(config: RunConfig) -> list[Line]:
@@ -39,6 +42,17 @@ def _check_code(config: RunConfig) -> Iterator[Line]:
         yield Line("policy", Result.OK, dotted)
     for dotted in config.env.baselines.values() if config.eval.baselines else ():
         load_callable(dotted)
+    yield from _check_tracker(config.tracker)
+
+
+def _check_tracker(config: TrackerConfig) -> Iterator[Line]:
+    """Build the tracker once, for a folder that is removed again."""
+    if config.type == "none":
+        return
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as folder:
+        build_tracker(config, Path(folder)).close()
+    name = config.target if isinstance(config, PythonTarget) else config.type
+    yield Line("tracker", Result.OK, name)
 
 
 def _check_engine(config: RunConfig) -> Iterator[Line]:

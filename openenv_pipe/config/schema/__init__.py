@@ -12,6 +12,7 @@ from openenv_pipe.config.schema.adapter import (
     TextAdapterConfig,
     ToolAdapterConfig,
 )
+from openenv_pipe.config.schema.base import PythonTarget
 from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
 from openenv_pipe.config.schema.engine import (
     LocalEngineConfig,
@@ -51,7 +52,12 @@ from openenv_pipe.config.schema.tasks import (
     TaskServer,
     TaskSetConfig,
 )
-from openenv_pipe.config.schema.tracker import TrackerConfig
+from openenv_pipe.config.schema.tracker import (
+    NoTrackerConfig,
+    PythonTrackerConfig,
+    TensorboardTrackerConfig,
+    TrackerConfig,
+)
 from openenv_pipe.config.schema.trainer import (
     LossConfig,
     OptimizerConfig,
@@ -77,12 +83,15 @@ __all__ = [
     "LocalEngineConfig",
     "LossConfig",
     "ModelConfig",
+    "NoTrackerConfig",
     "OpenAIEngineConfig",
     "OptimizerConfig",
     "OverlongTerm",
     "ProcessHostConfig",
     "PythonAdapterConfig",
+    "PythonTarget",
     "PythonTerm",
+    "PythonTrackerConfig",
     "RegexTerm",
     "RewardConfig",
     "RunConfig",
@@ -99,6 +108,7 @@ __all__ = [
     "TaskServer",
     "TaskSetConfig",
     "TasksConfig",
+    "TensorboardTrackerConfig",
     "TermConfig",
     "TextAdapterConfig",
     "TinyModelConfig",

@@ -1,10 +1,10 @@
 """`env.adapter`: how observations become chat, and replies become actions."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from openenv_pipe.config.schema.base import Block, DottedPath
+from openenv_pipe.config.schema.base import Block, PythonTarget
 
 
 class TextAdapterConfig(Block):
@@ -58,12 +58,8 @@ class ToolAdapterConfig(Block):
     )
 
 
-class PythonAdapterConfig(Block):
-    """What YAML cannot say: a class with `open`, `read`, `follow` and `refuse`."""
-
-    type: Literal["python"]
-    target: DottedPath
-    options: dict[str, Any]
+class PythonAdapterConfig(PythonTarget):
+    """An `openenv_pipe.environments.adapters.base.Adapter` of your own: target(**options)."""
 
 
 AdapterConfig = Annotated[

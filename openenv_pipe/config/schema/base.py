@@ -1,6 +1,6 @@
 """What all blocks share: strictness, and the types that several of them use."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -26,3 +26,11 @@ class Block(BaseModel):
     """Base of all blocks: frozen, no unknown keys, no silent conversions from text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class PythonTarget(Block):
+    """Base of the parts that Python code provides: your own, or those of a plugin."""
+
+    type: Literal["python"]
+    target: DottedPath = Field(description="module:name of a class or a function")
+    options: dict[str, Any] = Field(description="its keyword arguments")

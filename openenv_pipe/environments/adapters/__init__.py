@@ -14,9 +14,8 @@ from openenv_pipe.environments.adapters.json import JsonAdapter
 from openenv_pipe.environments.adapters.text import TextAdapter
 from openenv_pipe.environments.adapters.tool import ToolAdapter
 from openenv_pipe.environments.client.metadata import fetch_metadata
-from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN, Access
-from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.python_targets import build_part
 
 __all__ = ["Adapter", "UnusableReply", "adapter_for", "build_adapter"]
 
@@ -40,26 +39,9 @@ def build_adapter(config: AdapterConfig, action_schema: Mapping[str, Any] | None
     """
     match config:
         case PythonAdapterConfig():
-            return _from_python(config)
+            return build_part("env.adapter", config, Adapter)
         case JsonAdapterConfig():
             return JsonAdapter(config, action_schema or {})
         case ToolAdapterConfig():
             return ToolAdapter(config)
     return TextAdapter(config)
-
-
-def _from_python(config: PythonAdapterConfig) -> Adapter:
-    try:
-        adapter = load_callable(config.target)(**config.options)
-    except TypeError as error:
-        raise ConfigError(
-            f"env.adapter.target={config.target!r} cannot be built with env.adapter.options="
-            f"{config.options}: {error}"
-        ) from error
-    missing = [name for name in ("open", "read", "follow", "refuse") if not hasattr(adapter, name)]
-    if missing:
-        raise ConfigError(
-            f"env.adapter.target={config.target!r} lacks {', '.join(missing)}; an adapter has the "
-            "four methods of openenv_pipe/environments/adapters/base.py"
-        )
-    return adapter

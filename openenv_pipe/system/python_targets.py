@@ -1,0 +1,92 @@
+"""Parts that another package adds: `target: module:name` of a configuration, with its `options`.
+
+A target makes an object that keeps a contract (a host, a tracker), or is itself a function that
+is called again and again (a loss, an advantage). What is wrong with it is found when it is built.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.system.resources import load_callable
+
+Part = TypeVar("Part")
+
+
+class Target(Protocol):
+    """A block of `type: python` (`config.schema.base.PythonTarget`)."""
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+
+def build_part(key: str, block: Target, contract: type[Part], *arguments: Any) -> Part:
+    """Call the target with the arguments and, as keyword arguments, its options.
+
+    key: where the block stands in the configuration, for messages.
+    contract: the Protocol whose members the result must have.
+    Raises ConfigError if the target cannot be imported or called, or if members are missing.
+    """
+    make = load_callable(block.target)
+    try:
+        part = make(*arguments, **block.options)
+    except PipeError:
+        raise
+    except Exception as error:  # whatever a user's code does
+        raise ConfigError(
+            f"{key}.target={block.target!r} raised {type(error).__name__} when it was called with "
+            f"{_described(len(arguments), block)}: {error}"
+        ) from error
+    missing = [name for name in _members(contract) if not hasattr(part, name)]
+    if missing:
+        raise ConfigError(
+            f"{key}.target={block.target!r} returned a {type(part).__name__} without "
+            f"{', '.join(missing)}; {contract.__module__}.{contract.__name__} says what they do"
+        )
+    return part
+
+
+def bind_function(key: str, block: Target, num_arguments: int) -> Callable[..., Any]:
+    """The target as a function of `num_arguments` arguments, with its options filled in.
+
+    What the function raises later gets a note that names the target, and goes on upwards.
+    Raises ConfigError if the target cannot be imported, or does not take these arguments.
+    """
+    function = load_callable(block.target)
+    try:
+        inspect.signature(function).bind(*range(num_arguments), **block.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}.target={block.target!r} cannot be called with "
+            f"{_described(num_arguments, block)}: {error}"
+        ) from error
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments, **block.options)
+        except Exception as error:
+            error.add_note(f"It was raised by {key}.target={block.target!r}.")
+            raise
+
+    return call
+
+
+def _described(num_arguments: int, block: Target) -> str:
+    """What a target is called with. Values of options may be secrets and are left out."""
+    noun = "argument" if num_arguments == 1 else "arguments"
+    return f"{num_arguments} {noun} and the options [{', '.join(block.options)}]"
+
+
+def _members(contract: type) -> list[str]:
+    """The public attributes and methods that a Protocol declares, in their order."""
+    return [
+        name
+        for name in dict.fromkeys([*contract.__annotations__, *vars(contract)])
+        if not name.startswith("_")
+    ]

@@ -1,0 +1,105 @@
+"""Parts named by `target` and `options`: how they are made, and what is refused."""
+
+from typing import Protocol
+
+import pytest
+
+from openenv_pipe.config.schema import PythonTarget
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.system.python_targets import bind_function, build_part
+
+
+class Contract(Protocol):
+    """A contract as the package has them: an attribute, a property and a method."""
+
+    size: int
+
+    @property
+    def name(self) -> str: ...
+
+    def act(self) -> None: ...
+
+
+class Whole:
+    size = 3
+
+    def __init__(self, folder, *, name="none"):
+        self.folder, self.name = folder, name
+
+    def act(self):
+        """Does nothing."""
+
+
+class Half:
+    size = 3
+
+
+def broken():
+    raise KeyError("MY_VARIABLE")
+
+
+def unreachable():
+    raise HostError("nobody answers")
+
+
+def scaled(value, *, scale=1.0):
+    return scale * value
+
+
+def failing(value):
+    raise ZeroDivisionError("a mean of nothing")
+
+
+def block(name, /, **options):
+    return PythonTarget(type="python", target=f"{__name__}:{name}", options=options)
+
+
+def test_a_part_gets_the_arguments_and_its_options():
+    part = build_part("tracker", block("Whole", name="mine"), Contract, "a folder")
+    assert (part.folder, part.name) == ("a folder", "mine")
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "words"),
+    [
+        (block("Half"), [], ["Half without name, act", "test_python_targets.Contract"]),
+        (block("Whole", colour=1), ["x"], ["'colour'", "1 argument and the options [colour]"]),
+        (block("Whole"), [], ["'folder'", "0 arguments"]),
+        (block("broken"), [], ["raised KeyError", "MY_VARIABLE"]),
+        (block("Missing"), [], ["there is no 'Missing'"]),
+    ],
+)
+def test_what_cannot_be_a_part_is_refused_by_its_key(target, arguments, words):
+    with pytest.raises(ConfigError) as refused:
+        build_part("host", target, Contract, *arguments)
+    for word in [target.target, *words]:
+        assert word in str(refused.value)
+
+
+def test_options_are_named_without_their_values():
+    with pytest.raises(ConfigError) as refused:
+        build_part("tracker", block("broken", api_key="very-secret-value"), Contract)
+    assert "api_key" in str(refused.value)
+    assert "very-secret-value" not in str(refused.value)
+
+
+def test_errors_that_are_meant_for_people_stay_what_they_are():
+    with pytest.raises(HostError, match="nobody answers"):
+        build_part("host", block("unreachable"), Contract)
+
+
+def test_a_function_has_its_options_filled_in():
+    function = bind_function("trainer.loss", block("scaled", scale=2.0), 1)
+    assert function(3.0) == 6.0
+
+
+@pytest.mark.parametrize(("options", "number"), [({"size": 1}, 1), ({}, 2)])
+def test_a_function_that_takes_something_else_is_refused_before_it_is_called(options, number):
+    with pytest.raises(ConfigError, match=r"trainer\.loss\.target=.* cannot be called with"):
+        bind_function("trainer.loss", block("scaled", **options), number)
+
+
+def test_what_a_function_raises_says_which_target_it_was():
+    with pytest.raises(ZeroDivisionError) as raised:
+        bind_function("trainer.loss", block("failing"), 1)(1.0)
+    assert raised.value.__notes__ == [f"It was raised by trainer.loss.target='{__name__}:failing'."]
