@@ -1,1 +1,1 @@
-"""The operating system's side: processes, locks, files, HTTP. No words of the domain."""
+"""The operating system's side: processes, locks, files, HTTP. Nothing here knows the domain."""

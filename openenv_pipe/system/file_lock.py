@@ -1,7 +1,7 @@
-"""Who works on a run folder: one process at a time, and nobody once it is gone.
+"""A lock that lets one process at a time work in a run folder.
 
-The kernel holds the lock and lets go of it with the process, however that ends. On a file system
-of several machines that knows such locks it holds between them too. Refuses to wait.
+The kernel holds the lock and releases it when the process ends, however that happens. On a shared
+file system that supports such locks it also excludes processes of other machines.
 """
 
 import errno
@@ -15,9 +15,12 @@ HELD = (errno.EACCES, errno.EAGAIN)
 
 
 def hold(folder: Path) -> int:
-    """Take the folder until this process ends; returns the descriptor that holds it.
+    """Lock the folder until this process ends; return the descriptor that holds the lock.
 
-    Raises RunFolderError if another process has it. A file system without locks lets everyone in.
+    Does not wait. On a file system without locks every process succeeds.
+
+    Raises:
+        RunFolderError: Another process holds the lock.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -26,6 +29,6 @@ def hold(folder: Path) -> int:
         if error.errno in HELD:
             os.close(descriptor)
             raise RunFolderError(
-                f"another process works on {folder}; wait for its end, or stop it with Ctrl-C"
+                f"another process works in {folder}; wait for it to end, or stop it with Ctrl-C"
             ) from None
     return descriptor

@@ -1,7 +1,4 @@
-"""Files that are whole or absent, and digests of what is on disk.
-
-Refuses to leave half a file: whatever is written here is seen complete or not at all.
-"""
+"""Atomic file writes, and digests of files. A file written here is complete or absent."""
 
 import hashlib
 import json
@@ -14,14 +11,14 @@ from openenv_pipe.errors import RunFolderError
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step: written aside in the same folder, synced, renamed."""
+    """Replace `path` by `data` atomically: written beside it, synced, then renamed."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     aside = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fchmod(file.fileno(), 0o644)  # mkstemp gives 0600: a colleague must be able to read
+            os.fchmod(file.fileno(), 0o644)  # mkstemp gives 0600, which others could not read.
             os.fsync(file.fileno())
         aside.replace(path)
     except BaseException:
@@ -31,22 +28,26 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8 text; a lone surrogate is escaped as \\udc80, as JSON reads it."""
+    """Write UTF-8 text atomically; a lone surrogate is escaped as \\udc80, as JSON reads it."""
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any, *, sort_keys: bool = True) -> None:
-    """`write_text` of indented JSON with a newline at the end."""
+    """Write indented JSON with a final newline atomically."""
     write_text(path, dump_json(value, sort_keys=sort_keys))
 
 
 def dump_json(value: Any, *, sort_keys: bool = True) -> str:
-    """The one JSON form of the small files: equal values give equal bytes."""
+    """Return the JSON form of small files, in which equal values have equal bytes."""
     return json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n"
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; raises RunFolderError if it is missing or damaged."""
+    """Read a JSON file.
+
+    Raises:
+        RunFolderError: The file is missing or damaged.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -54,7 +55,7 @@ def read_json(path: Path) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the names in a folder, survive a power cut."""
+    """Make a file's content, or the names in a folder, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -63,13 +64,13 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Make all files and folders below `path` survive a power cut."""
+    """Make all files and folders below `path` survive a power failure."""
     for item in [path, *path.rglob("*")]:
         sync(item)
 
 
 def point_symlink(link: Path, target: str) -> None:
-    """Make `link` point to `target` in one step; something there that is no link is left alone."""
+    """Make `link` point to `target` atomically; anything there that is not a link is left alone."""
     if link.exists() and not link.is_symlink():
         return
     aside = link.parent / f".{link.name}.{os.getpid()}"
@@ -79,20 +80,20 @@ def point_symlink(link: Path, target: str) -> None:
 
 
 def digest_of_bytes(data: bytes) -> str:
-    """sha256 in hex."""
+    """Return the sha256 in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def digest_of_file(path: Path) -> str:
-    """sha256 of a file's content, in hex."""
+    """Return the sha256 of a file's content in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of_folder(path: Path) -> str:
-    """sha256 over the sorted relative names below `path` and each file's digest, in hex.
+    """Return the sha256 over the sorted relative names and digests of the files below `path`.
 
-    Times, owners and empty folders do not count: two folders with the same files are equal.
+    Times, owners and empty folders do not count.
     """
     digest = hashlib.sha256()
     files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}

@@ -1,21 +1,21 @@
-"""The guardian of one command: nothing that the command started outlives the parent.
+"""The guardian of one command: ends the command's whole process tree with the parent.
 
     python -I -S guard.py PARENT_PID GRACE_S SCRATCH COMMAND...
 
-`process.ManagedProcess` starts it; nothing imports it. It uses the standard library only, so that
-it is running some 20 ms after the call. Its stdin is a pipe whose other end the parent holds:
+`process.ManagedProcess` starts it as a program; nothing imports it. It uses only the standard
+library, so that it runs some 20 ms after the call. Its stdin is a pipe held by the parent:
 
     "2.5\\n"       end the tree: SIGTERM now, SIGKILL after 2.5 seconds
-    end of file   the parent is gone, however it died: the same, with GRACE_S
+    end of file   the parent is gone, however it died: end the tree after GRACE_S
 
-SIGTERM to the guardian does the same, SIGINT and SIGHUP do nothing: a Ctrl-C is the parent's to
-judge. When the command ends, what it left behind is killed at once, and the folder SCRATCH removed,
-if that names one. Exit code: the command's; 128 + N if signal N ended it, 127 if it cannot be
-started.
+SIGTERM to the guardian also ends the tree after GRACE_S. SIGINT and SIGHUP are ignored, because the
+parent decides what a Ctrl-C means. When the command ends, all processes it left behind are killed
+at once, and the folder SCRATCH is removed unless it is empty text. The exit code is the command's;
+128 + N if signal N ended it; 127 if it cannot be started.
 
-On Linux the tree is every descendant, in whatever session or group, because the guardian adopts
-orphans; elsewhere it is the command's process group. The command dies with a killed guardian on
-Linux; its own children then do not.
+On Linux the tree is every descendant in any session or group, because the guardian adopts orphans;
+elsewhere it is the command's process group. If the guardian itself is killed, on Linux the command
+dies with it, but the command's children do not.
 """
 
 import ctypes
@@ -30,25 +30,25 @@ PR_SET_CHILD_SUBREAPER = 36
 ON_LINUX = sys.platform == "linux"
 
 CANNOT_START = 127
-PARENT_CHECK_S = 1.0  # a fork of the parent may hold the pipe open, so the pipe alone is not enough
-KILL_LIMIT_S = 5.0  # a process that SIGKILL does not end in this time never ends
+PARENT_CHECK_S = 1.0  # The pipe alone is not enough: a fork of the parent may hold it open.
+KILL_LIMIT_S = 5.0  # A process that survives SIGKILL for this long never ends.
 
 
 class Tree:
-    """The command and all that it started."""
+    """The command and all its descendants."""
 
     def __init__(self, command: list[str]) -> None:
         libc = ctypes.CDLL(None) if ON_LINUX else None
         if libc:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self.exit_code: int | None = None  # of the command, once it has ended
+        self.exit_code: int | None = None  # the command's, once it has ended
         guard_pid = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            become(command, libc, guard_pid)
+            exec_command(command, libc, guard_pid)
 
     def reap(self) -> None:
-        """Collect everything that has ended: the command and adopted orphans."""
+        """Collect the exit codes of the command and of adopted orphans that have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -61,16 +61,16 @@ class Tree:
                 self.exit_code = code if code >= 0 else 128 - code
 
     def send(self, number: int) -> bool:
-        """Send a signal to every member; False if there is none left. Signal 0 only looks."""
+        """Send a signal to every process; False if none is left. Signal 0 only checks."""
         if ON_LINUX:
             members = descendants(os.getpid())
             for pid in members:
-                quietly(os.kill, pid, number)
+                send_signal(os.kill, pid, number)
             return bool(members)
-        return quietly(os.killpg, self.pid, number)
+        return send_signal(os.killpg, self.pid, number)
 
     def gone_within(self, limit_s: float, number: int) -> bool:
-        """Send a signal again and again until nothing is left, or `limit_s` is over."""
+        """Send a signal repeatedly until no process is left (True) or `limit_s` is over (False)."""
         deadline = time.monotonic() + limit_s
         pause_s = 0.005
         while True:
@@ -83,22 +83,22 @@ class Tree:
             pause_s = min(2 * pause_s, 0.1)
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM once, then SIGKILL to what is left after `grace_s`. Bounded."""
+        """Send SIGTERM once, then SIGKILL to what is left after `grace_s`. Bounded."""
         if grace_s > 0:
             self.send(signal.SIGTERM)
         if not self.gone_within(grace_s, 0):
             self.gone_within(KILL_LIMIT_S, signal.SIGKILL)
 
 
-def become(command: list[str], libc: "ctypes.CDLL | None", guard_pid: int) -> None:
-    """Turn the forked child into the command. Never returns."""
+def exec_command(command: list[str], libc: "ctypes.CDLL | None", guard_pid: int) -> None:
+    """Replace the forked child by the command. Never returns."""
     try:
         os.setpgid(0, 0)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)  # ignored signals would stay so across exec
+            signal.signal(number, signal.SIG_DFL)  # Ignored signals stay ignored across exec.
         if libc:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != guard_pid:  # died before the line above
+            if os.getppid() != guard_pid:  # The guardian died before the line above.
                 return
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvp(command[0], command)
@@ -109,25 +109,25 @@ def become(command: list[str], libc: "ctypes.CDLL | None", guard_pid: int) -> No
 
 
 def descendants(root: int) -> list[int]:
-    """All processes below `root`, those not yet reaped included (Linux: read from /proc)."""
+    """List all processes below `root`, including zombies (Linux only: reads /proc)."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib is slow to import
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                    # The command's name stands in parentheses and may itself hold some.
+                    # The name stands in parentheses and may itself contain parentheses.
                     parent = int(file.read().rpartition(b")")[2].split()[1])
-            except (OSError, IndexError):  # ended while we looked
+            except (OSError, IndexError):  # The process ended meanwhile.
                 continue
             children.setdefault(parent, []).append(int(name))
     found = list(children.get(root, ()))
-    for pid in found:  # grows while it is walked
+    for pid in found:  # The list grows during the loop.
         found += children.get(pid, ())
     return found
 
 
-def quietly(send, pid: int, number: int) -> bool:
-    """Send a signal; False if there is nobody to receive it."""
+def send_signal(send, pid: int, number: int) -> bool:
+    """Send a signal; False if the process does not exist."""
     try:
         send(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -145,12 +145,12 @@ def watch_signals() -> int:
         signal.signal(number, lambda *_: None)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started us may block some
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # The thread that started us may block some.
     return reader
 
 
-def orders(signals_fd: int, parent_pid: int, grace_s: float) -> float | None:
-    """Wait for news. The grace in seconds with which to end the tree, None to keep it."""
+def wait_for_stop(signals_fd: int, parent_pid: int, grace_s: float) -> float | None:
+    """Wait for an event; return the grace in seconds if the tree is to end, else None."""
     ready, _, _ = select.select([0, signals_fd], [], [], PARENT_CHECK_S)
     if 0 in ready:
         lines = os.read(0, 64).split()
@@ -165,20 +165,20 @@ def main() -> int:
         return guard(sys.argv[4:], parent_pid, grace_s)
     finally:
         if scratch:
-            import shutil  # slow to import, and nothing waits any more
+            import shutil  # Imported late because it is slow to import.
 
             shutil.rmtree(scratch, ignore_errors=True)
 
 
 def guard(command: list[str], parent_pid: int, grace_s: float) -> int:
-    """Until the command and all that it started have ended. The exit code."""
+    """Run the command until its tree has ended; return the exit code."""
     signals_fd = watch_signals()
     tree = Tree(command)
     while tree.exit_code is None:
-        order = orders(signals_fd, parent_pid, grace_s)
+        stop_grace_s = wait_for_stop(signals_fd, parent_pid, grace_s)
         tree.reap()
-        if order is not None:
-            tree.end(order)
+        if stop_grace_s is not None:
+            tree.end(stop_grace_s)
             return 128 + signal.SIGKILL if tree.exit_code is None else tree.exit_code
     tree.end(grace_s=0)
     return tree.exit_code

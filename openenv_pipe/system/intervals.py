@@ -1,11 +1,9 @@
-"""Intervals for means over tasks and over runs, and pass@k.
+"""Confidence intervals for means over tasks and over runs, and pass@k.
 
-Over tasks by the percentile bootstrap. Several samples of one task resemble each other, so tasks,
-not samples, are drawn again: the cluster bootstrap. Every task counts the same, however many of
-its samples did not fail. Over a handful of runs by Student's t: the bootstrap of three values is
-far too narrow.
-
-Refuses values that are not finite. The width of an interval over a handful of tasks is a guess.
+Intervals over tasks use the percentile bootstrap. Samples of one task are correlated, so tasks, not
+samples, are resampled (cluster bootstrap). Every task counts the same, however many of its samples
+failed. Intervals over a few runs use Student's t, because the bootstrap of three values is far too
+narrow. Over a handful of tasks the bootstrap is unreliable too.
 
 B. Efron, R. Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13.
 C. Field, A. Welsh, Bootstrapping clustered data, J. R. Stat. Soc. B 69, 2007.
@@ -25,7 +23,7 @@ ValuesByTask = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean over tasks and the limits of its confidence interval, in the values' unit."""
+    """A mean and the limits of its confidence interval, in the values' unit."""
 
     mean: float
     low: float
@@ -39,9 +37,12 @@ class Interval:
 def bootstrap_interval(
     values_by_task: ValuesByTask, *, num_resamples: int, confidence: float, seed: int
 ) -> Interval | None:
-    """The mean over tasks of each task's mean; tasks without values are left out.
+    """Return the mean over tasks of each task's mean; tasks without values are left out.
 
-    None if no task has a value. Raises ValueError for a value that is not finite.
+    None if no task has a value.
+
+    Raises:
+        ValueError: A value is not finite.
     """
     means_N = numpy.array([numpy.mean(values) for values in values_by_task if len(values)])
     return _interval(means_N, num_resamples, confidence, seed)
@@ -55,10 +56,13 @@ def paired_difference(
     confidence: float,
     seed: int,
 ) -> Interval | None:
-    """The mean over tasks of (after - before); row i of both is the same task.
+    """Return the mean over tasks of (after - before); row i of both is the same task.
 
-    Pairing removes how hard the tasks are from the interval. Tasks that lack values on either
-    side are left out; None if all do. Raises ValueError for a value that is not finite.
+    Pairing removes the tasks' difficulty from the interval. Tasks that lack values on either side
+    are left out; None if all do.
+
+    Raises:
+        ValueError: A value is not finite.
     """
     differences_N = numpy.array(
         [
@@ -71,9 +75,12 @@ def paired_difference(
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
-    """The chance that k of the samples, drawn without putting back, hold a success.
+    """Return the probability that k samples, drawn without replacement, contain a success.
 
-    Unbiased for the chance that k new samples would (Chen et al. 2021, equation 1).
+    This is the unbiased estimate of pass@k (Chen et al. 2021, equation 1).
+
+    Raises:
+        ValueError: There are fewer than k samples.
     """
     if not 0 < k <= num_samples:
         raise ValueError(f"pass@{k} needs at least {k} samples of a task; got {num_samples}")
@@ -81,7 +88,7 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def interval_over_runs(values: Sequence[float], confidence: float) -> Interval | None:
-    """The mean of independent runs with Student's t interval; None for fewer than two."""
+    """Return the mean of independent runs with Student's t interval; None for fewer than two."""
     if len(values) < 2:
         return None
     _refuse_not_finite(numpy.array(values))
@@ -91,8 +98,8 @@ def interval_over_runs(values: Sequence[float], confidence: float) -> Interval |
 
 
 def _t_quantile(confidence: float, num_degrees: int) -> float:
-    """t so that |T| <= t with the probability `confidence`, by bisection of a closed form."""
-    low, high = 0.0, math.pi / 2  # of the angle atan(t / sqrt(num_degrees))
+    """Find t with P(|T| <= t) = `confidence`, by bisection of a closed form."""
+    low, high = 0.0, math.pi / 2  # bounds of the angle atan(t / sqrt(num_degrees))
     for _ in range(100):
         middle = (low + high) / 2
         if _t_probability(middle, num_degrees) < confidence:
@@ -103,7 +110,7 @@ def _t_quantile(confidence: float, num_degrees: int) -> float:
 
 
 def _t_probability(angle: float, num_degrees: int) -> float:
-    """P(|T| <= t), where t = sqrt(num_degrees) * tan(angle)."""
+    """Return P(|T| <= t), where t = sqrt(num_degrees) * tan(angle)."""
     odd = num_degrees % 2
     term = math.cos(angle) if odd else 1.0
     total = term if num_degrees > 1 else 0.0
@@ -123,7 +130,7 @@ def _refuse_not_finite(values_N: numpy.ndarray) -> None:
 def _interval(
     values_N: numpy.ndarray, num_resamples: int, confidence: float, seed: int
 ) -> Interval | None:
-    """Percentile interval of the mean. N: tasks, R: resamples."""
+    """Return the mean with its percentile interval. N: tasks, R: resamples."""
     if not values_N.size:
         return None
     _refuse_not_finite(values_N)

@@ -1,4 +1,4 @@
-"""Markdown's tables, and intervals as people read them."""
+"""Markdown tables, and intervals as text."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ UNKNOWN = "–"
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; bars and line ends inside cells are taken care of."""
+    """Format a Markdown table; bars and line ends inside cells are escaped."""
     lines = [titles, ["---"] * len(titles), *rows]
     cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def interval_text(interval: Interval | None, *, percent: bool = False) -> str:
-    """`mean [low, high]`."""
+    """Format as `mean [low, high]`."""
     if interval is None:
         return UNKNOWN
     form = "{:.0%}" if percent else "{:.2f}"

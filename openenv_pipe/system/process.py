@@ -1,8 +1,8 @@
-"""The only place that starts processes: log file, end of the whole tree, free ports.
+"""Start and end processes with a log file, and find free ports. Only this module starts processes.
 
-A command runs under a guardian (`guard.py`) that ends it, and everything it started, when this
-process stops it, exits or is killed, SIGKILL included. Refused here: shells, captured output,
-restarts. Who needs the output reads the log.
+A command runs under a guardian (`guard.py`) that ends its whole process tree when this process
+stops it, exits or is killed, SIGKILL included. There are no shells, no captured output and no
+restarts; the output is in the log.
 """
 
 import errno
@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 
 GUARD = Path(__file__).with_name("guard.py")
-KILL_MARGIN_S = 6.0  # what the guardian may need beyond the grace: its own limit, and a second
+KILL_MARGIN_S = 6.0  # the guardian's KILL_LIMIT_S and one second
 
 
 class ManagedProcess:
     """One running command. Its stdout and stderr are appended to `log`.
 
-    No method blocks the event loop except `wait` and `stop`, which belong into
-    `asyncio.to_thread`. Calls from several threads are safe.
+    Only `wait` and `stop` block; call them with `asyncio.to_thread`. Calls from several threads
+    are safe.
     """
 
     def __init__(
@@ -37,11 +37,13 @@ class ManagedProcess:
     ) -> None:
         """Start `command`, found on PATH if it has no slash.
 
-        environment: the complete environment; nothing of ours is added.
-        grace_s: seconds between SIGTERM and SIGKILL, should this process die.
-        scratch: a folder that is removed with the command, however it ends.
+        environment: the complete environment; no variable of this process is added.
+        grace_s: seconds between SIGTERM and SIGKILL if this process dies.
+        scratch: a folder to remove when the command ends.
         A command that cannot be started ends with return code 127 and the reason in the log.
-        Raises OSError if the log or `cwd` is unusable.
+
+        Raises:
+            OSError: The log or `cwd` is unusable.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         guardian = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(grace_s)]
@@ -51,22 +53,22 @@ class ManagedProcess:
             self._guard = subprocess.Popen(
                 guarded,
                 bufsize=0,
-                stdin=subprocess.PIPE,  # its end is how the guardian learns of our death
+                stdin=subprocess.PIPE,  # Its end of file tells the guardian that we died.
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 cwd=cwd,
-                start_new_session=True,  # out of reach of the terminal's Ctrl-C
+                start_new_session=True,  # The terminal's Ctrl-C does not reach it.
             )
 
     @property
     def pid(self) -> int:
-        """The guardian's process id: the command is its child."""
+        """The guardian's process id; the command is its child."""
         return self._guard.pid
 
     @property
     def returncode(self) -> int | None:
-        """None while alive; then the command's code, 128 + N if signal N ended it."""
+        """None while alive; then the command's code, or 128 + N if signal N ended it."""
         return self._guard.poll()
 
     @property
@@ -74,22 +76,22 @@ class ManagedProcess:
         return self.returncode is None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Block until the end, at most `timeout_s`; the return code, None if still alive."""
+        """Block until the end, at most `timeout_s`; return the code, or None if still alive."""
         try:
             return self._guard.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def begin_stop(self, timeout_s: float) -> None:
-        """Ask for the end and return at once: SIGTERM to the tree, SIGKILL after `timeout_s`."""
-        with suppress(BrokenPipeError, ValueError):  # ended already; stopped already
+        """Request the end and return at once: SIGTERM to the tree, SIGKILL after `timeout_s`."""
+        with suppress(BrokenPipeError, ValueError):  # It has ended, or was stopped already.
             self._guard.stdin.write(f"{timeout_s}\n".encode())
 
     def stop(self, timeout_s: float) -> int | None:
         """End the whole tree and return the return code. May be called again.
 
-        Takes at most `timeout_s` plus, if SIGTERM was not enough, `KILL_MARGIN_S`. None if the
-        kernel did not let it end in that time.
+        Takes at most `timeout_s`, plus `KILL_MARGIN_S` if SIGTERM was not enough. Returns None if
+        the kernel did not end it in that time.
         """
         self.begin_stop(timeout_s)
         if self.wait(timeout_s + KILL_MARGIN_S) is None:
@@ -100,15 +102,15 @@ class ManagedProcess:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that is free now. Another program may take it before it is used: see the retry
-    in `hosts.process`."""
+    """Find a TCP port that is free now. Another program may take it before it is used, so callers
+    must be ready to retry."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
 
 
 def port_in_use(port: int, host: str = "127.0.0.1") -> bool:
-    """True if a server that binds `port` now would be refused because of another."""
+    """True if binding `port` would fail now because another server has it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,17 +1,17 @@
-"""Which process made something: a run folder, a container. Tells the living from the dead."""
+"""Identify the process that made a run folder or container, and tell whether it is alive."""
 
 import socket
 
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-START_TOLERANCE_S = 1.0  # the kernel's clock ticks and its boot time are not exact
+START_TOLERANCE_S = 1.0  # The kernel's clock ticks and its boot time are not exact.
 
 
 class ProcessId(BaseModel):
-    """One process for all time: a pid is used again, a pid with its start time is not."""
+    """A process, identified for all time: a pid is reused, a pid with its start time is not."""
 
-    # Written into run.json and onto containers: keys of a newer version are passed over.
+    # Stored in run.json and on containers, so keys of a newer version are ignored.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     host: str
@@ -25,7 +25,7 @@ class ProcessId(BaseModel):
 
     @property
     def alive(self) -> bool:
-        """False if the process is gone; True on another host, where nobody can tell from here."""
+        """False if the process is gone; True on another host, where this cannot be checked."""
         if self.host != socket.gethostname():
             return True
         try:

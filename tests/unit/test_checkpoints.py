@@ -178,7 +178,7 @@ def test_one_process_at_a_time_works_on_a_folder(folder):
     folder.hold()
     folder.hold()  # its own
     refused = subprocess.run(command, capture_output=True, text=True)
-    assert "another process works on" in refused.stderr
+    assert "another process works in" in refused.stderr
     again = RunFolder.open(folder.path)
     with pytest.raises(RunFolderError, match="another process"):
         again.hold()
