@@ -28,12 +28,12 @@ import torch
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.base import turn_seed
-from openenv_pipe.engines.vllm import Neighbour, open_engine
+from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import find_build, find_installed
-from openenv_pipe.engines.vllm.launch import ManagedServer
-from openenv_pipe.engines.vllm.server_command import Plan
+from openenv_pipe.engines.vllm.launch import VllmProcess
+from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.tasks import known_splits, open_splits
@@ -79,7 +79,7 @@ async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEn
             config.engine,
             Publication(policy),
             source=None,
-            neighbour=Neighbour(on_gpu=False),
+            footprint=LearnerFootprint(on_gpu=False),
             logs=logs,
             executor=executor,
             tell=lambda text: print(text, file=sys.stderr),
@@ -98,14 +98,14 @@ def served(model: Sequence[str]) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         Publication(policy).write_base(base)
-        plan = Plan(
+        spec = ServerSpec(
             model=str(base),
             revision=None,
             build=installed.build,
             dtype="float32",
             lora_rank=RANK,
         )
-        server = ManagedServer(plan, config.engine, installed.python, Path(folder) / "engine.log")
+        server = VllmProcess(spec, config.engine, installed.python, Path(folder) / "engine.log")
         try:
             asyncio.run(wait_for(server))
             yield server.url
@@ -113,7 +113,7 @@ def served(model: Sequence[str]) -> Iterator[str]:
             asyncio.run(server.stop())
 
 
-async def wait_for(server: ManagedServer) -> None:
+async def wait_for(server: VllmProcess) -> None:
     await server.start()
     async with (
         VllmClient(server.url, api_key=None, request_timeout_s=60) as client,

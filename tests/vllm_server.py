@@ -19,8 +19,8 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.install import VERSION, Installed, find_build, find_installed
-from openenv_pipe.engines.vllm.launch import ManagedServer
-from openenv_pipe.engines.vllm.server_command import Plan
+from openenv_pipe.engines.vllm.launch import VllmProcess
+from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
@@ -126,9 +126,11 @@ def vllm_server(installed: Installed, folder: Path) -> Iterator[Served]:
     """The server, for the length of the block."""
     config, base = small_config(), folder / "base"
     Publication(small_policy(config)).write_base(base)
-    plan = Plan(model=str(base), revision=None, build="cpu", dtype="float32", lora_rank=LORA_RANK)
+    spec = ServerSpec(
+        model=str(base), revision=None, build="cpu", dtype="float32", lora_rank=LORA_RANK
+    )
     log = folder / "engine.log"
-    server = ManagedServer(plan, config.engine, installed.python, log)
+    server = VllmProcess(spec, config.engine, installed.python, log)
     try:
         asyncio.run(_start(server))
         yield Served(url=server.url, base=base, log=log)
@@ -136,7 +138,7 @@ def vllm_server(installed: Installed, folder: Path) -> Iterator[Served]:
         asyncio.run(server.stop())
 
 
-async def _start(server: ManagedServer) -> None:
+async def _start(server: VllmProcess) -> None:
     await server.start()
     deadline = time.monotonic() + START_LIMIT_S
     async with VllmClient(server.url, api_key=None, request_timeout_s=60) as client:

@@ -120,17 +120,22 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
 @app.command(hidden=True)
 def job(
     run: Path,
-    keeper: Annotated[Path | None, typer.Option()] = None,
+    servers: Annotated[Path | None, typer.Option()] = None,
     resume: Annotated[bool, typer.Option()] = False,
 ) -> None:
-    """Do a run whose folder is there: what a sweep starts for each of its jobs."""
+    """Do a run whose folder exists. A sweep starts this for each of its jobs.
+
+    servers: the unix socket at which the sweep leases its servers.
+    """
     from openenv_pipe import pipeline
+    from openenv_pipe.pipeline.servers import LeasedServers, OwnServers
     from openenv_pipe.runs.folder import RunFolder
 
+    provider = OwnServers() if servers is None else LeasedServers(servers)
     if resume:
-        pipeline.resume(str(run), [], _command(), keeper)
+        pipeline.resume(str(run), [], _command(), provider)
     else:
-        pipeline.begin(RunFolder.open(run), keeper)
+        pipeline.begin(RunFolder.open(run), provider)
 
 
 @app.command()

@@ -22,9 +22,8 @@ from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine, TextChat
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.engines.vllm import Neighbour, Source, open_engine
+from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
 from openenv_pipe.environments.adapters import adapter_for
-from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.workers import Workers
@@ -34,6 +33,7 @@ from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.pipeline.components import Bench, Parts
+from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.progress import tell_person
@@ -46,18 +46,19 @@ async def assembled(
     logs: Path,
     checkpoint: Path | None = None,
     tell: Callable[[str], None] = tell_person,
-    keeper: Path | None = None,
+    servers: ServerProvider | None = None,
 ) -> AsyncIterator[Parts]:
     """The parts, started; environment servers and the model side by side.
 
-    keeper: the socket of a process that keeps servers for several runs, to be asked for them.
+    servers: None means servers of its own.
     Raises ConfigError and HostError. Whatever happens inside, nothing outlives the block.
     """
     device = select_device(config.device)
     num_threads = config.num_threads or _num_cores()
     scorer = Scorer(config.reward, config.env.success_reward)
     known_sets = await asyncio.to_thread(known_splits, config)
-    host = build_host(config, logs, keeper)
+    servers = servers or OwnServers()
+    host = servers.host(config, logs)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads))
     workers = _workers(config, device, logs, num_threads)
     try:
@@ -65,7 +66,7 @@ async def assembled(
             torch_thread, partial(_load_checked, config, device, checkpoint, tell)
         )
         policy, _ = await asyncio.gather(loading, host.start())
-        opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, keeper)
+        opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, servers)
         async with opened as engine:
             yield Parts(
                 config=config,
@@ -148,7 +149,7 @@ async def _opened_engine(
     logs: Path,
     checkpoint: Path | None,
     tell: Callable[[str], None],
-    keeper: Path | None,
+    servers: ServerProvider,
 ) -> AsyncIterator[Engine]:
     """The engine, with what it holds open."""
     engine = config.engine
@@ -165,11 +166,11 @@ async def _opened_engine(
             engine,
             Publication(policy),
             source=_base_model(config, checkpoint),
-            neighbour=_neighbour(config, policy),
+            footprint=_footprint(config, policy),
             logs=logs,
             executor=torch_thread,
             tell=tell,
-            keeper=keeper,
+            make_processes=servers.vllm_processes,
         ) as opened:
             yield opened
     else:
@@ -201,23 +202,23 @@ def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
     return Source(path=str(Path(model.path).expanduser()), revision=model.revision)
 
 
-def _neighbour(config: RunConfig, policy: Policy) -> Neighbour:
+def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
     """What servers on this machine have to know of the learner."""
     if policy.device.type != "cuda":
-        return Neighbour(on_gpu=False)
+        return LearnerFootprint(on_gpu=False)
     try:
         shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
         needed = sum(memory_bytes(shape, config, in_one_memory=False).values())
     except KeyError:  # a model of another kind: nobody knows
         needed = 0
-    return gpu_neighbour(config, needed)
+    return gpu_footprint(config, needed)
 
 
-def gpu_neighbour(config: RunConfig, needs_bytes: int) -> Neighbour:
+def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:
     """A learner on the first `trainer.devices` of this machine's GPUs."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
-    return Neighbour(
+    return LearnerFootprint(
         on_gpu=True,
         free_gpus=names[config.trainer.devices :],
         gpu_bytes=torch.cuda.get_device_properties(torch.device("cuda")).total_memory,

@@ -21,6 +21,7 @@ from openenv_pipe.pipeline.evaluations import Evaluations
 from openenv_pipe.pipeline.facts import find_facts
 from openenv_pipe.pipeline.group_sources import PlayedGroups
 from openenv_pipe.pipeline.journal import to_the_end
+from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.stages import Story
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.checkpoints import Place, all_checkpoints
@@ -37,7 +38,7 @@ class Course:
     config: RunConfig
     checkpoint: Path | None = None  # to go on from; None: from the beginning
     stop_after: int | None = None  # steps of GRPO; None: all that the configuration asks for
-    keeper: Path | None = None  # the socket of who keeps servers for it among other runs
+    servers: ServerProvider = field(default_factory=OwnServers)
     # Told what differs from the facts of `expected`, before anything is played; may refuse.
     expected: Mapping[str, JsonValue] = field(default_factory=dict)
     on_differences: Callable[[list[Difference]], None] | None = None
@@ -102,7 +103,7 @@ async def _until_told(
 async def _play_and_learn(course: Course, progress: Progress) -> str | None:
     folder = course.folder
     async with assembled(
-        course.config, folder.logs, tell=progress.note, keeper=course.keeper
+        course.config, folder.logs, tell=progress.note, servers=course.servers
     ) as parts:
         facts = {
             **parts.host.facts(),

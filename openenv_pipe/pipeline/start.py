@@ -19,6 +19,7 @@ from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.group_sources import AHEAD, ORDER
 from openenv_pipe.pipeline.run import Course, refuse_what_cannot_learn, run
+from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.runs.checkpoints import (
     RESUME,
     Place,
@@ -52,16 +53,19 @@ def train(composed: Composed, command: Sequence[str]) -> None:
     run(Course(folder=folder, config=composed.config))
 
 
-def begin(folder: RunFolder, keeper: Path | None) -> None:
+def begin(folder: RunFolder, servers: ServerProvider) -> None:
     """A new run in a folder that somebody else has made for it, as a sweep does for its jobs."""
     folder.adopt()
     config = folder.config
     refuse_what_cannot_learn(config)
-    run(Course(folder=folder, config=config, keeper=keeper))
+    run(Course(folder=folder, config=config, servers=servers))
 
 
 def resume(
-    name: str, overrides: Sequence[str], command: Sequence[str], keeper: Path | None = None
+    name: str,
+    overrides: Sequence[str],
+    command: Sequence[str],
+    servers: ServerProvider | None = None,
 ) -> None:
     """Goes on from the last sound checkpoint. Raises RunFolderError and ConfigError."""
     runs_dir, overrides = _split_runs_dir(overrides)
@@ -92,7 +96,7 @@ def resume(
         checkpoint=checkpoint,
         expected=folder.record.facts,
         on_differences=partial(_tell, progress),
-        keeper=keeper,
+        servers=servers or OwnServers(),
     )
     run(course, progress)
 

@@ -1,9 +1,9 @@
-"""Servers that another process keeps for several runs: how a run asks for them and hears of them.
+"""A lease of servers that another process shares among several clients, one client at a time.
 
-A run connects to the keeper's unix socket, says what it needs in one line of JSON, and has the
-servers for itself until that connection ends, so a run that dies gives them back. Each line of the
-keeper's is JSON too: an `error`, or the `urls` of the servers that are up, with `facts` about them.
-Refused here: any other way to end a loan, and any say in how the servers live.
+The client connects to the owner's unix socket and writes what it needs as one line of JSON. The
+lease lasts as long as the connection, so that the servers of a client that dies are free again.
+Each line that the owner writes is JSON too: an `error`, or the `urls` of the servers that are up,
+with `facts` about them.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from typing import Any
 
 from openenv_pipe.errors import FailureError
 
-LONGEST_LINE = 2**24  # bytes
+MAX_LINE_BYTES = 2**24
 
 
-class Loan:
-    """Servers that are ours for a while."""
+class ServerLease:
+    """Servers that this process has to itself until it releases them."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.urls: list[str] = []
@@ -28,39 +28,47 @@ class Loan:
         self._writer = writer
 
     @classmethod
-    async def ask(cls, keeper: Path, request: Mapping[str, Any]) -> "Loan":
-        """Wait for servers that fit. Raises FailureError with the keeper's reason.
+    async def acquire(cls, socket: Path, request: Mapping[str, Any]) -> "ServerLease":
+        """Wait until the owner listening at `socket` has servers that fit `request`.
 
-        The keeper answers or ends: its own waits are bounded, and its end ends the connection.
+        The wait has no limit of its own: the owner's are bounded, and its end closes the
+        connection.
+
+        Raises:
+            FailureError: with the owner's reason, or because there is no owner.
         """
         try:
-            reader, writer = await asyncio.open_unix_connection(keeper, limit=LONGEST_LINE)
+            reader, writer = await asyncio.open_unix_connection(socket, limit=MAX_LINE_BYTES)
         except OSError as error:
-            raise FailureError(f"the process that keeps the servers is gone: {error}") from error
-        loan = cls(reader, writer)
+            raise FailureError(f"the process that shares the servers is gone: {error}") from error
+        lease = cls(reader, writer)
         try:
             writer.write(json.dumps(request).encode() + b"\n")
-            await loan.news()
+            await lease.wait_for_change()
         except BaseException:
-            await loan.give_back()
+            await lease.release()
             raise
-        return loan
+        return lease
 
-    async def news(self) -> None:
-        """Return when other URLs hold. Raises FailureError when there will be none any more."""
+    async def wait_for_change(self) -> None:
+        """Wait until the URLs change, and update `urls` and `facts`.
+
+        Raises:
+            FailureError: the servers have failed for good, or their owner has ended.
+        """
         try:
             line = await self._reader.readline()
         except OSError:
             line = b""
         if not line:
-            raise FailureError("the process that keeps the servers has ended")
+            raise FailureError("the process that shares the servers has ended")
         answer = json.loads(line)
         if "error" in answer:
             raise FailureError(answer["error"])
         self.urls, self.facts = answer["urls"], answer["facts"]
 
-    async def give_back(self) -> None:
-        """The next run may have them. May be called again."""
+    async def release(self) -> None:
+        """Let the next client have the servers. May be called again."""
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()

@@ -57,9 +57,9 @@ def test_a_bad_job_is_a_line_of_the_table(swept):
 
 def test_all_jobs_had_the_same_server(swept):
     facts = [run_folder.record.facts for run_folder in runs_of(swept)]
-    kept = [each["kept_servers"] for each in facts]
-    assert [each["num_jobs_before"] for each in kept] == [0, 1]
-    assert len({each["logs"] for each in kept}) == 1
+    shared = [each["shared_servers"] for each in facts]
+    assert [each["num_jobs_before"] for each in shared] == [0, 1]
+    assert len({each["logs"] for each in shared}) == 1
     assert len({each["env_code"] for each in facts}) == 1
     assert [path.name for path in (sweep_of(swept)["path"] / "servers/attempt_1").iterdir()] == [
         "environment_1"
@@ -79,7 +79,7 @@ def test_a_job_is_an_ordinary_run(swept, tmp_path):
         for each in (job, alone)
     )
     assert ours == theirs
-    assert "kept_servers" not in alone.record.facts
+    assert "shared_servers" not in alone.record.facts
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):

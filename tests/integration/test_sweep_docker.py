@@ -1,12 +1,12 @@
-"""The keeper with containers: one for job after job, again after its death, and none is left."""
+"""Shared servers in containers: one for job after job, restarted after a death, none left."""
 
 from contextlib import asynccontextmanager
 
 import pytest
 
-from openenv_pipe.commands.sweep.keeper import Keeper
+from openenv_pipe.commands.sweep.shared_servers import SharedServers
 from openenv_pipe.environments.hosts.docker.daemon import owned_containers
-from openenv_pipe.environments.hosts.shared import KeptHost
+from openenv_pipe.environments.hosts.leased import LeasedHost
 from openenv_pipe.errors import SessionClosedError
 from tests.integration.test_docker_host import evaluated, nothing_is_left, probe
 
@@ -15,18 +15,18 @@ __all__ = ["nothing_is_left"]  # used by every test here
 
 
 @asynccontextmanager
-async def keeping(folder):
-    keeper = Keeper(folder)
-    await keeper.start()
+async def sharing(folder):
+    servers = SharedServers(folder)
+    await servers.start()
     try:
-        yield keeper
+        yield servers
     finally:
-        await keeper.close()
+        await servers.close()
 
 
 @asynccontextmanager
-async def borrowed(keeper, parts):
-    host = KeptHost(*parts, keeper.socket)
+async def leased(servers, parts):
+    host = LeasedHost(*parts, servers.socket)
     try:
         await host.start()
         yield host
@@ -37,9 +37,9 @@ async def borrowed(keeper, parts):
 @pytest.mark.parametrize("network", ["none-outbound", "bridge"])
 async def test_one_container_serves_job_after_job(docker_client, tmp_path, network):
     ids = set()
-    async with keeping(tmp_path) as keeper:
+    async with sharing(tmp_path) as servers:
         for _ in range(3):
-            async with borrowed(keeper, probe(network=network)) as host, host.session() as session:
+            async with leased(servers, probe(network=network)) as host, host.session() as session:
                 assert await evaluated(session, "1 + 1") == 2
                 assert host.facts()["image"]["id"].startswith("sha256:")
                 (owned,) = owned_containers(docker_client)
@@ -49,8 +49,8 @@ async def test_one_container_serves_job_after_job(docker_client, tmp_path, netwo
 
 async def test_a_dead_container_is_started_again_for_the_job_that_has_it(docker_client, tmp_path):
     async with (
-        keeping(tmp_path) as keeper,
-        borrowed(keeper, probe(network="bridge", max_restarts=1)) as host,
+        sharing(tmp_path) as servers,
+        leased(servers, probe(network="bridge", max_restarts=1)) as host,
     ):
         async with host.session() as session:
             (owned,) = owned_containers(docker_client)
@@ -59,4 +59,4 @@ async def test_a_dead_container_is_started_again_for_the_job_that_has_it(docker_
                 await evaluated(session, "__import__('time').sleep(9)")
         async with host.session() as session:  # at another port
             assert await evaluated(session, "1 + 1") == 2
-        assert keeper.num_starts["serving"] == 1
+        assert servers.num_starts["serving"] == 1

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from openenv_pipe.engines import Completion, Request
-from openenv_pipe.engines.vllm import Neighbour, launch, open_engine
+from openenv_pipe.engines.vllm import LearnerFootprint, launch, open_engine
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
@@ -43,7 +43,7 @@ async def opened(
             config.engine,
             Publication(policy),
             source=None,
-            neighbour=Neighbour(on_gpu=False),
+            footprint=LearnerFootprint(on_gpu=False),
             logs=tmp_path,
             executor=executor,
             tell=lambda text: None,

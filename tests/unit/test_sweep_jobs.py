@@ -1,4 +1,4 @@
-"""Sweeps without runs: the folder, the jobs' own side, the keeper of servers, the search."""
+"""Sweeps without runs: the folder, the jobs' own side, the shared of servers, the search."""
 
 import asyncio
 import functools
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from openenv_pipe.commands.sweep import keeper as keeper_module
+from openenv_pipe.commands.sweep import shared_servers as shared_servers_module
 from openenv_pipe.commands.sweep import story
 from openenv_pipe.commands.sweep.folder import (
     JobFile,
@@ -21,7 +21,7 @@ from openenv_pipe.commands.sweep.folder import (
     stop_mark,
 )
 from openenv_pipe.commands.sweep.job import Order, Orders
-from openenv_pipe.commands.sweep.keeper import Keeper, server_key
+from openenv_pipe.commands.sweep.shared_servers import SharedServers, server_key
 from openenv_pipe.commands.sweep.watch import Watch
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import Parameter, read_request
@@ -32,7 +32,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.system.files import write_json
 from openenv_pipe.system.process_id import ProcessId
-from openenv_pipe.system.server_lease import Loan
+from openenv_pipe.system.server_lease import ServerLease
 
 LIMIT_S = 20.0
 
@@ -131,7 +131,7 @@ def orders_of(sweep: SweepFolder, *overrides: str) -> Orders:
         sweep=sweep.path,
         attempt=1,
         owner=ProcessId.of_this_process(),
-        keeper=sweep.path / "nobody",
+        servers=sweep.path / "nobody",
         jobs=(Order(index=0, overrides=overrides, folder=None),),
     )
 
@@ -154,7 +154,7 @@ def test_a_job_of_a_stopped_sweep_does_not_begin(sweep, mark):
 def test_a_job_does_not_outlive_its_sweep(sweep):
     dead = ProcessId(host=ProcessId.of_this_process().host, pid=2**22 + 1, started_s=0.0)
     orders = orders_of(sweep, "conf=echo")
-    Orders(sweep=orders.sweep, attempt=1, owner=dead, keeper=orders.keeper, jobs=orders.jobs)(0)
+    Orders(sweep=orders.sweep, attempt=1, owner=dead, servers=orders.servers, jobs=orders.jobs)(0)
     assert sweep.refresh(0).status == "waiting"
 
 
@@ -223,7 +223,7 @@ def test_a_secret_with_two_values_is_refused_before_anything_is_written(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-# --- the keeper --------------------------------------------------------------------------------
+# --- the shared --------------------------------------------------------------------------------
 
 
 class FakeServers:
@@ -256,17 +256,17 @@ class FakeServers:
 
 
 @pytest.fixture
-async def keeper(tmp_path, monkeypatch):
-    monkeypatch.setattr(keeper_module, "_build", FakeServers)
+async def shared(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_servers_module, "_build", FakeServers)
     monkeypatch.setattr(FakeServers, "made", [])
-    kept = Keeper(tmp_path / "servers")
-    await kept.start()
+    started = SharedServers(tmp_path / "servers")
+    await started.start()
     try:
-        yield kept
+        yield started
     finally:
-        await kept.close()
+        await started.close()
         assert all(servers.closed for servers in FakeServers.made)
-        assert not kept.socket.exists()
+        assert not started.socket.exists()
 
 
 @functools.cache
@@ -281,34 +281,34 @@ def request_of(block: str = "env", **changes: Any) -> dict:
     return {"serving": serving}
 
 
-async def borrow_once(keeper: Keeper, block: str = "env", **changes: Any) -> str:
-    loan = await Loan.ask(keeper.socket, request_of(block, **changes))
-    await loan.give_back()
-    return loan.urls[0]
+async def lease_once(shared: SharedServers, block: str = "env", **changes: Any) -> str:
+    lease = await ServerLease.acquire(shared.socket, request_of(block, **changes))
+    await lease.release()
+    return lease.urls[0]
 
 
-async def test_jobs_in_turn_have_the_same_servers(keeper):
-    assert {await borrow_once(keeper, max_turns=turns) for turns in (1, 2, 3)} == {
-        "http://server/0"
-    }
-    assert keeper.num_starts["serving"] == 1
-    assert keeper.num_borrowed["serving"] == 3
+async def test_jobs_in_turn_have_the_same_servers(shared):
+    assert {await lease_once(shared, max_turns=turns) for turns in (1, 2, 3)} == {"http://server/0"}
+    assert shared.num_starts["serving"] == 1
+    assert shared.num_leases["serving"] == 3
 
 
-async def test_servers_are_cleared_between_jobs_and_say_how_many_had_them(keeper):
-    await borrow_once(keeper)
-    loan = await Loan.ask(keeper.socket, request_of())
+async def test_servers_are_cleared_between_jobs_and_say_how_many_had_them(shared):
+    await lease_once(shared)
+    lease = await ServerLease.acquire(shared.socket, request_of())
     assert FakeServers.made[0].num_clears == 2  # at the start, and between
-    assert loan.facts["kept_servers"]["num_jobs_before"] == 1
-    assert loan.facts["env_code"] == "abc"
-    await loan.give_back()
+    assert lease.facts["shared_servers"]["num_jobs_before"] == 1
+    assert lease.facts["env_code"] == "abc"
+    await lease.release()
 
 
-async def test_two_jobs_at_a_time_share_no_server(keeper):
-    loans = await asyncio.gather(*(Loan.ask(keeper.socket, request_of()) for _ in range(2)))
-    assert len({loan.urls[0] for loan in loans}) == 2
-    for loan in loans:
-        await loan.give_back()
+async def test_two_jobs_at_a_time_share_no_server(shared):
+    leases = await asyncio.gather(
+        *(ServerLease.acquire(shared.socket, request_of()) for _ in range(2))
+    )
+    assert len({lease.urls[0] for lease in leases}) == 2
+    for lease in leases:
+        await lease.release()
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ async def test_two_jobs_at_a_time_share_no_server(keeper):
         ("host", {"sessions_per_server": 3}),
     ],
 )
-async def test_another_need_gets_another_server(keeper, block, changes):
-    assert await borrow_once(keeper) != await borrow_once(keeper, block, **changes)
+async def test_another_need_gets_another_server(shared, block, changes):
+    assert await lease_once(shared) != await lease_once(shared, block, **changes)
 
 
 def test_the_code_of_an_environment_is_in_the_key(tmp_path):
@@ -333,85 +333,87 @@ def test_the_code_of_an_environment_is_in_the_key(tmp_path):
 
 
 def test_what_says_nothing_of_servers_is_not_in_the_key():
-    assert set(EnvConfig.model_fields) >= keeper_module.OF_EPISODES
+    assert set(EnvConfig.model_fields) >= shared_servers_module.CLIENT_KEYS
     changes: list[dict[str, Any]] = [{}, {"max_turns": 2}, {"tasks": {}}]
     assert len({server_key("serving", request_of(**each)["serving"]) for each in changes}) == 1
 
 
-async def test_servers_that_cannot_be_cleared_are_ended(keeper):
-    await borrow_once(keeper)
+async def test_servers_that_cannot_be_cleared_are_ended(shared):
+    await lease_once(shared)
     FakeServers.made[0].unclean = True
-    assert await borrow_once(keeper) == "http://server/1"
+    assert await lease_once(shared) == "http://server/1"
     assert FakeServers.made[0].closed
 
 
-async def test_a_borrower_hears_of_new_urls_and_of_the_end(keeper):
-    loan = await Loan.ask(keeper.socket, request_of())
+async def test_a_lease_tells_of_new_urls_and_of_the_end(shared):
+    lease = await ServerLease.acquire(shared.socket, request_of())
     FakeServers.made[0].urls = ["http://elsewhere"]
-    await asyncio.wait_for(loan.news(), LIMIT_S)
-    assert loan.urls == ["http://elsewhere"]
+    await asyncio.wait_for(lease.wait_for_change(), LIMIT_S)
+    assert lease.urls == ["http://elsewhere"]
     FakeServers.made[0].failure = HostError("host.max_restarts=2 are used up")
     with pytest.raises(FailureError, match="used up"):
-        await asyncio.wait_for(loan.news(), LIMIT_S)
-    await loan.give_back()
-    assert await borrow_once(keeper) == "http://server/1"
+        await asyncio.wait_for(lease.wait_for_change(), LIMIT_S)
+    await lease.release()
+    assert await lease_once(shared) == "http://server/1"
 
 
-async def test_a_job_waits_for_a_server_that_is_being_started_again(keeper):
-    await borrow_once(keeper)
+async def test_a_job_waits_for_a_server_that_is_being_started_again(shared):
+    await lease_once(shared)
     FakeServers.made[0].urls = []
-    asking = asyncio.create_task(Loan.ask(keeper.socket, request_of()))
-    await asyncio.wait({asking}, timeout=5 * keeper_module.POLL_S)
+    asking = asyncio.create_task(ServerLease.acquire(shared.socket, request_of()))
+    await asyncio.wait({asking}, timeout=5 * shared_servers_module.POLL_S)
     assert not asking.done()
     FakeServers.made[0].urls = ["http://again"]
-    loan = await asyncio.wait_for(asking, LIMIT_S)
-    assert loan.urls == ["http://again"]
+    lease = await asyncio.wait_for(asking, LIMIT_S)
+    assert lease.urls == ["http://again"]
     FakeServers.made[0].urls = []
-    await asyncio.wait_for(loan.news(), LIMIT_S)
-    assert loan.urls == []  # later it is told
-    await loan.give_back()
+    await asyncio.wait_for(lease.wait_for_change(), LIMIT_S)
+    assert lease.urls == []  # later it is told
+    await lease.release()
 
 
-async def test_a_borrower_hears_of_the_keepers_end(keeper):
-    loan = await Loan.ask(keeper.socket, request_of())
-    await keeper.close()
+async def test_a_lease_tells_of_the_owners_end(shared):
+    lease = await ServerLease.acquire(shared.socket, request_of())
+    await shared.close()
     with pytest.raises(FailureError, match="has ended"):
-        await asyncio.wait_for(loan.news(), LIMIT_S)
-    await loan.give_back()
+        await asyncio.wait_for(lease.wait_for_change(), LIMIT_S)
+    await lease.release()
 
 
-async def test_idle_servers_are_ended_when_there_are_too_many(keeper):
+async def test_idle_servers_are_ended_when_there_are_too_many(shared):
     for size in range(7):
-        await borrow_once(keeper, variables={"SIZE": str(size)})
+        await lease_once(shared, variables={"SIZE": str(size)})
     assert [servers.closed for servers in FakeServers.made] == [True, True] + [False] * 5
 
 
-async def test_idle_servers_that_are_borrowed_while_others_end_stay(keeper, monkeypatch):
-    loans = []
+async def test_idle_servers_that_are_leased_while_others_stop_stay(shared, monkeypatch):
+    leases = []
 
-    async def close(self):  # the first to end takes its time, in which the second is borrowed
+    async def close(self):  # the first to end takes its time, in which the second is leased
         if not self.closed:
             self.closed = True
-            if not loans:
-                loans.append(await Loan.ask(keeper.socket, request_of(variables={"SIZE": "1"})))
+            if not leases:
+                leases.append(
+                    await ServerLease.acquire(shared.socket, request_of(variables={"SIZE": "1"}))
+                )
 
     for size in range(5):
-        await borrow_once(keeper, variables={"SIZE": str(size)})
-    monkeypatch.setitem(keeper_module.MOST_IDLE, "serving", 1)
+        await lease_once(shared, variables={"SIZE": str(size)})
+    monkeypatch.setitem(shared_servers_module.MAX_IDLE, "serving", 1)
     monkeypatch.setattr(FakeServers, "close", close)
-    await borrow_once(keeper, variables={"SIZE": "another"})
-    assert loans[0].urls == ["http://server/1"]
+    await lease_once(shared, variables={"SIZE": "another"})
+    assert leases[0].urls == ["http://server/1"]
     assert not FakeServers.made[1].closed
-    await loans[0].give_back()
+    await leases[0].release()
 
 
-async def test_a_start_that_fails_is_told(keeper, monkeypatch):
+async def test_a_start_that_fails_is_told(shared, monkeypatch):
     async def fail(self):
         raise HostError("no such program")
 
     monkeypatch.setattr(FakeServers, "start", fail)
     with pytest.raises(FailureError, match="no such program"):
-        await Loan.ask(keeper.socket, request_of())
+        await ServerLease.acquire(shared.socket, request_of())
 
 
 # --- search and watch --------------------------------------------------------------------------
@@ -510,7 +512,7 @@ def test_a_search_that_goes_on_knows_what_ended_while_nobody_looked(sweep, tmp_p
     again = SweepFolder.open(sweep.path)
     again.resume()
 
-    def finish(folder, request, keeper, watch, batch):
+    def finish(folder, request, shared, watch, batch):
         for job in batch:
             folder.change_job(job.index, status="failed")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import Neighbour
+from openenv_pipe.engines.vllm import LearnerFootprint
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError
 from openenv_pipe.engines.vllm.inside import openenv_pipe_broadcast as broadcast
@@ -269,8 +269,8 @@ async def test_weights_that_cannot_be_had_ask_nothing_of_the_server(parts, monke
 
 
 def test_broadcast_is_for_all_weights_and_for_gpus_that_the_learner_leaves_alone():
-    one, two = Neighbour(on_gpu=True), Neighbour(on_gpu=True, free_gpus=("1",))
-    cpu = Neighbour(on_gpu=False)
+    one, two = LearnerFootprint(on_gpu=True), LearnerFootprint(on_gpu=True, free_gpus=("1",))
+    cpu = LearnerFootprint(on_gpu=False)
     wanted = configured("broadcast")
     refuse_broadcast(wanted, cpu, "merged")
     refuse_broadcast(wanted, two, "full")

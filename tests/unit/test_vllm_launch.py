@@ -17,7 +17,7 @@ from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.launch_docker import docker_command, owner_label
 from openenv_pipe.engines.vllm.server_command import (
-    Plan,
+    ServerSpec,
     process_environment,
     server_arguments,
     server_variables,
@@ -34,33 +34,33 @@ def engine(*overrides: str):
     return compose(["conf=smoke", "engine=vllm", *overrides]).config.engine
 
 
-def plan(**changes) -> Plan:
+def spec(**changes) -> ServerSpec:
     values = {"model": "/m", "revision": None, "build": "cpu", "dtype": "float32", "lora_rank": 0}
-    return Plan(**(values | changes))
+    return ServerSpec(**(values | changes))
 
 
 def test_logprobs_are_those_of_what_is_sampled():
     """Trap 5."""
-    arguments = server_arguments(plan(), engine(), "127.0.0.1", 1)
+    arguments = server_arguments(spec(), engine(), "127.0.0.1", 1)
     assert arguments[arguments.index("--logprobs-mode") + 1] == "processed_logprobs"
     assert arguments[arguments.index("--generation-config") + 1] == "vllm"
 
 
 def test_a_cpu_gets_no_chunked_prefill_and_a_gpu_its_share_of_memory():
-    cpu = server_arguments(plan(), engine("env.max_episode_tokens=512"), "127.0.0.1", 1)
+    cpu = server_arguments(spec(), engine("env.max_episode_tokens=512"), "127.0.0.1", 1)
     assert "--no-enable-chunked-prefill" in cpu and "--gpu-memory-utilization" not in cpu
-    gpu = server_arguments(plan(build="cuda"), engine("engine.gpu_memory_share=0.3"), "h", 1)
+    gpu = server_arguments(spec(build="cuda"), engine("engine.gpu_memory_share=0.3"), "h", 1)
     assert gpu[gpu.index("--gpu-memory-utilization") + 1] == "0.3"
     assert "--no-enable-chunked-prefill" not in gpu
-    assert "VLLM_CPU_KVCACHE_SPACE" not in server_variables(plan(build="cuda"), engine(), "/i")
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_variables(spec(build="cuda"), engine(), "/i")
 
 
 @pytest.mark.parametrize(("rank", "allowed"), [(1, "8"), (8, "8"), (9, "16"), (130, "256")])
 def test_adapters_get_a_rank_that_vllm_knows(rank, allowed):
-    arguments = server_arguments(plan(lora_rank=rank), engine(), "127.0.0.1", 1)
+    arguments = server_arguments(spec(lora_rank=rank), engine(), "127.0.0.1", 1)
     assert arguments[arguments.index("--max-lora-rank") + 1] == allowed
     assert arguments[arguments.index("--max-loras") + 1] == "2"
-    assert "--enable-lora" not in server_arguments(plan(), engine(), "127.0.0.1", 1)
+    assert "--enable-lora" not in server_arguments(spec(), engine(), "127.0.0.1", 1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def started(monkeypatch) -> list[dict[str, str]]:
 async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
     log = tmp_path / "engine.log"
-    server = launch.ManagedServer(plan(model=str(tmp_path)), engine(), Path("python"), log)
+    server = launch.VllmProcess(spec(model=str(tmp_path)), engine(), Path("python"), log)
     with pytest.raises(NotADirectoryError):
         await server.start()
     served = serving.Served(
@@ -156,7 +156,7 @@ async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp
             tell=print,
         )
     of_a_run, of_an_endpoint = started
-    own = server_variables(plan(), engine(), str(INSIDE))
+    own = server_variables(spec(), engine(), str(INSIDE))
     assert of_a_run == process_environment(str(tmp_path), own)
     # Here a user's own size of the cache stands.
     own = {"VLLM_CPU_KVCACHE_SPACE": "3"}
@@ -171,7 +171,7 @@ def test_a_url_is_needed_to_attach():
 def test_a_container_sees_the_weights_under_their_own_name():
     label = owner_label()
     command = docker_command(
-        plan(build="cuda", lora_rank=8), engine(), [Path("/dev/shm/w")], 4000, label, Path("/logs")
+        spec(build="cuda", lora_rank=8), engine(), [Path("/dev/shm/w")], 4000, label, Path("/logs")
     )
     assert "--volume=/dev/shm/w:/dev/shm/w:ro" in command
     assert "127.0.0.1:4000:8000" in command  # nobody else reaches it

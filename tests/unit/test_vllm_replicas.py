@@ -11,7 +11,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import Request
 from openenv_pipe.engines.vllm.build import _Opening, build_publisher
 from openenv_pipe.engines.vllm.routing import Router
-from openenv_pipe.engines.vllm.servers import place
+from openenv_pipe.engines.vllm.servers import placements
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from openenv_pipe.types import Opening
 from tests.small_vllm import TOKENS, SmallServer, SmallTrainee
@@ -286,7 +286,7 @@ async def test_a_server_that_cannot_come_back_ends_the_run_with_its_log(tmp_path
 def test_cores_are_split():
     def cores(count: int, available: int) -> list[dict[str, str]]:
         config = configured(f"engine.num_servers={count}")
-        return place(config, on_gpu=False, free_gpus=[], cores=range(available))
+        return placements(config, on_gpu=False, free_gpus=[], cores=range(available))
 
     bind = "VLLM_CPU_OMP_THREADS_BIND"
     assert cores(1, 4) == [{}]
@@ -297,7 +297,7 @@ def test_cores_are_split():
 def test_gpus_that_the_learner_leaves_are_split():
     def gpus(count: int, free: list[str], share: float = 0.4) -> list[dict[str, str]]:
         config = configured(f"engine.num_servers={count}", f"engine.gpu_memory_share={share}")
-        return place(config, on_gpu=True, free_gpus=free, cores=[])
+        return placements(config, on_gpu=True, free_gpus=free, cores=[])
 
     visible = "CUDA_VISIBLE_DEVICES"
     assert gpus(1, []) == [{}]

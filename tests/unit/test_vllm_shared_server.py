@@ -7,25 +7,25 @@ from typing import ClassVar
 
 import pytest
 
-from openenv_pipe.commands.sweep import keeper as keeper_module
-from openenv_pipe.commands.sweep.keeper import Keeper
+from openenv_pipe.commands.sweep import shared_servers as shared_servers_module
+from openenv_pipe.commands.sweep.shared_servers import SharedServers
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import shared_server as kept_module
-from openenv_pipe.engines.vllm.server_command import Plan
-from openenv_pipe.engines.vllm.shared_server import BorrowedServer, KeptServer, model_digest
+from openenv_pipe.engines.vllm import shared_server as shared_server_module
+from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer, SharedVllmServer, model_digest
 from openenv_pipe.errors import EngineError
 
 LIMIT_S = 120.0
 CONFIG = compose(["conf=echo", "engine=vllm"]).config.engine
 
 
-def plan_of(model="/tmp/model", **changes) -> Plan:
+def spec_of(model="/tmp/model", **changes) -> ServerSpec:
     known = {"revision": None, "build": "cpu", "dtype": "float32", "lora_rank": 0}
-    return Plan(**{"model": str(model), **known, **changes})
+    return ServerSpec(**{"model": str(model), **known, **changes})
 
 
 class FakeServer:
-    """A kept server that is up at once."""
+    """A shared server that is up at once."""
 
     made: ClassVar[list["FakeServer"]] = []
 
@@ -50,37 +50,37 @@ class FakeServer:
 
 
 @pytest.fixture
-async def keeper(tmp_path, monkeypatch):
-    monkeypatch.setattr(keeper_module, "_build", FakeServer)
+async def servers(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_servers_module, "_build", FakeServer)
     monkeypatch.setattr(FakeServer, "made", [])
-    kept = Keeper(tmp_path)
-    await kept.start()
+    shared = SharedServers(tmp_path)
+    await shared.start()
     try:
-        yield kept
+        yield shared
     finally:
-        await kept.close()
+        await shared.close()
 
 
-async def use(keeper: Keeper, plan: Plan, digest: str) -> str:
+async def use(servers: SharedServers, spec: ServerSpec, digest: str) -> str:
     """What one run does with a server, but for its requests."""
-    server = BorrowedServer(plan, CONFIG, digest, keeper.socket)
+    server = LeasedVllmServer(spec, CONFIG, digest, servers.socket)
     await server.start()
     await server.stop()
     return server.url
 
 
-async def test_runs_of_one_model_have_the_same_server(keeper):
-    plans = [plan_of(f"/dev/shm/run-{number}/base") for number in range(3)]
-    assert {await use(keeper, plan, "same") for plan in plans} == {"http://vllm/0"}
+async def test_runs_of_one_model_have_the_same_server(servers):
+    specs = [spec_of(f"/dev/shm/run-{number}/base") for number in range(3)]
+    assert {await use(servers, spec, "same") for spec in specs} == {"http://vllm/0"}
 
 
-async def test_a_run_of_two_servers_leaves_both_to_the_next(keeper):
+async def test_a_run_of_two_servers_leaves_both_to_the_next(servers):
     async def run() -> list[str]:
-        plans = [plan_of(number=number) for number in (0, 1)]
-        servers = [BorrowedServer(plan, CONFIG, "same", keeper.socket) for plan in plans]
+        specs = [spec_of(number=number) for number in (0, 1)]
+        servers = [LeasedVllmServer(spec, CONFIG, "same", servers.socket) for spec in specs]
         await asyncio.gather(*(server.start() for server in servers))
         await asyncio.gather(*(server.stop() for server in servers))
-        while any(kept.lent for kept in keeper._kept):
+        while any(each.is_leased for each in servers._sets):
             await asyncio.sleep(0.001)
         return [server.url for server in servers]
 
@@ -89,21 +89,21 @@ async def test_a_run_of_two_servers_leaves_both_to_the_next(keeper):
     assert await run() == first
 
 
-@pytest.mark.parametrize("other", [plan_of(lora_rank=16), plan_of(dtype="bfloat16")])
-async def test_another_need_ends_the_idle_server_first(keeper, other):
-    assert await use(keeper, plan_of(), "a") == "http://vllm/0"
-    assert await use(keeper, other, "a") == "http://vllm/1"
+@pytest.mark.parametrize("other", [spec_of(lora_rank=16), spec_of(dtype="bfloat16")])
+async def test_another_need_ends_the_idle_server_first(servers, other):
+    assert await use(servers, spec_of(), "a") == "http://vllm/0"
+    assert await use(servers, other, "a") == "http://vllm/1"
     assert FakeServer.made[0].closed  # or there would be no memory for the other one
 
 
-async def test_another_model_gets_another_server(keeper):
-    assert await use(keeper, plan_of(), "a") != await use(keeper, plan_of(), "b")
+async def test_another_model_gets_another_server(servers):
+    assert await use(servers, spec_of(), "a") != await use(servers, spec_of(), "b")
 
 
-async def test_a_death_is_told_and_who_asks_again_gets_another(keeper):
-    server = BorrowedServer(plan_of(), CONFIG, "a", keeper.socket)
+async def test_a_death_is_told_and_who_asks_again_gets_another(servers):
+    server = LeasedVllmServer(spec_of(), CONFIG, "a", servers.socket)
     await server.start()
-    assert server.about["kept_servers"]["num_jobs_before"] == 0
+    assert server.about["shared_servers"]["num_jobs_before"] == 0
     FakeServer.made[0].failure = EngineError("the server died (exit code 9)")
     assert "exit code 9" in await asyncio.wait_for(server.died(), LIMIT_S)
     await server.stop()
@@ -112,16 +112,16 @@ async def test_a_death_is_told_and_who_asks_again_gets_another(keeper):
     await server.stop()
 
 
-async def test_a_keeper_that_is_gone_is_an_error_of_the_engine(tmp_path):
-    with pytest.raises(EngineError, match="keeps the servers is gone"):
-        await BorrowedServer(plan_of(), CONFIG, "a", tmp_path / "nobody").start()
+async def test_an_owner_that_is_gone_is_an_error_of_the_engine(tmp_path):
+    with pytest.raises(EngineError, match="shares the servers is gone"):
+        await LeasedVllmServer(spec_of(), CONFIG, "a", tmp_path / "nobody").start()
 
 
 def test_a_model_that_a_run_has_written_is_known_by_its_content(tmp_path):
     def digest(weights: bytes, config: bytes = b"{}", *, matter: bool) -> str:
         (tmp_path / "model.safetensors").write_bytes(weights)
         (tmp_path / "config.json").write_bytes(config)
-        return model_digest(plan_of(tmp_path), written=True, weights_matter=matter)
+        return model_digest(spec_of(tmp_path), written=True, weights_matter=matter)
 
     assert digest(b"1", matter=True) != digest(b"2", matter=True)
     assert digest(b"1", matter=False) == digest(b"2", matter=False)
@@ -129,12 +129,12 @@ def test_a_model_that_a_run_has_written_is_known_by_its_content(tmp_path):
 
 
 def test_a_model_of_a_hub_is_known_by_its_name():
-    names = [plan_of("Qwen/Qwen3-0.6B"), plan_of("Qwen/Qwen3-0.6B", revision="abc")]
+    names = [spec_of("Qwen/Qwen3-0.6B"), spec_of("Qwen/Qwen3-0.6B", revision="abc")]
     digests = [model_digest(each, written=False, weights_matter=True) for each in names]
     assert len(set(digests)) == 2
 
 
-# --- the keeper's own side ---------------------------------------------------------------------
+# --- the servers's own side ---------------------------------------------------------------------
 
 
 class FakeClient:
@@ -164,29 +164,31 @@ class FakeClient:
 
 
 @pytest.fixture
-def kept(tmp_path, monkeypatch) -> KeptServer:
-    monkeypatch.setattr(kept_module, "find_installed", lambda _: SimpleNamespace(python="python"))
-    wanted = {"plan": asdict(plan_of()), "config": CONFIG.model_dump(mode="json"), "model": "a"}
-    return KeptServer(wanted, tmp_path)
+def shared(tmp_path, monkeypatch) -> SharedVllmServer:
+    monkeypatch.setattr(
+        shared_server_module, "find_installed", lambda _: SimpleNamespace(python="python")
+    )
+    wanted = {"spec": asdict(spec_of()), "config": CONFIG.model_dump(mode="json"), "model": "a"}
+    return SharedVllmServer(wanted, tmp_path)
 
 
-async def test_a_server_loses_what_a_run_has_left(kept):
+async def test_a_server_loses_what_a_run_has_left(shared):
     client = FakeClient()
-    kept._life = SimpleNamespace(client=client)
-    await kept.clear()
+    shared._life = SimpleNamespace(client=client)
+    await shared.clear()
     assert client.left == []
     assert client.num_resets == 1
     assert not client.is_paused
 
 
 @pytest.mark.parametrize("client", [None, FakeClient(healthy=False)])
-async def test_a_silent_server_is_not_lent_again(kept, client):
-    kept._life = SimpleNamespace(client=client)
+async def test_a_silent_server_is_not_lent_again(shared, client):
+    shared._life = SimpleNamespace(client=client)
     with pytest.raises(EngineError, match="does not answer"):
-        await kept.clear()
+        await shared.clear()
 
 
-def test_a_server_has_failed_once_it_is_down(kept):
-    assert kept.failure is None  # it has not been started
-    kept._started = True
-    assert isinstance(kept.failure, EngineError)
+def test_a_server_has_failed_once_it_is_down(shared):
+    assert shared.failure is None  # it has not been started
+    shared._started = True
+    assert isinstance(shared.failure, EngineError)

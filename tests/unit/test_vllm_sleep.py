@@ -16,8 +16,8 @@ from fakes import tiny_policy
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm.build import _Opening, build_publisher
 from openenv_pipe.engines.vllm.check import check_engine
-from openenv_pipe.engines.vllm.server_command import Plan, server_arguments
-from openenv_pipe.engines.vllm.sleep_mode import Neighbour, sleep_level
+from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
+from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.pipeline import build as assembly
 from tests.small_vllm import SmallServer, SmallTrainee
@@ -52,7 +52,7 @@ def configured(*overrides: str):
 def test_memory_decides(changes, level):
     values = {"on_gpu": True, "gpu_bytes": 100, "needs_bytes": 61} | changes
     way, override = values.pop("way", "adapter"), values.pop("override", "engine.sleep=auto")
-    assert sleep_level(configured(override), Neighbour(**values), way=way) == level
+    assert sleep_level(configured(override), LearnerFootprint(**values), way=way) == level
 
 
 def test_the_learner_s_needs_are_estimated_and_its_gpus_left_alone(monkeypatch):
@@ -63,17 +63,17 @@ def test_the_learner_s_needs_are_estimated_and_its_gpus_left_alone(monkeypatch):
     properties = SimpleNamespace(total_memory=10**9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
-    neighbour = assembly._neighbour(config, policy)
-    assert neighbour.needs_bytes > 4 * 4 * policy.num_parameters  # weights, gradients, moments
-    assert (neighbour.gpu_bytes, neighbour.free_gpus) == (10**9, ["5", "7"])
-    assert neighbour.plays_ahead
+    footprint = assembly._footprint(config, policy)
+    assert footprint.needs_bytes > 4 * 4 * policy.num_parameters  # weights, gradients, moments
+    assert (footprint.gpu_bytes, footprint.free_gpus) == (10**9, ["5", "7"])
+    assert footprint.plays_ahead
     policy.device = torch.device("cpu")
-    assert assembly._neighbour(config, policy) == Neighbour(on_gpu=False)
+    assert assembly._footprint(config, policy) == LearnerFootprint(on_gpu=False)
 
 
 def test_an_attached_server_sleeps_only_when_told_so():
     attached = ("engine.launch=attach", "engine.url=http://a:1")
-    crowded = Neighbour(on_gpu=True, gpu_bytes=100, needs_bytes=99)
+    crowded = LearnerFootprint(on_gpu=True, gpu_bytes=100, needs_bytes=99)
     assert sleep_level(configured(*attached), crowded, way="adapter") == 0
     asked = configured(*attached, "engine.sleep=level1")
     assert sleep_level(asked, crowded, way="adapter") == 1
@@ -96,7 +96,7 @@ def test_sleep_that_would_do_harm_is_refused(overrides, why):
 def test_sleep_that_gains_nothing_is_refused():
     with pytest.raises(ConfigError, match="learns on a CPU, where vLLM cannot sleep"):
         check_engine(configured("engine.sleep=level1"), "cpu", lora_rank=0)
-    apart = Neighbour(on_gpu=True, free_gpus=["1"])
+    apart = LearnerFootprint(on_gpu=True, free_gpus=["1"])
     with pytest.raises(ConfigError, match="GPUs that the learner leaves alone"):
         sleep_level(configured("engine.sleep=level2"), apart, way="full")
 
@@ -104,7 +104,9 @@ def test_sleep_that_gains_nothing_is_refused():
 def test_a_server_that_shall_sleep_is_started_so():
     def arguments(*, sleeps: bool) -> list[str]:
         known = {"revision": None, "build": "cuda", "dtype": "float32", "lora_rank": 0}
-        return server_arguments(Plan(model="/m", sleeps=sleeps, **known), configured(), "h", 1)
+        return server_arguments(
+            ServerSpec(model="/m", sleeps=sleeps, **known), configured(), "h", 1
+        )
 
     assert "--enable-sleep-mode" in arguments(sleeps=True)
     assert "--enable-sleep-mode" not in arguments(sleeps=False)

@@ -48,13 +48,13 @@ def servers_on_gpu(config: RunConfig, needs_bytes: int) -> Beside | None:
     engine = config.engine
     if engine.type != "vllm" or engine.launch == "attach":
         return None
-    from openenv_pipe.pipeline.build import gpu_neighbour  # brings torch
+    from openenv_pipe.pipeline.build import gpu_footprint  # brings torch
 
-    neighbour = gpu_neighbour(config, needs_bytes)
-    if neighbour.free_gpus:
+    footprint = gpu_footprint(config, needs_bytes)
+    if footprint.free_gpus:
         return None
     return Beside(
         num_servers=engine.num_servers,
-        num_bytes=int(engine.num_servers * engine.gpu_memory_share * neighbour.gpu_bytes),
-        sleep=sleep_level(engine, neighbour, way="adapter") > 0,
+        num_bytes=int(engine.num_servers * engine.gpu_memory_share * footprint.gpu_bytes),
+        sleep=sleep_level(engine, footprint, way="adapter") > 0,
     )

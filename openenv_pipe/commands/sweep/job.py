@@ -45,7 +45,7 @@ class Orders:
     sweep: Path
     attempt: int
     owner: ProcessId  # of the sweep
-    keeper: Path  # the socket of its servers, on the owner's machine
+    servers: Path  # the unix socket of its shared servers, on the owner's machine
     jobs: tuple[Order, ...]
 
     def __call__(self, number: int) -> None:
@@ -92,7 +92,7 @@ class Orders:
         if job.folder is not None:
             command.append("--resume")
         if self.owner.host == socket.gethostname():
-            command += ["--keeper", str(self.keeper)]
+            command += ["--servers", str(self.servers)]
         process = ManagedProcess(command, log=log, environment=environment, grace_s=STOP_LIMIT_S)
         try:
             while process.wait(POLL_S) is None:

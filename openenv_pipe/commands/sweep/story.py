@@ -16,7 +16,7 @@ from rich.console import Console
 
 from openenv_pipe.commands.sweep.folder import Job, SweepFolder, stop_all_mark
 from openenv_pipe.commands.sweep.job import Order, Orders
-from openenv_pipe.commands.sweep.keeper import NAMES, Keeper
+from openenv_pipe.commands.sweep.shared_servers import NAMES, SharedServers
 from openenv_pipe.commands.sweep.watch import Watch
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import Request, launch, read_request
@@ -83,22 +83,22 @@ def _find_runs_dir(request: Request) -> Path:
 def _carry_out(folder: SweepFolder, request: Request) -> bool:
     tell_person(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
     received: list[int] = []
-    keeper = Keeper(folder.path / "servers" / f"attempt_{folder.record.attempt}")
+    servers = SharedServers(folder.path / "servers" / f"attempt_{folder.record.attempt}")
     try:
-        with _stop_on_signals(folder, received), _running(keeper):
+        with _stop_on_signals(folder, received), _running(servers):
             if request.sweep.type == "search":
-                watch = _search(folder, request, keeper)
+                watch = _search(folder, request, servers)
             else:
                 watch = Watch(folder)
-                _launch(folder, request, keeper, watch, folder.record.jobs)
+                _launch(folder, request, servers, watch, folder.record.jobs)
     except BaseException:
         folder.end("interrupted" if received else "failed")
         raise
-    return _conclude(folder, keeper, watch, received)
+    return _conclude(folder, servers, watch, received)
 
 
 def _launch(
-    folder: SweepFolder, request: Request, keeper: Keeper, watch: Watch, jobs: Sequence[Job]
+    folder: SweepFolder, request: Request, servers: SharedServers, watch: Watch, jobs: Sequence[Job]
 ) -> None:
     """Do the jobs that wait, as the launcher has it, and watch them."""
     waiting = [job for job in jobs if job.status == "waiting"]
@@ -106,7 +106,7 @@ def _launch(
         sweep=folder.path,
         attempt=folder.record.attempt,
         owner=folder.record.process,
-        keeper=keeper.socket,
+        servers=servers.socket,
         jobs=tuple(
             Order(index=job.index, overrides=tuple(job.overrides), folder=job.folder)
             for job in waiting
@@ -117,7 +117,7 @@ def _launch(
             launch(orders, len(waiting), request.launcher, folder.path)
 
 
-def _search(folder: SweepFolder, request: Request, keeper: Keeper) -> Watch:
+def _search(folder: SweepFolder, request: Request, servers: SharedServers) -> Watch:
     """Propose, launch and judge, a few jobs at a time, until there are enough."""
     try:
         from openenv_pipe.commands.sweep.search import Search
@@ -135,7 +135,7 @@ def _search(folder: SweepFolder, request: Request, keeper: Keeper) -> Watch:
             search.conclude(job)
     batch = [job for job in folder.record.jobs if job.status == "waiting"]
     while not stop_all_mark(folder.path, folder.record.attempt).exists():
-        _launch(folder, request, keeper, watch, batch)
+        _launch(folder, request, servers, watch, batch)
         for job in batch:
             search.conclude(folder.record.jobs[job.index])
         batch = search.propose(request.jobs[0])
@@ -147,13 +147,15 @@ def _search(folder: SweepFolder, request: Request, keeper: Keeper) -> Watch:
     return watch
 
 
-def _conclude(folder: SweepFolder, keeper: Keeper, watch: Watch, received: list[int]) -> bool:
+def _conclude(
+    folder: SweepFolder, servers: SharedServers, watch: Watch, received: list[int]
+) -> bool:
     """Write down and say what came of it all; True if every job did well."""
     done_well = all(job.status in ("finished", "pruned") for job in folder.record.jobs)
     folder.end("interrupted" if received else "finished" if done_well else "failed")
     Console(soft_wrap=not sys.stdout.isatty()).print(watch.table())
-    for kind, number in keeper.num_borrowed.items():
-        times = _times(keeper.num_starts[kind])
+    for kind, number in servers.num_leases.items():
+        times = _times(servers.num_starts[kind])
         tell_person(f"{NAMES[kind]} servers: started {times}, used {_times(number)}")
     if received:
         tell_person(f"go on with: openenv-pipe train -m --resume {short_path(folder.path)}")
@@ -163,14 +165,14 @@ def _conclude(folder: SweepFolder, keeper: Keeper, watch: Watch, received: list[
 
 
 @contextmanager
-def _running(keeper: Keeper) -> Iterator[None]:
-    """The keeper on an event loop in a thread of its own; its servers end with the block."""
+def _running(servers: SharedServers) -> Iterator[None]:
+    """Run the shared servers' event loop in a thread of its own, and stop them with the block."""
     with start_blocking_portal() as portal:
-        portal.call(keeper.start)
+        portal.call(servers.start)
         try:
             yield
         finally:
-            portal.call(keeper.close)
+            portal.call(servers.close)
 
 
 @contextmanager

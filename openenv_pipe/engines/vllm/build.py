@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import VERSION, Build, Installed, find_installed, install
-from openenv_pipe.engines.vllm.launch import Server
+from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, Canary
 from openenv_pipe.engines.vllm.policy_source import Trainee
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, WeightsPublisher
 from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
 from openenv_pipe.engines.vllm.publish_mode import Publishing, publishing, refuse_broadcast
 from openenv_pipe.engines.vllm.replica import Probe, Replica, of_each
-from openenv_pipe.engines.vllm.server_command import Plan
-from openenv_pipe.engines.vllm.servers import build_servers
-from openenv_pipe.engines.vllm.shared_server import BorrowedServer
-from openenv_pipe.engines.vllm.sleep_mode import Neighbour, sleep_level
+from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.servers import MakeProcesses, make_servers, own_processes
+from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer
+from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
 
@@ -44,33 +44,33 @@ async def open_engine(
     trainee: Trainee,
     *,
     source: Source | None,
-    neighbour: Neighbour,
+    footprint: LearnerFootprint,
     logs: Path,
     executor: Executor,
     tell: Tell,
-    keeper: Path | None = None,
+    make_processes: MakeProcesses = own_processes,
 ) -> AsyncIterator[VllmEngine]:
     """The engine with the policy as it is now, published and checked. All ends with the block.
 
-    keeper: the socket of a process that keeps managed servers for several runs.
+    make_processes: makes the servers of `engine.launch=managed`.
     Raises ConfigError, EngineError, and TrainingError from the canary.
     """
     way = publishing(config, trainee.lora_rank)
-    refuse_broadcast(config, neighbour, way)
-    level = sleep_level(config, neighbour, way=way)
-    build: Build = "cuda" if neighbour.on_gpu else "cpu"
+    refuse_broadcast(config, footprint, way)
+    level = sleep_level(config, footprint, way=way)
+    build: Build = "cuda" if footprint.on_gpu else "cpu"
     installed = await installed_or_asked(build, tell) if config.launch == "managed" else None
     with weights_folder(config.weights_dir) as root:
-        plan = await _plan(config, trainee, way, source, build, root, executor)
-        plan = replace(plan, sleeps=level > 0)
-        servers = build_servers(
+        spec = await _server_spec(config, trainee, way, source, build, root, executor)
+        spec = replace(spec, sleeps=level > 0)
+        servers = make_servers(
             config,
-            plan,
+            spec,
             installed=installed,
-            free_gpus=neighbour.free_gpus,
+            free_gpus=footprint.free_gpus,
             logs=logs,
-            root=root,
-            keeper=keeper,
+            weights_dir=root,
+            make_processes=make_processes,
         )
         facts = {
             "engine": {
@@ -111,7 +111,7 @@ class _Opening:
 
     @asynccontextmanager
     async def opened(
-        self, servers: Sequence[Server], facts: dict[str, Any], tell: Tell
+        self, servers: Sequence[VllmServer], facts: dict[str, Any], tell: Tell
     ) -> AsyncIterator[VllmEngine]:
         probe = await self._computed(self._prepare)
         replicas = [
@@ -196,15 +196,15 @@ def build_publisher(
     return BroadcastPublisher(trainee, root, executor)
 
 
-def _facts(installed: Installed | None, servers: Sequence[Server]) -> dict[str, Any]:
+def _facts(installed: Installed | None, servers: Sequence[VllmServer]) -> dict[str, Any]:
     """What the servers are."""
     facts: dict[str, Any] = {
         "vllm": installed.version if installed else None,
         "packages": installed.packages if installed else None,
     }
-    kept = [server.about for server in servers if isinstance(server, BorrowedServer)]
-    if kept:
-        facts["kept"] = kept[0] if len(kept) == 1 else kept
+    shared = [server.about for server in servers if isinstance(server, LeasedVllmServer)]
+    if shared:
+        facts["shared_servers"] = shared[0] if len(shared) == 1 else shared
     return facts
 
 
@@ -223,7 +223,7 @@ async def installed_or_asked(build: Build, tell: Tell) -> Installed:
     return await asyncio.to_thread(install, build, tell)
 
 
-async def _plan(
+async def _server_spec(
     config: VllmEngineConfig,
     trainee: Trainee,
     way: str,
@@ -231,12 +231,12 @@ async def _plan(
     build: Build,
     root: Path,
     executor: Executor,
-) -> Plan:
+) -> ServerSpec:
     if source is None and config.launch != "attach":
         folder = root / "base"
         await asyncio.get_running_loop().run_in_executor(executor, trainee.write_base, folder)
         source = Source(path=str(folder), revision=None)
-    return Plan(
+    return ServerSpec(
         model=source.path if source else "",
         revision=source.revision if source else None,
         build=build,

@@ -7,7 +7,7 @@ import shutil
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import VERSION, Build, find_installed
 from openenv_pipe.engines.vllm.publish_mode import publishing, refuse_broadcast
-from openenv_pipe.engines.vllm.sleep_mode import Neighbour, sleep_level
+from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import ask
 
@@ -17,8 +17,10 @@ ANSWER_LIMIT_S = 10.0
 def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
     """What is there. Raises ConfigError for what is not, and for what does not fit together."""
     way = publishing(config, lora_rank)
-    refuse_broadcast(config, Neighbour(on_gpu=False), way)  # which GPUs there are is not asked here
-    sleep_level(config, Neighbour(on_gpu=build == "cuda"), way=way)
+    refuse_broadcast(
+        config, LearnerFootprint(on_gpu=False), way
+    )  # which GPUs there are is not asked here
+    sleep_level(config, LearnerFootprint(on_gpu=build == "cuda"), way=way)
     if config.launch == "attach":
         return _check_attached(config)
     if config.launch == "docker":

@@ -13,7 +13,7 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.server_command import (
-    Plan,
+    ServerSpec,
     process_environment,
     server_arguments,
     server_variables,
@@ -29,7 +29,7 @@ LONGEST_SOCKET_FOLDER = 103 - len("/123e4567-e89b-12d3-a456-426614174000")  # by
 OUTAGES_OF_A_DEATH = 3  # looks in a row that an attached server does not answer
 
 
-class Server(Protocol):
+class VllmServer(Protocol):
     """One server, which may be started again after its death."""
 
     url: str
@@ -45,23 +45,23 @@ class Server(Protocol):
         """Ends it, if it is ours. May be called again."""
 
 
-class ManagedServer:
+class VllmProcess:
     """A process under a guardian: when we die, however, all processes of the server do."""
 
-    def __init__(self, plan: Plan, config: VllmEngineConfig, python: Path, log: Path) -> None:
+    def __init__(self, spec: ServerSpec, config: VllmEngineConfig, python: Path, log: Path) -> None:
         self.url = ""
         self.log: Path | None = log
-        self._plan = plan
+        self._spec = spec
         self._config = config
         self._python = python
         self._process: ManagedProcess | None = None
 
     async def start(self) -> None:
-        port = pick_port(self._config, self._plan.number)
+        port = pick_port(self._config, self._spec.number)
         self.url = f"http://{OWN_ADDRESS}:{port}"
-        variables = server_variables(self._plan, self._config, str(INSIDE))
-        arguments = server_arguments(self._plan, self._config, OWN_ADDRESS, port)
-        environment = process_environment(self._plan.model, variables)
+        variables = server_variables(self._spec, self._config, str(INSIDE))
+        arguments = server_arguments(self._spec, self._config, OWN_ADDRESS, port)
+        environment = process_environment(self._spec.model, variables)
         assert self.log is not None
         self._process = server_process(self._python, arguments, environment, self.log)
 
@@ -74,7 +74,7 @@ class ManagedServer:
             await stop_quietly(self._process, self._config.stop_timeout_s)
 
 
-class AttachedServer:
+class AttachedVllmServer:
     """Started and ended by somebody else; it must see our folder of weights, or the same one."""
 
     log: Path | None = None

@@ -21,7 +21,7 @@ from openenv_pipe.engines.vllm.launch import (
     pick_port,
     stop_quietly,
 )
-from openenv_pipe.engines.vllm.server_command import Plan, server_arguments, server_variables
+from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.process_id import ProcessId
@@ -31,17 +31,17 @@ CONTAINER_PORT = 8000
 HUB_CACHE = "/root/.cache/huggingface"  # in the container
 
 
-class DockerServer:
+class VllmContainer:
     """A container of the official image, run by the `docker` command. A guard removes it when we
     die; `openenv-pipe hosts` lists it."""
 
     def __init__(
-        self, plan: Plan, config: VllmEngineConfig, log: Path, folders: Sequence[Path]
+        self, spec: ServerSpec, config: VllmEngineConfig, log: Path, folders: Sequence[Path]
     ) -> None:
         """`folders` are seen in the container under the same names."""
         self.url = ""
         self.log: Path | None = log
-        self._plan = plan
+        self._spec = spec
         self._config = config
         self._folders = folders
         self._process: ManagedProcess | None = None
@@ -54,12 +54,12 @@ class DockerServer:
                 "it, or set engine.launch=managed"
             )
         assert self.log is not None
-        port = pick_port(self._config, self._plan.number)
+        port = pick_port(self._config, self._spec.number)
         self.url = f"http://{OWN_ADDRESS}:{port}"
         label = owner_label()
         self._guard = await _guarded(label, self.log)
         self._process = ManagedProcess(
-            docker_command(self._plan, self._config, self._folders, port, label, self.log.parent),
+            docker_command(self._spec, self._config, self._folders, port, label, self.log.parent),
             log=self.log,
             environment=os.environ,
         )
@@ -77,7 +77,7 @@ class DockerServer:
 
 
 def docker_command(
-    plan: Plan,
+    spec: ServerSpec,
     config: VllmEngineConfig,
     folders: Sequence[Path],
     port: int,
@@ -86,18 +86,18 @@ def docker_command(
 ) -> list[str]:
     """`docker run` of one server, which is reached on the loopback interface only."""
     inside = "/openenv-pipe"
-    variables = server_variables(plan, config, inside)
+    variables = server_variables(spec, config, inside)
     return [
         *("docker", "run", "--rm", "--init", "--ipc=host"),
-        *(("--gpus=all",) if plan.build == "cuda" else ()),
+        *(("--gpus=all",) if spec.build == "cuda" else ()),
         *("--label", f"openenv-pipe.owner={label}", "--label", f"openenv-pipe.logs={logs}"),
         *("--publish", f"{OWN_ADDRESS}:{port}:{CONTAINER_PORT}"),
         *("--volume", f"{INSIDE}:{inside}:ro"),
         *(f"--volume={folder}:{folder}:ro" for folder in folders),
-        *(("--volume", f"{hub_cache()}:{HUB_CACHE}") if not Path(plan.model).is_dir() else ()),
+        *(("--volume", f"{hub_cache()}:{HUB_CACHE}") if not Path(spec.model).is_dir() else ()),
         *(f"--env={name}={value}" for name, value in variables.items()),
         *("--entrypoint", "python3", config.image, "-m", MODULE),
-        *server_arguments(plan, config, "0.0.0.0", CONTAINER_PORT),
+        *server_arguments(spec, config, "0.0.0.0", CONTAINER_PORT),
     ]
 
 

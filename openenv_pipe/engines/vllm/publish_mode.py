@@ -3,7 +3,7 @@
 from typing import Literal
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.sleep_mode import Neighbour
+from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint
 from openenv_pipe.errors import ConfigError
 
 Publishing = Literal["adapter", "merged", "full"]
@@ -22,7 +22,9 @@ def publishing(config: VllmEngineConfig, lora_rank: int) -> Publishing:
     return config.publish
 
 
-def refuse_broadcast(config: VllmEngineConfig, neighbour: Neighbour, way: Publishing) -> None:
+def refuse_broadcast(
+    config: VllmEngineConfig, footprint: LearnerFootprint, way: Publishing
+) -> None:
     """Raises ConfigError if weights are to be sent from memory to memory and cannot be."""
     if config.weight_transfer == "files":
         return
@@ -32,7 +34,7 @@ def refuse_broadcast(config: VllmEngineConfig, neighbour: Neighbour, way: Publis
             f"{config.publish} an adapter, which is a file; set engine.publish=merged, or "
             "engine.weight_transfer=files"
         )
-    if config.launch == "managed" and neighbour.on_gpu and not neighbour.free_gpus:
+    if config.launch == "managed" and footprint.on_gpu and not footprint.free_gpus:
         raise ConfigError(
             "engine.weight_transfer=broadcast: the servers are on the learner's GPU, and NCCL "
             "connects different ones only; set engine.weight_transfer=files"

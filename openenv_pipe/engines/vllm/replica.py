@@ -16,7 +16,7 @@ import numpy as np
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import BASE, Sampled, ServerGoneError, VllmClient
-from openenv_pipe.engines.vllm.launch import Server
+from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import Canary
 from openenv_pipe.engines.vllm.publish import Published, Publisher
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
@@ -43,7 +43,7 @@ class Replica:
     def __init__(
         self,
         number: int,
-        server: Server,
+        server: VllmServer,
         config: VllmEngineConfig,
         *,
         publisher: Publisher,

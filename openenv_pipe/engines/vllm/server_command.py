@@ -22,7 +22,7 @@ OF_OUR_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")  # the server has another one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ServerSpec:
     """What is to be served."""
 
     model: str  # a folder, or an id on a hub
@@ -35,12 +35,12 @@ class Plan:
     placement: Mapping[str, str] = field(default_factory=dict)  # variables: its GPUs or cores
 
 
-def server_arguments(plan: Plan, config: VllmEngineConfig, host: str, port: int) -> list[str]:
+def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port: int) -> list[str]:
     """What follows `python -m vllm.entrypoints.openai.api_server`."""
     arguments = [
-        *("--model", plan.model, "--served-model-name", BASE),
+        *("--model", spec.model, "--served-model-name", BASE),
         *("--host", host, "--port", str(port)),
-        *("--dtype", plan.dtype, "--max-model-len", str(config.max_model_len)),
+        *("--dtype", spec.dtype, "--max-model-len", str(config.max_model_len)),
         *("--max-num-seqs", str(config.max_requests)),
         *("--generation-config", "vllm"),  # not the model's own top_p and top_k
         *("--logprobs-mode", "processed_logprobs"),  # of what is sampled: with the temperature
@@ -49,15 +49,15 @@ def server_arguments(plan: Plan, config: VllmEngineConfig, host: str, port: int)
         "--disable-uvicorn-access-log",  # a line for every request
         *("--worker-extension-cls", "openenv_pipe_worker.PolicyWorker"),
     ]
-    if plan.revision is not None:
-        arguments += ["--revision", plan.revision]
-    if plan.lora_rank:
+    if spec.revision is not None:
+        arguments += ["--revision", spec.revision]
+    if spec.lora_rank:
         # Two versions at work, or requests of a new one wait for the end of the old one's.
-        arguments += ["--enable-lora", "--max-lora-rank", str(allowed_rank(plan.lora_rank))]
+        arguments += ["--enable-lora", "--max-lora-rank", str(allowed_rank(spec.lora_rank))]
         arguments += ["--max-loras", "2", "--max-cpu-loras", str(2 * MOST_ADAPTERS_KEPT)]
-    if plan.sleeps:
+    if spec.sleeps:
         arguments.append("--enable-sleep-mode")
-    if plan.build == "cpu":
+    if spec.build == "cpu":
         # A seed and a prefill in chunks kill the engine there.
         longest = max(FEWEST_BATCHED_TOKENS, config.max_model_len)
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(longest)]
@@ -66,7 +66,7 @@ def server_arguments(plan: Plan, config: VllmEngineConfig, host: str, port: int)
     return arguments + list(config.arguments)
 
 
-def server_variables(plan: Plan, config: VllmEngineConfig, inside: str) -> Mapping[str, str]:
+def server_variables(spec: ServerSpec, config: VllmEngineConfig, inside: str) -> Mapping[str, str]:
     """Beside the variables of the place where it runs. `inside` is our folder for its process."""
     variables = {
         **ALWAYS,
@@ -75,9 +75,9 @@ def server_variables(plan: Plan, config: VllmEngineConfig, inside: str) -> Mappi
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # 5 s drop requests when the server stalls
     }
-    if plan.build == "cpu":
+    if spec.build == "cpu":
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(config.cpu_cache_gb)
-    return {**variables, **plan.placement, **config.variables}
+    return {**variables, **spec.placement, **config.variables}
 
 
 def process_environment(model: str, variables: Mapping[str, str]) -> dict[str, str]:

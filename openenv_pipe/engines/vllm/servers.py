@@ -1,65 +1,105 @@
-"""From a configuration to its servers, one or several, none of which has started.
+"""Makes the vLLM servers of an engine from its configuration, without starting them.
 
-Several that we start get their own share of this machine: GPUs that the learner leaves alone, or
-stretches of the cores. Where there is one GPU all are on it, by fractions of its memory.
+Servers that we start divide this machine: each gets its own GPUs of those that the learner leaves
+free, or its own CPU cores. On a machine with a single GPU all of them share it, each with its
+fraction of the memory.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Installed
-from openenv_pipe.engines.vllm.launch import AttachedServer, ManagedServer, Server
-from openenv_pipe.engines.vllm.launch_docker import DockerServer
-from openenv_pipe.engines.vllm.server_command import Plan
-from openenv_pipe.engines.vllm.shared_server import BorrowedServer, model_digest
+from openenv_pipe.engines.vllm.launch import AttachedVllmServer, VllmProcess, VllmServer
+from openenv_pipe.engines.vllm.launch_docker import VllmContainer
+from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError
 
 
-def build_servers(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManagedLaunch:
+    """What the server processes of an engine are started with."""
+
+    specs: Sequence[ServerSpec]  # one for each server
+    config: VllmEngineConfig
+    python: Path  # the interpreter of the environment that vLLM is installed in
+    logs: Path  # folder
+    weights_dir: Path  # the folder that this run writes models and adapters into
+
+
+MakeProcesses = Callable[[ManagedLaunch], list[VllmServer]]
+
+
+def own_processes(launch: ManagedLaunch) -> list[VllmServer]:
+    """Make servers that are processes of this run."""
+    config = launch.config
+    return [
+        VllmProcess(spec, config, launch.python, log_of(spec, config, launch.logs))
+        for spec in launch.specs
+    ]
+
+
+def make_servers(
     config: VllmEngineConfig,
-    plan: Plan,
+    spec: ServerSpec,
     *,
     installed: Installed | None,
     free_gpus: Sequence[str],
     logs: Path,
-    root: Path,
-    keeper: Path | None,
-) -> list[Server]:
-    """root: the folder of weights, which all of them read. See `opening.open_engine`."""
+    weights_dir: Path,
+    make_processes: MakeProcesses,
+) -> list[VllmServer]:
+    """Make `engine.num_servers` servers of the kind that `engine.launch` names.
+
+    Args:
+        spec: what all of them serve.
+        installed: the installation of vLLM, for `engine.launch=managed`.
+        weights_dir: the folder with published weights, which all servers read.
+
+    Raises:
+        ConfigError: see `placements`.
+    """
     if config.launch == "attach":
-        return [AttachedServer(url, config) for url in config.urls]
-    placements = place(config, on_gpu=plan.build == "cuda", free_gpus=free_gpus, cores=_cores())
-    plans = [
-        replace(plan, number=number, placement=placement)
-        for number, placement in enumerate(placements)
-    ]
+        return [AttachedVllmServer(url, config) for url in config.urls]
+    assigned = placements(config, on_gpu=spec.build == "cuda", free_gpus=free_gpus, cores=_cores())
+    specs = [replace(spec, number=n, placement=each) for n, each in enumerate(assigned)]
     if config.launch == "docker":
-        model = Path(plan.model)
-        folders = [root] if not model.is_dir() or model.is_relative_to(root) else [root, model]
-        return [DockerServer(each, config, log_of(each, config, logs), folders) for each in plans]
-    if keeper is not None:
-        is_written = Path(plan.model).is_relative_to(root)
-        digest = model_digest(plan, written=is_written, weights_matter=bool(plan.lora_rank))
-        return [BorrowedServer(each, config, digest, keeper) for each in plans]
+        model = Path(spec.model)
+        in_weights_dir = not model.is_dir() or model.is_relative_to(weights_dir)
+        folders = [weights_dir] if in_weights_dir else [weights_dir, model]
+        return [VllmContainer(each, config, log_of(each, config, logs), folders) for each in specs]
     assert installed is not None
-    python = installed.python
-    return [ManagedServer(each, config, python, log_of(each, config, logs)) for each in plans]
+    return make_processes(
+        ManagedLaunch(
+            specs=specs,
+            config=config,
+            python=installed.python,
+            logs=logs,
+            weights_dir=weights_dir,
+        )
+    )
 
 
-def log_of(plan: Plan, config: VllmEngineConfig, logs: Path) -> Path:
-    return logs / ("engine.log" if config.num_servers == 1 else f"engine-{plan.number}.log")
+def log_of(spec: ServerSpec, config: VllmEngineConfig, logs: Path) -> Path:
+    """Return the path of one server's log file."""
+    return logs / ("engine.log" if config.num_servers == 1 else f"engine-{spec.number}.log")
 
 
-def place(
+def placements(
     config: VllmEngineConfig, *, on_gpu: bool, free_gpus: Sequence[str], cores: Sequence[int]
 ) -> list[dict[str, str]]:
-    """Variables for each server that say what of the machine is its own; none: all of it.
+    """Return, for each server, the environment variables that assign it GPUs or CPU cores.
 
-    free_gpus: those that the learner leaves alone, as CUDA_VISIBLE_DEVICES names them.
-    Raises ConfigError where they do not suffice.
+    Without such variables a server uses the whole machine.
+
+    Args:
+        free_gpus: GPUs that the learner does not use, as CUDA_VISIBLE_DEVICES names them.
+        cores: numbers of the CPU cores that this process may use.
+
+    Raises:
+        ConfigError: there are too few GPUs, or too little memory, for `engine.num_servers`.
     """
     count = config.num_servers
     if not on_gpu:
@@ -88,7 +128,7 @@ def place(
 
 
 def _cores() -> list[int]:
-    """Those that this process may use."""
+    """Return the numbers of the CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

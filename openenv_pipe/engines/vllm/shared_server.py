@@ -1,10 +1,9 @@
-"""A managed server between several runs: its keeper's side, which has it, and a run's, which
-borrows it.
+"""A vLLM server that one run after another uses: the run's side, and its owner's side.
 
-A run finds it as it would find a new one, but for the base weights where all weights are published:
-there it has those of the run before, until the first publish. Refused here: restarts. A dead server
-is gone, and a run that asks again, within its own budget, gets a new one. Containers are not kept:
-they see no other folders than those that they were started with.
+A run finds a shared server in the state of a new one, except for the base weights where all weights
+are published: until the first publish they are those of the run before. The owner does not restart
+a dead server. A run that asks again, within its own restart budget, gets a new one. Containers are
+not shared, because a container sees only the folders that it was started with.
 """
 
 import hashlib
@@ -18,70 +17,85 @@ from pydantic import JsonValue
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.install import find_installed
-from openenv_pipe.engines.vllm.launch import ManagedServer
-from openenv_pipe.engines.vllm.server_command import Plan
+from openenv_pipe.engines.vllm.launch import VllmProcess, VllmServer
+from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.servers import ManagedLaunch
 from openenv_pipe.engines.vllm.supervisor import ServerLife
 from openenv_pipe.errors import ConfigError, EngineError, FailureError, PipeError
-from openenv_pipe.system.server_lease import Loan
+from openenv_pipe.system.server_lease import ServerLease
 
 LOG = "engine.log"
-HEALTHY_WITHIN_S = 10.0
+HEALTH_LIMIT_S = 10.0
 
 
-class BorrowedServer:
-    """See `launch.Server`. `about` is filled in when it is borrowed."""
+def leased_processes(launch: ManagedLaunch, socket: Path) -> list[VllmServer]:
+    """Make servers that are leased from the owner at the unix socket."""
+    spec = launch.specs[0]  # they differ by number and placement only
+    digest = model_digest(
+        spec,
+        written=Path(spec.model).is_relative_to(launch.weights_dir),
+        weights_matter=bool(spec.lora_rank),
+    )
+    return [LeasedVllmServer(each, launch.config, digest, socket) for each in launch.specs]
+
+
+class LeasedVllmServer:
+    """See `launch.VllmServer`. `start` fills in `about` with facts from the owner."""
 
     def __init__(
-        self, plan: Plan, config: VllmEngineConfig, model_digest: str, keeper: Path
+        self, spec: ServerSpec, config: VllmEngineConfig, model_digest: str, socket: Path
     ) -> None:
-        """model_digest: equal for models that one server can serve. keeper: its socket."""
+        """model_digest: equal for models that one server can serve. socket: the owner's."""
         self.url = ""
         self.log: Path | None = None
         self.about: dict[str, JsonValue] = {}
         self._request = {
             "vllm": {
-                "plan": asdict(plan),
+                "spec": asdict(spec),
                 "config": config.model_dump(mode="json"),
                 "model": model_digest,
             }
         }
-        self._keeper = keeper
-        self._loan: Loan | None = None
+        self._socket = socket
+        self._lease: ServerLease | None = None
 
     async def start(self) -> None:
-        """See `Server.start`. The server it finds has answered already."""
+        """See `VllmServer.start`. The leased server answers already."""
         try:
-            self._loan = await Loan.ask(self._keeper, self._request)
+            self._lease = await ServerLease.acquire(self._socket, self._request)
         except FailureError as error:
             raise EngineError(str(error)) from error
-        (self.url,) = self._loan.urls
-        self.about.update(self._loan.facts)
-        self.log = Path(self._loan.facts["kept_servers"]["logs"]) / LOG
+        (self.url,) = self._lease.urls
+        self.about.update(self._lease.facts["shared_servers"])
+        self.log = Path(self._lease.facts["shared_servers"]["logs"]) / LOG
 
     async def died(self) -> str:
-        assert self._loan is not None
+        """See `VllmServer.died`."""
+        assert self._lease is not None
         try:
-            await self._loan.news()
+            await self._lease.wait_for_change()
         except FailureError as error:
             return str(error).partition("\n")[0]
-        return "its keeper says that it listens elsewhere"
+        return "its owner says that it listens elsewhere"
 
     async def stop(self) -> None:
-        """Give it back. The keeper ends it if it says nothing any more."""
-        if self._loan is not None:
-            await self._loan.give_back()
+        """Release the lease. The owner stops the server if it does not answer any more."""
+        if self._lease is not None:
+            await self._lease.release()
 
 
-def model_digest(plan: Plan, *, written: bool, weights_matter: bool) -> str:
-    """Equal for models that the same server can serve.
+def model_digest(spec: ServerSpec, *, written: bool, weights_matter: bool) -> str:
+    """Return a digest that is equal for models that the same server can serve.
 
-    written: the model is a folder that this run has made, known by its content; else it is known by
-    its name. weights_matter: not where the first publish replaces all of them.
+    Args:
+        written: the model is a folder that this run wrote, so its content is compared; otherwise
+            its name and revision are.
+        weights_matter: False where the first publish replaces all weights.
     """
     if not written:
-        return f"{plan.model}@{plan.revision}"
+        return f"{spec.model}@{spec.revision}"
     digest = hashlib.sha256()
-    for file in sorted(Path(plan.model).iterdir()):
+    for file in sorted(Path(spec.model).iterdir()):
         if weights_matter or file.suffix != ".safetensors":
             digest.update(
                 f"{file.name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
@@ -89,18 +103,28 @@ def model_digest(plan: Plan, *, written: bool, weights_matter: bool) -> str:
     return digest.hexdigest()
 
 
-class KeptServer:
-    """One server that its keeper lends to one run after another."""
+class SharedVllmServer:
+    """One server that its owner leases to one run after another."""
 
     def __init__(self, wanted: dict[str, Any], logs: Path) -> None:
-        """Starts nothing yet. wanted: a run's request. Raises ConfigError without an install."""
-        plan, config = Plan(**wanted["plan"]), VllmEngineConfig.model_validate(wanted["config"])
-        installed = find_installed(plan.build)
+        """Start nothing yet.
+
+        Args:
+            wanted: the first run's request, see `LeasedVllmServer`.
+
+        Raises:
+            ConfigError: vLLM is not installed any more.
+        """
+        spec, config = (
+            ServerSpec(**wanted["spec"]),
+            VllmEngineConfig.model_validate(wanted["config"]),
+        )
+        installed = find_installed(spec.build)
         if installed is None:
-            raise ConfigError(f"the environment of vLLM ({plan.build}) was removed")
-        self._server = ManagedServer(plan, config, installed.python, logs / LOG)
+            raise ConfigError(f"the environment of vLLM ({spec.build}) was removed")
+        self._server = VllmProcess(spec, config, installed.python, logs / LOG)
         once = config.model_copy(update={"max_restarts": 0})
-        self._life = ServerLife(self._server, once, restore=_nothing, tell=lambda _: None)
+        self._life = ServerLife(self._server, once, restore=_restore_nothing, tell=lambda _: None)
         self._started = False
 
     @property
@@ -109,28 +133,29 @@ class KeptServer:
 
     @property
     def failure(self) -> FailureError | None:
-        """Set once the server has died."""
+        """The error that tells of the server's death; None before it."""
         if self._started and self._life.client is None:
             return EngineError("the server died", self._server.log)
         return None
 
     def facts(self) -> dict[str, JsonValue]:
-        """Of the server itself all is in the run's own facts."""
+        """No facts: those of the server are in the run's own facts."""
         return {}
 
     async def start(self) -> None:
-        """Return when it has answered a request. Raises EngineError."""
+        """Return when the server has answered a request. Raises EngineError."""
         await self._life.start()
         self._started = True
 
     async def clear(self) -> None:
-        """Take from it what a run has left: a pause, adapters, keys and values, requests under way.
+        """Remove what a run left behind: a pause, adapters, cached prefixes, running requests.
 
-        Raises EngineError if it does not answer.
+        Raises:
+            EngineError: the server does not answer, or refuses.
         """
         client = self._life.client
         try:
-            if client is None or not await client.is_healthy(HEALTHY_WITHIN_S):
+            if client is None or not await client.is_healthy(HEALTH_LIMIT_S):
                 raise EngineError("the server does not answer", self._server.log)
             await client.resume()
             for name in await client.adapters():
@@ -138,13 +163,13 @@ class KeptServer:
             await client.reset_prefix_cache()
         except PipeError:
             raise
-        except Exception as error:  # of HTTP, and what is no JSON: all say that it cannot be kept
+        except Exception as error:  # of HTTP or JSON: whatever it is, the server cannot be shared
             raise EngineError(f"the server cannot be cleared: {error!r}") from error
 
     async def close(self) -> None:
-        """End it. Bounded; may be called again."""
+        """Stop the server. Bounded; may be called again."""
         await self._life.close()
 
 
-async def _nothing(_: VllmClient) -> None:
-    """A server without a policy: the runs that borrow it publish theirs."""
+async def _restore_nothing(_: VllmClient) -> None:
+    """Leave the server without a policy: each run that leases it publishes its own."""

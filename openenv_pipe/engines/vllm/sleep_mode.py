@@ -14,7 +14,7 @@ LEVELS = {"never": 0, "level1": 1, "level2": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Neighbour:
+class LearnerFootprint:
     """The learner, as far as servers on the same machine have to mind it."""
 
     on_gpu: bool
@@ -24,17 +24,17 @@ class Neighbour:
     plays_ahead: bool = False  # servers have to sample while it learns
 
 
-def sleep_level(config: VllmEngineConfig, neighbour: Neighbour, *, way: str) -> int:
+def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, way: str) -> int:
     """0: it stays awake. Raises ConfigError where sleep was asked for and would gain nothing."""
-    shares_gpu = neighbour.on_gpu and not neighbour.free_gpus
+    shares_gpu = footprint.on_gpu and not footprint.free_gpus
     if config.sleep == "auto":
-        if config.launch == "attach" or not shares_gpu or neighbour.plays_ahead:
+        if config.launch == "attach" or not shares_gpu or footprint.plays_ahead:
             return 0
-        served_bytes = config.num_servers * config.gpu_memory_share * neighbour.gpu_bytes
-        if neighbour.needs_bytes + served_bytes <= neighbour.gpu_bytes:
+        served_bytes = config.num_servers * config.gpu_memory_share * footprint.gpu_bytes
+        if footprint.needs_bytes + served_bytes <= footprint.gpu_bytes:
             return 0
         return 1 if way == "adapter" else 2
-    if config.sleep != "never" and not neighbour.on_gpu:
+    if config.sleep != "never" and not footprint.on_gpu:
         raise ConfigError(
             f"engine.sleep={config.sleep} needs a GPU that server and learner share, and this run "
             "learns on a CPU, where vLLM cannot sleep; set engine.sleep=auto or never"

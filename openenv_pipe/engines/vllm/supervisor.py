@@ -11,7 +11,7 @@ from typing import Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError, VllmClient
-from openenv_pipe.engines.vllm.launch import Server
+from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.start_progress import StartProgress
 from openenv_pipe.errors import EngineError, PipeError
 
@@ -25,7 +25,7 @@ class ServerLife:
 
     def __init__(
         self,
-        server: Server,
+        server: VllmServer,
         config: VllmEngineConfig,
         *,
         restore: Callable[[VllmClient], Coroutine[Any, Any, None]],

@@ -1,7 +1,7 @@
-"""A host of servers that another process keeps for several runs (`borrow`): a sweep for its jobs.
+"""Host whose servers belong to another process, which shares them among several runs.
 
-Dead servers are the keeper's to start again, within the host's budget. Refused here: starting and
-stopping servers, and going on with a session that was lost.
+A sweep shares servers among its jobs in this way (`commands/sweep/shared_servers.py`). The owner
+starts the servers, restarts dead ones within `host.max_restarts`, and stops them.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.pool import SessionPool
 from openenv_pipe.errors import FailureError, HostError
 from openenv_pipe.system.http import OPEN
-from openenv_pipe.system.server_lease import Loan
+from openenv_pipe.system.server_lease import ServerLease
 
 
-class KeptHost:
+class LeasedHost:
     """See `hosts.base.Host`."""
 
-    def __init__(self, env: EnvConfig, host: HostConfig, keeper: Path) -> None:
-        """Borrows nothing yet. keeper: its socket."""
+    def __init__(self, env: EnvConfig, host: HostConfig, socket: Path) -> None:
+        """Create the host; `start` acquires the lease from the owner at the unix socket."""
         self.capacity = host.num_servers * host.sessions_per_server
         self.access = OPEN
         self._wanted = ServingConfig(env=env, host=host)
-        self._keeper = keeper
-        self._loan: Loan | None = None
+        self._socket = socket
+        self._lease: ServerLease | None = None
         self._follower: asyncio.Task[None] | None = None
         self._pool = SessionPool(env, host.sessions_per_server, OPEN)
 
@@ -43,41 +43,41 @@ class KeptHost:
         return self._pool.num_removed
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Host.facts`; `kept_servers` says that others had them before."""
-        return self._loan.facts if self._loan is not None else {}
+        """See `Host.facts`. `shared_servers` counts the jobs that used these servers before."""
+        return self._lease.facts if self._lease is not None else {}
 
     async def start(self) -> None:
         """See `Host.start`."""
         request = {"serving": self._wanted.model_dump(mode="json")}
         try:
-            self._loan = await Loan.ask(self._keeper, request)
-            self._use(self._loan.urls)
+            self._lease = await ServerLease.acquire(self._socket, request)
+            self._use(self._lease.urls)
             await self._pool.open_all(patience_s=self._wanted.env.reset_timeout_s)
         except BaseException as error:
             await self.close()
             if isinstance(error, FailureError):
                 raise HostError(str(error)) from error
             raise
-        self._follower = asyncio.create_task(self._follow(self._loan))
+        self._follower = asyncio.create_task(self._follow(self._lease))
 
     def session(self) -> AbstractAsyncContextManager[Session]:
         return self._pool.lend()
 
     async def close(self) -> None:
-        """Close the sessions, then give the servers back."""
+        """Close the sessions, then release the servers."""
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
         await self._pool.close()
-        if self._loan is not None:
-            await self._loan.give_back()
+        if self._lease is not None:
+            await self._lease.release()
 
-    async def _follow(self, loan: Loan) -> None:
-        """Use the servers that are up, until there are none any more."""
+    async def _follow(self, lease: ServerLease) -> None:
+        """Keep the pool's servers equal to the lease's until the lease fails."""
         try:
             while True:
-                await loan.news()
-                self._use(loan.urls)
+                await lease.wait_for_change()
+                self._use(lease.urls)
         except FailureError as error:
             self._pool.fail(HostError(str(error)))
 

@@ -1,0 +1,60 @@
+"""Where a run gets its servers: it starts its own, or leases those that a sweep shares.
+
+Whoever starts a run makes the provider, once. `assembled` asks it for the host of the environment
+servers and hands it to the vLLM engine, which asks it for server processes.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.vllm.launch import VllmServer
+from openenv_pipe.engines.vllm.servers import ManagedLaunch, own_processes
+from openenv_pipe.engines.vllm.shared_server import leased_processes
+from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.hosts.leased import LeasedHost
+
+SHAREABLE_HOSTS = ("process", "docker", "kubernetes")  # host types that start servers
+
+
+class ServerProvider(Protocol):
+    """Makes the servers of a run, which start with their own `start`."""
+
+    def host(self, config: RunConfig, logs: Path) -> Host:
+        """Make the host of the environment servers. Raises ConfigError."""
+        ...
+
+    def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
+        """Make the vLLM servers of `engine.launch=managed`. Raises ConfigError."""
+        ...
+
+
+class OwnServers:
+    """Servers that the run starts, and that end with it."""
+
+    def host(self, config: RunConfig, logs: Path) -> Host:
+        """See `ServerProvider.host`."""
+        return build_host(config, logs)
+
+    def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
+        """See `ServerProvider.vllm_processes`."""
+        return own_processes(launch)
+
+
+class LeasedServers:
+    """Servers that another process shares among several runs."""
+
+    def __init__(self, socket: Path) -> None:
+        """socket: the unix socket of that process, see `system/server_lease.py`."""
+        self._socket = socket
+
+    def host(self, config: RunConfig, logs: Path) -> Host:
+        """See `ServerProvider.host`. A host that starts no servers is not leased."""
+        if config.host.type not in SHAREABLE_HOSTS:
+            return build_host(config, logs)
+        return LeasedHost(config.env, config.host, self._socket)
+
+    def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
+        """See `ServerProvider.vllm_processes`."""
+        return leased_processes(launch, self._socket)
