@@ -22,7 +22,6 @@ from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import tell_person
 
-UNTRAINED = ("scripted", "openai")  # engines that play without a checkpoint
 AT_START = "untrained"  # the label of RUN@start; `start` is that of the run's own first stage
 
 
@@ -68,7 +67,7 @@ def evaluate_config(composed: Composed, command: Sequence[str]) -> None:
     """Evaluates a model that no run has trained, in a run folder of its own."""
     config = composed.config
     folder = RunFolder.create(config, overrides=composed.overrides, command=command)
-    label = config.engine.type if config.engine.type in UNTRAINED else "start"
+    label = "start" if config.engine.capabilities.can_train else config.engine.type
     subject = Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
     try:
         played = asyncio.run(_play(subject, folder.logs, with_baselines=True, is_new_run=True))
@@ -90,7 +89,7 @@ def find_subject(word: str, overrides: Sequence[str]) -> Subject:
         path, which = word, ""
     folder = find_run(path, Path("runs"))
     config = amend(folder.config, overrides)
-    if config.engine.type in UNTRAINED:
+    if not config.engine.capabilities.can_train:  # it plays without a checkpoint
         label = config.engine.type
         return Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
     if which == "start":

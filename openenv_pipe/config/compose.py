@@ -4,6 +4,7 @@ Hydra is used as a library: it finds files, follows defaults lists and parses ov
 changes the working directory, writes output folders or configures logging.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from openenv_pipe.config.error_messages import (
 )
 from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.config.schema.base import Block
+from openenv_pipe.config.schema.engine import capabilities_of
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system import resources
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:  # importing Hydra takes longer than all else here
     from hydra.core.override_parser.types import Override
 
 PRIMARY = "config"
+_CORRECTION = "trainer.loss.correction.type"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,13 +90,19 @@ def compose_env(overrides: Sequence[str]) -> ServingConfig:
 def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """A saved configuration with keys or whole blocks changed; raises ConfigError.
 
-    Only the groups that are named are read from `conf/`; all else stays as it was saved.
+    Only the groups that are named are read from `conf/`; all else stays as it was saved. A
+    correction that is the default of the saved engine becomes that of a new engine.
     """
     values = config.model_dump()
     with readable_errors():
         loader = open_loader()
         parsed = _parse(overrides)
         groups = {each.key_or_group for each in parsed if _is_group(loader, each)}
+        for override in parsed:
+            if override.is_delete() or override.key_or_group == "conf":
+                raise ConfigError(f"{override.input_line!r} cannot be done to a saved run")
+            if override.key_or_group not in groups:
+                assign(values, override.key_or_group, override.value())
         if groups:
             lines = [
                 _as_assignment(loader, each)
@@ -102,14 +111,11 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
             ]
             if "model" not in groups:
                 lines.append(f"model={config.model.type}")  # an env's prompts depend on it
-            if "engine" not in groups:
-                lines.append(f"engine={config.engine.type}")  # and a trainer's correction on this
-            values |= load_values(loader, ["~conf", *lines], only=groups)
-        for override in parsed:
-            if override.is_delete() or override.key_or_group == "conf":
-                raise ConfigError(f"{override.input_line!r} cannot be done to a saved run")
-            if override.key_or_group not in groups:
-                assign(values, override.key_or_group, override.value())
+            values |= load_values(loader, ["~conf", *lines], only=groups, saved=values)
+        if not any(_CORRECTION.startswith(each.key_or_group) for each in parsed):
+            correction = values["trainer"]["loss"]["correction"]
+            if correction["type"] == config.engine.capabilities.default_correction:
+                correction["type"] = _default_correction(values["engine"])
         return RunConfig.model_validate(values)
 
 
@@ -124,7 +130,9 @@ def open_loader() -> "ConfigLoaderImpl":
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
     from hydra.core.plugins import Plugins
     from hydra.core.utils import setup_globals
+    from omegaconf import OmegaConf
 
+    OmegaConf.register_new_resolver("default_correction", _default_correction, replace=True)
     version.setbase("1.3")
     setup_globals()
     Plugins.instance()  # registers the readers of files
@@ -136,6 +144,12 @@ def open_loader() -> "ConfigLoaderImpl":
     loader = ConfigLoaderImpl(search_path)
     loader.repository = CachingConfigRepository(loader.repository)  # each file is read once
     return loader
+
+
+def _default_correction(engine: Mapping[str, Any]) -> str:
+    """The value of `${default_correction:${engine}}` in `conf/trainer/`."""
+    capabilities = capabilities_of(engine)
+    return capabilities.default_correction if capabilities else "none"
 
 
 def parse_overrides(
@@ -201,24 +215,38 @@ def load_values(
     overrides: list[str],
     only: Collection[str] = (),
     *,
+    saved: Mapping[str, Any] | None = None,
     may_miss: bool = False,
 ) -> dict[str, Any]:
     """The composed values, or `only` some blocks of them.
 
+    saved: the values of all other blocks, to which interpolations may refer.
     Raises ConfigError for values that the YAML leaves to the user, unless they `may_miss`.
     """
     from hydra.types import RunMode
     from omegaconf import OmegaConf, flag_override
 
     tree = loader.load_configuration(PRIMARY, overrides, RunMode.RUN)
+    others = set(tree) - set(only) if only else {"hydra"}
     with flag_override(tree, ["struct", "readonly"], [False, False]):
-        for key in set(tree) - set(only) if only else {"hydra"}:
+        for key in others:
             del tree[key]
+            if saved and key in saved:
+                tree[key] = _literal(saved[key])
     if not may_miss and (missing := OmegaConf.missing_keys(tree)):
         raise ConfigError(explain_missing(sorted(missing)))
     values = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(values, dict)
-    return values
+    return {key: value for key, value in values.items() if key not in others}
+
+
+def _literal(value: Any) -> Any:
+    """A saved value as OmegaConf takes it: text with `${` in it is no interpolation."""
+    if isinstance(value, Mapping):
+        return {key: _literal(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_literal(each) for each in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def assign(values: dict[str, Any], key: str, value: Any) -> None:

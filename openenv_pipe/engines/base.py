@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
+from openenv_pipe.config.schema import EngineCapabilities
 from openenv_pipe.types import Finish, Observation, Opening
 
 
@@ -42,8 +43,8 @@ class Engine(Protocol):
     `expect`, then `generate` any number of times per episode, then `finish` once per episode.
     """
 
+    capabilities: EngineCapabilities
     max_episodes: int  # how many episodes it serves at once
-    publishes_in_flight: bool  # whether the policy may change while a collection is under way
 
     def expect(self, num_episodes: int, limit: int) -> int:
         """A collection of so many episodes begins, of which at most `limit` play at once.

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from pydantic import JsonValue
 
+from openenv_pipe.config.schema import LocalEngineConfig
 from openenv_pipe.engines.base import Completion, Request
 from openenv_pipe.engines.sampling import sample, uniforms
 from openenv_pipe.models.kv_cache import RaggedCache
@@ -67,7 +68,7 @@ class LocalEngine:
     its own, and `refresh` gives it the learner's weights.
     """
 
-    publishes_in_flight = False  # what is cached of an episode is of one policy
+    capabilities = LocalEngineConfig.capabilities
 
     def __init__(
         self,

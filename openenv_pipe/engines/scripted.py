@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import JsonValue
 
+from openenv_pipe.config.schema import ScriptedEngineConfig
 from openenv_pipe.engines.base import Completion, Request
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.models.chat_template import ChatFormat
@@ -23,7 +24,7 @@ class ScriptedEngine:
     """
 
     max_episodes = 1024
-    publishes_in_flight = True
+    capabilities = ScriptedEngineConfig.capabilities
 
     def __init__(self, policy: Policy, chat: ChatFormat) -> None:
         self._reply = replies_of(policy)

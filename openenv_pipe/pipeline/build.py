@@ -120,7 +120,7 @@ def _load_checked(
 
     Raises ConfigError.
     """
-    if isinstance(config.engine, OpenAIEngineConfig):
+    if not config.engine.capabilities.needs_tokenizer:
         return None
     policy = load_policy(config.model, seed=config.seed, device=device, checkpoint=checkpoint)
     if (reason := check_forward(policy)) is not None:

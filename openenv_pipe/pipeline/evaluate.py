@@ -20,7 +20,7 @@ async def evaluate_model(parts: Parts, label: str, step: int | None) -> list[Eva
     """
     config = parts.config.eval
     ways = [(label, config.samples_per_task, config.temperature)]
-    if config.greedy and parts.config.engine.type != "scripted":
+    if config.greedy and parts.config.engine.capabilities.samples:
         ways.append((label + GREEDY, 1, 0.0))
     return [
         await _play(
@@ -53,10 +53,10 @@ async def evaluate_during(parts: Parts, step: int) -> Evaluation:
 async def play_baselines(parts: Parts) -> list[Evaluation]:
     """The scripted players of `env.baselines` on the tasks of `eval`, if it asks for them.
 
-    None with engine=openai: a script's replies need a tokenizer.
+    None where the engine needs no tokenizer, because a script's replies do.
     """
     config = parts.config
-    if not config.eval.baselines or config.engine.type == "openai":
+    if not config.eval.baselines or not config.engine.capabilities.needs_tokenizer:
         return []
     return [
         await _play(
@@ -91,10 +91,8 @@ def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
 
 def describe_model(config: RunConfig) -> str:
     """The model in a few words, for reports."""
-    if config.engine.type == "scripted":
-        return config.engine.policy
-    if config.engine.type == "openai":
-        return config.engine.model
+    if config.engine.player is not None:
+        return config.engine.player
     return config.model.type if config.model.type == "tiny" else config.model.path
 
 
@@ -125,6 +123,6 @@ async def _play(
         config.seed,
         model=model,
         step=step,
-        temperature=None if config.engine.type == "scripted" else temperature,
+        temperature=temperature if config.engine.capabilities.samples else None,
     )
     return Evaluation(report=report, groups=groups)

@@ -165,7 +165,7 @@ class PlayedGroups:
     async def publish(self, step: int) -> None:
         self.version = step
         is_playing = any(not each.playing.done() for each in self._collections.values())
-        self._is_published = self._parts.engine.publishes_in_flight or not is_playing
+        self._is_published = self._parts.engine.capabilities.publishes_in_flight or not is_playing
         if self._is_published:
             await self._parts.engine.publish(step)
 
@@ -180,7 +180,7 @@ class PlayedGroups:
 
     async def clear_engine(self) -> None:
         """Waits until others may play on the engine, with the current weights: an evaluation."""
-        in_flight = self._parts.engine.publishes_in_flight
+        in_flight = self._parts.engine.capabilities.publishes_in_flight
         await self._finish([] if in_flight else list(self._collections.values()))
 
     async def _finish(self, collections: Sequence[_Collection]) -> None:

@@ -50,7 +50,7 @@ Training = Callable[[Course, Progress], Coroutine[Any, Any, str | None]]
 
 def refuse_what_cannot_learn(config: RunConfig) -> None:
     """Raises ConfigError."""
-    if config.engine.type in ("scripted", "openai"):
+    if not config.engine.capabilities.can_train:
         raise ConfigError(
             f"engine={config.engine.type} is for evaluation and cannot learn; train with "
             "engine=local or engine=vllm"

@@ -103,14 +103,33 @@ def test_two_experiments_can_be_joined_and_interpolations_are_resolved(folder):
     assert (config.env.name, config.name) == ("wordle", "seed-7")
 
 
-def test_an_engine_may_bring_a_trainers_correction_with_it(folder):
-    text = "loss: {correction: {type: mask}}\n"
-    write(folder / "conf/trainer/sampled_by/scripted.yaml", text)
-    scripted = ["engine=scripted", "engine.policy=wordle.policies:consistent"]
-    saved = compose(["conf=wordle", *scripted]).config
-    assert saved.trainer.loss.correction.type == "mask"
-    assert amend(saved, ["trainer=gspo"]).trainer.loss.correction.type == "mask"
-    assert compose(["conf=wordle"]).config.trainer.loss.correction.type == "none"
+def test_an_engine_that_is_not_exact_gets_a_correction(folder):
+    def correction(*overrides):
+        return compose(["conf=wordle", *overrides]).config.trainer.loss.correction.model_dump()
+
+    truncate, none = ({"type": kind, "low": 0.5, "high": 2.0} for kind in ("truncate", "none"))
+    assert correction("engine=vllm") == correction("engine=vllm", "trainer=rloo") == truncate
+    assert correction() == none
+    assert correction("engine=scripted", "engine.policy=wordle.policies:consistent") == none
+    assert correction("engine=openai", "engine.model=m", "engine.api_key=null") == none
+    explicit = "trainer.loss.correction.type=mask"
+    assert correction("engine=vllm", explicit)["type"] == "mask"
+    assert correction(explicit)["type"] == "mask"
+    text = "defaults: [grpo, _self_]\nloss: {correction: {type: geometric}}\n"
+    write(folder / "conf/trainer/mine.yaml", text)
+    assert correction("engine=vllm", "trainer=mine")["type"] == "geometric"
+
+
+def test_a_saved_run_with_another_engine_has_its_correction_and_its_own_values(folder):
+    saved = compose(["conf=wordle", "runs_dir='a\\${seed}'"]).config
+    assert saved.runs_dir == "a${seed}"
+    changed = amend(saved, ["engine=vllm", "env.max_episode_tokens=300"])
+    assert changed.trainer.loss.correction.type == "truncate"
+    assert (changed.engine.max_model_len, changed.runs_dir) == (300, saved.runs_dir)
+    assert amend(changed, ["trainer=gspo"]).trainer.loss.correction.type == "truncate"
+    assert amend(changed, ["engine=local"]).trainer == saved.trainer
+    explicit = amend(saved, ["engine=vllm", "trainer.loss.correction.type=none"])
+    assert explicit.trainer.loss.correction.type == "none"
 
 
 def test_composing_changes_no_folder_and_writes_nothing(folder):

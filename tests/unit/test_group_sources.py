@@ -1,11 +1,13 @@
 """Where groups come from: rounds of dynamic sampling, and going on from a checkpoint."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from fakes import made_up_episode, run_config
 
+from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.environments.tasks import RangeTasks
 from openenv_pipe.pipeline.group_sources import AHEAD, PlayedGroups
 from openenv_pipe.rollout.metrics import summarise_staleness
@@ -62,7 +64,7 @@ class Engine:
     """Knows which weights it samples with, and whether they may change under way."""
 
     def __init__(self, *, in_flight):
-        self.publishes_in_flight = in_flight
+        self.capabilities = replace(VllmEngineConfig.capabilities, publishes_in_flight=in_flight)
         self.version = 0
 
     async def publish(self, version):

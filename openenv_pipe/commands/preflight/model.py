@@ -17,7 +17,7 @@ HUB_TIMEOUT_S = 10.0
 
 
 def check_model(config: RunConfig) -> Iterator[Line]:
-    if config.engine.type in ("scripted", "openai"):
+    if not config.engine.capabilities.can_train:
         return
     _refuse_missing_package(config)
     shape, line = _find_model(config.model)

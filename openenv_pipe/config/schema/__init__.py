@@ -19,6 +19,7 @@ from openenv_pipe.config.schema.engine import (
     OpenAIEngineConfig,
     ScriptedEngineConfig,
 )
+from openenv_pipe.config.schema.engine_base import EngineCapabilities
 from openenv_pipe.config.schema.engine_vllm import SamplingConfig, VllmEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
 from openenv_pipe.config.schema.eval import EvalConfig
@@ -71,6 +72,7 @@ __all__ = [
     "BestConfig",
     "CheckpointConfig",
     "DockerHostConfig",
+    "EngineCapabilities",
     "EnvConfig",
     "EnvTerm",
     "EvalConfig",

@@ -1,33 +1,48 @@
 """`engine`: where tokens come from."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from openenv_pipe.config.schema.base import Block, DottedPath, ServerUrl
+from openenv_pipe.config.schema.base import DottedPath, ServerUrl
+from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
 from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
 
 
-class LocalEngineConfig(Block):
+class LocalEngineConfig(EngineBlock):
     """transformers in this process, batched over all waiting episodes."""
 
+    capabilities = EngineCapabilities(
+        takes="token_ids", can_train=True, is_exact=True, publishes_in_flight=False
+    )
     type: Literal["local"]
     max_batch: PositiveInt
 
 
-class ScriptedEngineConfig(Block):
+class ScriptedEngineConfig(EngineBlock):
     """Replies of a scripted policy: fn(observations, random) -> reply. Evaluation only.
 
     A parameter `opening` of it gets the first messages, the tools and the action's schema.
     """
 
+    capabilities = EngineCapabilities(
+        takes="observations", can_train=False, is_exact=False, publishes_in_flight=True
+    )
     type: Literal["scripted"]
     policy: DottedPath
 
+    @property
+    def player(self) -> str:
+        return self.policy
 
-class OpenAIEngineConfig(Block):
-    """A chat endpoint in OpenAI's way. Evaluation only: it does not say which ids it sampled."""
 
+class OpenAIEngineConfig(EngineBlock):
+    """An endpoint with OpenAI's chat completions. For evaluation only: it tells no token ids."""
+
+    capabilities = EngineCapabilities(
+        takes="messages", can_train=False, is_exact=False, publishes_in_flight=True
+    )
     type: Literal["openai"]
     base_url: ServerUrl = Field(description="what stands before /chat/completions")
     model: str
@@ -47,8 +62,24 @@ class OpenAIEngineConfig(Block):
     max_retries: NonNegativeInt
     cache_dir: str | None = Field(description="of responses, by request; null: none are kept")
 
+    @property
+    def player(self) -> str:
+        return self.model
+
 
 EngineConfig = Annotated[
     LocalEngineConfig | ScriptedEngineConfig | OpenAIEngineConfig | VllmEngineConfig,
     Field(discriminator="type"),
 ]
+
+
+def capabilities_of(engine: Mapping[str, Any]) -> EngineCapabilities | None:
+    """The capabilities of an engine whose values are not validated yet.
+
+    Returns None for an unknown type, which validation refuses later.
+    """
+    union, _ = get_args(EngineConfig)
+    for block in get_args(union):
+        if engine.get("type") in get_args(block.model_fields["type"].annotation):
+            return block.capabilities
+    return None

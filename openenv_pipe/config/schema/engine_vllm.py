@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from openenv_pipe.config.schema.base import Block, Port, ServerUrl, Text
+from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
 
 NEAR = ("127.0.0.1", "localhost", "::1")  # addresses of this machine
 
@@ -57,9 +58,12 @@ class SamplingConfig(Block):
         return [f"{key}={value}" for key, value in values.items() if value != off.get(key, 0)]
 
 
-class VllmEngineConfig(Block):
+class VllmEngineConfig(EngineBlock):
     """A vLLM server, token ids in and out, with every new policy published to it."""
 
+    capabilities = EngineCapabilities(
+        takes="token_ids", can_train=True, is_exact=False, publishes_in_flight=True
+    )
     type: Literal["vllm"]
     launch: Literal["managed", "docker", "attach"] = Field(
         description="managed: in an environment of its own; docker: the official image; "

@@ -69,10 +69,11 @@ class RunConfig(Block):
                 f"model.quantization={self.model.quantization} with trainer.parallel=fsdp: "
                 "matrices in four bits cannot be cut into shards; set trainer.parallel=data"
             )
-        if self.engine.type == "local" and self.trainer.max_staleness > 1:
+        if not self.engine.capabilities.publishes_in_flight and self.trainer.max_staleness > 1:
             raise ValueError(
-                f"trainer.max_staleness={self.trainer.max_staleness} with engine=local, which "
-                "keeps one older version of the weights: set it to 0 or 1, or engine=vllm"
+                f"trainer.max_staleness={self.trainer.max_staleness} with engine="
+                f"{self.engine.type}, which keeps one older version of the weights: set it to 0 "
+                "or 1, or engine=vllm"
             )
         if self.engine.type == "vllm" and self.engine.sleep in ("level1", "level2"):
             self._may_sleep(self.engine)

@@ -21,7 +21,7 @@ class OpenAIEngine:
     `client` is entered and left by whoever builds the engine.
     """
 
-    publishes_in_flight = True
+    capabilities = OpenAIEngineConfig.capabilities
 
     def __init__(self, config: OpenAIEngineConfig, client: ChatClient) -> None:
         self._config = config

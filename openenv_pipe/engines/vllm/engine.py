@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 class VllmEngine:
     """See `engines.base.Engine`. Opened by `opening.py`."""
 
-    publishes_in_flight = True
+    capabilities = VllmEngineConfig.capabilities
 
     def __init__(
         self,

@@ -1,0 +1,42 @@
+"""What every type of `engine` declares, so that other code need not ask for the type."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from openenv_pipe.config.schema.base import Block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCapabilities:
+    """What an engine does, known from the configuration before the engine is built."""
+
+    takes: Literal["token_ids", "messages", "observations"]  # what it is given of an episode
+    can_train: bool  # it samples from the policy, and reports token ids and logprobs
+    is_exact: bool  # the trainer's own modules compute its logprobs: equal runs, equal bytes
+    publishes_in_flight: bool  # its policy may change while a collection is under way
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        """Whether `model` is loaded, if only for its tokenizer."""
+        return self.takes != "messages"
+
+    @property
+    def samples(self) -> bool:
+        """Whether its replies depend on a temperature."""
+        return self.takes != "observations"
+
+    @property
+    def default_correction(self) -> Literal["none", "truncate"]:
+        """`trainer.loss.correction.type`, where no file and no override sets it."""
+        return "truncate" if self.can_train and not self.is_exact else "none"
+
+
+class EngineBlock(Block):
+    """Base of the configurations of all engine types."""
+
+    capabilities: ClassVar[EngineCapabilities]
+
+    @property
+    def player(self) -> str | None:
+        """Name of what plays in the place of `model`; None: `model` plays."""
+        return None
