@@ -50,7 +50,7 @@ class FakeServer:
 
 
 @pytest.fixture
-async def servers(tmp_path, monkeypatch):
+async def shared(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_servers_module, "_build", FakeServer)
     monkeypatch.setattr(FakeServer, "made", [])
     shared = SharedServers(tmp_path)
@@ -61,26 +61,26 @@ async def servers(tmp_path, monkeypatch):
         await shared.close()
 
 
-async def use(servers: SharedServers, spec: ServerSpec, digest: str) -> str:
+async def use(shared: SharedServers, spec: ServerSpec, digest: str) -> str:
     """What one run does with a server, but for its requests."""
-    server = LeasedVllmServer(spec, CONFIG, digest, servers.socket)
+    server = LeasedVllmServer(spec, CONFIG, digest, shared.socket)
     await server.start()
     await server.stop()
     return server.url
 
 
-async def test_runs_of_one_model_have_the_same_server(servers):
+async def test_runs_of_one_model_have_the_same_server(shared):
     specs = [spec_of(f"/dev/shm/run-{number}/base") for number in range(3)]
-    assert {await use(servers, spec, "same") for spec in specs} == {"http://vllm/0"}
+    assert {await use(shared, spec, "same") for spec in specs} == {"http://vllm/0"}
 
 
-async def test_a_run_of_two_servers_leaves_both_to_the_next(servers):
+async def test_a_run_of_two_servers_leaves_both_to_the_next(shared):
     async def run() -> list[str]:
         specs = [spec_of(number=number) for number in (0, 1)]
-        servers = [LeasedVllmServer(spec, CONFIG, "same", servers.socket) for spec in specs]
+        servers = [LeasedVllmServer(spec, CONFIG, "same", shared.socket) for spec in specs]
         await asyncio.gather(*(server.start() for server in servers))
         await asyncio.gather(*(server.stop() for server in servers))
-        while any(each.is_leased for each in servers._sets):
+        while any(each.is_leased for each in shared._sets):
             await asyncio.sleep(0.001)
         return [server.url for server in servers]
 
@@ -90,20 +90,20 @@ async def test_a_run_of_two_servers_leaves_both_to_the_next(servers):
 
 
 @pytest.mark.parametrize("other", [spec_of(lora_rank=16), spec_of(dtype="bfloat16")])
-async def test_another_need_ends_the_idle_server_first(servers, other):
-    assert await use(servers, spec_of(), "a") == "http://vllm/0"
-    assert await use(servers, other, "a") == "http://vllm/1"
+async def test_another_need_ends_the_idle_server_first(shared, other):
+    assert await use(shared, spec_of(), "a") == "http://vllm/0"
+    assert await use(shared, other, "a") == "http://vllm/1"
     assert FakeServer.made[0].closed  # or there would be no memory for the other one
 
 
-async def test_another_model_gets_another_server(servers):
-    assert await use(servers, spec_of(), "a") != await use(servers, spec_of(), "b")
+async def test_another_model_gets_another_server(shared):
+    assert await use(shared, spec_of(), "a") != await use(shared, spec_of(), "b")
 
 
-async def test_a_death_is_told_and_who_asks_again_gets_another(servers):
-    server = LeasedVllmServer(spec_of(), CONFIG, "a", servers.socket)
+async def test_a_death_is_told_and_who_asks_again_gets_another(shared):
+    server = LeasedVllmServer(spec_of(), CONFIG, "a", shared.socket)
     await server.start()
-    assert server.about["shared_servers"]["num_jobs_before"] == 0
+    assert server.about["num_jobs_before"] == 0
     FakeServer.made[0].failure = EngineError("the server died (exit code 9)")
     assert "exit code 9" in await asyncio.wait_for(server.died(), LIMIT_S)
     await server.stop()
@@ -134,7 +134,7 @@ def test_a_model_of_a_hub_is_known_by_its_name():
     assert len(set(digests)) == 2
 
 
-# --- the servers's own side ---------------------------------------------------------------------
+# --- the owner's side --------------------------------------------------------------------------
 
 
 class FakeClient:
@@ -164,31 +164,30 @@ class FakeClient:
 
 
 @pytest.fixture
-def shared(tmp_path, monkeypatch) -> SharedVllmServer:
-    monkeypatch.setattr(
-        shared_server_module, "find_installed", lambda _: SimpleNamespace(python="python")
-    )
+def shareable(tmp_path, monkeypatch) -> SharedVllmServer:
+    installed = SimpleNamespace(python="python")
+    monkeypatch.setattr(shared_server_module, "find_installed", lambda _: installed)
     wanted = {"spec": asdict(spec_of()), "config": CONFIG.model_dump(mode="json"), "model": "a"}
     return SharedVllmServer(wanted, tmp_path)
 
 
-async def test_a_server_loses_what_a_run_has_left(shared):
+async def test_a_server_loses_what_a_run_has_left(shareable):
     client = FakeClient()
-    shared._life = SimpleNamespace(client=client)
-    await shared.clear()
+    shareable._life = SimpleNamespace(client=client)
+    await shareable.clear()
     assert client.left == []
     assert client.num_resets == 1
     assert not client.is_paused
 
 
 @pytest.mark.parametrize("client", [None, FakeClient(healthy=False)])
-async def test_a_silent_server_is_not_lent_again(shared, client):
-    shared._life = SimpleNamespace(client=client)
+async def test_a_silent_server_is_not_lent_again(shareable, client):
+    shareable._life = SimpleNamespace(client=client)
     with pytest.raises(EngineError, match="does not answer"):
-        await shared.clear()
+        await shareable.clear()
 
 
-def test_a_server_has_failed_once_it_is_down(shared):
-    assert shared.failure is None  # it has not been started
-    shared._started = True
-    assert isinstance(shared.failure, EngineError)
+def test_a_server_has_failed_once_it_is_down(shareable):
+    assert shareable.failure is None  # it has not been started
+    shareable._started = True
+    assert isinstance(shareable.failure, EngineError)
