@@ -5,13 +5,13 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
-from openenv_pipe.commands.env.check.bench import Bench
 from openenv_pipe.commands.env.check.memory import probe_memory
 from openenv_pipe.commands.env.check.played import probe_played
 from openenv_pipe.commands.env.check.protocol import probe_protocol
 from openenv_pipe.commands.env.check.seeds import probe_seeds
 from openenv_pipe.commands.env.check.sessions import probe_sessions
 from openenv_pipe.commands.env.check.speed import probe_speed
+from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import Chooser, begin, scripted
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
 from openenv_pipe.commands.findings import Line, failed
@@ -30,7 +30,7 @@ from openenv_pipe.errors import PipeError
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Action, Observation, Opening, Task, Tool
 
-PROBES: dict[str, Callable[[Bench], AsyncIterator[Line]]] = {
+PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
     "protocol": probe_protocol,
     "sessions": probe_sessions,
     "seeds": probe_seeds,
@@ -60,7 +60,7 @@ async def _check(
     tell("starting the server")
     async with one_server(serving, num_sessions=num_declared) as host:
         tasks = await open_tasks(serving.env, "train", host)
-        bench = Bench(
+        subject = EnvironmentUnderTest(
             env=serving.env,
             host=host,
             tasks=tasks,
@@ -70,7 +70,7 @@ async def _check(
             num_episodes=num_episodes,
             tell=tell,
         )
-        lines = [line async for line in _probed(bench)]
+        lines = [line async for line in _probed(subject)]
         try:
             async with host.session():
                 pass
@@ -123,11 +123,11 @@ async def _tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequ
         return tools_of(listing)
 
 
-async def _probed(bench: Bench) -> AsyncIterator[Line]:
+async def _probed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     for name, probe in PROBES.items():
-        bench.tell(name)
+        subject.tell(name)
         try:
-            async for line in probe(bench):
+            async for line in probe(subject):
                 yield line
         except PipeError as error:
             yield failed(name, error)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import numpy
 import psutil
 
-from openenv_pipe.commands.env.check.bench import Bench
+from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.process import ProcessHost
@@ -24,28 +24,28 @@ GIB, MIB = 2**30, 2**20
 Sample = tuple[int, int]  # episodes played, bytes of memory
 
 
-async def probe_memory(bench: Bench) -> AsyncIterator[Line]:
-    """Plays `bench.num_episodes` episodes, or as many as the time limit allows."""
-    if not isinstance(bench.host, ProcessHost):
+async def probe_memory(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
+    """Plays `subject.num_episodes` episodes, or as many as the time limit allows."""
+    if not isinstance(subject.host, ProcessHost):
         yield Line("memory", Result.OK, "not measured: the server is not a process that we started")
         return
-    (pid,) = bench.host.pids
+    (pid,) = subject.host.pids
     samples: list[Sample] = []
     done = itertools.count(1)
-    every = max(1, bench.num_episodes // NUM_SAMPLES)
+    every = max(1, subject.num_episodes // NUM_SAMPLES)
 
     async def do(session: Session, index: int) -> None:
-        await bench.play(session, index, bench.choosers["random"])
+        await subject.play(session, index, subject.choosers["random"])
         number = next(done)
         if number % every == 0:
             samples.append((number, tree_bytes(pid)))
         if number % (NUM_TOLD * every) == 0:
-            bench.tell(f"memory: {number} of {bench.num_episodes} episodes")
+            subject.tell(f"memory: {number} of {subject.num_episodes} episodes")
 
-    await bench.spread(
-        range(bench.num_episodes),
+    await subject.spread(
+        range(subject.num_episodes),
         do,
-        num_sessions=min(NUM_SESSIONS, bench.num_sessions),
+        num_sessions=min(NUM_SESSIONS, subject.num_sessions),
         limit_s=LIMIT_S,
     )
     yield growth_line(samples)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from openenv_pipe.commands.env.check.bench import Bench
+from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import begin, take
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.environments.client.session import Session
@@ -14,32 +14,32 @@ NUM_PLAYS = 5  # to see one that ends
 UNKNOWN_FIELD = {"no_such_field_of_any_action": 1}
 
 
-async def probe_protocol(bench: Bench) -> AsyncIterator[Line]:
+async def probe_protocol(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     """One line for each part of the protocol; each has a session of its own."""
     for name, probe in PROBES.items():
         try:
-            async with bench.session() as session:
-                result, text = await probe(bench, session)
+            async with subject.session() as session:
+                result, text = await probe(subject, session)
                 yield Line(name, result, text)
         except SessionError as error:
             yield failed(name, error)
 
 
-async def _reset(bench: Bench, session: Session) -> tuple[Result, str]:
-    result = (await begin(session, bench.task(0), bench.env)).results[0]
+async def _reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
+    result = (await begin(session, subject.task(0), subject.env)).results[0]
     text = f"{len(result.observation)} fields, reward {result.reward}"
     if result.done:
         return Result.WARN, f"{text}, and done at once: is a reset keyword missing?"
     return Result.OK, text
 
 
-async def _step(bench: Bench, session: Session) -> tuple[Result, str]:
-    play = await bench.play(session, 0, bench.choosers["random"])
+async def _step(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
+    play = await subject.play(session, 0, subject.choosers["random"])
     if not play.refusals:
         return Result.OK, f"{len(play.actions)} random actions answered, reward {play.reward:.3g}"
     what = f"{len(play.refusals)} of {len(play.refusals) + len(play.actions)} actions were refused"
     worst = next((each for each in play.refusals if each.code == "EXECUTION_ERROR"), None)
-    if worst is None or bench.env.step_exception == "unusable":
+    if worst is None or subject.env.step_exception == "unusable":
         return Result.OK, f"{what}, as unusable replies are: {play.refusals[0]!s:.200}"
     return Result.WARN, (
         f"{what} by an exception, which ends an episode of a run as failed; answer what cannot "
@@ -48,11 +48,11 @@ async def _step(bench: Bench, session: Session) -> tuple[Result, str]:
     )
 
 
-async def _state(bench: Bench, session: Session) -> tuple[Result, str]:
-    play = await begin(session, bench.task(0), bench.env)
-    before = await session.state(bench.env.step_timeout_s)
-    await take(session, play, _random_action(bench), bench.env)
-    after = await session.state(bench.env.step_timeout_s)
+async def _state(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
+    play = await begin(session, subject.task(0), subject.env)
+    before = await session.state(subject.env.step_timeout_s)
+    await take(session, play, _random_action(subject), subject.env)
+    after = await session.state(subject.env.step_timeout_s)
     if missing := {"episode_id", "step_count"} - set(after):
         return Result.WARN, f"has no {', '.join(sorted(missing))}"
     if play.actions and after["step_count"] == before["step_count"]:
@@ -60,30 +60,30 @@ async def _state(bench: Bench, session: Session) -> tuple[Result, str]:
     return Result.OK, f"step_count {before['step_count']}, then {after['step_count']}"
 
 
-async def _bad_action(bench: Bench, session: Session) -> tuple[Result, str]:
-    play = await begin(session, bench.task(0), bench.env)
+async def _bad_action(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
+    play = await begin(session, subject.task(0), subject.env)
     try:
-        await session.step(UNKNOWN_FIELD, bench.env.step_timeout_s)
+        await session.step(UNKNOWN_FIELD, subject.env.step_timeout_s)
     except StepRefusedError as refusal:
-        await session.state(bench.env.step_timeout_s)
+        await session.state(subject.env.step_timeout_s)
         if refusal.code == "VALIDATION_ERROR":
             return Result.OK, "an unknown field is a VALIDATION_ERROR, and the session goes on"
         return Result.WARN, f"an unknown field is answered with {refusal!s:.200}"
     return Result.WARN, f"an unknown field is taken for an action of {play.task.id}"
 
 
-async def _unknown_message(bench: Bench, session: Session) -> tuple[Result, str]:
+async def _unknown_message(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
     try:
-        await session.ask("no_such_type", "observation", {}, bench.env.step_timeout_s)
+        await session.ask("no_such_type", "observation", {}, subject.env.step_timeout_s)
     except StepRefusedError as refusal:
         result = Result.OK if refusal.code == "UNKNOWN_TYPE" else Result.WARN
         return result, f"an unknown type of message is answered with {refusal.code}"
     return Result.WARN, "an unknown type of message is answered as if it were known"
 
 
-async def _before_reset(bench: Bench, session: Session) -> tuple[Result, str]:
+async def _before_reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
     try:
-        result = await session.step(_random_action(bench), bench.env.step_timeout_s)
+        result = await session.step(_random_action(subject), subject.env.step_timeout_s)
     except StepRefusedError as refusal:
         return Result.OK, f"refused: {refusal.code}"
     if result.reward:
@@ -91,15 +91,15 @@ async def _before_reset(bench: Bench, session: Session) -> tuple[Result, str]:
     return Result.OK, "answered with done" if result.done else "answered without a reward"
 
 
-async def _after_done(bench: Bench, session: Session) -> tuple[Result, str]:
+async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
     """The last action once more, after the end of some episodes: rescoring shows where it earns."""
-    answer = f"no episode of {NUM_PLAYS} was done within {bench.env.max_turns} turns"
+    answer = f"no episode of {NUM_PLAYS} was done within {subject.env.max_turns} turns"
     for index in range(NUM_PLAYS):
-        play = await bench.play(session, index, bench.best)
+        play = await subject.play(session, index, subject.best)
         if not (play.done and play.actions):
             continue
         try:
-            again = await session.step(play.actions[-1], bench.env.step_timeout_s)
+            again = await session.step(play.actions[-1], subject.env.step_timeout_s)
         except StepRefusedError as refusal:
             answer = f"refused: {refusal.code}"
             continue
@@ -114,11 +114,11 @@ async def _after_done(bench: Bench, session: Session) -> tuple[Result, str]:
     return Result.OK, answer
 
 
-def _random_action(bench: Bench) -> Action:
-    return bench.choosers["random"]([], random.Random(0))[0]
+def _random_action(subject: EnvironmentUnderTest) -> Action:
+    return subject.choosers["random"]([], random.Random(0))[0]
 
 
-PROBES: dict[str, Callable[[Bench, Session], Awaitable[tuple[Result, str]]]] = {
+PROBES: dict[str, Callable[[EnvironmentUnderTest, Session], Awaitable[tuple[Result, str]]]] = {
     "reset": _reset,
     "step": _step,
     "state": _state,

@@ -3,7 +3,7 @@
 import random
 from collections.abc import AsyncIterator
 
-from openenv_pipe.commands.env.check.bench import Bench
+from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import Play, begin, take
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.session import Session
@@ -11,15 +11,15 @@ from openenv_pipe.environments.client.session import Session
 NUM_TASKS = 8
 
 
-async def probe_seeds(bench: Bench) -> AsyncIterator[Line]:
+async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     """Plays the first tasks again and again: with equal actions all answers must be equal."""
-    num_tasks = min(NUM_TASKS, len(bench.tasks))
-    async with bench.session() as session:
-        plays = [await bench.play(session, index, bench.best) for index in range(num_tasks)]
-        again = [await bench.play(session, index, bench.best) for index in range(num_tasks)]
-        interrupted = await _after_interruption(bench, session)
-    async with bench.session() as session:
-        fresh = await bench.play(session, num_tasks - 1, bench.best)
+    num_tasks = min(NUM_TASKS, len(subject.tasks))
+    async with subject.session() as session:
+        plays = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
+        again = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
+        interrupted = await _after_interruption(subject, session)
+    async with subject.session() as session:
+        fresh = await subject.play(session, num_tasks - 1, subject.best)
     yield _same_seed(plays, again)
     if plays[0].comparable == interrupted.comparable:
         text = "begins anew, after done and in mid-episode"
@@ -36,13 +36,13 @@ async def probe_seeds(bench: Bench) -> AsyncIterator[Line]:
         yield _distinct(plays)
 
 
-async def _after_interruption(bench: Bench, session: Session) -> Play:
+async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -> Play:
     """The first task, played after a step into another one."""
-    play = await begin(session, bench.task(NUM_TASKS - 1), bench.env)
+    play = await begin(session, subject.task(NUM_TASKS - 1), subject.env)
     if not play.done:
-        for action in bench.best(play.observations, random.Random(0))[:1]:
-            await take(session, play, action, bench.env)
-    return await bench.play(session, 0, bench.best)
+        for action in subject.best(play.observations, random.Random(0))[:1]:
+            await take(session, play, action, subject.env)
+    return await subject.play(session, 0, subject.best)
 
 
 def _same_seed(plays: list[Play], again: list[Play]) -> Line:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import numpy
 
-from openenv_pipe.commands.env.check.bench import Bench
+from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import Play
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.session import Session
@@ -15,20 +15,20 @@ LIMIT_S = 2.0  # of each, and what the episodes that are then played need
 PERCENTILES = (50, 95, 99)
 
 
-async def probe_speed(bench: Bench) -> AsyncIterator[Line]:
+async def probe_speed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     """One line for each number of sessions that the server has."""
     for num_sessions in NUM_SESSIONS:
-        if num_sessions <= bench.num_sessions:
-            yield await _measure(bench, num_sessions)
+        if num_sessions <= subject.num_sessions:
+            yield await _measure(subject, num_sessions)
 
 
-async def _measure(bench: Bench, num_sessions: int) -> Line:
+async def _measure(subject: EnvironmentUnderTest, num_sessions: int) -> Line:
     plays: list[Play] = []
 
     async def do(session: Session, number: int) -> None:
-        plays.append(await bench.play(session, number, bench.best))
+        plays.append(await subject.play(session, number, subject.best))
 
-    duration_s = await bench.spread(
+    duration_s = await subject.spread(
         itertools.count(), do, num_sessions=num_sessions, limit_s=LIMIT_S
     )
     steps_s = [duration for play in plays for duration in play.durations_s[1:]]

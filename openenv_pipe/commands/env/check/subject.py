@@ -1,4 +1,4 @@
-"""What the probes work with: one server, its sessions, and the two policies."""
+"""The environment under test: one running server, its sessions, and the policies that play it."""
 
 import asyncio
 import random
@@ -24,8 +24,8 @@ SLOT_POLL_S = 0.05
 
 
 @dataclass(kw_only=True)
-class Bench:
-    """A running server and how to play it."""
+class EnvironmentUnderTest:
+    """A running server, its tasks, and the policies that choose actions for the probes."""
 
     env: EnvConfig
     host: Host  # of one server; sessions are opened beside its pool
