@@ -32,10 +32,11 @@ from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import websocket_url
+from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.rollout import Collector
-from openenv_pipe.rollout.collector import old_objects_at_rest
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.types import Task
 
 GUESS = "zzzzz"  # no word: every episode has six steps
@@ -90,18 +91,18 @@ async def bare(url: str, num_sessions: int) -> Speed:
                 json.loads(await socket.recv())
 
     clock = Clock()
-    with old_objects_at_rest():  # as in the episode loop, or torch's objects would count here only
-        await asyncio.gather(*(play(socket) for socket in sockets))
+    await asyncio.gather(*(play(socket) for socket in sockets))
     speed = clock.speed(num_sessions * EPISODES_PER_SESSION * NUM_STEPS)
     await asyncio.gather(*(socket.close() for socket in sockets))
     return speed
 
 
-async def loop(collector: Collector, num_sessions: int) -> Speed:
+async def loop(context: RolloutContext, num_sessions: int) -> Speed:
     """Of whole episodes. Counted are steps that the server took, not turns of the model."""
     clock = Clock()
-    groups = await collector.collect(
-        [TASK], group_size=num_sessions * EPISODES_PER_SESSION, temperature=1.0, seed=0, label="b"
+    num_episodes = num_sessions * EPISODES_PER_SESSION
+    groups = await play_groups(
+        context, [TASK], group_size=num_episodes, temperature=1.0, seed=0, label="b"
     )
     return clock.speed(sum(len(t.steps) for e in groups[0].episodes for t in e.turns))
 
@@ -117,16 +118,18 @@ async def measure(num_sessions: int, num_rounds: int) -> tuple[Speed, Speed]:
         host = build_host(config, Path(logs))
         try:
             await host.start()
-            collector = Collector(
+            context = RolloutContext(
                 env=config.env,
                 host=host,
                 adapter=build_adapter(config.env.adapter),
+                splits=Splits(train=[TASK], eval=[TASK]),
                 chat=chat,
                 engine=engine,
+                scorer=Scorer(config.reward, config.env.success_reward),
             )
-            await loop(collector, num_sessions)  # warm
+            await loop(context, num_sessions)  # warm
             pairs = [
-                (await bare(host.urls[0], num_sessions), await loop(collector, num_sessions))
+                (await bare(host.urls[0], num_sessions), await loop(context, num_sessions))
                 for _ in range(num_rounds)
             ]
         finally:

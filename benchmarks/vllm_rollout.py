@@ -40,7 +40,8 @@ from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
-from openenv_pipe.rollout import Collector
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.types import Episode
 
 GROUP_SIZE = 8
@@ -171,23 +172,24 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
         host = build_host(config, Path(logs))
         try:
             await host.start()
-            tasks = (
-                await open_splits(config, known_splits(config), host.urls[0], host.access)
-            ).train
+            splits = await open_splits(config, known_splits(config), host.urls[0], host.access)
             async with engine_of(config, Path(logs)) as (engine, policy):
                 client = await engine.replicas[0].life.serving()
-                collector = Collector(
+                context = RolloutContext(
                     env=config.env,
                     host=host,
                     adapter=build_adapter(config.env.adapter),
+                    splits=splits,
                     chat=policy.chat,
                     engine=engine,
+                    scorer=Scorer(config.reward, config.env.success_reward),
                 )
                 for number in range(num_rounds + 1):
                     await client.reset_prefix_cache()
                     started = time.perf_counter()
-                    groups = await collector.collect(
-                        [tasks[i] for i in range(num_episodes // GROUP_SIZE)],
+                    groups = await play_groups(
+                        context,
+                        [splits.train[i] for i in range(num_episodes // GROUP_SIZE)],
                         group_size=GROUP_SIZE,
                         temperature=1.0,
                         seed=number,

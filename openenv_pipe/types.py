@@ -144,6 +144,7 @@ class Group:
     id: str
     task: Task
     episodes: list[Episode]
+    seed: int = 0  # for what its members are sampled with together; episode files do not store it
 
     @property
     def scored(self) -> list[Episode]:

@@ -23,17 +23,19 @@ from openenv_pipe.engines import Completion, Engine, Request
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
-from openenv_pipe.environments.tasks import RangeTasks
+from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.rollout import Collector
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Step, Task, Turn
 
 torch.set_num_threads(1)  # models of the tests are too small to share, and the machine is not ours
 
 CPU = torch.device("cpu")
+SPLITS = ("train", "eval")
 TASK = Task(id="train/0", split="train", index=0, seed=0)
 
 
@@ -262,17 +264,18 @@ async def collect(
 ) -> list[Group]:
     """A collection as the pipeline makes it; rewards are the environment's, summed."""
     config = config or run_config()
-    collector = Collector(
+    context = RolloutContext(
         env=config.env,
         host=host or FakeHost(),
         adapter=build_adapter(config.env.adapter),
+        splits=Splits(**{each: RangeTasks(each, config.env.tasks.train) for each in SPLITS}),
         chat=policy.chat,
         engine=engine or local_engine(policy),
+        scorer=Scorer(config.reward, config.env.success_reward),
     )
-    train = RangeTasks("train", config.env.tasks.train)
-    tasks = [train[index] for index in range(num_tasks)]
-    groups = await collector.collect(
-        tasks, group_size=group_size, temperature=temperature, seed=seed, label=label
+    tasks = [context.splits.train[index] for index in range(num_tasks)]
+    groups = await play_groups(
+        context, tasks, group_size=group_size, temperature=temperature, seed=seed, label=label
     )
     for episode in all_episodes(groups):
         episode.reward = episode.whole_reward = sum(turn.reward for turn in episode.turns)

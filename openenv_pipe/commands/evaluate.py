@@ -147,13 +147,15 @@ async def _play(
     subject: Subject, logs: Path, *, with_baselines: bool, is_new_run: bool = False
 ) -> _Played:
     """Plays and keeps what was asked for; of a new run also which code and image were played."""
-    async with assembled(subject.config, logs, subject.checkpoint) as parts:
+    async with assembled(subject.config, logs, subject.checkpoint) as components:
+        rollout = components.rollout
+        assert rollout is not None
         if is_new_run:
-            subject.folder.update(**parts.host.facts())
-        own = await evaluate_model(parts, subject.label, subject.step)
+            subject.folder.update(**rollout.host.facts())
+        own = await evaluate_model(subject.config, rollout, subject.label, subject.step)
         for evaluation in own:
             save_evaluation(subject.folder.path, evaluation)
-        baselines = await play_baselines(parts) if with_baselines else []
+        baselines = await play_baselines(subject.config, rollout) if with_baselines else []
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)
     return _Played(

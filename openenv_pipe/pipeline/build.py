@@ -1,4 +1,4 @@
-"""The live parts of a run, made from its configuration and ended with it."""
+"""Build the components of a run from its configuration, and end them with it."""
 
 import asyncio
 import os
@@ -32,9 +32,10 @@ from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
-from openenv_pipe.pipeline.components import Bench, Parts
+from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.rewards import Scorer
+from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.progress import tell_person
 from openenv_pipe.system.resources import load_callable
@@ -47,8 +48,8 @@ async def assembled(
     checkpoint: Path | None = None,
     tell: Callable[[str], None] = tell_person,
     servers: ServerProvider | None = None,
-) -> AsyncIterator[Parts]:
-    """The parts, started; environment servers and the model side by side.
+) -> AsyncIterator[Components]:
+    """Build all components of a run; the servers start while the model loads.
 
     servers: None means servers of its own.
     Raises ConfigError and HostError. Whatever happens inside, nothing outlives the block.
@@ -68,17 +69,21 @@ async def assembled(
         policy, _ = await asyncio.gather(loading, host.start())
         opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, servers)
         async with opened as engine:
-            yield Parts(
-                config=config,
+            rollout = RolloutContext(
+                env=config.env,
                 host=host,
                 adapter=await adapter_for(config.env.adapter, host.urls, host.access),
-                tasks=await open_splits(config, known_sets, host.urls[0], host.access),
-                policy=policy,
+                splits=await open_splits(config, known_sets, host.urls[0], host.access),
                 chat=policy.chat if policy else TextChat(),
                 engine=engine,
                 scorer=scorer,
+            )
+            yield Components(
+                config=config,
+                policy=policy,
                 torch_thread=torch_thread,
                 workers=workers,
+                rollout=rollout,
             )
     finally:
         if workers:
@@ -88,8 +93,8 @@ async def assembled(
 
 
 @asynccontextmanager
-async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Bench]:
-    """The policy and its thread, for training on episodes that are there already."""
+async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Components]:
+    """Build the learner's components alone, to train on recorded episodes."""
     device = select_device(config.device)
     num_threads = config.num_threads or _num_cores()
     workers = _workers(config, device, logs, num_threads)
@@ -100,7 +105,7 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Bench]:
         policy = await asyncio.get_running_loop().run_in_executor(
             torch_thread, partial(_load_checked, config, device, None, tell_person)
         )
-        yield Bench(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
+        yield Components(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
 
 
 def _workers(

@@ -5,30 +5,32 @@ Whoever plays, episode k of a task has the same sampling seed: what differs is t
 """
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.engines.base import Engine
-from openenv_pipe.pipeline.components import Parts
+from openenv_pipe.pipeline.components import with_scripted_player
+from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.runs.eval_report import EvalReport, summarise
 from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation
 
 SEEDS_LABEL = "eval"  # of all evaluations: part of what the sampling seeds are hashed from
 
 
-async def evaluate_model(parts: Parts, label: str, step: int | None) -> list[Evaluation]:
+async def evaluate_model(
+    config: RunConfig, rollout: RolloutContext, label: str, step: int | None
+) -> list[Evaluation]:
     """The model on `eval.num_tasks` tasks, sampled as `eval` says, and greedy if it says so.
 
     step: of GRPO behind the model; None if no run has trained it.
     """
-    config = parts.config.eval
-    ways = [(label, config.samples_per_task, config.temperature)]
-    if config.greedy and parts.config.engine.capabilities.samples:
+    ways = [(label, config.eval.samples_per_task, config.eval.temperature)]
+    if config.eval.greedy and config.engine.capabilities.samples:
         ways.append((label + GREEDY, 1, 0.0))
     return [
         await _play(
-            parts,
+            config,
+            rollout,
             name,
-            model=describe_model(parts.config),
+            model=describe_model(config),
             step=step,
-            num_tasks=config.num_tasks,
+            num_tasks=config.eval.num_tasks,
             samples_per_task=samples_per_task,
             temperature=temperature,
         )
@@ -36,38 +38,38 @@ async def evaluate_model(parts: Parts, label: str, step: int | None) -> list[Eva
     ]
 
 
-async def evaluate_during(parts: Parts, step: int) -> Evaluation:
+async def evaluate_during(config: RunConfig, rollout: RolloutContext, step: int) -> Evaluation:
     """The model between two steps of training, on the first tasks of `eval`."""
-    config = parts.config.eval
+    during = config.eval.during
     return await _play(
-        parts,
+        config,
+        rollout,
         f"{DURING}{step:06d}",
-        model=describe_model(parts.config),
+        model=describe_model(config),
         step=step,
-        num_tasks=config.during.num_tasks or config.num_tasks,
-        samples_per_task=config.during.samples_per_task or config.samples_per_task,
-        temperature=config.temperature,
+        num_tasks=during.num_tasks or config.eval.num_tasks,
+        samples_per_task=during.samples_per_task or config.eval.samples_per_task,
+        temperature=config.eval.temperature,
     )
 
 
-async def play_baselines(parts: Parts) -> list[Evaluation]:
+async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Evaluation]:
     """The scripted players of `env.baselines` on the tasks of `eval`, if it asks for them.
 
     None where the engine needs no tokenizer, because a script's replies do.
     """
-    config = parts.config
     if not config.eval.baselines or not config.engine.capabilities.needs_tokenizer:
         return []
     return [
         await _play(
-            parts,
+            config,
+            with_scripted_player(rollout, policy),
             f"{BASELINE}{name}",
             model=policy,
             step=None,
             num_tasks=config.eval.num_tasks,
             samples_per_task=config.eval.samples_per_task,
             temperature=None,
-            engine=parts.scripted_engine(policy),
         )
         for name, policy in config.env.baselines.items()
     ]
@@ -97,7 +99,8 @@ def describe_model(config: RunConfig) -> str:
 
 
 async def _play(
-    parts: Parts,
+    config: RunConfig,
+    rollout: RolloutContext,
     label: str,
     *,
     model: str,
@@ -105,16 +108,15 @@ async def _play(
     num_tasks: int,
     samples_per_task: int,
     temperature: float | None,
-    engine: Engine | None = None,
 ) -> Evaluation:
-    """Some tasks of the eval split, each some times, by the policy or by another engine."""
-    config = parts.config
-    groups = await parts.collect(
-        [parts.tasks.eval[index] for index in range(num_tasks)],
+    """Play the first `num_tasks` tasks of the eval split, each `samples_per_task` times."""
+    groups = await collect_groups(
+        rollout,
+        [rollout.splits.eval[index] for index in range(num_tasks)],
         group_size=samples_per_task,
         temperature=temperature or 0.0,
+        seed=config.seed,
         label=SEEDS_LABEL,
-        engine=engine,
     )
     report = summarise(
         label,

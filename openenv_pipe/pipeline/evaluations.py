@@ -2,13 +2,14 @@
 
 from collections.abc import Awaitable, Callable
 
-from openenv_pipe.pipeline.components import Parts
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.pipeline.evaluate import (
     evaluate_during,
     evaluate_model,
     play_baselines,
     stop_reason,
 )
+from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import (
     BASELINE,
@@ -27,30 +28,32 @@ class Evaluations:
 
     def __init__(
         self,
-        parts: Parts,
+        config: RunConfig,
+        rollout: RolloutContext,
         folder: RunFolder,
         progress: Progress,
         clear_engine: Callable[[], Awaitable[None]],
     ) -> None:
         """clear_engine: waits until nobody else plays on an engine that serves one at a time."""
         self._clear_engine = clear_engine
-        self._parts = parts
+        self._config = config
+        self._rollout = rollout
         self._folder = folder.path
         self._progress = progress
-        self._during = parts.config.eval.during
+        self._during = config.eval.during
 
     async def baselines(self) -> None:
         """The scripted players."""
-        names = {f"{BASELINE}{name}" for name in self._parts.config.env.baselines}
+        names = {f"{BASELINE}{name}" for name in self._config.env.baselines}
         if not names <= set(read_reports(self._folder)):
-            self._keep(await play_baselines(self._parts))
+            self._keep(await play_baselines(self._config, self._rollout))
 
     async def stage(self, label: str, step: int | None) -> None:
         """The model as it is now, after `step` steps of GRPO."""
         done = read_stages(self._folder).get(label)
         if done is None or done.step != step:
             await self._clear_engine()
-            self._keep(await evaluate_model(self._parts, label, step))
+            self._keep(await evaluate_model(self._config, self._rollout, label, step))
 
     async def during(self, step: int) -> str | None:
         """Between two steps, if it is time; why training may end with it, if it may."""
@@ -59,10 +62,10 @@ class Evaluations:
         done = [report for report in read_during(self._folder) if report.step == step]
         if not done:
             await self._clear_engine()
-            evaluation = await evaluate_during(self._parts, step)
+            evaluation = await evaluate_during(self._config, self._rollout, step)
             self._keep([evaluation])
             done = [evaluation.report]
-        return stop_reason(self._parts.config, done[-1])
+        return stop_reason(self._config, done[-1])
 
     def _keep(self, evaluations: list[Evaluation]) -> None:
         """The first is written last: where it is, all are."""

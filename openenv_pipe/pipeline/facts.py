@@ -21,21 +21,19 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.config.schema.base import Block
-from openenv_pipe.environments.tasks import TaskSet
+from openenv_pipe.environments.tasks import Splits, TaskSet
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.pipeline.components import Parts
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
 from openenv_pipe.system.resources import load_callable
 
 
-def find_facts(parts: Parts) -> dict[str, JsonValue]:
+def find_facts(config: RunConfig, policy: Policy, splits: Splits) -> dict[str, JsonValue]:
     """Call it before the policy learns, where torch works."""
-    config = parts.config
     return {
-        **policy_facts(parts.policy),
+        **policy_facts(policy),
         "tasks": {
-            "train": _task_facts(config.env.tasks.train, parts.tasks.train),
-            "eval": _task_facts(config.env.tasks.eval, parts.tasks.eval),
+            "train": _task_facts(config.env.tasks.train, splits.train),
+            "eval": _task_facts(config.env.tasks.eval, splits.eval),
         },
         "callables": _callables(config),
     }

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from openenv_pipe.algorithms.advantages import has_signal
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.environments.tasks import build_order
-from openenv_pipe.pipeline.components import Parts
+from openenv_pipe.pipeline.components import with_scripted_player
+from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.system.files import read_json, write_json
 from openenv_pipe.types import Group
@@ -87,11 +89,10 @@ class PlayedGroups:
     signal are followed by as many of further tasks, until enough have one or the rounds are over.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._config = parts.config
-        tasks = parts.config.env.tasks
-        self._order = build_order(tasks.order, parts.tasks.train, parts.config.seed)
+    def __init__(self, config: RunConfig, rollout: RolloutContext) -> None:
+        self._config = config
+        self._rollout = rollout
+        self._order = build_order(config.env.tasks.order, rollout.splits.train, config.seed)
         self._num_taken: int | None = None  # of the order; None: as many as without rounds
         self._collections: dict[int, _Collection] = {}  # by step
         self._restored: dict[int, list[Group]] = {}  # by step: those of a checkpoint
@@ -102,12 +103,13 @@ class PlayedGroups:
     async def demonstrations(self) -> list[Group]:
         warm_start = self._config.trainer.warm_start
         assert warm_start.policy is not None
-        return await self._parts.collect(
+        return await collect_groups(
+            with_scripted_player(self._rollout, warm_start.policy),
             self._order.take(0, warm_start.num_episodes),
             group_size=1,
             temperature=1.0,
+            seed=self._config.seed,
             label="warm start",
-            engine=self._parts.scripted_engine(warm_start.policy),
         )
 
     async def groups(self, step: int) -> list[Group]:
@@ -150,29 +152,32 @@ class PlayedGroups:
         trainer = self._config.trainer
         tasks = self._order.take(self._num_taken, count)
         self._num_taken += count
-        groups = await self._parts.collect(
+        groups = await collect_groups(
+            self._rollout,
             tasks,
             group_size=trainer.group_size,
             temperature=trainer.temperature,
+            seed=self._config.seed,
             label=label,
         )
         self._order.record(groups)
         return groups
 
     async def begin_update(self) -> None:
-        await self._parts.engine.begin_update(idle=not self._collections)  # else: played ahead
+        await self._rollout.engine.begin_update(idle=not self._collections)  # else: played ahead
 
     async def publish(self, step: int) -> None:
         self.version = step
         is_playing = any(not each.playing.done() for each in self._collections.values())
-        self._is_published = self._parts.engine.capabilities.publishes_in_flight or not is_playing
+        in_flight = self._rollout.engine.capabilities.publishes_in_flight
+        self._is_published = in_flight or not is_playing
         if self._is_published:
-            await self._parts.engine.publish(step)
+            await self._rollout.engine.publish(step)
 
     async def _publish_late(self) -> None:
         """For an engine whose policy must not change while episodes are played."""
         if not self._is_published:
-            await self._parts.engine.publish(self.version)
+            await self._rollout.engine.publish(self.version)
             self._is_published = True
 
     async def settle(self) -> None:
@@ -180,7 +185,7 @@ class PlayedGroups:
 
     async def clear_engine(self) -> None:
         """Waits until others may play on the engine, with the current weights: an evaluation."""
-        in_flight = self._parts.engine.capabilities.publishes_in_flight
+        in_flight = self._rollout.engine.capabilities.publishes_in_flight
         await self._finish([] if in_flight else list(self._collections.values()))
 
     async def _finish(self, collections: Sequence[_Collection]) -> None:
@@ -193,7 +198,7 @@ class PlayedGroups:
         return collection.version < self.version
 
     async def metrics(self) -> Mapping[str, float]:
-        return await self._parts.engine.metrics()
+        return await self._rollout.engine.metrics()
 
     def save(self, folder: Path) -> None:
         kept, orders = dict(self._restored), [self._restored_order] if self._restored else []

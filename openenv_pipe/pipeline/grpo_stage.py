@@ -10,8 +10,9 @@ from openenv_pipe.algorithms.samples import build_sample
 from openenv_pipe.learner.distributed.joint import build_learner
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.pipeline.checkpoints import Saver
+from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.group_sources import GroupSource
-from openenv_pipe.pipeline.journal import Journal, Workbench, to_the_end
+from openenv_pipe.pipeline.journal import Journal, to_the_end
 from openenv_pipe.rollout.metrics import summarise_groups, summarise_staleness
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
@@ -22,19 +23,24 @@ class ReinforceStage:
     """Learns step by step; knows how far it is."""
 
     def __init__(
-        self, bench: Workbench, source: GroupSource, saver: Saver, journal: Journal, folder: Path
+        self,
+        components: Components,
+        source: GroupSource,
+        saver: Saver,
+        journal: Journal,
+        folder: Path,
     ) -> None:
         self.step = 0
         self.in_step = False  # weights are between two steps: not to be saved
-        self._trainer = bench.config.trainer
-        self._seed = bench.config.seed
-        self._bench = bench
+        self._trainer = components.config.trainer
+        self._seed = components.config.seed
+        self._components = components
         self._source = source
         self._saver = saver
         self._journal = journal
         self._folder = folder
         journal.begin("grpo", self._trainer.steps)
-        self._learner = build_learner(bench.policy, bench.config, bench.workers)
+        self._learner = build_learner(components.policy, components.config, components.workers)
 
     def load(self, checkpoint: Path) -> None:
         """Goes on from a checkpoint of this stage. Touches tensors."""
@@ -54,7 +60,7 @@ class ReinforceStage:
         """No step follows: its weights stay, whether a checkpoint was due or not."""
         if self.step and not self._saver.is_saved(Place("grpo", self.step)):
             await to_the_end(self._save())
-        await self._bench.compute(self._saver.tidy)
+        await self._components.compute(self._saver.tidy)
 
     async def save_passing(self) -> None:
         """A checkpoint of where this stage is, to go on from, unless there is one."""
@@ -70,7 +76,7 @@ class ReinforceStage:
     async def _save(self, *, passing: bool = False) -> None:
         await self._source.settle()
         place, optimizer = Place("grpo", self.step), self._learner.optimizer
-        await self._bench.compute(self._saver.save, place, optimizer, passing=passing)
+        await self._components.compute(self._saver.save, place, optimizer, passing=passing)
 
     async def _learn(self, groups: Sequence[Group], started: float) -> None:
         """Updates the policy on the groups and writes down what happened, all or nothing."""
@@ -93,7 +99,7 @@ class ReinforceStage:
         self.in_step = True
         if samples:
             await self._source.begin_update()
-            metrics |= await self._bench.compute(self._learner.update, samples, step)
+            metrics |= await self._components.compute(self._learner.update, samples, step)
             await self._source.publish(step)
         metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
         metrics |= await self._source.metrics()

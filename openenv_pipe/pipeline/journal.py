@@ -1,37 +1,17 @@
-"""What both stages of training share: steps that are whole, and lines that say so."""
+"""What both stages of training share: the log of metrics, and work that is never cut in half."""
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.learner.distributed.workers import Workers
-from openenv_pipe.models.policy import Policy
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
 from openenv_pipe.system.progress import Progress
 from openenv_pipe.trackers import Tracker, build_tracker
 
 Result = TypeVar("Result")
-
-
-class Workbench(Protocol):
-    """What training needs of a run's parts: the policy, the thread that torch works in, and the
-    processes of further devices."""
-
-    @property
-    def config(self) -> RunConfig: ...
-
-    @property
-    def policy(self) -> Policy: ...
-
-    @property
-    def workers(self) -> Workers | None: ...
-
-    async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Runs torch work in its thread."""
-        ...
 
 
 class Journal:

@@ -104,22 +104,24 @@ async def _play_and_learn(course: Course, progress: Progress) -> str | None:
     folder = course.folder
     async with assembled(
         course.config, folder.logs, tell=progress.note, servers=course.servers
-    ) as parts:
+    ) as components:
+        config, rollout = course.config, components.rollout
+        assert rollout is not None
         facts = {
-            **parts.host.facts(),
-            **parts.engine.facts(),
-            **await parts.compute(find_facts, parts),
+            **rollout.host.facts(),
+            **rollout.engine.facts(),
+            **await components.compute(find_facts, config, components.policy, rollout.splits),
         }
         if course.on_differences:
             course.on_differences(find_other_facts(course.expected, facts))
         folder.update(**facts)
-        source = PlayedGroups(parts)
+        source = PlayedGroups(config, rollout)
         story = Story(
-            parts,
+            components,
             source,
             folder,
             progress,
-            evaluations=Evaluations(parts, folder, progress, source.clear_engine),
+            evaluations=Evaluations(config, rollout, folder, progress, source.clear_engine),
             origin=_origin(folder),
             stop_after=course.stop_after,
         )

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.pipeline.checkpoints import Saver
+from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.grpo_stage import ReinforceStage
-from openenv_pipe.pipeline.journal import Journal, Workbench, to_the_end
+from openenv_pipe.pipeline.journal import Journal, to_the_end
 from openenv_pipe.pipeline.warm_start_stage import WarmStartStage
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.folder import RunFolder
@@ -33,7 +34,7 @@ class Story:
 
     def __init__(
         self,
-        bench: Workbench,
+        components: Components,
         source: GroupSource,
         folder: RunFolder,
         progress: Progress,
@@ -43,15 +44,15 @@ class Story:
         stop_after: int | None = None,
     ) -> None:
         """origin: where the run began, of a fork. stop_after: of the steps of GRPO so many."""
-        self._bench = bench
-        self._trainer = bench.config.trainer
+        self._components = components
+        self._trainer = components.config.trainer
         self._source = source
         self._folder = folder.path
         self._evaluations = evaluations
         self._origin = origin
         self._stop_after = stop_after
-        self._journal = Journal(bench.config, folder, progress)
-        self._saver = Saver(bench.config, folder, bench.policy, source, progress.note)
+        self._journal = Journal(components.config, folder, progress)
+        self._saver = Saver(components.config, folder, components.policy, source, progress.note)
         self._warm_start: WarmStartStage | None = None
         self._reinforce: ReinforceStage | None = None
 
@@ -63,7 +64,7 @@ class Story:
         place = Place.of(checkpoint) if checkpoint else None
         if checkpoint:
             await self._source.begin_update()
-            await self._bench.compute(self._saver.load, checkpoint)
+            await self._components.compute(self._saver.load, checkpoint)
             await self._source.publish(self._source.version)
         if place == self._origin:
             await self._evaluations.baselines()
@@ -86,19 +87,23 @@ class Story:
             await self._source.close()
 
     async def _run_warm_start(self, checkpoint: Path | None) -> None:
-        stage = WarmStartStage(self._bench, self._source, self._saver, self._journal, self._folder)
+        stage = WarmStartStage(
+            self._components, self._source, self._saver, self._journal, self._folder
+        )
         self._warm_start = stage
         if checkpoint:
-            await self._bench.compute(stage.load, checkpoint)
+            await self._components.compute(stage.load, checkpoint)
         await stage.run()
-        await to_the_end(self._bench.compute(self._saver.save, Place("grpo", 0), None))
+        await to_the_end(self._components.compute(self._saver.save, Place("grpo", 0), None))
         await self._source.publish(0)
         self._warm_start = None
 
     async def _run_grpo(self, checkpoint: Path | None) -> str | None:
-        stage = ReinforceStage(self._bench, self._source, self._saver, self._journal, self._folder)
+        stage = ReinforceStage(
+            self._components, self._source, self._saver, self._journal, self._folder
+        )
         if checkpoint:
-            await self._bench.compute(stage.load, checkpoint)
+            await self._components.compute(stage.load, checkpoint)
         self._reinforce = stage
         reason = None
         while stage.step < self._trainer.steps and stage.step != self._stop_after:

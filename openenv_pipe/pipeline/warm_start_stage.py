@@ -9,8 +9,9 @@ from openenv_pipe.algorithms.samples import build_sample
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.pipeline.checkpoints import Saver
+from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.group_sources import GroupSource
-from openenv_pipe.pipeline.journal import Journal, Workbench, to_the_end
+from openenv_pipe.pipeline.journal import Journal, to_the_end
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.types import Group, Sample
@@ -20,23 +21,28 @@ class WarmStartStage:
     """Imitates step by step; knows how far it is."""
 
     def __init__(
-        self, bench: Workbench, source: GroupSource, saver: Saver, journal: Journal, folder: Path
+        self,
+        components: Components,
+        source: GroupSource,
+        saver: Saver,
+        journal: Journal,
+        folder: Path,
     ) -> None:
-        trainer = bench.config.trainer
+        trainer = components.config.trainer
         self.step = 0
         self.in_step = False  # weights are between two steps: not to be saved
         self._every = trainer.checkpoint.every
         self._num_steps = trainer.warm_start.steps
-        self._bench = bench
+        self._components = components
         self._source = source
         self._saver = saver
         self._journal = journal
         self._episodes = episodes_path(folder, 0)
         self._stage = WarmStart(
-            bench.policy,
+            components.policy,
             trainer.warm_start,
             tokens_per_batch=trainer.tokens_per_batch,
-            seed=bench.config.seed,
+            seed=components.config.seed,
         )
 
     def load(self, checkpoint: Path) -> None:
@@ -58,7 +64,7 @@ class WarmStartStage:
         """A checkpoint of where this stage is, to go on from, unless there is one."""
         place, stage = Place("warm_start", self.step), self._stage
         if not self._saver.is_saved(place):
-            await self._bench.compute(
+            await self._components.compute(
                 self._saver.save, place, stage.optimizer, warm_start=stage, passing=True
             )
 
@@ -71,9 +77,9 @@ class WarmStartStage:
 
     async def _imitate(self, samples: Sequence[Sample]) -> None:
         started = time.perf_counter()
-        seed_step(self._bench.config.seed, "warm_start", self.step + 1)
+        seed_step(self._components.config.seed, "warm_start", self.step + 1)
         self.in_step = True
-        metrics = await self._bench.compute(self._stage.step, samples)
+        metrics = await self._components.compute(self._stage.step, samples)
         self.step += 1
         self.in_step = False
         self._journal.write("warm_start", self.step, metrics, started)

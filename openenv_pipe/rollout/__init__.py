@@ -1,6 +1,6 @@
-"""Playing episodes: the loop of one, and the gathering of many."""
+"""Playing episodes: one from reset to its end, and many at once."""
 
-from openenv_pipe.rollout.collector import Collector
-from openenv_pipe.rollout.episode import Chat
+from openenv_pipe.rollout.collector import collect_groups, play_groups
+from openenv_pipe.rollout.context import RolloutContext
 
-__all__ = ["Chat", "Collector"]
+__all__ = ["RolloutContext", "collect_groups", "play_groups"]

@@ -1,108 +1,138 @@
 """Many episodes at once: one asyncio task per playing episode, in a fixed order of starts."""
 
 import asyncio
-import gc
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
-from openenv_pipe.config.schema import EnvConfig
-from openenv_pipe.engines.base import Engine
-from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.rollout.episode import Chat, Player
-from openenv_pipe.types import Episode, Group, Task
+from openenv_pipe.errors import FailureError
+from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.rollout.episode import Player
+from openenv_pipe.types import Episode, Group, Status, Task
+
+DEATH_SEEN_WITHIN_S = 2.0
 
 
-class Collector:
-    """Plays groups of episodes on one host with one engine."""
+async def collect_groups(
+    context: RolloutContext,
+    tasks: Sequence[Task],
+    *,
+    group_size: int,
+    temperature: float,
+    seed: int,
+    label: str,
+) -> list[Group]:
+    """Play groups of episodes as `play_groups` does, and score every episode.
 
-    def __init__(
-        self, *, env: EnvConfig, host: Host, adapter: Adapter, chat: Chat, engine: Engine
-    ) -> None:
-        self._env = env
-        self._host = host
-        self._adapter = adapter
-        self._chat = chat
-        self._engine = engine
-
-    async def collect(
-        self, tasks: Sequence[Task], *, group_size: int, temperature: float, seed: int, label: str
-    ) -> list[Group]:
-        """`group_size` episodes of each task; groups in the order of the tasks.
-
-        An episode's sampling seed is a hash of (seed, label, place of its group, member), so
-        members differ, equal calls are equal, and `label` (a step, say) sets calls apart.
-        """
-        groups = [
-            Group(
-                id=f"{label}/{place}",
-                task=task,
-                episodes=[
-                    Episode(
-                        task=task,
-                        member=member,
-                        seed=episode_seed(seed, label, place, member),
-                    )
-                    for member in range(group_size)
-                ],
-            )
-            for place, task in enumerate(tasks)
-        ]
-        episodes = [
-            (episode, group_seed(seed, label, place))
-            for place, group in enumerate(groups)
-            for episode in group.episodes
-        ]
-        await self._play_all(episodes, temperature)
-        return groups
-
-    async def _play_all(self, episodes: Sequence[tuple[Episode, int]], temperature: float) -> None:
-        limit = min(len(episodes), self._host.capacity, self._engine.max_episodes)
-        first = self._engine.expect(len(episodes), limit)
-        queue = iter(enumerate(episodes, start=first))
-        try:
-            with old_objects_at_rest():
-                async with asyncio.TaskGroup() as workers:
-                    for _ in range(limit):
-                        workers.create_task(self._work(queue, temperature))
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
-
-    async def _work(
-        self, queue: Iterator[tuple[int, tuple[Episode, int]]], temperature: float
-    ) -> None:
-        for number, (episode, seed_of_group) in queue:
-            player = Player(
-                episode,
-                number,
-                env=self._env,
-                host=self._host,
-                adapter=self._adapter,
-                chat=self._chat,
-                engine=self._engine,
-                temperature=temperature,
-                group_seed=seed_of_group,
-            )
-            await player.play()
-            self._engine.finish(number)  # not after an error: the whole collection ends with it
-
-
-@contextmanager
-def old_objects_at_rest() -> Iterator[None]:
-    """Garbage is looked for among new objects only.
-
-    Episodes make so many of them that all others, of torch alone hundreds of thousands, would be
-    looked through again and again: a tenth of a collection's time.
+    Raises:
+        FailureError: all episodes failed although no server died, or none had a single turn.
+        EngineError, HostError, ConfigError: as `play_groups`.
     """
-    if gc.get_freeze_count():  # the program keeps objects out itself: its choice stays
-        yield
-        return
-    gc.freeze()
+    num_deaths = context.host.num_deaths
+    groups = await play_groups(
+        context,
+        tasks,
+        group_size=group_size,
+        temperature=temperature,
+        seed=seed,
+        label=label,
+    )
+    episodes = [episode for group in groups for episode in group.episodes]
+    for episode in episodes:
+        context.scorer.score(episode)
+    # When a server died, the host's budget of restarts decides whether the run goes on.
+    has_failed = bool(episodes) and all(episode.failed for episode in episodes)
+    if not (has_failed and await _has_lost_a_server(context.host, num_deaths)):
+        _refuse_total_failure(episodes)
+    return groups
+
+
+async def play_groups(
+    context: RolloutContext,
+    tasks: Sequence[Task],
+    *,
+    group_size: int,
+    temperature: float,
+    seed: int,
+    label: str,
+) -> list[Group]:
+    """Play `group_size` episodes of each task; the groups are in the order of the tasks.
+
+    An episode's sampling seed is a hash of (seed, label, place of its group, member): the members
+    of a group differ, equal calls are equal, and `label` (a step, for example) sets calls apart.
+
+    Raises:
+        EngineError, HostError, ConfigError: the collection cannot go on. An episode whose session
+            fails is data instead: it has the status ERROR.
+    """
+    groups = [
+        Group(
+            id=f"{label}/{place}",
+            task=task,
+            seed=group_seed(seed, label, place),
+            episodes=[
+                Episode(task=task, member=member, seed=episode_seed(seed, label, place, member))
+                for member in range(group_size)
+            ],
+        )
+        for place, task in enumerate(tasks)
+    ]
+    num_episodes = len(groups) * group_size
+    limit = min(num_episodes, context.host.capacity, context.engine.max_episodes)
+    first_number = context.engine.expect(num_episodes, limit)
+    players = _players(context, groups, first_number, temperature)
     try:
-        yield
-    finally:
-        gc.unfreeze()
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(limit):
+                workers.create_task(_play_in_turn(context, players))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return groups
+
+
+def _players(
+    context: RolloutContext, groups: Sequence[Group], first_number: int, temperature: float
+) -> Iterator[Player]:
+    """One player for each episode, made when a worker asks for it."""
+    number = first_number
+    for group in groups:
+        for episode in group.episodes:
+            yield Player(context, group, episode, number=number, temperature=temperature)
+            number += 1
+
+
+async def _play_in_turn(context: RolloutContext, players: Iterator[Player]) -> None:
+    """Play one episode after the other until none is left, beside other workers."""
+    for player in players:
+        await player.play()
+        context.engine.finish(player.number)  # an error ends the whole collection: no finish then
+
+
+async def _has_lost_a_server(host: Host, num_deaths: int) -> bool:
+    """Whether a server died since there were `num_deaths`.
+
+    The host notices a server's end a moment after the episodes do, so this waits for it.
+    """
+    latest = time.monotonic() + DEATH_SEEN_WITHIN_S
+    while host.num_deaths == num_deaths and time.monotonic() < latest:
+        await asyncio.sleep(DEATH_SEEN_WITHIN_S / 20)
+    return host.num_deaths > num_deaths
+
+
+def _refuse_total_failure(episodes: Sequence[Episode]) -> None:
+    """Raise FailureError if no episode can be used: one failure is data, all of them a fault."""
+    if episodes and all(episode.failed for episode in episodes):
+        raise FailureError(
+            f"all {len(episodes)} episodes failed, the first with: {episodes[0].error}; "
+            "`openenv-pipe check` tries the environment alone"
+        )
+    if episodes and not any(episode.turns for episode in episodes):
+        raise FailureError(
+            f"all {len(episodes)} episodes ended before their first turn, the first with status "
+            f"{episodes[0].status}; {Status.TOKEN_LIMIT} asks for a larger env.max_episode_tokens, "
+            f"{Status.DONE} for other reset keywords"
+        )
 
 
 def episode_seed(seed: int, label: str, group: int, member: int) -> int:
@@ -112,6 +142,6 @@ def episode_seed(seed: int, label: str, group: int, member: int) -> int:
 
 
 def group_seed(seed: int, label: str, group: int) -> int:
-    """A seed below 2**62 for what the members of a group are asked together."""
+    """A seed below 2**62 for a request that samples for several members of a group at once."""
     digest = hashlib.sha256(f"{seed}/{label}/{group}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 2

@@ -1,37 +1,26 @@
-"""One episode, from reset to its end. Ids only grow; nothing is tokenised twice."""
+"""One episode, from reset to its end. Token ids are only appended, never tokenised again."""
 
 import time
-from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
-from openenv_pipe.config.schema import EnvConfig
-from openenv_pipe.engines.base import Completion, Engine, Request
-from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
+from openenv_pipe.engines.base import Completion, Request
+from openenv_pipe.environments.adapters.base import UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session, step_aside
-from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.rollout.context import RolloutContext
 from openenv_pipe.types import (
     Action,
     Episode,
     Finish,
+    Group,
     Message,
     Observation,
     Opening,
     Status,
     Step,
-    Tool,
     Turn,
 )
-
-
-class Chat(Protocol):
-    """What an episode needs of a chat format."""
-
-    def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...
-    def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]: ...
-    def reply_text(self, completion_ids: Sequence[int]) -> str: ...
 
 
 class Player:
@@ -39,38 +28,32 @@ class Player:
 
     def __init__(
         self,
+        context: RolloutContext,
+        group: Group,
         episode: Episode,
-        number: int,
         *,
-        env: EnvConfig,
-        host: Host,
-        adapter: Adapter,
-        chat: Chat,
-        engine: Engine,
+        number: int,
         temperature: float,
-        group_seed: int | None = None,
     ) -> None:
+        """number: the episode's in the engine's count."""
+        self.number = number
+        self._context = context
+        self._group = group
         self._episode = episode
-        self._group_seed = group_seed
-        self._number = number
-        self._env = env
-        self._host = host
-        self._adapter = adapter
-        self._chat = chat
-        self._engine = engine
         self._temperature = temperature
         self._observations: list[Observation] = []
         self._opening: Opening  # from the reset on
         self._num_tokens = 0
 
     async def play(self) -> None:
-        """Fills the episode in. A session's failure ends it with status ERROR, as data.
+        """Play the episode and fill it in. A session's failure ends it with the status ERROR.
 
-        Raises EngineError, HostError and ConfigError: those end the run.
+        Raises:
+            EngineError, HostError, ConfigError: these end the run.
         """
         started = time.perf_counter()
         try:
-            async with self._host.session() as session:
+            async with self._context.host.session() as session:
                 self._episode.status = await self._play(session)
         except SessionError as error:
             self._episode.status = Status.ERROR
@@ -79,7 +62,7 @@ class Player:
             self._episode.duration_s = time.perf_counter() - started
 
     async def _play(self, session: Session) -> Status:
-        episode, env = self._episode, self._env
+        episode, env = self._episode, self._context.env
         keywords = {**episode.task.reset, "seed": episode.task.seed}
         result = await session.reset(keywords, env.reset_timeout_s)
         episode.first_observation = result.observation
@@ -87,7 +70,7 @@ class Player:
         if result.done:
             return Status.DONE
         ask = partial(step_aside, session, env.step_timeout_s)
-        self._opening = await self._adapter.open(result.observation, ask)
+        self._opening = await self._context.adapter.open(result.observation, ask)
         new_ids = self._first_ids(self._opening)
         while True:
             room = env.max_episode_tokens - self._num_tokens - len(new_ids)
@@ -101,13 +84,13 @@ class Player:
                 return end
             if len(episode.turns) == env.max_turns:
                 return Status.TURN_LIMIT
-            new_ids = self._chat.following_ids(messages, ended=turn.finish is Finish.STOP)
+            new_ids = self._context.chat.following_ids(messages, ended=turn.finish is Finish.STOP)
 
     async def _reply(self, new_ids: list[int], max_tokens: int) -> Turn:
         episode = self._episode
-        completion: Completion = await self._engine.generate(
+        completion: Completion = await self._context.engine.generate(
             Request(
-                episode=self._number,
+                episode=self.number,
                 turn=len(episode.turns),
                 new_ids=new_ids,
                 max_tokens=max_tokens,
@@ -115,7 +98,7 @@ class Player:
                 seed=episode.seed,
                 observations=self._observations.copy(),
                 opening=self._opening,
-                group_seed=self._group_seed,
+                group_seed=self._group.seed,
                 member=episode.member,
             )
         )
@@ -125,16 +108,16 @@ class Player:
             logprobs=completion.logprobs,
             finish=completion.finish,
             policy_versions=completion.policy_versions,
-            reply=self._chat.reply_text(completion.token_ids),
+            reply=self._context.chat.reply_text(completion.token_ids),
         )
 
     def _first_ids(self, opening: Opening) -> list[int]:
         """The first prompt. Raises ConfigError if the tools alone are more than an episode."""
-        limit = self._env.max_episode_tokens
-        ids = self._chat.first_ids(opening.messages, opening.tools)
+        limit = self._context.env.max_episode_tokens
+        ids = self._context.chat.first_ids(opening.messages, opening.tools)
         num_for_tools = 0
         if len(ids) >= limit and opening.tools:
-            num_for_tools = len(ids) - len(self._chat.first_ids(opening.messages))
+            num_for_tools = len(ids) - len(self._context.chat.first_ids(opening.messages))
         if num_for_tools >= limit:
             raise ConfigError(
                 f"the descriptions of {len(opening.tools)} tools take {num_for_tools} tokens, and "
@@ -149,7 +132,7 @@ class Player:
         """
         messages: list[Message] = []
         try:
-            actions = self._adapter.read(turn.reply)
+            actions = self._context.adapter.read(turn.reply)
             for action in actions:
                 result = await self._step(session, action)
                 reward = result.reward or 0.0
@@ -158,17 +141,20 @@ class Player:
                 self._observations.append(result.observation)
                 if result.done:
                     return [], Status.DONE
-                messages += self._adapter.follow(result.observation)
+                messages += self._context.adapter.follow(result.observation)
         except UnusableReply as unusable:
             turn.unusable = str(unusable)
-            return [*messages, *self._adapter.refuse(turn.unusable)], None
+            return [*messages, *self._context.adapter.refuse(turn.unusable)], None
         return messages, None if actions else Status.ANSWERED
 
     async def _step(self, session: Session, action: Action) -> StepResult:
+        env = self._context.env
         try:
-            return await session.step(action, self._env.step_timeout_s)
+            return await session.step(action, env.step_timeout_s)
         except StepRefusedError as error:
-            is_reply = error.code == "EXECUTION_ERROR" and self._env.step_exception == "unusable"
+            is_reply = (
+                error.code == "EXECUTION_ERROR" and self._context.env.step_exception == "unusable"
+            )
             if is_reply or error.code == "VALIDATION_ERROR":
                 raise UnusableReply(str(error)) from None
             raise

@@ -15,10 +15,12 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.hosts.process import ProcessHost
+from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.rollout import Collector
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.types import Status, Task
 
@@ -62,18 +64,20 @@ async def play(name, replies, *overrides):
     env, host_config = config.config.env, config.config.host
     host = ProcessHost(env, host_config, Path("logs"))
     seen = iter(replies)
+    task = Task(id="train/1", split="train", index=1, seed=1)
     try:
         await host.start()
-        collector = Collector(
+        context = RolloutContext(
             env=env,
             host=host,
             adapter=await adapter_for(env.adapter, host.urls, host.access),
+            splits=Splits(train=[task], eval=[task]),
             chat=CHAT,
             engine=ScriptedEngine(lambda observations, draw: next(seen), CHAT),
+            scorer=Scorer(config.config.reward, env.success_reward),
         )
-        task = Task(id="train/1", split="train", index=1, seed=1)
-        (group,) = await collector.collect(
-            [task], group_size=1, temperature=1.0, seed=0, label="test"
+        (group,) = await play_groups(
+            context, [task], group_size=1, temperature=1.0, seed=0, label="test"
         )
     finally:
         await host.close()

@@ -9,6 +9,7 @@ from fakes import made_up_episode, run_config
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.environments.tasks import RangeTasks
+from openenv_pipe.pipeline import group_sources
 from openenv_pipe.pipeline.group_sources import AHEAD, PlayedGroups
 from openenv_pipe.rollout.metrics import summarise_staleness
 from openenv_pipe.types import Group
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 WANTED = 4
 
 
-class Parts:
+class Rollout:
     """Plays nothing: groups of tasks in `dull` have no spread. Remembers what was asked for."""
 
     def __init__(
@@ -33,13 +34,13 @@ class Parts:
         if staleness > 1:
             changes["engine"] = {"type": "scripted", "policy": "a:b"}  # local has its own bound
         self.config = run_config(changes)
-        self.tasks = SimpleNamespace(train=RangeTasks("train", self.config.env.tasks.train))
+        self.splits = SimpleNamespace(train=RangeTasks("train", self.config.env.tasks.train))
         self.calls = []
         self.engine = engine
         self._dull = dull
         self._duration_s = duration_s
 
-    async def collect(self, tasks, *, group_size, temperature, label):
+    async def collect(self, tasks, *, group_size, label):
         self.calls.append((label, [task.index for task in tasks]))
         version = self.engine.version if self.engine else 0
         await asyncio.sleep(self._duration_s)
@@ -60,6 +61,18 @@ class Parts:
         return episode
 
 
+@pytest.fixture(autouse=True)
+def made_up_groups(monkeypatch):
+    def collect_groups(rollout, tasks, *, group_size, temperature, seed, label):
+        return rollout.collect(tasks, group_size=group_size, label=label)
+
+    monkeypatch.setattr(group_sources, "collect_groups", collect_groups)
+
+
+def played_groups(rollout):
+    return PlayedGroups(rollout.config, rollout)
+
+
 class Engine:
     """Knows which weights it samples with, and whether they may change under way."""
 
@@ -72,17 +85,17 @@ class Engine:
 
 
 async def test_one_round_takes_the_tasks_of_the_step_whatever_they_teach():
-    parts = Parts(rounds=1, dull=lambda index: True)
-    source = PlayedGroups(parts)
+    rollout = Rollout(rounds=1, dull=lambda index: True)
+    source = played_groups(rollout)
     assert len(await source.groups(1)) == len(await source.groups(2)) == WANTED
-    assert parts.calls == [("step 1", [0, 1, 2, 3]), ("step 2", [4, 5, 6, 7])]
+    assert rollout.calls == [("step 1", [0, 1, 2, 3]), ("step 2", [4, 5, 6, 7])]
 
 
 async def test_further_rounds_replace_groups_without_a_signal():
     """Only as many as are missing, of the next tasks, and with other seeds than the first."""
-    parts = Parts(rounds=3, dull=lambda index: index in (0, 2, 5))
-    groups = await PlayedGroups(parts).groups(1)
-    assert parts.calls == [
+    rollout = Rollout(rounds=3, dull=lambda index: index in (0, 2, 5))
+    groups = await played_groups(rollout).groups(1)
+    assert rollout.calls == [
         ("step 1", [0, 1, 2, 3]),
         ("step 1 round 2", [4, 5]),
         ("step 1 round 3", [6]),
@@ -92,20 +105,20 @@ async def test_further_rounds_replace_groups_without_a_signal():
 
 
 async def test_rounds_are_bounded_and_end_as_soon_as_there_is_enough():
-    hopeless = Parts(rounds=3, dull=lambda index: True)
-    assert len(await PlayedGroups(hopeless).groups(1)) == 3 * WANTED
-    telling = Parts(rounds=3)
-    await PlayedGroups(telling).groups(1)
+    hopeless = Rollout(rounds=3, dull=lambda index: True)
+    assert len(await played_groups(hopeless).groups(1)) == 3 * WANTED
+    telling = Rollout(rounds=3)
+    await played_groups(telling).groups(1)
     assert telling.calls == [("step 1", [0, 1, 2, 3])]
 
 
 async def test_no_task_is_passed_over_or_taken_twice_also_after_a_checkpoint(tmp_path):
-    parts = Parts(rounds=2, dull=lambda index: index == 1)
-    source = PlayedGroups(parts)
+    rollout = Rollout(rounds=2, dull=lambda index: index == 1)
+    source = played_groups(rollout)
     await source.groups(1)
     source.save(tmp_path)
-    resumed_parts = Parts(rounds=2, dull=lambda index: index == 1)
-    resumed = PlayedGroups(resumed_parts)
+    resumed_rollout = Rollout(rounds=2, dull=lambda index: index == 1)
+    resumed = played_groups(resumed_rollout)
     resumed.load(tmp_path)
     assert [group.task.index for group in await resumed.groups(2)] == [5, 6, 7, 8]
     assert [group.task.index for group in await source.groups(2)] == [5, 6, 7, 8]
@@ -132,8 +145,8 @@ async def learn(source, steps):
 
 @pytest.mark.parametrize(("staleness", "in_flight"), [(0, False), (1, False), (1, True), (3, True)])
 async def test_staleness_is_used_and_never_passes_the_bound(staleness, in_flight):
-    parts = Parts(staleness=staleness, engine=Engine(in_flight=in_flight), duration_s=0.005)
-    source = PlayedGroups(parts)
+    rollout = Rollout(staleness=staleness, engine=Engine(in_flight=in_flight), duration_s=0.005)
+    source = played_groups(rollout)
     found = await learn(source, range(1, 10))
     ages = [metrics["staleness/max"] for metrics in found.values()]
     assert max(ages) == staleness
@@ -144,17 +157,17 @@ async def test_staleness_is_used_and_never_passes_the_bound(staleness, in_flight
 
 
 async def test_the_next_groups_are_played_while_the_learner_works():
-    parts = Parts(staleness=1, engine=Engine(in_flight=True))
-    source = PlayedGroups(parts)
+    rollout = Rollout(staleness=1, engine=Engine(in_flight=True))
+    source = played_groups(rollout)
     await source.groups(1)
     await asyncio.sleep(0)
-    assert [label for label, _ in parts.calls] == ["step 1", "step 2"]
+    assert [label for label, _ in rollout.calls] == ["step 1", "step 2"]
     await source.close()
 
 
 async def test_an_engine_that_must_not_change_under_way_gets_the_weights_later():
     engine = Engine(in_flight=False)
-    source = PlayedGroups(Parts(staleness=1, engine=engine, duration_s=0.01))
+    source = played_groups(Rollout(staleness=1, engine=engine, duration_s=0.01))
     await source.groups(1)
     await source.publish(1)
     assert engine.version == 0, "step 2 is being played"
@@ -166,12 +179,12 @@ async def test_an_engine_that_must_not_change_under_way_gets_the_weights_later()
 @pytest.mark.parametrize("last", [0, 1, 4])
 async def test_a_resumed_run_learns_from_the_groups_that_were_played_ahead(tmp_path, last):
     """The very same, with the versions that sampled them, and then goes on like the other."""
-    whole = PlayedGroups(Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
+    whole = played_groups(Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
     await learn(whole, range(1, last + 1))
     await whole.settle()
     whole.save(tmp_path)
     assert (tmp_path / AHEAD).exists() == (last > 0)
-    resumed = PlayedGroups(Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
+    resumed = played_groups(Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
     resumed.load(tmp_path)
     await resumed.publish(resumed.version)
     rest = range(last + 1, 10)
@@ -181,7 +194,7 @@ async def test_a_resumed_run_learns_from_the_groups_that_were_played_ahead(tmp_p
 
 async def test_what_the_current_weights_began_is_dropped_and_played_again(tmp_path):
     """An interruption while the first groups are played: the order is the one before them."""
-    source = PlayedGroups(Parts(engine=Engine(in_flight=False), duration_s=10.0))
+    source = played_groups(Rollout(engine=Engine(in_flight=False), duration_s=10.0))
     waiting = asyncio.create_task(source.groups(1))
     await asyncio.sleep(0.01)
     waiting.cancel()
@@ -189,15 +202,15 @@ async def test_what_the_current_weights_began_is_dropped_and_played_again(tmp_pa
     await source.settle()
     source.save(tmp_path)
     await source.close()
-    resumed = PlayedGroups(Parts(engine=Engine(in_flight=False)))
+    resumed = played_groups(Rollout(engine=Engine(in_flight=False)))
     resumed.load(tmp_path)
     assert [group.task.index for group in await resumed.groups(1)] == [0, 1, 2, 3]
 
 
 async def test_an_evaluation_waits_for_what_is_played_on_its_engine(tmp_path):
     """Also when the weights stay as they are, because a step had nothing to learn from."""
-    parts = Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.02)
-    source = PlayedGroups(parts)
+    rollout = Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.02)
+    source = played_groups(rollout)
     await source.groups(1)
     await asyncio.sleep(0)
     assert any(not each.playing.done() for each in source._collections.values())
@@ -207,12 +220,12 @@ async def test_an_evaluation_waits_for_what_is_played_on_its_engine(tmp_path):
 
 
 async def test_a_fork_without_what_was_played_ahead_passes_over_no_task(tmp_path):
-    source = PlayedGroups(Parts(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
+    source = played_groups(Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
     await learn(source, [1, 2])
     await source.settle()
     source.save(tmp_path)
     await source.close()
     (tmp_path / AHEAD).unlink()
-    fork = PlayedGroups(Parts(engine=Engine(in_flight=False)))
+    fork = played_groups(Rollout(engine=Engine(in_flight=False)))
     fork.load(tmp_path)
     assert [group.task.index for group in await fork.groups(3)] == [8, 9, 10, 11]

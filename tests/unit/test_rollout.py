@@ -1,7 +1,6 @@
 """Episodes and their gathering on a fake host. Trap numbers: tests/README.md."""
 
 import asyncio
-import gc
 import random
 
 import pytest
@@ -389,25 +388,6 @@ async def test_no_more_episodes_play_at_once_than_there_is_room_for(capacity, ma
     groups = await collect(ChatOnly(), engine=engine, host=host, num_tasks=5)
     assert all(episode.status is Status.DONE for episode in all_episodes(groups))
     assert most == min(capacity, max_episodes)
-
-
-async def test_old_objects_rest_while_episodes_play_and_no_longer():
-    resting = []
-
-    def look(seed, number, action):
-        resting.append(gc.get_freeze_count())
-        return play(seed, number, action)
-
-    await collect_scripted("a", host=FakeHost(look), num_tasks=1, group_size=1)
-    assert min(resting) > 1000
-    assert gc.get_freeze_count() == 0
-
-    gc.freeze()
-    try:
-        await collect_scripted("a", num_tasks=1, group_size=1)
-        assert gc.get_freeze_count() > 1000  # what the program froze itself
-    finally:
-        gc.unfreeze()
 
 
 async def test_scripted_policies_see_all_observations_so_far_and_the_opening():

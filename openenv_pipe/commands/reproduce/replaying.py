@@ -68,13 +68,13 @@ def replay(course: Course, recorded: Path, progress: Progress) -> None:
 
 
 async def _learn_again(recorded: Path, course: Course, progress: Progress) -> str | None:
-    async with learner_alone(course.config, course.folder.logs) as bench:
-        facts = await bench.compute(policy_facts, bench.policy)
+    async with learner_alone(course.config, course.folder.logs) as components:
+        facts = await components.compute(policy_facts, components.policy)
         if course.on_differences:
             course.on_differences(find_other_facts(course.expected, facts))
         course.folder.update(**facts)
         story = Story(
-            bench,
+            components,
             RecordedGroups(recorded),
             course.folder,
             progress,

@@ -1,0 +1,45 @@
+"""What episodes are played with: one frozen object for the environment's side of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.engines.base import Engine
+from openenv_pipe.environments.adapters.base import Adapter
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.tasks import Splits
+from openenv_pipe.types import Episode, Message, Tool
+
+
+class Chat(Protocol):
+    """What an episode needs of a chat format."""
+
+    def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...
+    def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]: ...
+    def reply_text(self, completion_ids: Sequence[int]) -> str: ...
+
+
+class Scorer(Protocol):
+    """Computes the rewards of an episode that has been played."""
+
+    def score(self, episode: Episode) -> None:
+        """Set the episode's reward, its terms, and whether it succeeded."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutContext:
+    """The environment's servers and tasks, the engine that plays, and what is between the two."""
+
+    env: EnvConfig
+    host: Host
+    adapter: Adapter
+    splits: Splits
+    chat: Chat
+    engine: Engine
+    scorer: Scorer
+
+    def with_engine(self, engine: Engine) -> "RolloutContext":
+        """The same context, in which another engine plays: a scripted player, for example."""
+        return replace(self, engine=engine)
