@@ -1,7 +1,8 @@
-"""Configurations that an older version wrote: keys that are new since then get a value.
+"""Reading of configurations that an older version wrote.
 
-The value is that of the shipped blocks, in which a new key has to mean what was done before. An
-unknown key stays an error, and so does one that no shipped block has.
+A key that is new since then gets the value of the shipped blocks, in which a new key has to mean
+what was done before. A value that is refused since then gets the value that trains in the same way.
+An unknown key stays an error, and so does a missing key that no shipped block has.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ GROUPS = {
 
 
 def validate_older(values: Mapping[str, Any]) -> RunConfig:
-    """The configuration, completed where keys are missing.
+    """Validate a configuration of this or an older version.
 
     Raises ValidationError with the problems that are left.
     """
@@ -38,7 +39,7 @@ def validate_older(values: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         missing = [locate(each["loc"])[0] for each in error.errors() if each["type"] == "missing"]
         try:
-            completed = _complete(values, missing)
+            completed = _sum_turn_credits(_complete(values, missing))
         except (KeyError, ConfigError):  # a block or a type that is not there any more
             raise error from None
     return RunConfig.model_validate(completed)
@@ -53,6 +54,14 @@ def _complete(values: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
         with suppress(KeyError):
             assign(completed, key, _at(shipped, key))
     return completed
+
+
+def _sum_turn_credits(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace `use: mean` of terms with `per_turn: true`, which have always credited the sum."""
+    for term in values["reward"]["terms"].values():
+        if term.get("per_turn") is True and term.get("use") == "mean":
+            term["use"] = "sum"
+    return values
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:

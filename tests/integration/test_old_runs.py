@@ -49,6 +49,12 @@ def test_an_old_run_resumes_to_its_end(home, name, steps):
     ]
 
 
+def test_a_mean_that_was_credited_turn_by_turn_is_read_as_the_sum():
+    """Turns were credited with their own values, so training goes on in the same way."""
+    terms = RunFolder.open(OLD_RUNS / "smoke/0001").config.reward.terms
+    assert (terms["consistent"].use, terms["consistent"].per_turn) == ("sum", True)
+
+
 def test_groups_played_ahead_by_the_old_run_are_learned_from(home):
     """The step after the checkpoint takes the groups that the checkpoint holds."""
     folder = home / "runs" / "echo/0002"

@@ -1,7 +1,12 @@
 """Reward terms and their sum."""
 
+import math
+
 import pytest
 from fakes import made_up_episode, made_up_turn
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from openenv_pipe.config.schema import RewardConfig
 from openenv_pipe.errors import ConfigError
@@ -93,10 +98,83 @@ def test_the_reward_is_the_weighted_sum_and_turns_get_their_part_of_it():
 
 
 def test_the_mean_over_turns_can_be_a_terms_value():
-    """Turns keep their own values."""
+    episode = scored({"it": python_term("halves", use="mean", share=0.5)})
+    assert (episode.reward, episode.whole_reward, episode.turn_rewards) == (1.0, 1.0, [])
+
+
+def test_the_mean_over_turns_cannot_be_credited_turn_by_turn():
+    """Otherwise the logged reward would be the mean, and the trained return the sum."""
     term = python_term("halves", use="mean", share=0.5) | {"per_turn": True}
-    episode = scored({"it": term})
-    assert (episode.reward, episode.turn_rewards) == (1.0, [1.5, 0.5])
+    with pytest.raises(ValidationError, match="use=mean with per_turn=true"):
+        scored({"it": term})
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_a_term_cannot_have_the_name_of_a_metric_of_the_whole_reward(name):
+    with pytest.raises(ValidationError, match=f"reward/{name}"):
+        scored({name: {"type": "turns"}})
+
+
+def values_of(episode, *, values):
+    return values[: len(episode.turns)]
+
+
+TERMS = st.one_of(
+    st.sampled_from(
+        [
+            {"type": "env", "use": "sum"},
+            {"type": "env", "use": "last"},
+            {"type": "success"},
+            {"type": "turns"},
+            {"type": "unusable"},
+            {"type": "length"},
+            {"type": "regex", "pattern": "e"},
+            {"type": "overlong", "limit_tokens": 6, "buffer_share": 0.5},
+            A_NUMBER,
+        ]
+    ),
+    st.builds(
+        lambda values, use: python_term("values_of", use=use, values=values),
+        st.lists(st.floats(-10.0, 10.0), min_size=4, max_size=4),
+        st.sampled_from(["sum", "mean"]),
+    ),
+)
+
+
+@st.composite
+def weighted_terms(draw):
+    """One to four terms of any kind, each credited by turn or to the episode as a whole."""
+    terms = {}
+    for number in range(draw(st.integers(1, 4))):
+        term = draw(TERMS)
+        per_turn = term.get("use") != "mean" and draw(st.booleans())
+        terms[f"term_{number}"] = term | {
+            "weight": draw(st.floats(-5.0, 5.0)),
+            "per_turn": per_turn,
+        }
+    return terms
+
+
+TURNS = st.lists(
+    st.builds(
+        lambda length, reward, reply, unusable: made_up_turn(
+            [5], [6] * length, reward=reward, reply=reply, unusable=unusable
+        ),
+        st.integers(1, 4),
+        st.floats(-1.0, 1.0),
+        st.sampled_from(["crane", "?!"]),
+        st.sampled_from([None, "not a word"]),
+    ),
+    max_size=4,
+)
+
+
+@given(terms=weighted_terms(), turns=TURNS)
+def test_the_logged_reward_is_what_is_credited(terms, turns):
+    """What turns and the episode are credited with adds up to the reward in metrics.jsonl."""
+    episode = scored(terms, turns=turns)
+    credited = episode.whole_reward + math.fsum(episode.turn_rewards)
+    assert episode.reward == pytest.approx(credited, rel=1e-9, abs=1e-9)
 
 
 def test_a_number_for_the_episode_has_no_mean_over_turns():

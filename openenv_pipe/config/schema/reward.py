@@ -2,16 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from openenv_pipe.config.schema.base import Block, DottedPath
 
 
 class Term(Block):
-    """Base of the reward terms. `per_turn` credits each turn with its own value."""
+    """Base of the reward terms."""
 
     weight: float
-    per_turn: bool
+    per_turn: bool = Field(
+        description="true: each turn is credited with its own value; false: the episode is "
+        "credited with their sum, as a whole"
+    )
 
 
 class EnvTerm(Term):
@@ -53,22 +56,35 @@ class RegexTerm(Term):
 
 
 class OverlongTerm(Term):
-    """DAPO's penalty for episodes near a limit: 0, then falling in a straight line to -1."""
+    """DAPO's penalty for episodes near a limit: 0, then falling linearly to -1."""
 
     type: Literal["overlong"]
-    limit_tokens: PositiveInt = Field(description="of a whole episode; from here on it is -1")
+    limit_tokens: PositiveInt = Field(
+        description="number of tokens of an episode from which on the value is -1"
+    )
     buffer_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        description="of the limit: how far below it the fall begins"
+        description="fraction of limit_tokens below the limit at which the value begins to fall"
     )
 
 
 class PythonTerm(Term):
-    """fn(episode, **keywords): a number, or one number per turn."""
+    """A function `target(episode, **keywords)` that returns one number, or one number per turn."""
 
     type: Literal["python"]
     target: DottedPath
     keywords: dict[str, Any]
-    use: Literal["sum", "mean"] = Field(description="of the turns' values, for the episode's")
+    use: Literal["sum", "mean"] = Field(
+        description="how the turns' values become the episode's; mean needs per_turn=false"
+    )
+
+    @model_validator(mode="after")
+    def _credits_what_it_reports(self) -> "PythonTerm":
+        if self.use == "mean" and self.per_turn:
+            raise ValueError(
+                "use=mean with per_turn=true: turns are credited with their own values, whose sum "
+                "is the episode's reward; set use=sum, or per_turn=false"
+            )
+        return self
 
 
 TermConfig = Annotated[
@@ -84,7 +100,21 @@ TermConfig = Annotated[
 ]
 
 
+RESERVED_NAMES = ("mean", "std")  # reward/mean and reward/std are metrics of the whole reward
+
+
 class RewardConfig(Block):
     """An episode's reward is the weighted sum of its terms."""
 
     terms: Annotated[dict[str, TermConfig], Field(min_length=1)]
+
+    @field_validator("terms")
+    @classmethod
+    def _leave_metrics_alone(cls, terms: dict[str, TermConfig]) -> dict[str, TermConfig]:
+        for name in RESERVED_NAMES:
+            if name in terms:
+                raise ValueError(
+                    f"a term named {name!r} would be written as reward/{name}, which is the "
+                    f"{name} of the whole reward; give the term another name"
+                )
+        return terms
