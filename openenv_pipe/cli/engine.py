@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from openenv_pipe.cli.progress import tell_person
+
 app = typer.Typer(help="Engines: install what they need.", no_args_is_help=True)
 
 
@@ -43,7 +45,6 @@ def install(
     openenv-pipe engine install vllm
     """
     from openenv_pipe.engines.vllm import install as vllm
-    from openenv_pipe.system.progress import tell_person
 
     chosen = vllm.find_build() if build is Build.AUTO else build.value
     known = vllm.find_installed(chosen)

@@ -7,10 +7,11 @@
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,7 +29,13 @@ from openenv_pipe.cli import (
     results as cli_results,
 )
 from openenv_pipe.cli.completion import complete_bash_value, complete_override
+from openenv_pipe.cli.logs import LogFormat, configure_logging
+from openenv_pipe.cli.progress import build_progress, tell_person
+from openenv_pipe.cli.signals import SignalStop
 from openenv_pipe.errors import ConfigError, FailureError, PipeError
+
+if TYPE_CHECKING:
+    from openenv_pipe.pipeline import RunControl
 
 app = typer.Typer(
     name="openenv-pipe",
@@ -49,6 +56,25 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+
+
+@app.callback()
+def _options(
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            show_default=False,
+            help="Log to stderr what happens; -vv logs details.",
+        ),
+    ] = 0,
+    log_format: Annotated[LogFormat, typer.Option(help="How log lines are written.")] = (
+        LogFormat.TEXT
+    ),
+) -> None:
+    configure_logging(verbose, log_format)
 
 
 class Format(StrEnum):
@@ -94,17 +120,19 @@ def train(
     if resume or fork:
         from openenv_pipe import pipeline
 
-        if resume:
-            pipeline.resume(resume, overrides, _command())
-        else:
-            pipeline.fork(fork, overrides, _command())
+        with _controlled() as control:
+            if resume:
+                pipeline.resume(resume, overrides, _command(), control)
+            else:
+                pipeline.fork(fork, overrides, _command(), control)
         return
     from openenv_pipe.config.compose import compose
 
     composed = compose(overrides)
     from openenv_pipe import pipeline
 
-    pipeline.train(composed, _command())
+    with _controlled() as control:
+        pipeline.train(composed, _command(), control)
 
 
 def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
@@ -112,7 +140,11 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
         raise ConfigError("train -m --resume SWEEP takes nothing else, and --fork makes one run")
     from openenv_pipe.commands.sweep import story
 
-    done_well = story.resume(Path(resume)) if resume else story.sweep(overrides, _command())
+    done_well = (
+        story.resume(Path(resume), tell_person)
+        if resume
+        else story.sweep(overrides, _command(), tell_person)
+    )
     if not done_well:
         raise typer.Exit(1)
 
@@ -132,10 +164,11 @@ def job(
     from openenv_pipe.runs.folder import RunFolder
 
     provider = OwnServers() if servers is None else LeasedServers(servers)
-    if resume:
-        pipeline.resume(str(run), [], _command(), provider)
-    else:
-        pipeline.begin(RunFolder.open(run), provider)
+    with _controlled() as control:
+        if resume:
+            pipeline.resume(str(run), [], _command(), control, provider)
+        else:
+            pipeline.begin(RunFolder.open(run), provider, control)
 
 
 @app.command()
@@ -170,14 +203,16 @@ def reproduce(
         print(f"recorded; to hold a change against it: openenv-pipe reproduce {record} --replay")
         return
     kinds = [kind.strip() for kind in allow.split(",") if kind.strip()]
-    code = reproducing.reproduce(
-        run,
-        steps=steps,
-        allow=kinds,
-        is_replay=replay,
-        runs_dir=runs_dir,
-        command=_command(),
-    )
+    with _controlled() as control:
+        code = reproducing.reproduce(
+            run,
+            steps=steps,
+            allow=kinds,
+            is_replay=replay,
+            runs_dir=runs_dir,
+            command=_command(),
+            control=control,
+        )
     raise typer.Exit(code)
 
 
@@ -268,6 +303,17 @@ def hosts(
 def version() -> None:
     """Print the version."""
     print(f"openenv-pipe {__version__}")
+
+
+@contextmanager
+def _controlled() -> "Iterator[RunControl]":
+    """Progress on this terminal; SIGINT and SIGTERM stop the run, and are the exit code."""
+    from openenv_pipe.pipeline import RunControl
+
+    progress = build_progress()
+    stop = SignalStop(progress.note)
+    with stop.exit_code():
+        yield RunControl(progress=progress, stop=stop)
 
 
 def _command() -> list[str]:

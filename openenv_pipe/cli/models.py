@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from openenv_pipe.cli.completion import complete_run
+from openenv_pipe.cli.progress import tell_person
 
 Checkpoint = Annotated[
     str,
@@ -66,4 +67,4 @@ def serve(
     """
     from openenv_pipe.commands.serve import serve_run
 
-    serve_run(run, host=host, port=port, max_model_len=max_model_len, extra=extra)
+    serve_run(run, host=host, port=port, max_model_len=max_model_len, extra=extra, tell=tell_person)

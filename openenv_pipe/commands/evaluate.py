@@ -20,7 +20,6 @@ from openenv_pipe.runs.checkpoints import Place, find_checkpoint
 from openenv_pipe.runs.evals import read_reports, save_evaluation
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.system.progress import tell_person
 
 AT_START = "untrained"  # the label of RUN@start; `start` is that of the run's own first stage
 
@@ -94,7 +93,7 @@ def find_subject(word: str, overrides: Sequence[str]) -> Subject:
         return Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
     if which == "start":
         return Subject(folder=folder, config=config, checkpoint=None, label=AT_START, step=0)
-    checkpoint = find_checkpoint(folder.path, which, tell_person)
+    checkpoint = find_checkpoint(folder.path, which)
     place = Place.of(checkpoint)
     return Subject(
         folder=folder,

@@ -1,7 +1,7 @@
 """`serve`: a run's trained model behind vLLM's OpenAI endpoint, its adapter on top of the base."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,16 +14,22 @@ from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.weights import Publication
-from openenv_pipe.system.progress import tell_person
 
 START_TIMEOUT_S = 1800.0  # a large model, its download included
 
 
 def serve_run(
-    word: str, *, host: str, port: int, max_model_len: int | None, extra: Sequence[str]
+    word: str,
+    *,
+    host: str,
+    port: int,
+    max_model_len: int | None,
+    extra: Sequence[str],
+    tell: Callable[[str], None],
 ) -> None:
-    """Serves what `RUN`, `RUN@40` or `RUN@best` names, until it is interrupted.
+    """Serve what `RUN`, `RUN@40` or `RUN@best` names, until it is interrupted.
 
+    tell: receives lines about the server's start.
     Raises RunFolderError, ConfigError and EngineError.
     """
     subject = find_subject(word, [])
@@ -31,11 +37,18 @@ def serve_run(
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
     logs = subject.folder.path / "logs" / "serve"
     with _served(subject, subject.checkpoint, max_model_len) as served:
-        asyncio.run(_serve(served, host, port, extra, logs / "engine.log"))
+        asyncio.run(_serve(served, host, port, extra, logs / "engine.log", tell))
 
 
-async def _serve(served: Served, host: str, port: int, extra: Sequence[str], log: Path) -> None:
-    installed = await installed_or_asked(find_build(), tell_person)
+async def _serve(
+    served: Served,
+    host: str,
+    port: int,
+    extra: Sequence[str],
+    log: Path,
+    tell: Callable[[str], None],
+) -> None:
+    installed = await installed_or_asked(find_build(), tell)
     await serve(
         served,
         installed,
@@ -44,7 +57,7 @@ async def _serve(served: Served, host: str, port: int, extra: Sequence[str], log
         extra=extra,
         start_timeout_s=START_TIMEOUT_S,
         log=log,
-        tell=tell_person,
+        tell=tell,
     )
 
 

@@ -1,6 +1,7 @@
 """Build the components of a run from its configuration, and end them with it."""
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,8 +38,9 @@ from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.malloc import keep_freed_memory
-from openenv_pipe.system.progress import tell_person
 from openenv_pipe.system.resources import load_callable
+
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -46,7 +48,7 @@ async def assembled(
     config: RunConfig,
     logs: Path,
     checkpoint: Path | None = None,
-    tell: Callable[[str], None] = tell_person,
+    tell: Callable[[str], None] = _log.info,
     servers: ServerProvider | None = None,
 ) -> AsyncIterator[Components]:
     """Build all components of a run; the servers start while the model loads.
@@ -103,7 +105,7 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Componen
         ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads)) as torch_thread,
     ):
         policy = await asyncio.get_running_loop().run_in_executor(
-            torch_thread, partial(_load_checked, config, device, None, tell_person)
+            torch_thread, partial(_load_checked, config, device, None, _log.warning)
         )
         yield Components(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
 

@@ -1,10 +1,8 @@
-"""A process that trains: its run folder, its signals, and an end that says why."""
+"""One attempt at a run: hold its folder, train, and record how and why it ended."""
 
-import asyncio
 import contextlib
 import errno
-import os
-import signal
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +25,10 @@ from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.checkpoints import Place, all_checkpoints
 from openenv_pipe.runs.differences import Difference, find_other_facts
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.system.progress import Progress, build_progress
+from openenv_pipe.system.progress import LineProgress, Progress
+from openenv_pipe.system.stop_request import StopRequest
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +45,16 @@ class Course:
     on_differences: Callable[[list[Difference]], None] | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunControl:
+    """How the caller follows a run and stops it. By default progress goes to the log."""
+
+    progress: Progress = field(default_factory=lambda: LineProgress(_log.info))
+    stop: StopRequest = field(default_factory=StopRequest)
+
+
 # Returns why it ended before its last step, if it did.
-Training = Callable[[Course, Progress], Coroutine[Any, Any, str | None]]
+Training = Callable[[Course, RunControl], Coroutine[Any, Any, str | None]]
 
 
 def refuse_what_cannot_learn(config: RunConfig) -> None:
@@ -69,23 +78,21 @@ def refuse_what_cannot_learn(config: RunConfig) -> None:
     refuse_missing_devices(config.trainer.devices, select_device(config.device))
 
 
-def run(course: Course, progress: Progress | None = None, training: Training | None = None) -> None:
-    """Runs it to its end. Ctrl-C and SIGTERM save what is there, then end the run.
+def run(course: Course, control: RunControl, training: Training | None = None) -> None:
+    """Work on a run until it ends, and write its record and its report.
 
-    training: what is done, if it is not to play and to learn.
+    training: what to do instead of playing episodes and learning from them.
+    Raises KeyboardInterrupt if `control.stop` ended the run, which then has saved its state, and
+    any error that made the run fail. In every case the run folder says why.
     """
-    folder, progress = course.folder, progress or build_progress()
+    folder, progress = course.folder, control.progress
     progress.note(f"run {folder.record.id} in {folder.path}")
-    received: list[int] = []
     try:
         folder.hold()
-        work = training or _play_and_learn
-        reason = asyncio.run(_until_told(work(course, progress), received, progress))
+        reason = control.stop.run((training or _play_and_learn)(course, control))
         folder.finish("finished", cause=reason)
     except BaseException as error:
         _end_early(folder, progress, error)
-        if isinstance(error, asyncio.CancelledError) and received:
-            raise SystemExit(128 + received[0]) from None
         raise
     progress.close()
     if reason is not None:
@@ -93,15 +100,8 @@ def run(course: Course, progress: Progress | None = None, training: Training | N
     progress.note(f"report: {write_report(folder)}")
 
 
-async def _until_told(
-    work: Coroutine[Any, Any, str | None], received: list[int], progress: Progress
-) -> str | None:
-    _stop_on_signals(received, progress)
-    return await work
-
-
-async def _play_and_learn(course: Course, progress: Progress) -> str | None:
-    folder = course.folder
+async def _play_and_learn(course: Course, control: RunControl) -> str | None:
+    folder, progress = course.folder, control.progress
     async with assembled(
         course.config, folder.logs, tell=progress.note, servers=course.servers
     ) as components:
@@ -132,34 +132,14 @@ async def _play_and_learn(course: Course, progress: Progress) -> str | None:
 
 
 def _origin(folder: RunFolder) -> Place | None:
-    """The checkpoint that a fork began with."""
+    """The place of the checkpoint that a fork began with; None for any other run."""
     lineage = folder.record.lineage
     return Place.of(Path(lineage.checkpoint)) if lineage and lineage.kind == "fork" else None
 
 
-def _stop_on_signals(received: list[int], progress: Progress) -> None:
-    """SIGINT or SIGTERM cancels the current task; a second one ends the process as it stands.
-
-    That loses the step at hand and nothing else: files are written whole or not at all, and
-    guardians end the servers.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-
-    def stop(number: int) -> None:
-        if received:
-            os._exit(128 + number)
-        received.append(number)
-        progress.note("stopping and saving; once more to give up at once")
-        task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-
-
 def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> None:
-    """Write the cause of the end into the folder; tell the person where to look and what to do."""
-    interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+    """Record why the run ended, write its report, and report how to go on."""
+    interrupted = isinstance(error, KeyboardInterrupt)
     cause = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
     progress.close()
     with contextlib.suppress(OSError, PipeError):  # a full disk must not hide the error itself

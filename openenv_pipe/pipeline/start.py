@@ -18,7 +18,7 @@ from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.group_sources import AHEAD, ORDER
-from openenv_pipe.pipeline.run import Course, refuse_what_cannot_learn, run
+from openenv_pipe.pipeline.run import Course, RunControl, refuse_what_cannot_learn, run
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.runs.checkpoints import (
     RESUME,
@@ -33,7 +33,7 @@ from openenv_pipe.runs.differences import Difference, find_differences
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.rewind import rewind
-from openenv_pipe.system.progress import Progress, build_progress
+from openenv_pipe.system.progress import Progress
 
 MAY_CHANGE = ("trainer.steps", "trainer.checkpoint.", "eval.during.", "tracker.")
 # Of a checkpoint's part for a resume: what it is, its files, the keys with which it makes no sense.
@@ -46,28 +46,30 @@ PARTS = (
 Changed = dict[str, list[JsonValue]]
 
 
-def train(composed: Composed, command: Sequence[str]) -> None:
-    """A new run in a new folder."""
+def train(composed: Composed, command: Sequence[str], control: RunControl) -> RunFolder:
+    """Start a new run in a new folder. Raises ConfigError, and whatever `run` raises."""
     refuse_what_cannot_learn(composed.config)
     folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
-    run(Course(folder=folder, config=composed.config))
+    run(Course(folder=folder, config=composed.config), control)
+    return folder
 
 
-def begin(folder: RunFolder, servers: ServerProvider) -> None:
-    """A new run in a folder that somebody else has made for it, as a sweep does for its jobs."""
+def begin(folder: RunFolder, servers: ServerProvider, control: RunControl) -> None:
+    """Start a run in a folder that another process made for it, as a sweep does for its jobs."""
     folder.adopt()
     config = folder.config
     refuse_what_cannot_learn(config)
-    run(Course(folder=folder, config=config, servers=servers))
+    run(Course(folder=folder, config=config, servers=servers), control)
 
 
 def resume(
     name: str,
     overrides: Sequence[str],
     command: Sequence[str],
+    control: RunControl,
     servers: ServerProvider | None = None,
-) -> None:
-    """Goes on from the last sound checkpoint. Raises RunFolderError and ConfigError."""
+) -> RunFolder:
+    """Continue a run from its last sound checkpoint. Raises RunFolderError and ConfigError."""
     runs_dir, overrides = _split_runs_dir(overrides)
     folder = find_run(name, runs_dir)
     folder.hold()
@@ -75,8 +77,8 @@ def resume(
     changed = changed_keys(folder.config, config)
     _refuse_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
     refuse_what_cannot_learn(config)
-    progress = build_progress()
-    checkpoint = newest_sound(folder.path, progress.note, resumable=True)
+    progress = control.progress
+    checkpoint = newest_sound(folder.path, resumable=True)
     place = Place.of(checkpoint) if checkpoint else None
     _refuse_the_end(folder, config, place, changed)
     differences = find_differences(folder.record)
@@ -98,19 +100,22 @@ def resume(
         on_differences=partial(_tell, progress),
         servers=servers or OwnServers(),
     )
-    run(course, progress)
+    run(course, control)
+    return folder
 
 
-def fork(name: str, overrides: Sequence[str], command: Sequence[str]) -> None:
-    """A new run from a checkpoint of another one: `RUN@STEP`, `RUN@best`, or its last, `RUN`.
+def fork(
+    name: str, overrides: Sequence[str], command: Sequence[str], control: RunControl
+) -> RunFolder:
+    """Start a new run from a checkpoint of another: `RUN@STEP`, `RUN@best`, or its last, `RUN`.
 
     Raises RunFolderError and ConfigError.
     """
     run_name, _, which = name.partition("@")
-    source, progress = find_run(run_name, _split_runs_dir(overrides)[0]), build_progress()
+    source, progress = find_run(run_name, _split_runs_dir(overrides)[0]), control.progress
     config = amend(source.config, overrides)
     changed = changed_keys(source.config, config)
-    checkpoint = find_checkpoint(source.path, which, progress.note)
+    checkpoint = find_checkpoint(source.path, which)
     place = Place.of(checkpoint)
     refuse_what_cannot_learn(config)
     _refuse_other_model(source, changed)
@@ -130,7 +135,8 @@ def fork(name: str, overrides: Sequence[str], command: Sequence[str]) -> None:
     if left_out:
         progress.note(f"beginning anew: {', '.join(left_out)}")
     own = all_checkpoints(folder.path)[-1]
-    run(Course(folder=folder, config=config, checkpoint=own), progress)
+    run(Course(folder=folder, config=config, checkpoint=own), control)
+    return folder
 
 
 def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:

@@ -10,9 +10,10 @@ A checkpoint is written aside and renamed, and goes the same way: what has its n
 Refuses to overwrite one, and to hand out one whose files are not those that were written.
 """
 
+import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ PREFIXES: dict[Stage, str] = {"warm_start": "warm_start", "grpo": "step"}
 STAGES: dict[str, Stage] = {prefix: stage for stage, prefix in PREFIXES.items()}
 DIGESTS = "digests.json"
 RESUME = "resume"
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +126,10 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def newest_sound(folder: Path, say: Say, *, resumable: bool = False) -> Path | None:
+def newest_sound(folder: Path, *, resumable: bool = False) -> Path | None:
     """The last checkpoint whose files are as they were written; None if there is none.
 
-    Each that is passed over because it is damaged is said aloud.
+    Logs a warning for each damaged one that it passes over.
     """
     for path in reversed(all_checkpoints(folder)):
         if resumable and not is_resumable(path):
@@ -136,11 +137,11 @@ def newest_sound(folder: Path, say: Say, *, resumable: bool = False) -> Path | N
         damage = find_damage(path)
         if damage is None:
             return path
-        say(f"checkpoint {path.name} is damaged and not used: {damage}")
+        _log.warning("checkpoint %s is damaged and not used: %s", path.name, damage)
     return None
 
 
-def find_checkpoint(folder: Path, which: str, say: Say) -> Path:
+def find_checkpoint(folder: Path, which: str) -> Path:
     """The checkpoint that a person means: a step, `best`, or without a word the last sound one.
 
     Raises RunFolderError if it is not there or damaged.
@@ -149,7 +150,7 @@ def find_checkpoint(folder: Path, which: str, say: Say) -> Path:
     by_step = {str(Place.of(path).step): path for path in paths.values() if "step" in path.name}
     best = folder / "checkpoints" / "best"
     if not which:
-        found = newest_sound(folder, say)
+        found = newest_sound(folder)
     else:
         found = paths.get(best.resolve().name) if which == "best" else by_step.get(which)
     if found is None:

@@ -1,116 +1,61 @@
-"""What a person sees while a run goes on: a live line on a terminal, else one plain line a step.
+"""What a run reports while it works: stages, steps and notes, as lines of text.
 
-Goes to stderr: stdout is for results. Shows numbers of the metrics records, computes none but
-the time that is left. Refuses to be a log: what must be kept is in the run folder.
+The library logs these lines (`LineProgress(logger.info)`). The command line shows them on a
+terminal (`cli/progress.py`). The only number computed here is the time that is left.
 """
 
-import sys
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol, TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as RichProgress
-from rich.table import Column
-
-NUMBERS = {  # shown label to metric's key and format; those that a record lacks are left out
+NUMBERS = {  # shown label to metric's key and format; a metric that a record lacks is left out
     "reward": ("reward/mean", "{:.3f}"),
     "success": ("success/rate", "{:.2f}"),
     "loss": ("loss/supervised", "{:.3f}"),
     "tokens/s": ("time/tokens_per_s", "{:.0f}"),
 }
-BAR_WIDTH = 24  # columns; the bar is left out of terminals narrower than MIN_WIDTH_FOR_BAR
-MIN_WIDTH_FOR_BAR = 100
-
-
-def tell_person(text: str) -> None:
-    """A line on stderr, where there is no stage to show."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class Progress(Protocol):
-    """Told by the pipeline what happens. Used by one thread."""
+    """Receives what the pipeline reports. One thread calls it."""
 
     def stage(self, name: str, total_steps: int) -> None:
         """A stage of `total_steps` begins; the one before it has ended."""
 
     def advance(self, record: Mapping[str, Any]) -> None:
-        """A step of the stage is done; `record` is what goes to metrics.jsonl, `step` from 1."""
+        """A step of the stage is done; `record` is its line of metrics.jsonl, `step` from 1."""
 
     def note(self, text: str) -> None:
-        """Show a line that stays."""
+        """Report a sentence."""
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Nothing more is reported about the current stage."""
 
 
-def build_progress(stream: TextIO | None = None) -> Progress:
-    """A live line if `stream` (stderr if None) is a terminal, else plain lines."""
-    stream = stream or sys.stderr
-    return LiveProgress(Console(file=stream)) if stream.isatty() else PlainProgress(stream)
+class LineProgress:
+    """Passes one line for each step, and each note, to a function such as `logger.info`."""
 
-
-class PlainProgress:
-    """One line a step, flushed: for files, pipes and CI."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._stage = _Stage("", 0)
+    def __init__(self, emit: Callable[[str], object]) -> None:
+        self._emit = emit
+        self._pace = StagePace("", 0)
 
     def stage(self, name: str, total_steps: int) -> None:
-        self._stage = _Stage(name, total_steps)
+        self._pace = StagePace(name, total_steps)
 
     def advance(self, record: Mapping[str, Any]) -> None:
-        left_s = self._stage.left_s(record["step"])
-        title = f"{self._stage.name} {record['step']}/{self._stage.total_steps}"
-        self.note(" ".join([title, *_numbers(record), f"left {clock(left_s)}"]))
+        left_s = self._pace.left_s(record["step"])
+        title = f"{self._pace.name} {record['step']}/{self._pace.total_steps}"
+        self.note(" ".join([title, *step_numbers(record), f"left {clock(left_s)}"]))
 
     def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._emit(text)
 
     def close(self) -> None:
-        """Nothing is live here."""
+        """Lines need no end."""
 
 
-class LiveProgress:
-    """One line that changes in place; notes scroll away above it."""
-
-    def __init__(self, console: Console) -> None:
-        bar = [BarColumn(BAR_WIDTH)] if console.width >= MIN_WIDTH_FOR_BAR else []
-        self._live = RichProgress(
-            *bar,
-            TextColumn(
-                "[bold]{task.description}[/] {task.completed}/{task.total}{task.fields[numbers]}",
-                table_column=Column(no_wrap=True, overflow="ellipsis"),  # where it is too narrow
-            ),
-            console=console,
-            transient=True,
-        )
-        self._stage = _Stage("", 0)
-
-    def stage(self, name: str, total_steps: int) -> None:
-        self._stage = _Stage(name, total_steps)
-        for shown in self._live.task_ids:
-            self._live.remove_task(shown)
-        self._live.add_task(name, total=total_steps, numbers="")
-        self._live.start()
-
-    def advance(self, record: Mapping[str, Any]) -> None:
-        left_s = self._stage.left_s(record["step"])
-        numbers = "".join(f" · {n}" for n in [f"left {clock(left_s)}", *_numbers(record)])
-        for shown in self._live.task_ids:
-            self._live.update(shown, completed=record["step"], numbers=numbers)
-
-    def note(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
-
-    def close(self) -> None:
-        self._live.stop()
-
-
-class _Stage:
-    """A stage's name, its length, and how fast it goes in this process."""
+class StagePace:
+    """A stage's name, its number of steps, and its speed in this process."""
 
     def __init__(self, name: str, total_steps: int) -> None:
         self.name = name
@@ -119,7 +64,7 @@ class _Stage:
         self._num_done = 0
 
     def left_s(self, step: int) -> float:
-        """Seconds left after `step`, at the pace since the stage began here, maybe resumed."""
+        """Seconds left after `step`, at the pace since this process began the stage."""
         self._num_done += 1
         pace_s = (time.monotonic() - self._started_s) / self._num_done
         return pace_s * max(self.total_steps - step, 0)
@@ -132,7 +77,8 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _numbers(record: Mapping[str, Any]) -> list[str]:
+def step_numbers(record: Mapping[str, Any]) -> list[str]:
+    """The metrics of a step that a person watches, as "label value"."""
     return [
         f"{label} {form.format(record[key])}"
         for label, (key, form) in NUMBERS.items()

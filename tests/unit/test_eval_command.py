@@ -45,10 +45,10 @@ def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(folder):
         find_subject(str(folder.path), [])
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud_and_refused_by_name(folder, capsys):
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_refused_by_name(folder, caplog):
     (folder.path / "checkpoints/step_000020/weights").write_text("else")
     assert find_subject(str(folder.path), []).label == "step_000010"
-    assert "step_000020 is damaged" in capsys.readouterr().err
+    assert "step_000020 is damaged" in caplog.text
     with pytest.raises(RunFolderError, match="step_000020 is damaged"):
         find_subject(f"{folder.path}@20", [])
 

@@ -5,9 +5,9 @@ from io import StringIO
 
 import pytest
 import run_samples
-from rich.console import Console
 
-from openenv_pipe.system.progress import LiveProgress, PlainProgress, build_progress, clock
+from openenv_pipe.cli.progress import LiveProgress, build_progress
+from openenv_pipe.system.progress import LineProgress, clock
 
 
 class _Terminal(StringIO):
@@ -27,7 +27,7 @@ def _play(progress):
 
 def test_plain_progress_is_exactly_one_line_a_step():
     stream = StringIO()
-    _play(PlainProgress(stream))
+    _play(build_progress(stream))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4
     assert lines[0] == "warm_start 1/1 loss 1.500 left 0:00"
@@ -37,30 +37,30 @@ def test_plain_progress_is_exactly_one_line_a_step():
 
 
 def test_values_that_are_missing_are_left_out():
-    stream = StringIO()
-    progress = PlainProgress(stream)
+    lines: list[str] = []
+    progress = LineProgress(lines.append)
     progress.stage("grpo", 2)
     progress.advance({"step": 2, "stage": "grpo", "reward/mean": None})
-    assert stream.getvalue() == "grpo 2/2 left 0:00\n"
+    assert lines == ["grpo 2/2 left 0:00"]
 
 
 @pytest.mark.parametrize("width", [8, 30, 80, 200])
 def test_live_progress_survives_any_width_and_keeps_notes(width):
-    console = Console(file=StringIO(), width=width, force_terminal=True)
-    _play(LiveProgress(console))
-    shown = console.file.getvalue()
+    terminal = _Terminal()
+    _play(LiveProgress(terminal, width))
+    shown = terminal.getvalue()
     assert "eval" in shown and "grpo" in shown
     if width >= 80:
         assert "eval [start]: 31%" in shown and "13/150" in shown
 
 
 def test_closing_before_any_stage_is_fine():
-    LiveProgress(Console(file=StringIO(), force_terminal=True)).close()
+    LiveProgress(_Terminal()).close()
 
 
 def test_terminals_get_the_live_line_and_files_the_plain_one():
     assert isinstance(build_progress(_Terminal()), LiveProgress)
-    assert isinstance(build_progress(StringIO()), PlainProgress)
+    assert isinstance(build_progress(StringIO()), LineProgress)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from openenv_pipe.commands.reproduce.comparing import common_steps, first_mismat
 from openenv_pipe.commands.reproduce.replaying import replay
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.pipeline.run import Course, refuse_what_cannot_learn, run
+from openenv_pipe.pipeline.run import Course, RunControl, refuse_what_cannot_learn, run
 from openenv_pipe.runs.differences import Difference, find_differences
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run
@@ -22,7 +22,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import write_text
 from openenv_pipe.system.markdown import table
-from openenv_pipe.system.progress import Progress, build_progress
+from openenv_pipe.system.progress import Progress
 
 SAME, DIFFERENT = 0, 3
 ALLOWABLE = ("code", "versions", "data", "model")
@@ -36,6 +36,7 @@ def reproduce(
     is_replay: bool,
     runs_dir: Path | None,
     command: Sequence[str],
+    control: RunControl,
 ) -> int:
     """Runs it again in a new folder; returns the exit code. Raises RunFolderError, ConfigError."""
     _refuse_unknown(allow)
@@ -48,8 +49,7 @@ def reproduce(
     num_recorded = common_steps(recorded.path, recorded.path)
     if config.trainer.steps and not num_recorded:
         raise RunFolderError(f"{recorded.path} has no step of GRPO to compare with")
-    progress = build_progress()
-    judge = partial(_refuse_or_tell, allow, progress)
+    judge = partial(_refuse_or_tell, allow, control.progress)
     judge(find_differences(recorded.record))
     folder = _new_folder(recorded, config, command)
     course = Course(
@@ -60,10 +60,10 @@ def reproduce(
         on_differences=judge,
     )
     if is_replay:
-        replay(course, recorded.path, progress)
+        replay(course, recorded.path, control)
     else:
-        run(course, progress)
-    return _compare(recorded, folder, config, progress, is_replay=is_replay)
+        run(course, control)
+    return _compare(recorded, folder, config, control.progress, is_replay=is_replay)
 
 
 def _refuse_fork(recorded: RunFolder) -> None:

@@ -10,11 +10,10 @@ from openenv_pipe.pipeline.build import learner_alone
 from openenv_pipe.pipeline.evaluations import NoEvaluations
 from openenv_pipe.pipeline.facts import policy_facts
 from openenv_pipe.pipeline.journal import to_the_end
-from openenv_pipe.pipeline.run import Course, run
+from openenv_pipe.pipeline.run import Course, RunControl, run
 from openenv_pipe.pipeline.stages import Story
 from openenv_pipe.runs.differences import find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
-from openenv_pipe.system.progress import Progress
 from openenv_pipe.types import Group
 
 
@@ -62,12 +61,12 @@ class RecordedGroups:
         return await asyncio.to_thread(read_episodes, path)
 
 
-def replay(course: Course, recorded: Path, progress: Progress) -> None:
+def replay(course: Course, recorded: Path, control: RunControl) -> None:
     """Trains as `course` says, on the episodes of another folder."""
-    run(course, progress, partial(_learn_again, recorded))
+    run(course, control, partial(_learn_again, recorded))
 
 
-async def _learn_again(recorded: Path, course: Course, progress: Progress) -> str | None:
+async def _learn_again(recorded: Path, course: Course, control: RunControl) -> str | None:
     async with learner_alone(course.config, course.folder.logs) as components:
         facts = await components.compute(policy_facts, components.policy)
         if course.on_differences:
@@ -77,7 +76,7 @@ async def _learn_again(recorded: Path, course: Course, progress: Progress) -> st
             components,
             RecordedGroups(recorded),
             course.folder,
-            progress,
+            control.progress,
             evaluations=NoEvaluations(),
             stop_after=course.stop_after,
         )

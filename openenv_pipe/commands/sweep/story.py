@@ -7,7 +7,7 @@ asks all jobs to stop, wherever they run: they save, and `train -m --resume` goe
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,11 +22,12 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import Request, launch, read_request
 from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.progress import tell_person
 from openenv_pipe.system.resources import short_path
 
+Tell = Callable[[str], None]  # shows a line to the person
 
-def sweep(overrides: Sequence[str], command: Sequence[str]) -> bool:
+
+def sweep(overrides: Sequence[str], command: Sequence[str], tell: Tell) -> bool:
     """Run a job for each combination of values, or search; True if every job did well.
 
     Raises ConfigError if no job's configuration composes. Ends the process with SystemExit if it
@@ -39,15 +40,15 @@ def sweep(overrides: Sequence[str], command: Sequence[str]) -> bool:
         for job in request.jobs:
             folder.add_job(job)
         folder.write()
-    return _carry_out(folder, request)
+    return _carry_out(folder, request, tell)
 
 
-def resume(path: Path) -> bool:
+def resume(path: Path, tell: Tell) -> bool:
     """Go on with a sweep that was stopped: jobs that are over stay as they are."""
     folder = SweepFolder.open(path)
     request = read_request(restore_in_config(folder.record.overrides))
     folder.resume()
-    return _carry_out(folder, request)
+    return _carry_out(folder, request, tell)
 
 
 def _keep_secrets(request: Request) -> None:
@@ -80,21 +81,21 @@ def _find_runs_dir(request: Request) -> Path:
     raise first_error
 
 
-def _carry_out(folder: SweepFolder, request: Request) -> bool:
-    tell_person(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
+def _carry_out(folder: SweepFolder, request: Request, tell: Tell) -> bool:
+    tell(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
     received: list[int] = []
     servers = SharedServers(folder.path / "servers" / f"attempt_{folder.record.attempt}")
     try:
-        with _stop_on_signals(folder, received), _running(servers):
+        with _stop_on_signals(folder, received, tell), _running(servers):
             if request.sweep.type == "search":
-                watch = _search(folder, request, servers)
+                watch = _search(folder, request, servers, tell)
             else:
                 watch = Watch(folder)
                 _launch(folder, request, servers, watch, folder.record.jobs)
     except BaseException:
         folder.end("interrupted" if received else "failed")
         raise
-    return _conclude(folder, servers, watch, received)
+    return _conclude(folder, servers, watch, received, tell)
 
 
 def _launch(
@@ -117,7 +118,7 @@ def _launch(
             launch(orders, len(waiting), request.launcher, folder.path)
 
 
-def _search(folder: SweepFolder, request: Request, servers: SharedServers) -> Watch:
+def _search(folder: SweepFolder, request: Request, servers: SharedServers, tell: Tell) -> Watch:
     """Propose, launch and judge, a few jobs at a time, until there are enough."""
     try:
         from openenv_pipe.commands.sweep.search import Search
@@ -143,12 +144,12 @@ def _search(folder: SweepFolder, request: Request, servers: SharedServers) -> Wa
             break
     if (best := search.best()) is not None:
         metric = f"{request.sweep.metric} {best.value:.4g}"
-        tell_person(f"best: job {best.index} {best.run} {metric} {watch.own_overrides(best)}")
+        tell(f"best: job {best.index} {best.run} {metric} {watch.own_overrides(best)}")
     return watch
 
 
 def _conclude(
-    folder: SweepFolder, servers: SharedServers, watch: Watch, received: list[int]
+    folder: SweepFolder, servers: SharedServers, watch: Watch, received: list[int], tell: Tell
 ) -> bool:
     """Write down and say what came of it all; True if every job did well."""
     done_well = all(job.status in ("finished", "pruned") for job in folder.record.jobs)
@@ -156,11 +157,11 @@ def _conclude(
     Console(soft_wrap=not sys.stdout.isatty()).print(watch.table())
     for kind, number in servers.num_leases.items():
         times = _times(servers.num_starts[kind])
-        tell_person(f"{NAMES[kind]} servers: started {times}, used {_times(number)}")
+        tell(f"{NAMES[kind]} servers: started {times}, used {_times(number)}")
     if received:
-        tell_person(f"go on with: openenv-pipe train -m --resume {short_path(folder.path)}")
+        tell(f"go on with: openenv-pipe train -m --resume {short_path(folder.path)}")
         raise SystemExit(128 + received[0])
-    tell_person(f"all of it: {short_path(folder.path)}")
+    tell(f"all of it: {short_path(folder.path)}")
     return done_well
 
 
@@ -176,7 +177,7 @@ def _running(servers: SharedServers) -> Iterator[None]:
 
 
 @contextmanager
-def _stop_on_signals(folder: SweepFolder, received: list[int]) -> Iterator[None]:
+def _stop_on_signals(folder: SweepFolder, received: list[int], tell: Tell) -> Iterator[None]:
     """SIGINT or SIGTERM asks all jobs to stop; a second one kills those of this machine."""
 
     def stop(number: int, _: object) -> None:
@@ -185,7 +186,7 @@ def _stop_on_signals(folder: SweepFolder, received: list[int]) -> Iterator[None]
             raise KeyboardInterrupt
         received.append(number)
         stop_all_mark(folder.path, folder.record.attempt).touch()
-        tell_person("stopping the jobs, which save; once more to give up at once")
+        tell("stopping the jobs, which save; once more to give up at once")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

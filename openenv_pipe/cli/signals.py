@@ -1,0 +1,49 @@
+"""Ctrl-C and SIGTERM while a run works: the first one saves and ends it, a second one exits."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from openenv_pipe.system.stop_request import StopRequest
+
+
+class SignalStop(StopRequest):
+    """A stop request that SIGINT and SIGTERM make while the work runs."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        """note: shows a line to the person."""
+        super().__init__()
+        self.received: int | None = None  # the number of the first signal
+        self._note = note
+
+    @contextmanager
+    def exit_code(self) -> Iterator[None]:
+        """Exit with 128 + N where signal N has ended the work in this block."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.received is None:
+                raise
+            raise SystemExit(128 + self.received) from None
+
+    @contextmanager
+    def accepting(self, cancel: Callable[[], object]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._receive, number)
+        with super().accepting(cancel):
+            yield
+
+    def _receive(self, number: int) -> None:
+        """Stop the work; a second signal ends the process as it stands.
+
+        That loses the current step and nothing else: files are written whole or not at all, and
+        guardian processes end the servers.
+        """
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = number
+        self._note("stopping and saving; once more to give up at once")
+        self.make()

@@ -1,0 +1,55 @@
+"""Ask work on an event loop to save what it has and end, from another thread or a signal."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class StopRequest:
+    """Runs work on an event loop and cancels it once somebody asks it to stop."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+        self._cancel: Callable[[], object] | None = None
+
+    def make(self) -> None:
+        """Cancel the work, also work that is yet to start. May be called from any thread.
+
+        A second call cancels what the work still does in order to end well, such as saving.
+        """
+        self.is_made = True
+        if self._cancel is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
+                self._cancel()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine to its end on a new event loop in this thread.
+
+        Raises KeyboardInterrupt if a request ended it.
+        """
+        try:
+            return asyncio.run(self._run(work))
+        except asyncio.CancelledError:
+            if self.is_made:
+                raise KeyboardInterrupt from None
+            raise
+
+    async def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        with self.accepting(lambda: loop.call_soon_threadsafe(task.cancel)):
+            return await work
+
+    @contextlib.contextmanager
+    def accepting(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """While open, a request calls `cancel`. Entered on the event loop's thread."""
+        self._cancel = cancel
+        if self.is_made:
+            cancel()
+        try:
+            yield
+        finally:
+            self._cancel = None
