@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from openenv_pipe.algorithms.losses.custom import CustomLoss, LossTokens, custom_loss
 from openenv_pipe.algorithms.losses.importance_weights import (
     Correction,
     geometric_weights,
@@ -18,8 +19,9 @@ from openenv_pipe.algorithms.losses.kl import kl_estimate, kl_loss
 from openenv_pipe.algorithms.losses.normalization import Counts, token_weights
 from openenv_pipe.algorithms.losses.policy import PolicyLoss, cispo_loss, grpo_loss, gspo_loss
 from openenv_pipe.algorithms.losses.ratios import ratios
-from openenv_pipe.config.schema import LossConfig
+from openenv_pipe.config.schema import LossConfig, PythonLossConfig
 from openenv_pipe.learner.accumulator import Tally
+from openenv_pipe.system.python_targets import bind_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +42,11 @@ class Objective:
     """The loss of a batch's tokens as its part of the whole update's loss."""
 
     def __init__(self, config: LossConfig) -> None:
+        """Raises ConfigError if a loss of `type: python` cannot be used."""
         self._config = config
+        self._custom_loss: CustomLoss | None = None
+        if isinstance(config, PythonLossConfig):
+            self._custom_loss = bind_function("trainer.loss", config, 1)
 
     @property
     def needs_start_logprobs(self) -> bool:
@@ -84,6 +90,14 @@ class Objective:
 
     def _policy_loss(self, tokens: Tokens, old_N: torch.Tensor) -> PolicyLoss:
         config = self._config
+        if self._custom_loss is not None:
+            inputs = LossTokens(
+                logprobs=tokens.logprobs,
+                old_logprobs=old_N,
+                advantages=tokens.advantages,
+                sample_index=tokens.sample_index,
+            )
+            return custom_loss(self._custom_loss, inputs)
         clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
         given = (tokens.logprobs, old_N, tokens.advantages)
         match config.type:

@@ -50,7 +50,7 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: Path) -> str:
     rows = [
         ["environment", f"`{config.env.name}`"],
         ["base model", base],
-        ["training", f"{trainer.loss.type}, {how}, group size {trainer.group_size}"],
+        ["training", f"{trainer.loss.title}, {how}, group size {trainer.group_size}"],
         ["checkpoint", f"`{checkpoint.name}`"],
         ["run", f"`{record.id}`, configuration sha256 `{record.config_digest[:16]}`"],
         ["openenv-pipe", record.versions["openenv-pipe"]],

@@ -168,7 +168,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
     terms = ", ".join(f"{term.weight:g} × {name}" for name, term in config.reward.terms.items())
     grpo = (
         f"{trainer.steps} steps of {trainer.tasks_per_step} tasks × {trainer.group_size} episodes, "
-        f"{trainer.loss.type} loss by {trainer.loss.normalise}, lr {trainer.optimizer.lr:g}, "
+        f"{trainer.loss.title} loss by {trainer.loss.normalise}, lr {trainer.optimizer.lr:g}, "
         f"temperature {trainer.temperature:g}, kl {trainer.loss.kl.coef:g}"
     )
     warm_start = f"{warm.steps} steps on episodes of `{warm.policy}`" if warm.steps else "none"

@@ -1,4 +1,4 @@
-"""Parts that another package adds: `target: module:name` of a configuration, with its `options`.
+"""Parts that another package adds: `target: module:name` and `options` of a configuration.
 
 A target makes an object that keeps a contract (a host, a tracker), or is itself a function that
 is called again and again (a loss, an advantage). What is wrong with it is found when it is built.

@@ -86,6 +86,7 @@ def test_origins_name_files_in_order_and_overrides_by_block(folder):
     prompts = "env/prompts/wordle@env=tiny"
     composed = compose(["conf=wordle", "trainer.steps=3", "model=tiny", "seed=4", prompts])
     assert composed.origins["trainer"].files == (
+        shipped / "trainer/loss/clipped.yaml",
         shipped / "trainer/grpo.yaml",
         shipped / "trainer/dapo.yaml",
         shipped / "conf/wordle.yaml",
@@ -157,7 +158,8 @@ def test_shown_yaml_reads_back_as_the_configuration(folder):
     composed = compose(["conf=wordle", "model=qwen3_0_6b", "trainer.steps=3"])
     text = as_yaml(composed)
     assert yaml.safe_load(text) == composed.config.model_dump()
-    files = "shipped trainer/grpo.yaml, shipped trainer/dapo.yaml, shipped conf/wordle.yaml"
+    names = ("trainer/loss/clipped", "trainer/grpo", "trainer/dapo", "conf/wordle")
+    files = ", ".join(f"shipped {name}.yaml" for name in names)
     assert f"# {files}, override trainer.steps=3" in text
 
 
@@ -205,7 +207,7 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("trainer.steps='10'", ['trainer.steps="10"', "a whole number"]),
         ("seed=true", ["seed=true", "a whole number"]),
         ("host.port=0", ["host.port=0", "at least 1, at most 65535 or null"]),
-        ("trainer.loss.type=grppo", ["one of grpo, gspo, cispo", "did you mean grpo"]),
+        ("trainer.loss.type=grppo", ["one of 'grpo', 'gspo', 'cispo'", "did you mean grpo"]),
         ("env.adapter.pattren=x", ["env.adapter.pattren", "did you mean env.adapter.pattern"]),
         ("env.adapter.type=txt", ['env.adapter.type="txt"', "'text', 'json', 'tool'", "mean text"]),
         ("env.adapter.max_turns=3", ["env.adapter.max_turns=3", "did you mean env.max_turns"]),

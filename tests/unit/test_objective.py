@@ -7,6 +7,8 @@ import torch
 from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
 
 from openenv_pipe.algorithms.losses.normalization import Counts
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.accumulator import Tally
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.metrics import step_metrics
@@ -159,3 +161,74 @@ async def test_a_correction_takes_the_ratio_to_where_the_step_began(kind):
 def test_combinations_without_a_meaning_are_refused(changes, reason):
     with pytest.raises(ValueError, match=reason):
         objective(**changes)
+
+
+def reinforce(tokens, *, scale):
+    """Also looks at everything that a loss is given."""
+    assert tokens.sample_index.tolist() == [0, 0, 1, 1]
+    assert torch.equal(tokens.old_logprobs, SAMPLED)
+    return -scale * tokens.advantages * tokens.logprobs
+
+
+def unclipped(tokens):
+    return -(tokens.logprobs - tokens.old_logprobs).exp() * tokens.advantages
+
+
+def of_another_shape(tokens):
+    return (tokens.advantages * tokens.logprobs).sum()
+
+
+def without_a_gradient(tokens):
+    return tokens.advantages * tokens.logprobs.detach()
+
+
+def not_a_tensor(tokens):
+    return 0.0
+
+
+def own_objective(name, options=None, **changes):
+    loss = run_config().trainer.loss.model_dump() | changes
+    del loss["clip_low"], loss["clip_high"]
+    loss |= {"type": "python", "target": f"{__name__}:{name}", "options": options or {}}
+    return Objective(run_config({"trainer.loss": loss}).trainer.loss)
+
+
+def test_a_loss_of_ones_own_is_weighted_like_any_other():
+    tally = Tally()
+    objective = own_objective("reinforce", {"scale": 2.0}, normalise="token", entropy_coef=0.2)
+    given = tokens()
+    loss = objective.loss(given, COUNTS, tally)
+    assert loss.item() == pytest.approx((-2.0 * ADVANTAGES * NOW).mean() - 0.2 * ENTROPY.mean())
+    assert step_metrics(tally, [1.0], lr=0.5)["clip/share"] == 0.0
+    (gradient,) = torch.autograd.grad(loss, given.logprobs)
+    assert torch.allclose(gradient, -2.0 * ADVANTAGES / 4)
+
+
+def test_a_loss_of_ones_own_is_corrected_as_the_built_in_ones():
+    """The ratio is to the trainer's logprobs when the step began, the weights to the sampler's."""
+    own = own_objective("unclipped", **EVERYTHING).loss(tokens(), COUNTS, Tally())
+    wide = objective(clip_low=0.99, clip_high=1e9, **EVERYTHING)
+    assert own.item() == pytest.approx(wide.loss(tokens(), COUNTS, Tally()).item())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("of_another_shape", r"the shape \[\]; expected a tensor of shape \[4\]"),
+        ("without_a_gradient", "without a gradient"),
+        ("not_a_tensor", "a float; expected a tensor"),
+    ],
+)
+def test_what_is_no_loss_is_refused(name, words):
+    with pytest.raises(ConfigError, match=words):
+        own_objective(name).loss(tokens(), COUNTS, Tally())
+
+
+def test_options_that_a_loss_does_not_take_are_refused_before_the_run():
+    with pytest.raises(ConfigError, match="cannot be called with 1 argument and the options"):
+        own_objective("reinforce", {"size": 1})
+
+
+def test_the_loss_group_chooses_a_loss_of_ones_own():
+    config = compose(["conf=echo", "trainer/loss=python", "trainer.loss.target=my:loss"]).config
+    assert (config.trainer.loss.title, config.trainer.loss.normalise) == ("my:loss", "sample")

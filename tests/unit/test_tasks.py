@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import PythonOrderConfig
 from openenv_pipe.environments.tasks import (
     RangeTasks,
     build_order,
@@ -294,3 +295,45 @@ def test_a_group_that_failed_says_nothing():
     order = build_order("curriculum", tasks_of(3), 0)
     order.record([played(order.take(0, 1)[0], [None, None])])
     assert len(set(indices(order, 0, 3))) == 3
+
+
+class EveryOther:
+    """An order as a plugin may have one: tasks 0, 2, 4, ..., from a first one on."""
+
+    def __init__(self, tasks, seed, *, first=0):
+        self.tasks, self.seed, self.first = tasks, seed, first
+
+    def take(self, start, count):
+        numbers = (self.first + 2 * number for number in range(start, start + count))
+        return [self.tasks[number % len(self.tasks)] for number in numbers]
+
+    def record(self, groups):
+        """Nothing changes."""
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        """Nothing was kept."""
+
+
+def test_an_order_of_ones_own_is_given_the_tasks_and_the_seed():
+    name = f"{__name__}:EveryOther"
+    own = PythonOrderConfig(type="python", target=name, options={"first": 1})
+    order = build_order(own, tasks_of(6), 7)
+    assert indices(order, 0, 4) == [1, 3, 5, 1]
+    assert order.seed == 7
+
+
+def test_an_order_that_lacks_a_method_is_refused():
+    own = PythonOrderConfig(type="python", target="builtins:slice", options={})
+    with pytest.raises(ConfigError, match=r"env\.tasks\.order\.target.* without take, record"):
+        build_order(own, tasks_of(6), 7)
+
+
+def test_an_order_is_a_name_or_a_target():
+    own = "{type: python, target: 'mine:Order', options: {}}"
+    order = compose(["conf=echo", f"env.tasks.order={own}"]).config.env.tasks.order
+    assert order == PythonOrderConfig(type="python", target="mine:Order", options={})
+    with pytest.raises(ConfigError, match="one of shuffle, seed, curriculum or a block with"):
+        compose(["conf=echo", "env.tasks.order=backwards"])

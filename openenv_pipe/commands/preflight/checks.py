@@ -11,7 +11,12 @@ from pathlib import Path
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.commands.preflight.environment import check_environment, policy_path
 from openenv_pipe.commands.preflight.model import check_model
-from openenv_pipe.config.schema import PythonTarget, RunConfig, TrackerConfig
+from openenv_pipe.config.schema import (
+    PythonLossConfig,
+    PythonTarget,
+    RunConfig,
+    TrackerConfig,
+)
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import find_build
 from openenv_pipe.environments.adapters import build_adapter
@@ -42,6 +47,11 @@ def _check_code(config: RunConfig) -> Iterator[Line]:
         yield Line("policy", Result.OK, dotted)
     for dotted in config.env.baselines.values() if config.eval.baselines else ():
         load_callable(dotted)
+    if isinstance(config.trainer.loss, PythonLossConfig):
+        from openenv_pipe.learner.objective import Objective  # brings torch
+
+        Objective(config.trainer.loss)
+        yield Line("loss", Result.OK, config.trainer.loss.target)
     yield from _check_tracker(config.tracker)
 
 

@@ -16,7 +16,7 @@ from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.package import manifest_app
-from openenv_pipe.environments.tasks import known_splits, open_splits
+from openenv_pipe.environments.tasks import build_order, known_splits, open_splits
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.resources import find_env, load_callable, short_path
 from openenv_pipe.types import Task
@@ -58,6 +58,7 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         await host.start()
         num_servers = len(host.urls)
         tasks = (await open_splits(config, known_sets, host.urls[0], host.access)).train
+        build_order(config.env.tasks.order, tasks, config.seed).take(0, 1)
         first, other = tasks[0], tasks[len(tasks) - 1]
         adapter = await adapter_for(config.env.adapter, host.urls, host.access)
         policy = load_callable(dotted) if dotted else None

@@ -29,6 +29,7 @@ from openenv_pipe.config.schema.host import (
     KubernetesHostConfig,
     ProcessHostConfig,
 )
+from openenv_pipe.config.schema.loss import ClippedLossConfig, LossConfig, PythonLossConfig
 from openenv_pipe.config.schema.model import HubModelConfig, ModelConfig, TinyModelConfig
 from openenv_pipe.config.schema.reward import (
     EnvTerm,
@@ -46,6 +47,8 @@ from openenv_pipe.config.schema.run import RunConfig, ServingConfig
 from openenv_pipe.config.schema.sweep import GridSweep, SearchSweep, SweepConfig, SweepSettings
 from openenv_pipe.config.schema.tasks import (
     ListedTasks,
+    OrderConfig,
+    PythonOrderConfig,
     TaskDataset,
     TaskFile,
     TaskRange,
@@ -60,7 +63,6 @@ from openenv_pipe.config.schema.tracker import (
     TrackerConfig,
 )
 from openenv_pipe.config.schema.trainer import (
-    LossConfig,
     OptimizerConfig,
     TrainerConfig,
     WarmStartConfig,
@@ -71,6 +73,7 @@ __all__ = [
     "AttachHostConfig",
     "BestConfig",
     "CheckpointConfig",
+    "ClippedLossConfig",
     "DockerHostConfig",
     "EngineCapabilities",
     "EnvConfig",
@@ -88,9 +91,12 @@ __all__ = [
     "NoTrackerConfig",
     "OpenAIEngineConfig",
     "OptimizerConfig",
+    "OrderConfig",
     "OverlongTerm",
     "ProcessHostConfig",
     "PythonAdapterConfig",
+    "PythonLossConfig",
+    "PythonOrderConfig",
     "PythonTarget",
     "PythonTerm",
     "PythonTrackerConfig",

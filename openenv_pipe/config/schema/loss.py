@@ -1,10 +1,10 @@
 """`trainer.loss`: the policy loss, what it is a mean over, and what is added to it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from openenv_pipe.config.schema.base import Block
+from openenv_pipe.config.schema.base import Block, PythonTarget
 
 
 class KlConfig(Block):
@@ -47,26 +47,48 @@ class CorrectionConfig(Block):
         return self
 
 
-class LossConfig(Block):
-    """The policy loss, what it is a mean over, and what is added to it."""
+class LossBlock(Block):
+    """What all losses share: what they are a mean over, and what is added to them."""
 
-    type: Literal["grpo", "gspo", "cispo"] = Field(
-        description="grpo: PPO's clip per token; gspo: per sample; cispo: clipped weights"
-    )
     normalise: Literal["sample", "token", "constant"] = Field(
         description="a mean over each sample's tokens, over all tokens, or a sum over a constant"
     )
-    clip_low: PositiveFloat
-    clip_high: PositiveFloat
     entropy_coef: NonNegativeFloat = Field(description="of a bonus for the mean entropy of tokens")
     kl: KlConfig
     correction: CorrectionConfig
 
+
+class ClippedLossConfig(LossBlock):
+    """A policy loss that clips probability ratios."""
+
+    type: Literal["grpo", "gspo", "cispo"] = Field(
+        description="grpo: PPO's clip per token; gspo: per sample; cispo: clipped weights"
+    )
+    clip_low: PositiveFloat
+    clip_high: PositiveFloat
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return self.type
+
     @model_validator(mode="after")
-    def _samples_weigh_the_same(self) -> "LossConfig":
+    def _samples_weigh_the_same(self) -> "ClippedLossConfig":
         if self.type == "gspo" and self.normalise != "sample":
             raise ValueError(
                 f"type=gspo with normalise={self.normalise}: its ratio is one of a sample, and "
                 "would count once for each token; set normalise=sample"
             )
         return self
+
+
+class PythonLossConfig(LossBlock, PythonTarget):
+    """An `openenv_pipe.algorithms.losses.custom.CustomLoss`: target(tokens, **options)."""
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return self.target
+
+
+LossConfig = Annotated[ClippedLossConfig | PythonLossConfig, Field(discriminator="type")]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from openenv_pipe.config.schema.base import Block
+from openenv_pipe.config.schema.base import Block, PythonTarget
 
 
 class TaskRange(Block):
@@ -64,12 +64,19 @@ TaskSetConfig = Annotated[
 ]
 
 
+class PythonOrderConfig(PythonTarget):
+    """An `environments.tasks.order.TaskOrder` of your own: target(tasks, seed, **options)."""
+
+
+OrderConfig = Literal["shuffle", "seed", "curriculum"] | PythonOrderConfig
+
+
 class TasksConfig(Block):
     """The two splits. No task may be in both: the same reset keywords and the same seed."""
 
-    order: Literal["shuffle", "seed", "curriculum"] = Field(
+    order: OrderConfig = Field(
         description="of training. shuffle: anew for each pass; seed: as they are listed; "
-        "curriculum: mostly those that the model solves at times"
+        "curriculum: mostly those that the model solves at times; or a target"
     )
     train: TaskSetConfig
     eval: TaskSetConfig

@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import fmean
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from openenv_pipe.config.schema import OrderConfig
 from openenv_pipe.environments.tasks.sets import TaskSet
+from openenv_pipe.system.python_targets import build_part
 from openenv_pipe.types import Group, Task
 
 NUM_RECENT = 3  # groups per task over which the success rate is measured
@@ -20,7 +22,12 @@ EXPLORED_FRACTION = 0.25  # of a curriculum's tasks, chosen for being unseen the
 
 
 class TaskOrder(Protocol):
-    """An endless sequence of the tasks of one set."""
+    """An endless sequence of the tasks of one set.
+
+    An order of your own (`env.tasks.order: {type: python, ...}`) is made by
+    target(tasks, seed, **options), where `tasks` is the `TaskSet` of training. All its randomness
+    must come from `seed` and the arguments of `take`, or a resumed run differs from the first.
+    """
 
     def take(self, start: int, count: int) -> list[Task]:
         """Return tasks start..start+count-1 of the sequence, given the groups recorded so far."""
@@ -39,16 +46,19 @@ class TaskOrder(Protocol):
         ...
 
 
-def build_order(
-    order: Literal["shuffle", "seed", "curriculum"], tasks: TaskSet, seed: int
-) -> TaskOrder:
-    """Build the order that `env.tasks.order` names."""
+def build_order(order: OrderConfig, tasks: TaskSet, seed: int) -> TaskOrder:
+    """Build the order that `env.tasks.order` asks for.
+
+    Raises ConfigError if it is a target that cannot be used.
+    """
     match order:
         case "curriculum":
             return Curriculum(tasks, seed)
         case "shuffle":
             return Passes(tasks, seed)
-    return Passes(tasks, None)
+        case "seed":
+            return Passes(tasks, None)
+    return build_part("env.tasks.order", order, TaskOrder, tasks, seed)
 
 
 class Passes:
