@@ -300,6 +300,29 @@ def hosts(
 
 
 @app.command()
+def plugins() -> None:
+    """List the installed plugins, and the experiments, choices and environments that they bring.
+
+    Exit code 1 if one of them cannot be used.
+
+    \b
+    openenv-pipe plugins
+    """
+    from rich.console import Console
+
+    from openenv_pipe.commands.plugins import plugins_table
+    from openenv_pipe.system.plugins import find_plugins
+
+    found = find_plugins()
+    if not found:
+        print("no plugins are installed; docs/extending.md describes how to write one")
+        return
+    Console(soft_wrap=not sys.stdout.isatty()).print(plugins_table(found))
+    if any(plugin.folder is None for plugin in found):
+        raise typer.Exit(1)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(f"openenv-pipe {__version__}")

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
+from openenv_pipe.system.plugins import unusable_plugins_note
 from openenv_pipe.system.resources import did_you_mean, group_names, group_options
 
 SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=wordle"
@@ -81,7 +82,7 @@ def explain_choice(group: str, seen: Any) -> str:
     what = "experiment" if group == "conf" else "choice"
     return (
         f"{group}={_shown(seen)}: there is no such {what}; there are {', '.join(options)}{near}; "
-        f"your own goes into ./conf/{group}/<name>.yaml"
+        f"your own goes into ./conf/{group}/<name>.yaml{unusable_plugins_note()}"
     )
 
 

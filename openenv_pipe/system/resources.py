@@ -1,6 +1,7 @@
-"""Where things lie: `conf/` and `envs/` of the current folder and shipped ones, and callables.
+"""Finds configuration (`conf/`), environments (`envs/`) and callables.
 
-The current folder's own come first. Nothing is imported here before `load_callable` is asked to.
+The search path: the current folder first, then the plugins sorted by name, then what is shipped.
+Of files with the same name the first one counts. Nothing is imported before `load_callable`.
 """
 
 import difflib
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.plugins import plugin_dirs, unusable_plugins_note
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
 BASE = "base"  # of a group: to be built on, not chosen
@@ -18,12 +20,12 @@ MOVED = {"openenv_pipe.policies": "openenv_pipe.environments.random_policy"}  # 
 
 
 def conf_dirs() -> list[Path]:
-    """Folders of configuration, the current folder's `conf/` first if there is one."""
+    """The search path of configuration files, first to last."""
     return _search_dirs("conf")
 
 
 def env_dirs() -> list[Path]:
-    """Folders of environment packages, the current folder's `envs/` first if there is one."""
+    """The search path of environment packages, first to last."""
     return _search_dirs("envs")
 
 
@@ -35,9 +37,8 @@ def shipped_dir(name: str) -> Path:
 
 def _search_dirs(name: str) -> list[Path]:
     own, shipped = Path.cwd() / name, shipped_dir(name)
-    if own.is_dir() and not own.samefile(shipped):
-        return [own, shipped]
-    return [shipped]
+    is_own = own.is_dir() and not own.samefile(shipped)
+    return [*([own] if is_own else []), *plugin_dirs(name), shipped]
 
 
 def short_path(path: Path) -> str:
@@ -81,7 +82,7 @@ def find_env(package: str) -> Path:
     raise ConfigError(
         f"env.package={package!r} was not found in {' or '.join(map(short_path, folders))}; "
         f"there are: {', '.join(names)}{did_you_mean(package, names)}; "
-        "for a package elsewhere give its folder, such as ./my_env"
+        f"for a package elsewhere give its folder, such as ./my_env{unusable_plugins_note()}"
     )
 
 
@@ -117,6 +118,7 @@ def _import(module_name: str, dotted: str) -> Any:
             raise ConfigError(
                 f"{dotted!r}: there is no module {missing!r} among the installed packages or in "
                 f"{places}; expected module:name, such as wordle.rewards:consistent_guess"
+                f"{unusable_plugins_note()}"
             ) from error
         raise ConfigError(f"{dotted!r}: its module needs {missing!r}, not installed") from error
     except Exception as error:  # whatever a user's module does when it is imported

@@ -1,0 +1,35 @@
+"""`openenv-pipe plugins`: what the installed plugins bring."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from openenv_pipe.system.plugins import Plugin
+from openenv_pipe.system.resources import shipped_dir
+
+
+def plugins_table(plugins: Sequence[Plugin]) -> Table:
+    """Build a table with a line for each experiment, choice and environment of a plugin."""
+    table = Table("plugin", "version", "brings", box=None, header_style="bold")
+    for plugin in plugins:
+        brought = list(_brought(plugin.folder)) if plugin.folder is not None else []
+        problem = plugin.problem and f"[red]cannot be used: {plugin.problem}[/]"
+        lines = brought or [problem or "nothing yet: its folders are empty"]
+        for number, line in enumerate(lines):
+            own = () if number else (plugin.name, f"{plugin.distribution} {plugin.version}")
+            table.add_row(*(own or ("", "")), line)
+    return table
+
+
+def _brought(folder: Path) -> Iterator[str]:
+    """What to type for each file and environment: `conf=NAME`, `group=NAME`, `env.package=NAME`."""
+    conf = folder / "conf"
+    files = (path.relative_to(conf) for path in sorted(conf.rglob("*.yaml")))
+    choices = [path for path in files if path.parent != Path()]
+    for path in sorted(choices, key=lambda path: path.parent != Path("conf")):
+        replaces = (shipped_dir("conf") / path).exists()
+        note = " (replaces the shipped one)" if replaces else ""
+        yield f"{path.parent.as_posix()}={path.stem}{note}"
+    for manifest in sorted((folder / "envs").glob("*/openenv.yaml")):
+        yield f"env.package={manifest.parent.name}"
