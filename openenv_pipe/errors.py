@@ -18,7 +18,9 @@ A message says what was wrong, the value seen, the value expected, and the next 
 Our own bugs are `assert` and bare exceptions; they keep their traceback.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 
 class PipeError(Exception):
@@ -85,6 +87,30 @@ class SessionTimeoutError(SessionError):
 
 class SessionClosedError(SessionError):
     """The server closed the connection, or died."""
+
+
+def raise_first(group: BaseExceptionGroup) -> NoReturn:
+    """Raise the first error of a TaskGroup's, with the cause and context that it has itself.
+
+    The others become notes of it, so that a traceback shows them too.
+    """
+    first, *others = _members(group)
+    for note in dict.fromkeys(f"at the same time: {type(e).__name__}: {e}" for e in others):
+        first.add_note(note)
+    context = first.__context__
+    try:
+        raise first
+    finally:
+        first.__context__ = context  # Python has just replaced it with the group
+
+
+def _members(group: BaseExceptionGroup) -> Iterator[BaseException]:
+    """The errors of a group, those of groups within it included."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _members(error)
+        else:
+            yield error
 
 
 def last_lines(log: Path, num_lines: int) -> str:

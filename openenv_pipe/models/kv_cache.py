@@ -9,22 +9,38 @@ overwritten by its next tokens. A query sees position j iff j is not after its o
 sees padding.
 """
 
+from dataclasses import dataclass
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 _GROWTH = 64  # tokens: capacity grows in steps, so that rows are seldom copied
 
 
+@dataclass(slots=True)
+class _Layout:
+    """What all layers of a cache share: its size, and where the current forward pass writes.
+
+    Layers hold this and not their cache: a reference cycle would keep the tensors of a cache
+    that nobody uses any more until Python's garbage collector finds it.
+    """
+
+    num_rows: int = 0
+    capacity: int = 0  # tokens of a row
+    width: int = 0  # tokens of a row that the current forward pass may look at
+    places: tuple[torch.Tensor, torch.Tensor] | None = None  # its rows [R, 1], positions [R, Q]
+
+
 class _RaggedLayer(CacheLayerMixin):
     """One layer's keys and values, [R, C, H, D], written at the cache's current positions."""
 
-    def __init__(self, cache: "RaggedCache") -> None:
+    def __init__(self, layout: _Layout) -> None:
         super().__init__()
-        self._cache = cache
+        self._layout = layout
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         rows, heads, _, size = key_states.shape
-        shape = (rows, self._cache.capacity, heads, size)
+        shape = (rows, self._layout.capacity, heads, size)
         self.keys = key_states.new_zeros(shape)
         self.values = value_states.new_zeros(shape)
         self.is_initialized = True
@@ -32,12 +48,12 @@ class _RaggedLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes [R, H, Q, D] and returns all that a query may look at, [R, H, width, D]."""
+        """Write [R, H, Q, D] and return all that a query may look at, [R, H, width, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        rows_R1, positions_RQ, width = self._cache.rows, self._cache.positions, self._cache.width
-        self.keys[rows_R1, positions_RQ] = key_states.transpose(1, 2)
-        self.values[rows_R1, positions_RQ] = value_states.transpose(1, 2)
+        places, width = self._layout.places, self._layout.width
+        self.keys[places] = key_states.transpose(1, 2)
+        self.values[places] = value_states.transpose(1, 2)
         return self.keys[:, :width].transpose(1, 2), self.values[:, :width].transpose(1, 2)
 
     def resize(self, rows: int, capacity: int) -> None:
@@ -47,20 +63,20 @@ class _RaggedLayer(CacheLayerMixin):
             self.values = _grown(self.values, rows, capacity)
 
     def take(self, source: "_RaggedLayer", rows: torch.Tensor) -> None:
-        """Becomes a copy of these rows of another layer."""
+        """Become a copy of these rows of another layer."""
         if source.is_initialized:
             self.keys, self.values = source.keys[rows], source.values[rows]
             self.is_initialized = True
 
     def put(self, source: "_RaggedLayer", rows: torch.Tensor) -> None:
-        """Overwrites these rows with those of a layer of the same capacity."""
+        """Overwrite these rows with those of a layer of the same capacity."""
         self.keys[rows], self.values[rows] = source.keys, source.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._cache.width, 0
+        return self._layout.width, 0
 
     def get_seq_length(self) -> int:
-        return self._cache.width
+        return self._layout.width
 
     def get_max_length(self) -> int:
         return -1
@@ -70,23 +86,30 @@ class RaggedCache(Cache):
     """A transformers cache whose rows have lengths of their own. Rows can come and go."""
 
     def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[_RaggedLayer(self) for _ in range(num_layers)])
-        self.num_rows = 0
-        self.capacity = 0
-        self.width = 0
+        self._layout = _Layout()
+        super().__init__(layers=[_RaggedLayer(self._layout) for _ in range(num_layers)])
+
+    @property
+    def num_rows(self) -> int:
+        return self._layout.num_rows
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that each row has room for."""
+        return self._layout.capacity
 
     def write_at(self, positions_RQ: torch.Tensor) -> torch.Tensor:
-        """Prepares a forward pass; returns its attention mask [R, 1, Q, width], True = visible."""
-        self.width = int(positions_RQ.max()) + 1
-        if self.width > self.capacity:
-            self._resize(self.num_rows, -(-self.width // _GROWTH) * _GROWTH)
-        self.positions = positions_RQ
-        self.rows = torch.arange(self.num_rows, device=positions_RQ.device)[:, None]
-        columns = torch.arange(self.width, device=positions_RQ.device)
+        """Prepare a forward pass; return its attention mask [R, 1, Q, width], True = visible."""
+        width = int(positions_RQ.max()) + 1
+        if width > self.capacity:
+            self._resize(self.num_rows, -(-width // _GROWTH) * _GROWTH)
+        rows_R1 = torch.arange(self.num_rows, device=positions_RQ.device)[:, None]
+        self._layout.width, self._layout.places = width, (rows_R1, positions_RQ)
+        columns = torch.arange(width, device=positions_RQ.device)
         return (columns <= positions_RQ[:, :, None])[:, None]
 
     def add_rows(self, num_rows: int) -> None:
-        """Appends empty rows."""
+        """Append empty rows."""
         self._resize(self.num_rows + num_rows, self.capacity)
 
     def copy_rows(self, rows: torch.Tensor) -> "RaggedCache":
@@ -94,11 +117,11 @@ class RaggedCache(Cache):
         copy = RaggedCache(len(self.layers))
         for mine, theirs in zip(copy.layers, self.layers, strict=True):
             mine.take(theirs, rows)
-        copy.num_rows, copy.capacity = len(rows), self.capacity
+        copy._layout.num_rows, copy._layout.capacity = len(rows), self.capacity
         return copy
 
     def put_rows(self, rows: torch.Tensor, copy: "RaggedCache") -> None:
-        """Takes back what `copy_rows` gave, after it may have grown."""
+        """Write back what `copy_rows` gave, after it may have grown."""
         if copy.capacity > self.capacity:
             self._resize(self.num_rows, copy.capacity)
         for mine, theirs in zip(self.layers, copy.layers, strict=True):
@@ -109,7 +132,7 @@ class RaggedCache(Cache):
             return
         for layer in self.layers:
             layer.resize(rows, capacity)
-        self.num_rows, self.capacity = rows, capacity
+        self._layout.num_rows, self._layout.capacity = rows, capacity
 
 
 def _grown(tensor: torch.Tensor, rows: int, capacity: int) -> torch.Tensor:

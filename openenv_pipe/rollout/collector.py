@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.errors import FailureError
+from openenv_pipe.errors import FailureError, raise_first
 from openenv_pipe.rollout.context import RolloutContext
 from openenv_pipe.rollout.episode import Player
 from openenv_pipe.types import Episode, Group, Status, Task
@@ -87,7 +87,7 @@ async def play_groups(
             for _ in range(limit):
                 workers.create_task(_play_in_turn(context, players))
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        raise_first(errors)
     return groups
 
 

@@ -1,6 +1,8 @@
 """The ragged cache against forward passes without a cache."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -109,3 +111,19 @@ def test_no_rows_can_be_kept():
     grower.rows = []
     grower.add_rows(3)
     grower.feed([1, 2, 3])
+
+
+def test_a_cache_that_nobody_uses_is_freed_without_the_garbage_collector():
+    """A reference cycle would keep the tensors of a whole collection in memory for a while."""
+    grower = Grower(0)
+    grower.add_rows(2)
+    grower.feed([3, 5])
+    copy = grower.cache.copy_rows(torch.tensor([0]))
+    seen = [weakref.ref(each) for cache in (grower.cache, copy) for each in (cache, *cache.layers)]
+    keys = [weakref.ref(layer.keys) for layer in grower.cache.layers]
+    gc.disable()
+    try:
+        del copy, grower.cache
+        assert [each() for each in (*seen, *keys)] == [None] * len(seen + keys)
+    finally:
+        gc.enable()

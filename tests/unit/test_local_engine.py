@@ -1,7 +1,9 @@
 """The engine `local`, through real rollouts on a fake host. Trap numbers: tests/README.md."""
 
 import asyncio
+import gc
 import random
+import weakref
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -348,3 +350,19 @@ async def test_an_episode_asks_only_for_what_is_new():
     for number, episode in enumerate(all_episodes(groups)):
         asked = [list(request.new_ids) for request, _ in engine.calls[number]]
         assert asked == [turn.prompt_ids for turn in episode.turns]
+
+
+async def test_the_cache_of_a_collection_is_freed_when_the_next_one_begins():
+    """Without the garbage collector, which would find it late: it is most of a sampler's memory."""
+    engine = local_engine(tiny_policy())
+    gc.disable()
+    try:
+        engine.expect(2, 2)
+        await generate(engine, [request(0, [5]), request(1, [6])])
+        cache = weakref.ref(engine._conversations._cache)
+        assert cache().num_rows == 2
+        engine.expect(1, 1)
+        await generate(engine, [request(2, [5])])
+        assert cache() is None
+    finally:
+        gc.enable()

@@ -21,7 +21,7 @@ from openenv_pipe.engines.vllm.logprob_check import Canary
 from openenv_pipe.engines.vllm.publish import Published, Publisher
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
 from openenv_pipe.engines.vllm.supervisor import ServerLife
-from openenv_pipe.errors import EngineError
+from openenv_pipe.errors import EngineError, raise_first
 
 Result = TypeVar("Result")
 MOST_TRIES = 4  # of one request, whatever its servers went through
@@ -196,4 +196,4 @@ async def of_each(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
             for call in calls:
                 group.create_task(call)
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        raise_first(errors)

@@ -14,7 +14,7 @@ from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.environments.tasks import TaskSet
-from openenv_pipe.errors import ServerFullError
+from openenv_pipe.errors import ServerFullError, raise_first
 from openenv_pipe.types import Task
 
 Work = TypeVar("Work")
@@ -114,7 +114,7 @@ class EnvironmentUnderTest:
                 for session in sessions:
                     workers.create_task(worker(session))
             return time.monotonic() - started_s
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+        except BaseExceptionGroup as errors:
+            raise_first(errors)
         finally:
             await asyncio.gather(*(session.close() for session in sessions))

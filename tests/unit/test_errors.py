@@ -1,0 +1,74 @@
+"""Errors of several tasks at once: one is raised, and none of the others is lost."""
+
+import asyncio
+import traceback
+
+import pytest
+
+from openenv_pipe.errors import ConfigError, HostError, SessionError, raise_first
+
+
+async def fail(error: Exception, cause: Exception | None) -> None:
+    raise error from cause
+
+
+def raised(*errors: Exception, cause: Exception | None = None) -> BaseException:
+    """What comes of tasks that all fail in the same turn of the event loop."""
+
+    async def run() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for error in errors:
+                    tasks.create_task(fail(error, cause))
+        except BaseExceptionGroup as group:
+            raise_first(group)
+
+    with pytest.raises(Exception) as caught:
+        asyncio.run(run())
+    return caught.value
+
+
+def test_the_first_error_is_raised_and_the_others_are_noted():
+    first = HostError("server 0 died")
+    error = raised(first, SessionError("closed"), SessionError("closed"), ConfigError("no key"))
+    assert error is first
+    shown = "".join(traceback.format_exception(error))
+    assert shown.count("at the same time: SessionError: closed") == 1
+    assert "at the same time: ConfigError: no key" in shown
+    assert "ExceptionGroup" not in shown
+
+
+def test_the_error_keeps_its_own_cause():
+    cause = OSError("connection reset")
+    error = raised(HostError("server 0 died"), cause=cause)
+    assert error.__cause__ is cause
+    assert "connection reset" in "".join(traceback.format_exception(error))
+
+
+def test_the_error_keeps_its_own_context():
+    async def fail_while_handling() -> None:
+        try:
+            raise OSError("connection reset")
+        except OSError:
+            raise HostError("server 0 died")  # noqa: B904
+
+    async def run() -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail_while_handling())
+        except BaseExceptionGroup as group:
+            raise_first(group)
+
+    with pytest.raises(HostError) as caught:
+        asyncio.run(run())
+    assert isinstance(caught.value.__context__, OSError)
+
+
+def test_errors_of_groups_within_groups_are_found():
+    inner = ExceptionGroup("inner", [HostError("a"), SessionError("b")])
+    with pytest.raises(HostError) as caught:
+        raise_first(ExceptionGroup("outer", [inner, ConfigError("c")]))
+    assert caught.value.__notes__ == [
+        "at the same time: SessionError: b",
+        "at the same time: ConfigError: c",
+    ]
