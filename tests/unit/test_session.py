@@ -127,6 +127,49 @@ async def test_a_frame_that_nobody_asked_for_is_no_answer():
             await session.reset({}, LIMIT_S)
 
 
+async def test_a_step_that_is_answered_twice_ends_the_session_before_the_next_step():
+    """The second frame's reward of 100 must not become the next step's."""
+
+    async def behave(connection):
+        async for _ in connection:
+            await connection.send(answer(reward=1.0))
+            await connection.send(answer(reward=100.0))
+            sent.set()
+
+    sent = asyncio.Event()
+    async with session_with(behave) as session:
+        assert (await session.reset({}, LIMIT_S)).reward == 1.0
+        async with asyncio.timeout(LIMIT_S):
+            await sent.wait()
+            while session.usable:
+                await asyncio.sleep(0.001)
+        with pytest.raises(SessionError, match="before it was asked to step"):
+            await session.step({}, LIMIT_S)
+        assert not session.usable
+
+
+@pytest.mark.parametrize("status", [HTTPStatus.FOUND, HTTPStatus.PERMANENT_REDIRECT])
+async def test_redirects_are_not_followed(status):
+    """They would carry secret headers to another host."""
+    visited = []
+
+    async def behave(connection):
+        visited.append(connection.request.headers)
+
+    async with serve(behave, "127.0.0.1", 0) as other:
+        location = f"ws://127.0.0.1:{other.sockets[0].getsockname()[1]}/ws"
+
+        def redirect(connection, request):
+            response = connection.respond(status, "")
+            response.headers["Location"] = location
+            return response
+
+        with pytest.raises(SessionClosedError, match="redirects are not followed"):
+            async with session_with(behave, process_request=redirect):
+                pass
+    assert visited == []
+
+
 async def test_a_clean_close_after_an_answer_is_a_close():
     async def behave(connection):
         await connection.recv()

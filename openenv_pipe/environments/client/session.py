@@ -37,12 +37,21 @@ from openenv_pipe.types import Observation
 CLOSE_LIMIT_S = 2.0
 LAST_LOOK_S = 0.05
 RECENT_S = 1.0  # A server that answered this recently is not pinged.
-NO_SOCKET = (403, 404)  # HTTP codes of servers without /ws; FastAPI answers 403
 HTTP_ONLY = "this is how a server without /ws answers, and plain HTTP keeps no episode"
+REDIRECT = "redirects are not followed, because headers may be secret; name the final URL"
+# What an HTTP status in place of a WebSocket means. FastAPI answers 403 where there is no /ws.
+HINTS = {**dict.fromkeys((403, 404), HTTP_ONLY), **dict.fromkeys((301, 302, 307, 308), REDIRECT)}
 TOO_BIG = 1009  # the WebSocket close code for a message over the size limit
 LIST_TOOLS = {"type": "list_tools"}  # OpenEnv's action
 LIST_TOOLS_RPC = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}  # MCP's form
 WEBSOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+class _Connect(connect):
+    """Refuses redirects, which would carry secret headers to another host."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
 
 
 class Session:
@@ -87,7 +96,7 @@ class Session:
         if access.tls is not None and address.startswith("wss:"):
             options["ssl"] = access.tls
         try:
-            connection = await connect(
+            connection = await _Connect(
                 address,
                 **options,
                 additional_headers=access.headers,
@@ -104,15 +113,16 @@ class Session:
         except TimeoutError:
             raise SessionTimeoutError(f"{address}: no connection within {timeout_s:g} s") from None
         except (OSError, WebSocketException) as error:
-            refused = isinstance(error, InvalidStatus) and error.response.status_code in NO_SOCKET
-            hint = f"; {HTTP_ONLY}" if refused else ""
+            status = error.response.status_code if isinstance(error, InvalidStatus) else None
+            hint = f"; {HINTS[status]}" if status in HINTS else ""
             raise SessionClosedError(f"{address}: cannot connect: {error}{hint}") from error
         return cls(address, connection, max_message_mb)
 
     @property
     def usable(self) -> bool:
-        """True if the connection is open and every message so far got a proper answer."""
-        return self._in_sync and self._connection.state is State.OPEN
+        """True if the connection is open and every message so far got one proper answer."""
+        is_open = self._connection.state is State.OPEN
+        return self._in_sync and is_open and not self._connection.recv_messages.frames
 
     async def reset(self, keywords: Mapping[str, Any], timeout_s: float) -> StepResult:
         """Start an episode. Raises as `step` does."""
@@ -169,6 +179,8 @@ class Session:
         if not self._in_sync:
             raise SessionClosedError(f"{self.url}: session is closed or out of step")
         self._in_sync = False
+        if self._connection.recv_messages.frames:
+            raise await self._unasked_frame(kind)
         frame = parse_frame(await self._exchange(kind, text, timeout_s), self.url)
         self._last_answer_s = time.monotonic()
         data = frame.get("data")
@@ -198,6 +210,21 @@ class Session:
             ) from None
         except ConnectionClosed as closed:
             raise await self._why_closed(kind, closed) from closed
+
+    async def _unasked_frame(self, kind: str) -> SessionError:
+        """Turn a frame that came before its request into an error: it answers nothing.
+
+        Taken for the answer to the next request, it would give a step another step's reward.
+        """
+        frame = parse_frame(await self._connection.recv(), self.url)
+        error = error_of_frame(frame, kind, self.url)
+        if frame.get("type") == "error" and not isinstance(error, StepRefusedError):
+            return error  # A full server says so unasked, and one that ends a session.
+        return SessionError(
+            f"{self.url}: the server sent a frame of type {frame.get('type')!r:.80} before it was "
+            f"asked to {kind}, so answers can no longer be told apart; fix the environment's "
+            "server, which has to answer each message once"
+        )
 
     async def _why_closed(self, kind: str, closed: ConnectionClosed) -> SessionError:
         """Turn a closed connection into an error.
