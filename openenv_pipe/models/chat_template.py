@@ -1,11 +1,11 @@
-"""Chat messages to token ids and back, append-only.
+"""Convert chat messages to token ids and back, append-only.
 
-What was sampled is never rendered again. Later turns only add: the ids between the model's last
-token and its next one are taken from the chat template, markup and all, so that a conversation
-grown turn by turn has exactly the ids of the template applied to the whole.
+Sampled tokens are never rendered again. Later turns only append: the ids between the model's last
+token and its next one, markup included, are taken from the chat template, so that a conversation
+built turn by turn has exactly the ids of the template applied to the whole.
 
-Tools are described once, at the beginning: by the template, or in plain words where it cannot, or
-where it would move them when the conversation goes on.
+Tools are described once at the beginning: by the template, or in plain words if the template has no
+tools or would move their description as the conversation grows.
 """
 
 import itertools
@@ -32,9 +32,9 @@ _TOOL: Tool = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
     },
 }
-_Frozen = tuple[tuple[tuple[str, str], ...], ...]  # messages as a key: their items
-_NUM_FIRST = 64  # beginnings whose ids are kept: of so many groups at once
-_NUM_CACHED = 4096  # later messages, and replies, whose ids are kept
+_Frozen = tuple[tuple[tuple[str, str], ...], ...]  # messages as a cache key
+_NUM_FIRST = 64  # cached beginnings, one for each of so many concurrent groups
+_NUM_CACHED = 4096  # cached later messages and replies
 _TOOLS_IN_WORDS = (
     "You can call tools. Write each call as\n"
     '<tool_call>{"name": ..., "arguments": {...}}</tool_call>\nThe tools are:\n'
@@ -44,8 +44,9 @@ _TOOLS_IN_WORDS = (
 class ChatFormat:
     """The chat template of one tokenizer.
 
-    Raises ConfigError at construction if the template rewrites earlier turns when the
-    conversation goes on: its token ids would then not be those that were sampled.
+    Raises:
+        ConfigError: The tokenizer has no usable template, or the template rewrites earlier turns,
+            so that trained token ids would not be those that were sampled.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -66,8 +67,8 @@ class ChatFormat:
         self._special_tokens = [token.content for token in added if token.special]
         self._after_reply = self._render((*_OPENING, _assistant(_REPLY)), prompt=False)
         self._check_ends_turns()
-        # Rendering takes longer than a step of a small environment, which often says the same.
-        # The beginning is the same for all members of a group.
+        # Rendering takes longer than a step of a small environment, which often repeats itself.
+        # All members of a group have the same beginning.
         self._cached_first_ids = lru_cache(_NUM_FIRST)(self._first_ids)
         self._cached_following_ids = lru_cache(_NUM_CACHED)(self._following_ids)
         self._cached_reply_ids = lru_cache(_NUM_CACHED)(self._encode)
@@ -78,7 +79,7 @@ class ChatFormat:
         self._cached_following_ids.cache_clear()
 
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """Ids of a conversation's beginning, up to where the model writes."""
+        """Return the ids of a conversation's beginning, up to where the model writes."""
         return list(self._cached_first_ids(_frozen(messages), json.dumps(tools) if tools else "[]"))
 
     def _first_ids(self, frozen: _Frozen, tools_json: str) -> list[int]:
@@ -89,10 +90,10 @@ class ChatFormat:
         return self._encode(self._render(messages, prompt=True, tools=tools))
 
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
-        """Ids between a completion and the next one.
+        """Return the ids between a completion and the next one.
 
-        `ended` says whether the completion has its end-of-turn token; a reply that was cut off
-        lacks it, and gets it here, as a token that the model did not choose.
+        `ended` tells whether the completion has its end-of-turn token; a truncated reply lacks it
+        and gets it here, as a token that the model did not choose.
         """
         return list(self._cached_following_ids(_frozen(messages), ended))
 
@@ -106,13 +107,13 @@ class ChatFormat:
         return self._encode(following if ended else self._end_text + following)
 
     def reply_text(self, completion_ids: Sequence[int]) -> str:
-        """What the model wrote, without its end-of-turn token."""
+        """Decode a completion without its end-of-turn token."""
         ended = bool(completion_ids) and completion_ids[-1] == self.end_id
         ids = completion_ids[:-1] if ended else completion_ids
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
     def reply_ids(self, reply: str) -> list[int]:
-        """Ids of a reply that was not sampled (a scripted one), with its end-of-turn token."""
+        """Encode a reply that was not sampled (a scripted one), with its end-of-turn token."""
         return [*self._cached_reply_ids(reply), self.end_id]
 
     def _render(
@@ -130,7 +131,7 @@ class ChatFormat:
             ) from error
 
     def _without_markup(self, messages: Iterable[Message]) -> list[Message]:
-        """Breaks up special tokens in what an environment says: it must not forge turns."""
+        """Break up special tokens in an environment's text, so that it cannot forge turns."""
         return [
             {key: self._harmless(text) for key, text in message.items()} for message in messages
         ]
@@ -142,7 +143,7 @@ class ChatFormat:
         return text
 
     def _encode(self, text: str) -> list[int]:
-        """JSON can hold halves of surrogate pairs, which no tokenizer takes: they become `?`."""
+        """Encode text; lone surrogates, which JSON can hold and tokenizers refuse, become `?`."""
         text = text.encode(errors="replace").decode()
         return self._backend.encode(text, add_special_tokens=False).ids
 
@@ -164,7 +165,7 @@ class ChatFormat:
                 )
 
     def _template_takes_tools(self) -> bool:
-        """Whether the template shows tools and results, and keeps both where they were."""
+        """Tell whether the template shows tools and results, and never moves them."""
         conversation = (*_OPENING, _assistant(_CALL), _RESULT)
         try:
             shown = self._render(conversation, prompt=True, tools=[_TOOL])
@@ -174,13 +175,13 @@ class ChatFormat:
                 and _RESULT["content"] in after
                 and self._only_grows(_CALL, [[_RESULT, _RESULT], [_user("second")]], [_TOOL])
             )
-        except ConfigError:  # raised for a role that the template does not know
+        except ConfigError:  # The template does not know a role.
             return False
 
     def _only_grows(
         self, reply: str, answers: Sequence[Sequence[Message]], tools: Sequence[Tool] = ()
     ) -> bool:
-        """Whether a conversation grown answer by answer has the ids of the whole."""
+        """Tell whether a conversation built answer by answer has the ids of the whole."""
         conversation: list[Message] = [*_OPENING]
         grown = self.first_ids(conversation, tools)
         for messages in answers:
@@ -202,14 +203,14 @@ def _user(text: str) -> Message:
 
 
 def _tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """The tools before what the first message says: not every template has a system role."""
+    """Put the tools into the first message, because not every template has a system role."""
     first, *others = messages
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return [{**first, "content": f"{_TOOLS_IN_WORDS}{lines}\n\n{first['content']}"}, *others]
 
 
 def _results_as_user(messages: Sequence[Message]) -> list[Message]:
-    """Results of calls in a row as one user message: many templates want turns to alternate."""
+    """Merge consecutive results into one user message: many templates require alternating turns."""
     changed: list[Message] = []
     for is_result, group in itertools.groupby(messages, lambda each: each["role"] == "tool"):
         if is_result:

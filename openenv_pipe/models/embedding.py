@@ -1,7 +1,7 @@
-"""Token embeddings whose gradient goes straight to the rows it belongs to.
+"""Token embeddings whose gradient is added only to the rows in use.
 
-torch's own makes a matrix of the whole vocabulary for every backward pass, which for small models
-is most of their memory. Here, and in `logprobs.py`, a parameter's gradient is added to in place.
+torch's own backward pass makes a matrix of the whole vocabulary, which for small models is most of
+their memory. Here, and in `logprobs.py`, the parameter's gradient is updated in place.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 
 
 def embed(embedding: torch.nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
-    """What the module gives for the ids; a module that does more than look up is left to itself."""
+    """Look up the ids; a module that does more than look up is called as it is."""
     is_plain = type(embedding) is torch.nn.Embedding and not embedding._forward_hooks
     if is_plain and isinstance(weight := embedding.weight, torch.Tensor) and adds_in_place(weight):
         return _Rows.apply(weight, token_ids, embedding.padding_idx)
@@ -18,12 +18,12 @@ def embed(embedding: torch.nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def adds_in_place(weight: torch.Tensor) -> bool:
-    """True for parameters whose `grad` may be written by hand: nobody waits for it in autograd."""
+    """True if the parameter's `grad` may be written directly: autograd does not need it."""
     return weight.requires_grad and weight.is_leaf and not weight._backward_hooks
 
 
 def gradient_of(weight: torch.Tensor) -> torch.Tensor:
-    """The parameter's gradient so far, zeros if there is none."""
+    """Return the parameter's gradient, made of zeros if there is none."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return weight.grad
@@ -42,7 +42,7 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, None]:
         (token_ids,) = ctx.saved_tensors
         rows, ids = grad.flatten(0, -2), token_ids.flatten()
-        if ctx.padding_id is not None:  # as torch has it: that token's embedding never learns
+        if ctx.padding_id is not None:  # As in torch, the padding token's embedding never learns.
             rows = rows.masked_fill((ids == ctx.padding_id)[:, None], 0.0)
         gradient_of(ctx.weight).index_add_(0, ids, rows.to(ctx.weight.dtype))
         return None, None, None

@@ -1,11 +1,11 @@
-"""Keys and values of conversations that grow at different speeds.
+"""Keys and values of conversations that grow at different rates.
 
 Shape letters: R rows (conversations), C capacity in tokens, Q new tokens of a forward pass,
 H key-value heads, D head size.
 
 Row r holds its tokens at positions 0..length-1. A forward pass writes Q tokens per row at that
-row's own positions; where a row has fewer, the rest is padding, written behind its end and
-overwritten by its next tokens. A query sees position j iff j is not after its own, so it never
+row's own positions. If a row has fewer, the rest is padding, which is written behind its end and
+overwritten by its next tokens. A query sees position j only if j is not after its own, so it never
 sees padding.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-_GROWTH = 64  # tokens: capacity grows in steps, so that rows are seldom copied
+_GROWTH = 64  # tokens; capacity grows in steps, so that rows are seldom copied
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class _RaggedLayer(CacheLayerMixin):
         return self.keys[:, :width].transpose(1, 2), self.values[:, :width].transpose(1, 2)
 
     def resize(self, rows: int, capacity: int) -> None:
-        """More rows or a larger capacity; what is there stays."""
+        """Grow to more rows or a larger capacity; the content stays."""
         if self.is_initialized:
             self.keys = _grown(self.keys, rows, capacity)
             self.values = _grown(self.values, rows, capacity)
@@ -83,7 +83,7 @@ class _RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """A transformers cache whose rows have lengths of their own. Rows can come and go."""
+    """A transformers cache whose rows have their own lengths. Rows can be added and copied."""
 
     def __init__(self, num_layers: int) -> None:
         self._layout = _Layout()
@@ -113,7 +113,7 @@ class RaggedCache(Cache):
         self._resize(self.num_rows + num_rows, self.capacity)
 
     def copy_rows(self, rows: torch.Tensor) -> "RaggedCache":
-        """A new cache of these rows [K] int64, in this order."""
+        """Return a new cache of these rows [K] int64, in this order."""
         copy = RaggedCache(len(self.layers))
         for mine, theirs in zip(copy.layers, self.layers, strict=True):
             mine.take(theirs, rows)

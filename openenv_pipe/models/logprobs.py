@@ -1,8 +1,8 @@
-"""Logprobs and entropies of chosen tokens, with no matrix of all their logits.
+"""Logprobs and entropies of chosen tokens without a matrix of all their logits.
 
-The head's product runs over a stretch of the vocabulary at a time. Where there are few, logits
-are kept for the backward pass, otherwise computed again there. All sums are float32, whatever the
-precision of the product, which is the sampler's.
+The head's product runs over one stretch of the vocabulary at a time. Few logits are kept for the
+backward pass; many are computed again there. All sums are float32, whatever the precision of the
+product, which is the sampler's.
 
 Shape letters: U chosen tokens, H hidden size, V vocabulary, C a stretch of it.
 """
@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from openenv_pipe.models.embedding import adds_in_place, gradient_of
 
-CHUNK_ELEMENTS = 1 << 18  # of U x C: logits at a time, of many
-KEPT_ELEMENTS = 1 << 22  # of U x V: up to so many logits are kept for the backward pass,
-KEPT_CHUNK_ELEMENTS = 1 << 20  # so many of them at a time
+CHUNK_ELEMENTS = 1 << 18  # U x C logits at a time, if there are many
+KEPT_ELEMENTS = 1 << 22  # up to so many logits (U x V) are kept for the backward pass,
+KEPT_CHUNK_ELEMENTS = 1 << 20  # in chunks of so many
 MIN_COLUMNS = 256
 
 
@@ -30,9 +30,9 @@ def token_logprobs(
     precision: torch.dtype,
     entropy_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprob [U] of each target at the temperature, and the distribution's entropy [U].
+    """Return each target's logprob [U] at the temperature, and the distribution's entropy [U].
 
-    Both float32. The entropy has a gradient only if it is asked for.
+    Both are float32. The entropy has a gradient only if `entropy_gradient`.
     """
     if type(head) is torch.nn.Linear and not head._forward_hooks:
         return _Fused.apply(
@@ -57,7 +57,7 @@ def _any_head(
     temperature: float,
     precision: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By autograd, for heads that are more than one matrix."""
+    """Compute both by autograd, for heads that are more than one matrix."""
     enabled = precision is not torch.float32
     with torch.autocast(hidden_UH.device.type, dtype=precision, enabled=enabled):
         logits_UV = head(hidden_UH)
@@ -67,7 +67,9 @@ def _any_head(
 
 
 class _Fused(torch.autograd.Function):
-    """One linear head. The gradient of a logit z of row u, at temperature 1, is
+    """Logprobs and entropies of one linear head.
+
+    The gradient of a logit z of row u, at temperature 1, is
 
         g_u (1[target] - p)  -  h_u p (log p + entropy_u)
 
@@ -139,7 +141,7 @@ class _Fused(torch.autograd.Function):
 
 
 class _Head:
-    """The linear map and its gradients, a stretch of the vocabulary at a time."""
+    """The linear head and its gradients, one stretch of the vocabulary at a time."""
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class _Head:
             yield slice(start, min(start + self._num_columns, len(self._weight_VH)))
 
     def logits(self, columns: slice) -> torch.Tensor:
-        """Logits [U, C] in float32, over the temperature."""
+        """Return the logits [U, C] in float32, divided by the temperature."""
         weight_CH = self._weight_VH[columns].to(self._dtype)
         logits_UC = (self._hidden_UH @ weight_CH.t()).float()
         if self._bias_V is not None:
@@ -176,7 +178,7 @@ class _Head:
         weight_grad: torch.Tensor | None,
         bias_grad: torch.Tensor | None,
     ) -> None:
-        """Puts the gradients of a stretch where they belong."""
+        """Add the gradients of a stretch."""
         rounded_UC = delta_UC.to(self._dtype)
         if hidden_grad is not None:
             weight_CH = self._weight_VH[columns].to(self._dtype)
@@ -194,7 +196,7 @@ class _Head:
 
 
 def _inside(targets_U: torch.Tensor, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows whose target is in the stretch, and its place there."""
+    """Return the rows whose target is in the stretch, and the target's position there."""
     rows = ((targets_U >= columns.start) & (targets_U < columns.stop)).nonzero()[:, 0]
     return rows, targets_U[rows] - columns.start
 
@@ -205,7 +207,7 @@ def _take_in(
     total_U: torch.Tensor,
     moment_U: torch.Tensor,
 ) -> None:
-    """Goes on with sum(exp(z - highest)) and sum(z exp(z - highest)), in place."""
+    """Update sum(exp(z - highest)) and sum(z exp(z - highest)) in place."""
     higher_U = torch.maximum(highest_U, logits_UC.amax(dim=1))
     rescale_U = torch.exp(highest_U - higher_U)
     weights_UC = (logits_UC - higher_U[:, None]).exp_()

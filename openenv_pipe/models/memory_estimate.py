@@ -1,8 +1,8 @@
-"""How much memory and disk a run will need, before anything is loaded. Estimates.
+"""Estimate the memory and disk space of a run before anything is loaded.
 
-Weights are counted exactly; activations are those of decoders with gated MLPs. What a learner takes
-on a CPU is within a fifth of what is measured, and what a vLLM server takes there within a tenth of
-what was (`tests/unit/test_memory_estimate.py`).
+Weights are counted exactly; activations are those of decoders with gated MLPs. On a CPU the learner
+is within a fifth, and a vLLM server within a tenth, of what was measured
+(`tests/unit/test_memory_estimate.py`).
 """
 
 import json
@@ -16,37 +16,37 @@ from openenv_pipe.config.schema import RunConfig, TinyModelConfig
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TINY_VOCABULARY = 261  # 256 bytes and five markers
-LOGITS_AT_ONCE = 7 << 20  # those that are kept, and three stretches of those at hand
-PROCESS = 420 << 20  # measured: torch, transformers and peft, before a model is there
-WORKSPACE = 30 << 20  # measured: what kernels keep for themselves
-SPREAD = 1.4  # measured: where tensors come and go, more than a quarter lies between them,
-SPREAD_WITH_ADAPTERS = 1.8  # and nearly half where the small ones of adapters stay there
+LOGITS_AT_ONCE = 7 << 20  # the kept logits and three stretches in work
+PROCESS = 420 << 20  # measured: torch, transformers and peft before a model is loaded
+WORKSPACE = 30 << 20  # measured: memory that kernels keep
+SPREAD = 1.4  # measured: more than a quarter of the memory is lost between short-lived tensors,
+SPREAD_WITH_ADAPTERS = 1.8  # and nearly half if the small tensors of adapters lie among them
 SERVER = 1490 << 20  # measured: three processes of vLLM on a CPU, before weights and cache
-FIRST_PASS_TOKENS = 8192  # it begins with so many at once, if no episode may be longer
-FIRST_PASS = (8, 3)  # what it holds of each: so often the hidden size, and the MLP's
-SERVER_LOGITS = 4  # so often those of all requests, which are sampled at once
+FIRST_PASS_TOKENS = 8192  # in vLLM's profiling pass, unless episodes may be longer
+FIRST_PASS = (8, 3)  # that pass holds 8 hidden sizes and 3 MLP sizes per token
+SERVER_LOGITS = 4  # copies of the logits of all requests while they are sampled
 OF_AN_UPDATE = ("gradients", "activations", "logits")
 OPTIMIZER_COPIES = 2  # Adam's two moments
-BLOCK_OF_MOMENTS = 256  # in one byte each, with a scale for so many
-FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes a weight: NF4, its scales, and theirs
+BLOCK_OF_MOMENTS = 256  # one-byte values that have one scale in common
+FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes per weight: NF4, its scales, and their scales
 BYTES_PER_EPISODE_TOKEN = 12  # id, mask, logprob and text in a run folder, compressed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What of a model decides its size."""
+    """The dimensions of a model that determine its size."""
 
     num_parameters: int
     hidden_size: int
     intermediate_size: int
     num_layers: int
-    attention_width: int  # all heads together
+    attention_width: int  # all query heads together
     cache_width: int  # all key heads together
     vocabulary: int
 
 
 def tiny_shape(config: TinyModelConfig) -> Shape:
-    """The shape of a model that is built from its block; its embeddings are tied."""
+    """Return the shape of a tiny model; its embeddings are tied."""
     attention_width = config.num_heads * config.head_size
     cache_width = config.num_kv_heads * config.head_size
     layer = (
@@ -67,9 +67,10 @@ def tiny_shape(config: TinyModelConfig) -> Shape:
 
 
 def folder_shape(folder: Path) -> Shape:
-    """The shape of a model from its config.json and its safetensors files' headers.
+    """Read a model's shape from its config.json and the headers of its safetensors files.
 
-    Raises OSError, ValueError or KeyError where they are missing or of another kind.
+    Raises:
+        OSError, ValueError, KeyError: The files are missing or of another kind.
     """
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     weights = sorted(folder.glob("*.safetensors"))
@@ -79,7 +80,7 @@ def folder_shape(folder: Path) -> Shape:
 
 
 def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape:
-    """The shape of a model from its config.json. Raises KeyError where it is of another kind."""
+    """Read a model's shape from its config.json. Raises KeyError for another kind of model."""
     heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
     head_size = config.get("head_dim") or hidden_size // heads
     return Shape(
@@ -94,21 +95,21 @@ def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape:
 
 
 def _count_parameters(path: Path) -> int:
-    """A safetensors file begins with the length of its header, which is JSON."""
+    """Count the parameters of a safetensors file from its header: a length, then JSON."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
 
 
 def num_in_layers(shape: Shape) -> int:
-    """Weights of the linear layers between embedding and head; experts of a mixture are not."""
+    """Count the weights of the decoder's linear layers; a mixture's experts are not counted."""
     attention = 2 * shape.hidden_size * (shape.attention_width + shape.cache_width)
     layer = attention + 3 * shape.hidden_size * shape.intermediate_size
     return min(shape.num_parameters, shape.num_layers * layer)
 
 
 def num_trained(shape: Shape, config: RunConfig) -> int:
-    """Parameters that learn: all, or those of the adapter on every linear layer."""
+    """Count the parameters that are trained: all, or those of adapters on every linear layer."""
     rank = config.model.lora.rank
     if rank == 0:
         return shape.num_parameters
@@ -117,9 +118,9 @@ def num_trained(shape: Shape, config: RunConfig) -> int:
 
 
 def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dict[str, int]:
-    """What is held at the same time in training, by its kind.
+    """Estimate what training holds at the same time, by kind, in bytes.
 
-    in_one_memory: by all of trainer.devices, as on a CPU; else by the first, which has most.
+    in_one_memory: count all of trainer.devices, as on a CPU; else the first, which needs most.
     """
     model, trainer = config.model, config.trainer
     num_ranks = trainer.devices if in_one_memory else 1
@@ -137,11 +138,11 @@ def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dic
 
 
 def server_bytes(shape: Shape, config: RunConfig) -> int:
-    """What a vLLM server takes of a machine's memory, where it computes on a CPU."""
+    """Estimate the machine's memory that a vLLM server takes on a CPU, in bytes."""
     engine = config.engine
     assert engine.type == "vllm"
     width = BYTES[config.model.autocast if engine.dtype == "auto" else engine.dtype]
-    head = shape.hidden_size * shape.vocabulary  # packed, beside the embeddings
+    head = shape.hidden_size * shape.vocabulary  # packed by vLLM, in addition to the embeddings
     kept = FIRST_PASS[0] * shape.hidden_size + FIRST_PASS[1] * shape.intermediate_size
     tokens = max(FIRST_PASS_TOKENS, engine.max_model_len)
     logits = engine.max_requests * shape.vocabulary * SERVER_LOGITS
@@ -150,15 +151,15 @@ def server_bytes(shape: Shape, config: RunConfig) -> int:
 
 
 def at_rest(needed: Mapping[str, int]) -> dict[str, int]:
-    """What of `memory_bytes` is held between two updates too."""
+    """Select what is held between two updates too."""
     return {kind: size for kind, size in needed.items() if kind not in OF_AN_UPDATE}
 
 
 def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
-    """What each of trainer.devices holds to learn."""
+    """Estimate what each of trainer.devices holds for learning."""
     model, trainer = config.model, config.trainer
     weights, trained = _weight_bytes(shape, config), _trained_bytes(shape, config)
-    share, share_of_trained, at_hand = 1.0, 1.0, 0.0  # of what there is; and gathered for a while
+    share, share_of_trained, at_hand = 1.0, 1.0, 0.0  # held fractions; gathered layer's fraction
     if _is_sharded(config):
         sharded = num_in_layers(shape) / shape.num_parameters
         share = 1.0 - sharded + sharded / trainer.devices
@@ -185,7 +186,7 @@ def _is_sharded(config: RunConfig) -> bool:
 
 
 def _weight_bytes(shape: Shape, config: RunConfig) -> int:
-    """Of the model without its adapter."""
+    """Size of the model without its adapter."""
     width = BYTES[config.model.dtype]
     if config.model.quantization == "none":
         return shape.num_parameters * width
@@ -201,7 +202,7 @@ def _adapter_bytes(shape: Shape, config: RunConfig) -> int:
 
 
 def _moments(shape: Shape, config: RunConfig) -> int:
-    """What the optimizer keeps."""
+    """Size of the optimizer's state."""
     if config.trainer.optimizer.type == "adamw_8bit":
         per_moment = 1 + 4 / BLOCK_OF_MOMENTS
         return int(num_trained(shape, config) * OPTIMIZER_COPIES * per_moment)
@@ -209,11 +210,11 @@ def _moments(shape: Shape, config: RunConfig) -> int:
 
 
 def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
-    """What a forward pass keeps for the backward pass, counted in what torch saves.
+    """Estimate what a forward pass keeps for the backward pass, from what torch saves.
 
-    Of each layer: norms and the residual stream six times, heads before and after their norm and
-    rotation, in float32; and the MLP's four products. In bfloat16 autocast products are half as
-    large, but the weights are there once more.
+    Per layer in float32: six times the hidden state (norms and residual stream), the heads before
+    and after norm and rotation, and the MLP's four products. In bfloat16 autocast, products are
+    half as large, but the weights exist a second time.
     """
     product = BYTES[config.model.autocast]
     heads = shape.attention_width + shape.cache_width
@@ -223,7 +224,7 @@ def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
     else:
         kept = shape.num_layers * layer
     is_rounded = config.model.dtype != config.model.autocast
-    num_rounded = shape.num_parameters  # those in four bits are written out a layer at a time
+    num_rounded = shape.num_parameters  # Four-bit weights are dequantized one layer at a time.
     if config.model.quantization != "none":
         num_rounded -= num_in_layers(shape)
     rounded_weights = num_rounded * product if is_rounded else 0
@@ -232,10 +233,10 @@ def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
 
 
 def disk_bytes(shape: Shape, config: RunConfig) -> int:
-    """Checkpoints, some with their optimizer, and every token of every episode at its longest."""
+    """Estimate checkpoints, some with the optimizer, and all episodes at full length, in bytes."""
     trainer = config.trainer
     saved = trainer.checkpoint
-    num_written = trainer.steps // saved.every + 2  # the first and the last
+    num_written = trainer.steps // saved.every + 2  # the first and the last included
     num_kept = min(num_written, saved.keep_last + 1 if saved.keep_last else num_written)
     num_resumable = min(num_kept, saved.num_resumable + 1)  # one more while the next is written
     weights, moments = _trained_bytes(shape, config), _moments(shape, config)
@@ -247,7 +248,7 @@ def disk_bytes(shape: Shape, config: RunConfig) -> int:
 
 
 def _num_eval_episodes(config: RunConfig) -> int:
-    """Those of the three stages, greedy ones if asked for, scripted players, and between steps."""
+    """Count the episodes of the three stages' evaluations, greedy rows, baselines, and between."""
     settings, during = config.eval, config.eval.during
     num_players = len(config.env.baselines) if settings.baselines else 0
     of_one = settings.num_tasks * settings.samples_per_task

@@ -1,4 +1,4 @@
-"""The policy: a causal language model, with or without an adapter, that samples and learns.
+"""The policy: a causal language model, with or without an adapter, that is sampled and trained.
 
 Shape letters: B rows, T tokens, N trained tokens of a batch, U of them to compute.
 """
@@ -24,8 +24,8 @@ from openenv_pipe.types import Batch
 class Policy:
     """A transformers model and its chat format on one device.
 
-    `model` may be wrapped by peft. The forward passes of sampling and of learning are the same
-    modules in the same precision, so that their logprobs agree.
+    `model` may be wrapped by peft. Sampling and learning run the same modules in the same
+    precision, so that their logprobs agree.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Policy:
         text = inner.config.get_text_config()
         self.num_layers = text.num_hidden_layers
         self.max_length: int | None = getattr(text, "max_position_embeddings", None)
-        self.packs_rows = True  # `check_forward` says whether the architecture allows it
+        self.packs_rows = True  # `check_forward` clears it for architectures without packed rows.
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
         self._checkpointed: list[Any] = []
@@ -65,7 +65,7 @@ class Policy:
         return sum(map(num_values, self.model.parameters()))
 
     def trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Names and parameters that an optimizer may change."""
+        """Return names and parameters that an optimizer may change."""
         return [item for item in self.model.named_parameters() if item[1].requires_grad]
 
     def hidden(
@@ -75,7 +75,7 @@ class Policy:
         mask: torch.Tensor | None = None,
         cache: Any = None,
     ) -> torch.Tensor:
-        """Last hidden states [B, T, hidden size]; without positions and mask, plainly causal."""
+        """Return the last hidden states [B, T, hidden size]; without a mask, causal attention."""
         with self._precision():
             return self.decoder(
                 input_ids=token_ids,
@@ -90,22 +90,22 @@ class Policy:
             return self._head(hidden)
 
     def model_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Logits [B, T, V] as transformers computes them: what all else has to agree with."""
+        """Return transformers' own logits [B, T, V], with which everything else must agree."""
         with self._precision():
             return self.model(input_ids=token_ids, use_cache=False).logits
 
     @property
     def precision(self) -> torch.dtype:
-        """That of the matrix products."""
+        """The precision of matrix products."""
         weights = next(self.model.parameters()).dtype
         return torch.bfloat16 if torch.bfloat16 in (weights, self._autocast) else torch.float32
 
     def logprobs(
         self, batch: Batch, temperature: float, *, entropy_gradient: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprobs and entropies [N] of the batch's trained tokens, in its order.
+        """Return logprobs and entropies [N] of the batch's trained tokens, in its order.
 
-        Entropies have a gradient only if it is asked for.
+        Entropies have a gradient only if `entropy_gradient`.
         """
         logprobs_U, entropy_U = token_logprobs(
             self.row_hidden(batch).index_select(0, batch.predictors),
@@ -118,10 +118,10 @@ class Policy:
         return logprobs_U.index_select(0, batch.places), entropy_U.index_select(0, batch.places)
 
     def row_hidden(self, batch: Batch) -> torch.Tensor:
-        """Last hidden states [T, hidden size] of a batch's row."""
+        """Return the last hidden states [T, hidden size] of a batch's row."""
         if not self.packs_rows:
             return self._padded_hidden(batch)
-        no_mask = torch.empty(1, 1, 1, 1, device=self.device)  # four dimensions: taken as it is
+        no_mask = torch.empty(1, 1, 1, 1, device=self.device)  # transformers uses 4-D masks as is
         with self._precision(), self._checkpointing():
             return self.decoder(
                 inputs_embeds=embed(self._embedding, batch.token_ids[None]),
@@ -133,10 +133,10 @@ class Policy:
 
     @contextlib.contextmanager
     def _checkpointing(self) -> Iterator[None]:
-        """Layers keep only their inputs, if that is asked for.
+        """Checkpoint activations inside, if the configuration asks for it.
 
-        transformers does so in training mode alone, which is therefore lent to the layers; their
-        parts, where dropout would act, stay as they are. Outside of it the engine needs its cache.
+        transformers checkpoints only in training mode, so the layers, but not their parts with
+        dropout, are switched to it. Outside, the engine needs the cache that this disables.
         """
         before = [layer.training for layer in self._checkpointed]
         for layer in self._checkpointed:
@@ -148,8 +148,8 @@ class Policy:
                 layer.training = mode
 
     def _padded_hidden(self, batch: Batch) -> torch.Tensor:
-        """The same without any attention of ours: samples side by side, padded on the right."""
-        assert not batch.is_shared, "this model attends in a way that allows no shared tokens"
+        """Return the same with samples side by side, padded on the right, for any attention."""
+        assert not batch.is_shared, "this model's attention does not allow shared tokens"
         rows = [batch.token_ids[node.start : node.end] for node in batch.nodes]
         padded_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         lengths_B1 = torch.tensor([[len(row)] for row in rows], device=self.device)
@@ -158,9 +158,9 @@ class Policy:
             return self.hidden(padded_BT)[is_token_BT]
 
     def twin(self, *, learns: bool = False) -> "Policy":
-        """Another with the weights of this one, to sample while this one learns, or to learn.
+        """Copy the policy, to sample while this one learns, or to learn.
 
-        What is not trained is the same tensors in both.
+        Parameters that are not trained are the same tensors in both.
         """
         shared = {id(values): values for values in self.model.parameters()}
         own = {id(values) for _, values in self.trained_parameters()}
@@ -178,16 +178,16 @@ class Policy:
 
     @torch.no_grad()
     def follow(self, other: "Policy") -> None:
-        """Takes over the trained weights of its twin."""
+        """Copy the trained weights of a twin into this policy."""
         pairs = zip(self.trained_parameters(), other.trained_parameters(), strict=True)
         for (_, mine), (_, theirs) in pairs:
             mine.copy_(theirs)
 
     def keep_reference(self, weights: list[torch.Tensor] | None = None) -> None:
-        """From now on `reference_logprobs` answers for the policy as it is, or with `weights`.
+        """Fix the reference of `reference_logprobs`: the policy as it is now, or with `weights`.
 
-        Only what is trained is copied: the adapter where there is one, never the model under it;
-        and of an adapter that does nothing yet, nothing: the reference is then the model without.
+        Only trained parameters are copied: the adapter if there is one, never the model under it.
+        For an adapter that is still zero nothing is copied; the reference is the model without it.
         """
         if weights is not None:
             self._reference = weights
@@ -197,7 +197,7 @@ class Policy:
             self._reference = [values.data.clone() for _, values in self.trained_parameters()]
 
     def _adapter_is_nothing(self) -> bool:
-        """True if the policy is the model under its adapter, as before the first step."""
+        """True if the adapter changes nothing, as before the first step."""
         trained = self.trained_parameters()
         return all("lora_" in name for name, _ in trained) and not any(
             values.any() for name, values in trained if "_B." in name
@@ -205,13 +205,13 @@ class Policy:
 
     @property
     def reference(self) -> list[torch.Tensor] | None:
-        """The reference's values of the trained parameters; [] for the model without its adapter,
-        None if no reference is kept."""
+        """The reference's trained parameters; [] for the model without its adapter, None if there
+        is no reference."""
         return self._reference
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
-        """Logprobs [N] of the reference. Not between a forward pass and its backward pass."""
+        """Return logprobs [N] of the reference. Never call it between forward and backward."""
         assert self._reference is not None, "keep_reference was not called"
         without = self._lent_weights if self._reference else lambda _: self.model.disable_adapter()
         with without(self._reference):
@@ -219,7 +219,7 @@ class Policy:
 
     @contextlib.contextmanager
     def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
-        """The trained parameters hold other values inside; nothing is copied."""
+        """Give the trained parameters other values inside, without copying."""
         own = [parameter.data for _, parameter in self.trained_parameters()]
         self._hold(weights)
         try:
@@ -233,9 +233,9 @@ class Policy:
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """Dropout, where the model has any, acts inside only.
+        """Enable dropout inside, if the model has any.
 
-        For imitation: ratios to a sampler without dropout would be noise.
+        Only for supervised learning: with it, ratios to a sampler without dropout would be noise.
         """
         self.model.train()
         try:

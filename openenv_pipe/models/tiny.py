@@ -1,7 +1,7 @@
 """The model `tiny`: random weights in the Qwen3 architecture and a byte-level tokenizer.
 
-For machines without a model hub or a GPU, and for tests. Chat markup is one token a role, so a
-short conversation stays short; nothing is downloaded.
+For tests, and for machines without a model hub or a GPU. Chat markup is one token per role, so that
+conversations stay short.
 """
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -11,7 +11,7 @@ from openenv_pipe.config.schema import TinyModelConfig
 
 PAD, SYSTEM, USER, ASSISTANT, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 
-# Of a tool its name and parameters are shown; what it returns stands where the user's words do.
+# A tool is shown by name and parameters; its result takes the place of a user's message.
 CHAT_TEMPLATE = (
     "{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }}"
     "({{ tool.function.parameters.properties | join(',') }})\n{% endfor %}{% endif %}"
@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """256 bytes and five markers; no merges, so a letter is a token."""
+    """Build a tokenizer of 256 bytes and five markers; without merges, a letter is a token."""
     symbols = [PAD, SYSTEM, USER, ASSISTANT, END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {symbol: index for index, symbol in enumerate(symbols)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -39,7 +39,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model_config(config: TinyModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """The architecture; weights are drawn by whoever builds it, from the run's seed."""
+    """Return the architecture; the caller draws the weights from the run's seed."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,

@@ -1,4 +1,4 @@
-"""What a server of the policy needs: its weights as files, and what it ought to compute with them.
+"""The weights that a server of the policy needs, and the logprobs to check it by.
 
 Shape letters: P prompts, V vocabulary.
 """
@@ -23,7 +23,7 @@ _FIRST_PROBE_SIZE, _MOST_DOUBLINGS = 1e-2, 16
 
 
 class Publication:
-    """The policy, as a server sees it. All methods block, and belong into torch's thread."""
+    """The policy as servers receive it. All methods block and must run in torch's thread."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -34,22 +34,22 @@ class Publication:
         self.end_id = policy.end_id
 
     def write_base(self, folder: Path) -> None:
-        """The model without its adapter, and the tokenizer, as any library reads them."""
+        """Write the model without its adapter, and the tokenizer, as any library reads them."""
         self._write_model(folder, with_adapter=False)
         self._policy.tokenizer.save_pretrained(folder)
 
     def write_weights(self, folder: Path) -> None:
-        """All weights as they are, an adapter merged into them. The policy's own do not change."""
+        """Write all weights with the adapter merged in. The policy's own weights do not change."""
         self._write_model(folder, with_adapter=True)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """What `write_weights` writes: on the learner's device, its own tensors where nothing is
-        merged into them."""
+        """Return what `write_weights` writes, on the learner's device; weights that nothing is
+        merged into are the policy's own tensors."""
         base = self._base
         return revert_weight_conversion(base, _plain_weights(base, with_adapter=True))
 
     def write_adapter(self, folder: Path) -> None:
-        """The adapter alone, as peft writes one."""
+        """Write the adapter alone, in peft's format."""
         assert self._adapter is not None
         folder.mkdir(parents=True, exist_ok=True)
         self._adapter.save_pretrained(str(folder))
@@ -60,8 +60,10 @@ class Publication:
     def write_probe(
         self, folder: Path, prompts: Sequence[Sequence[int]], temperature: float, *, moves: float
     ) -> np.ndarray:
-        """An adapter of made-up values, and the logprobs [P, V] under it: they differ from the
-        policy's by at least `moves` somewhere."""
+        """Write an adapter of random values and return the logprobs [P, V] under it.
+
+        They differ from the policy's by at least `moves` somewhere.
+        """
         before_PV = self.next_logprobs(prompts, temperature)
         size = _FIRST_PROBE_SIZE
         for _ in range(_MOST_DOUBLINGS):
@@ -71,16 +73,16 @@ class Publication:
                     self.write_adapter(folder)
                     return after_PV
             size *= 2
-        raise AssertionError(f"an adapter of size {size / 2:g} changes nothing of the policy")
+        raise AssertionError(f"an adapter of size {size / 2:g} does not change the policy")
 
     def free_memory(self) -> None:
-        """What torch keeps of a GPU's memory for its next tensors, another process may need."""
+        """Release GPU memory that torch has cached, because another process may need it."""
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def next_logprobs(self, prompts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
-        """Logprobs [P, V], float32, of what follows each prompt."""
+        """Return logprobs [P, V], float32, of the token after each prompt."""
         policy = self._policy
         rows = []
         for ids in prompts:
@@ -91,7 +93,7 @@ class Publication:
 
     @contextlib.contextmanager
     def _made_up_adapter(self, size: float) -> Iterator[None]:
-        """The adapter's matrices hold draws of this deviation inside, the same ones every time."""
+        """Fill the adapter with draws of this deviation inside; they are the same every time."""
         own = [(parameter, parameter.data) for _, parameter in self._policy.trained_parameters()]
         draw = torch.Generator().manual_seed(_PROBE_SEED)
         try:
@@ -109,14 +111,14 @@ class Publication:
 
     @property
     def _base(self) -> Any:
-        """The model without peft around it."""
+        """Return the model without peft around it."""
         model = self._policy.model
         return model if self._adapter is None else model.get_base_model()
 
 
 @torch.no_grad()
 def _plain_weights(base: Any, with_adapter: bool) -> dict[str, torch.Tensor]:
-    """The weights under their names without peft, each layer's low-rank product added or not."""
+    """Return the weights by their names without peft, with the low-rank products added or not."""
     products = {
         f"{name}.weight": module.get_delta_weight("default")  # type: ignore[attr-defined]  # all of peft's have it
         for name, module in base.named_modules()

@@ -1,6 +1,6 @@
-"""Packed rows on a GPU, by torch's FlexAttention: one rule says what a token sees.
+"""Attention over packed rows on a GPU, by torch's FlexAttention.
 
-Not tried on a GPU; without the compiled kernel it is tested against the attention for CPUs.
+It was not run on a GPU; without the compiled kernel it is tested against the CPU's attention.
 """
 
 import functools
@@ -16,7 +16,7 @@ _Rule = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def build_block_mask(nodes: Sequence[Node], device: torch.device) -> Any:
-    """Which blocks of the row see which: made once a batch, used by every layer."""
+    """Build the mask of a row once for all layers of a batch."""
     length = nodes[-1].end
     return create_block_mask(
         rule(nodes, device), B=None, H=None, Q_LEN=length, KV_LEN=length, device=device.type
@@ -24,7 +24,10 @@ def build_block_mask(nodes: Sequence[Node], device: torch.device) -> Any:
 
 
 def rule(nodes: Sequence[Node], device: torch.device) -> _Rule:
-    """Nodes stand depth first: k is above q, or q itself, if k <= q < the end of k's subtree."""
+    """Return the mask rule: q sees k if k <= q < the end of k's subtree.
+
+    Nodes are in depth-first order, so this holds exactly for q's own node and its ancestors.
+    """
     ends_T = torch.cat(
         [torch.full((node.end - node.start,), node.subtree_end) for node in nodes]
     ).to(device)
@@ -43,6 +46,7 @@ def _compiled() -> Callable[..., torch.Tensor]:
 def flex(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_mask: Any, scale: float
 ) -> torch.Tensor:
-    """Output [1, T, heads, D] of query [1, heads, T, D]; key and value may have fewer heads."""
+    """Return the output [1, T, heads, D]; query is [1, heads, T, D], key and value may have fewer
+    heads."""
     output = _compiled()(query, key, value, block_mask=block_mask, scale=scale, enable_gqa=True)
     return output.transpose(1, 2)

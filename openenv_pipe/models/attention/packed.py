@@ -1,10 +1,9 @@
-"""An attention implementation for transformers models: packed rows, and float32 inside bfloat16
-autocast on CPUs.
+"""An attention implementation for transformers models: packed rows, and float32 on CPUs.
 
-In a forward pass with `packed_row=`, tokens attend along the row's nodes; in any other, attention
-is that of transformers.
-torch's CPU attention has no fast bfloat16 backward: measured on Wordle's shapes, the float32 one
-takes a third of its time, casts included. Matrix products stay in bfloat16.
+In a forward pass with `packed_row=`, tokens attend along the row's nodes; otherwise attention is
+that of transformers. Under bfloat16 autocast on a CPU, attention runs in float32, because torch has
+no fast bfloat16 backward there: on Wordle's shapes float32 takes a third of the time, casts
+included. Matrix products stay in bfloat16.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from openenv_pipe.models.attention.tree import Plan, plan_attention, tree_attention
+from openenv_pipe.models.attention.tree import AttentionPlan, plan_attention, tree_attention
 from openenv_pipe.types import Node
 
 NAME = "openenv_pipe"
@@ -23,7 +22,7 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sliding_window")
 
 
 def use_packed_attention(model: Any) -> None:
-    """Switches a transformers model over; its weights and results keep their dtypes."""
+    """Switch a transformers model to this attention; its weights and results keep their dtypes."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
@@ -37,7 +36,7 @@ class PackedRow:
     """The layout of one packed row, passed as `packed_row` to each layer of a forward pass."""
 
     def __init__(self, nodes: Sequence[Node], device: torch.device) -> None:
-        self.plan: Plan | None = None
+        self.plan: AttentionPlan | None = None
         self.block_mask: Any = None
         if device.type == "cpu":
             self.plan = plan_attention(nodes)
@@ -56,7 +55,7 @@ def _attention(
     packed_row: PackedRow | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls it: query, key and value [B, heads, T, head size]."""
+    """Attend as transformers calls it; query, key and value are [B, heads, T, head size]."""
     dtype = query.dtype
     if packed_row is None and query.device.type != "cpu":
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)

@@ -1,11 +1,10 @@
-"""Exact attention over a packed row of tries, forward and backward, as few dense products.
+"""Exact attention over a packed row of prefix trees, forward and backward, by few dense products.
 
 A long stretch that several samples share is a block: all tokens below it attend to it in one
-product without a mask. What is left of each sample is one short row of a padded, causal batch.
-A token's parts are merged by their logsumexp, and the backward pass of each part with the merged
-output and logsumexp gives that part's share of the gradient (as in ring attention,
-arXiv:2310.01889). The kernel is torch's own for CPUs; this module only says what attends to what.
-
+product without a mask. The rest of each sample is a short row in a padded, causal batch. A token's
+parts are merged by their logsumexp; the backward pass of each part, given the merged output and
+logsumexp, yields that part's share of the gradient (as in ring attention, arXiv:2310.01889). The
+kernel is torch's own for CPUs.
 Shape letters: T tokens of the row, A heads, D head size, R rows of a bucket, S tokens of a row.
 """
 
@@ -21,41 +20,41 @@ _forward_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 MIN_BLOCK = (
-    32  # shorter shared stretches are repeated in the rows: cheaper than a part of their own
+    32  # tokens; shorter shared stretches are repeated in the rows, which is cheaper than a part
 )
-BUCKET_SPAN = 0.8  # rows of a bucket are at least this share of its longest
-UNSEEN = 1e30  # as a logsumexp: every probability is 0, and so is every gradient
+BUCKET_SPAN = 0.8  # the shortest row of a bucket as a fraction of the longest
+UNSEEN = 1e30  # as a logsumexp it makes every probability and every gradient 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Rows of about one length. A token of several rows is owned by one: its query counts there."""
+    """Rows of similar length. A token of several rows is owned by one, where its query counts."""
 
-    places: torch.Tensor  # [R * S] int64: the token of the packed row; of padding, any
+    places: torch.Tensor  # [R * S] int64: the token of the packed row; arbitrary for padding
     num_rows: int
-    own_slots: torch.Tensor  # [O] int64 into R * S: queries that count
+    own_slots: torch.Tensor  # [O] int64 into R * S: the queries that count
     own_places: torch.Tensor  # [O] int64 into T: their tokens
-    used_slots: torch.Tensor | None  # of keys: all but padding, where that is more than is owned
+    used_slots: torch.Tensor | None  # keys without padding; None if these are the own ones
     used_places: torch.Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What attends to what in a packed row."""
+class AttentionPlan:
+    """The blocks and buckets that a packed row is computed with."""
 
     blocks: list[Node]
     buckets: list[Bucket]
 
 
-def plan_attention(nodes: Sequence[Node]) -> Plan:
-    """The plan of a row that consists of these nodes."""
+def plan_attention(nodes: Sequence[Node]) -> AttentionPlan:
+    """AttentionPlan the attention of a row that consists of these nodes."""
     is_inner = [False] * len(nodes)
     for node in nodes:
         if node.parent >= 0:
             is_inner[node.parent] = True
     is_block: list[bool] = []
     rows: list[torch.Tensor] = []
-    above: list[list[torch.Tensor]] = []  # of each node: the stretches above it that are no blocks
+    above: list[list[torch.Tensor]] = []  # for each node: ancestors' stretches that are not blocks
     for number, node in enumerate(nodes):
         stands_high = node.parent < 0 or is_block[node.parent]
         is_block.append(stands_high and is_inner[number] and node.end - node.start >= MIN_BLOCK)
@@ -65,7 +64,7 @@ def plan_attention(nodes: Sequence[Node]) -> Plan:
         if not is_inner[number]:
             rows.append(torch.cat(above[-1]))
     blocks = [node for node, chosen in zip(nodes, is_block, strict=True) if chosen]
-    return Plan(blocks=blocks, buckets=_buckets(rows, nodes[-1].end))
+    return AttentionPlan(blocks=blocks, buckets=_buckets(rows, nodes[-1].end))
 
 
 def _buckets(rows: list[torch.Tensor], length: int) -> list[Bucket]:
@@ -81,7 +80,7 @@ def _buckets(rows: list[torch.Tensor], length: int) -> list[Bucket]:
 
 
 def _bucket(rows: list[torch.Tensor], is_owned: torch.Tensor) -> Bucket:
-    """Marks the tokens that it takes as owned."""
+    """Make a bucket and mark its tokens as owned."""
     width = len(rows[0])
     places = torch.zeros(len(rows), width, dtype=torch.int64)
     is_used, is_new = torch.zeros(2, len(rows), width, dtype=torch.bool)
@@ -106,9 +105,9 @@ def _bucket(rows: list[torch.Tensor], is_owned: torch.Tensor) -> Bucket:
 
 
 def tree_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: Plan, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan, scale: float
 ) -> torch.Tensor:
-    """Output [1, T, A, D] of query, key and value [1, A, T, D], all with the same heads."""
+    """Return the output [1, T, A, D]; query, key and value are [1, A, T, D] with equal heads."""
     return _TreeAttention.apply(query, key, value, plan, scale)
 
 
@@ -119,7 +118,7 @@ class _TreeAttention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        plan: Plan,
+        plan: AttentionPlan,
         scale: float,
     ) -> torch.Tensor:
         query_TAD, key_TAD, value_TAD = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -167,7 +166,7 @@ def _backward_bucket(
     scale: float,
     grads: list[torch.Tensor],
 ) -> None:
-    """Adds what the bucket's rows give to the gradients of query, key and value."""
+    """Add the bucket's contribution to the gradients of query, key and value."""
     lse = lse_TA.new_full((len(bucket.places), lse_TA.shape[1]), UNSEEN)
     lse[bucket.own_slots] = lse_TA[bucket.own_places]
     lse = lse.view(bucket.num_rows, -1, lse.shape[1]).transpose(1, 2)
@@ -191,7 +190,7 @@ def _backward_block(
     scale: float,
     grads: list[torch.Tensor],
 ) -> None:
-    """Adds what the queries' attention to a block's keys gives."""
+    """Add the contribution of the queries' attention to a block's keys."""
     q, grad, out = (_heads(x[queries]) for x in (given[0], grad_TAD, out_TAD))
     k, v = (_heads(x[keys]) for x in given[1:])
     lse = lse_TA[queries].t()[None]
@@ -208,7 +207,7 @@ def _part(
     keys: slice,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of a stretch to a stretch, or causally to itself: [., A, D] and [., A]."""
+    """Attend from one stretch to another, or causally to itself; returns [., A, D] and [., A]."""
     q, k, v = (_heads(x) for x in (query_TAD[queries], key_TAD[keys], value_TAD[keys]))
     out, lse = _forward_part(q, k, v, 0.0, queries == keys, scale=scale)
     return out[0].transpose(0, 1), lse[0].t()
@@ -219,7 +218,7 @@ def _heads(values_TAD: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(values_TAD: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """The rows of a bucket, [R, A, S, D]."""
+    """Return the rows of a bucket, [R, A, S, D]."""
     picked = values_TAD.index_select(0, bucket.places)
     return picked.view(bucket.num_rows, -1, *values_TAD.shape[1:]).transpose(1, 2)
 
@@ -232,7 +231,7 @@ def _put(target: torch.Tensor, bucket: Bucket, values_RS: torch.Tensor) -> None:
 def _merge(
     out_TAD: torch.Tensor, lse_TA: torch.Tensor, part_TAD: torch.Tensor, part_TA: torch.Tensor
 ) -> None:
-    """Takes one more part into an output and its logsumexp, in place."""
+    """Merge one more part into an output and its logsumexp, in place."""
     both_TA = torch.logaddexp(lse_TA, part_TA)
     out_TAD.mul_(torch.exp(lse_TA - both_TA)[..., None])
     out_TAD.addcmul_(part_TAD, torch.exp(part_TA - both_TA)[..., None])
