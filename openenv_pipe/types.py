@@ -75,9 +75,21 @@ class Step:
     reward: float = 0.0  # the environment's own, null counted as 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Numbers of tokens of a turn whose token ids are not known: reported or estimated."""
+
+    num_prompt_tokens: int  # new in this turn
+    num_completion_tokens: int
+
+
 @dataclass(kw_only=True, slots=True)
 class Turn:
-    """One prompt, one completion, and the steps that it asked for: one, or several tool calls."""
+    """One prompt, one completion, and the steps that it asked for: one, or several tool calls.
+
+    A turn of an engine that takes messages has `messages` and `usage`; its lists of ids and
+    logprobs are empty, and it cannot be trained on.
+    """
 
     prompt_ids: list[int]  # tokens new in this turn: never those of earlier turns
     completion_ids: list[int]  # exactly as sampled, the end token included if there was one
@@ -87,6 +99,16 @@ class Turn:
     reply: str  # completion_ids as text, without the end token
     steps: list[Step] = field(default_factory=list)  # none: it never reached the environment
     unusable: str | None = None  # why the reply could not be used, or not to its end
+    messages: list[Message] = field(default_factory=list)  # new in this turn, in place of ids
+    usage: Usage | None = None  # None: the ids are known
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.usage.num_prompt_tokens if self.usage else len(self.prompt_ids)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return self.usage.num_completion_tokens if self.usage else len(self.completion_ids)
 
     @property
     def observation(self) -> Observation:
@@ -118,6 +140,12 @@ class Episode:
     duration_s: float = 0.0
 
     @property
+    def observations(self) -> list[Observation]:
+        """What the environment has returned so far, from the reset on."""
+        steps = [step.observation for turn in self.turns for step in turn.steps]
+        return [self.first_observation, *steps]
+
+    @property
     def failed(self) -> bool:
         """True for an episode that must not count in its group."""
         return self.status is Status.ERROR
@@ -130,11 +158,11 @@ class Episode:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in self.turns)
+        return sum(turn.num_prompt_tokens + turn.num_completion_tokens for turn in self.turns)
 
     @property
     def num_completion_tokens(self) -> int:
-        return sum(len(turn.completion_ids) for turn in self.turns)
+        return sum(turn.num_completion_tokens for turn in self.turns)
 
 
 @dataclass(kw_only=True, slots=True)

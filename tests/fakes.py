@@ -18,8 +18,8 @@ import torch
 
 from openenv_pipe.algorithms.samples import build_sample
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.schema import RunConfig, TinyModelConfig
-from openenv_pipe.engines import Completion, Engine, Request
+from openenv_pipe.config.schema import RunConfig, TinyModelConfig, VllmEngineConfig
+from openenv_pipe.engines import Completion, Engine, TokenRequest
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
@@ -195,13 +195,14 @@ class RecordingEngine:
     """Passes everything on, and keeps what was asked for and what was sampled, per episode."""
 
     def __init__(self, engine: Engine) -> None:
-        self.max_episodes = engine.max_episodes
-        self.expect, self.finish, self.publish = engine.expect, engine.finish, engine.publish
+        self.capabilities, self.max_episodes = engine.capabilities, engine.max_episodes
+        self.begin_collection, self.end_episode = engine.begin_collection, engine.end_episode
+        self.publish = engine.publish
         self.metrics, self.facts = engine.metrics, engine.facts
-        self.calls: dict[int, list[tuple[Request, Completion]]] = {}
+        self.calls: dict[int, list[tuple[TokenRequest, Completion]]] = {}
         self._engine = engine
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request: TokenRequest) -> Completion:
         completion = await self._engine.generate(request)
         self.calls.setdefault(request.episode, []).append((request, completion))
         return completion
@@ -210,17 +211,18 @@ class RecordingEngine:
 class LengthsEngine:
     """Samples nothing: replies of random lengths, some of them without an end token."""
 
+    capabilities = VllmEngineConfig.capabilities
     max_episodes = 64
 
     def __init__(self, end_id: int, seed: int) -> None:
         self._end_id = end_id
         self._draw = random.Random(seed)
 
-    def expect(self, num_episodes: int, limit: int) -> int:
+    def begin_collection(self, num_episodes: int, limit: int) -> int:
         """Nothing to prepare."""
         return 0
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request: TokenRequest) -> Completion:
         wanted = self._draw.randrange(1, 30)
         token_ids = [self._draw.randrange(10, 200) for _ in range(wanted - 1)] + [self._end_id]
         token_ids = token_ids[: request.max_tokens]
@@ -231,7 +233,7 @@ class LengthsEngine:
             policy_versions=[0],
         )
 
-    def finish(self, episode: int) -> None:
+    def end_episode(self, episode: int) -> None:
         """Nothing is kept."""
 
     async def begin_update(self, *, idle: bool) -> None:

@@ -13,6 +13,7 @@ def build_sample(group: str, episode: Episode, advantages: Sequence[float]) -> S
     """
     sample = Sample(group=group, token_ids=[], loss_mask=[], logprobs=[], advantages=[])
     for turn, advantage in zip(episode.turns, advantages, strict=True):
+        assert turn.usage is None, "a turn without token ids cannot be trained on"
         given, chosen = len(turn.prompt_ids), len(turn.completion_ids)
         sample.token_ids += turn.prompt_ids + turn.completion_ids
         sample.loss_mask += [False] * given + [True] * chosen

@@ -1,35 +1,63 @@
-"""What an engine is: token ids in, token ids and their logprobs out."""
+"""What an engine is, and what it is asked: requests in, completions out.
+
+What a request holds follows from `capabilities.takes` of the engine:
+
+    token_ids       TokenRequest        -> Completion, with token ids and logprobs
+    messages        MessageRequest      -> TextReply
+    observations    ObservationRequest  -> TextReply
+"""
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import EngineCapabilities
-from openenv_pipe.types import Finish, Observation, Opening
+from openenv_pipe.types import Finish, Message, Observation, Opening, Tool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """One completion of one episode."""
+class GenerationRequest:
+    """A request for one completion of one episode. Each kind of engine has its own subclass."""
 
-    episode: int  # its number in the collection; the engine keeps its conversation under it
-    turn: int  # completions of the episode before this one
-    new_ids: Sequence[int]  # prompt ids since the last completion: the engine has the rest
+    episode: int  # its number in the engine's count; the engine keeps the conversation under it
+    turn: int  # number of completions of the episode before this one
     max_tokens: int
     temperature: float  # 0: greedy
     seed: int  # of the episode; token k of an episode depends on (seed, k) and the logits alone
-    observations: Sequence[Observation]  # of the episode so far; only scripted policies read them,
-    opening: Opening  # and how it began
-    group_seed: int | None = None  # the same for all members of its group; None: it has no group
-    member: int = 0  # its number in the group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRequest(GenerationRequest):
+    """A request to an engine that takes token ids."""
+
+    new_ids: Sequence[int]  # prompt ids since the last completion: the engine has the rest
+    group_seed: int | None = None  # the same for all members of a group; None: there is no group
+    member: int = 0  # number of the episode in its group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageRequest(GenerationRequest):
+    """A request to an engine that takes messages."""
+
+    new_messages: Sequence[Message]  # since the last reply: the engine has the rest
+    tools: Sequence[Tool] = ()  # the same in all requests of an episode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObservationRequest(GenerationRequest):
+    """A request to a scripted player, which reads what the environment has returned so far."""
+
+    observations: Sequence[Observation]
+    opening: Opening
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """What was sampled."""
+    """A sampled completion."""
 
     token_ids: list[int]  # the end token included if it was sampled
     logprobs: list[float]  # of token_ids, at the temperature
@@ -37,47 +65,78 @@ class Completion:
     policy_versions: list[int]  # those that sampled it, in order
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextReply:
+    """A reply whose token ids are not known. Nothing can be trained on it.
+
+    The numbers of tokens are None where the engine does not know them: they are then estimated.
+    """
+
+    text: str
+    finish: Finish = Finish.STOP
+    num_prompt_tokens: int | None = None  # of the whole conversation before the reply
+    num_completion_tokens: int | None = None
+
+
 class Engine(Protocol):
     """Serves the episodes of one collection at a time, of several where it publishes in flight.
 
-    `expect`, then `generate` any number of times per episode, then `finish` once per episode.
+    The order of calls is `begin_collection`, then `generate` any number of times per episode, then
+    `end_episode` once per episode. An episode has one request at a time.
     """
 
     capabilities: EngineCapabilities
     max_episodes: int  # how many episodes it serves at once
 
-    def expect(self, num_episodes: int, limit: int) -> int:
-        """A collection of so many episodes begins, of which at most `limit` play at once.
+    def begin_collection(self, num_episodes: int, limit: int) -> int:
+        """Prepare for `num_episodes` episodes, of which at most `limit` play at once.
 
-        Returns the number of its first episode; the others follow.
+        Returns:
+            The number of the first episode; the others follow.
         """
 
-    async def generate(self, request: Request) -> Completion:
-        """Continues an episode's conversation. Raises EngineError."""
+    async def generate(self, request: Any) -> Any:
+        """Continue an episode's conversation; see this module for the types.
 
-    def finish(self, episode: int) -> None:
-        """The episode needs no more completions; what is kept of it can go."""
+        Raises:
+            EngineError: there is no answer.
+        """
+
+    def end_episode(self, episode: int) -> None:
+        """Drop what is kept of an episode, which needs no more completions."""
 
     async def begin_update(self, *, idle: bool) -> None:
-        """The policy changes from now on, until the next `publish`.
+        """Prepare for a change of the policy, which lasts until the next `publish`.
 
-        idle: nothing is sampled meanwhile, so that memory may go to the learner.
+        Args:
+            idle: nothing is sampled meanwhile, so that the learner may use the engine's memory.
         """
 
     async def publish(self, version: int) -> None:
-        """The policy has changed; completions from now on are of this version.
+        """Use the policy as it is now, as version `version`, for completions from now on.
 
-        Raises EngineError, and TrainingError where the sampler has another policy afterwards.
+        Raises:
+            EngineError: the engine cannot be reached.
+            TrainingError: the engine has another policy than the learner afterwards.
         """
 
     async def metrics(self) -> Mapping[str, float]:
-        """What was measured since the last call, by names for a step's record."""
+        """Return what was measured since the last call, by names for a step's record."""
 
     def facts(self) -> Mapping[str, JsonValue]:
-        """What the run's record should say of it."""
+        """Return what the run's record should say of the engine."""
 
 
 def turn_seed(episode_seed: int, turn: int) -> int:
-    """A seed below 2**63 for one completion, where a server draws the random numbers."""
+    """Return a seed below 2**63 for one completion, for servers that draw random numbers."""
     digest = hashlib.sha256(f"{episode_seed}/{turn}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def estimate_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Estimate the tokens of messages or tools as a quarter of the bytes of their JSON.
+
+    A token of English text has about four bytes.
+    """
+    text = json.dumps(list(messages), ensure_ascii=False, separators=(",", ":"))
+    return -(-len(text.encode(errors="replace")) // 4)

@@ -19,7 +19,7 @@ import torch
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import LocalEngineConfig
-from openenv_pipe.engines.base import Completion, Request
+from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.sampling import sample, uniforms
 from openenv_pipe.models.kv_cache import RaggedCache
 from openenv_pipe.types import Finish
@@ -57,7 +57,7 @@ class _Conversation:
 
 @dataclass(kw_only=True, slots=True)
 class _Waiting:
-    request: Request
+    request: TokenRequest
     completion: asyncio.Future[Completion]
 
 
@@ -83,22 +83,22 @@ class LocalEngine:
         self._model = model
         self._executor = executor
         self._version = 0
-        self.expect(0, 0)
+        self.begin_collection(0, 0)
 
-    def expect(self, num_episodes: int, limit: int) -> int:
+    def begin_collection(self, num_episodes: int, limit: int) -> int:
         self._num_unfinished = num_episodes
         self._limit = limit
         self._waiting: dict[int, _Waiting] = {}
         self._conversations = _Conversations(self._model)
         return 0
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request: TokenRequest) -> Completion:
         completion = asyncio.get_running_loop().create_future()
         self._waiting[request.episode] = _Waiting(request=request, completion=completion)
         self._start_if_all_wait()
         return await completion
 
-    def finish(self, episode: int) -> None:
+    def end_episode(self, episode: int) -> None:
         self._num_unfinished -= 1
         self._waiting.pop(episode, None)
         self._conversations.forget(episode)
@@ -143,7 +143,7 @@ class _Conversations:
     def forget(self, episode: int) -> None:
         self._by_episode.pop(episode, None)
 
-    def run_wave(self, requests: Sequence[Request], version: int) -> dict[int, Completion]:
+    def run_wave(self, requests: Sequence[TokenRequest], version: int) -> dict[int, Completion]:
         """A completion for each episode. Runs in the executor's thread."""
         with torch.inference_mode():
             requests = self._seat(requests)
@@ -152,7 +152,7 @@ class _Conversations:
                 conversation.pending += request.new_ids
             return _Wave(self._model, self._cache, requests, conversations).run(version)
 
-    def _seat(self, requests: Sequence[Request]) -> list[Request]:
+    def _seat(self, requests: Sequence[TokenRequest]) -> list[TokenRequest]:
         """Makes cache row r belong to request r of the list that is returned."""
         known = [request for request in requests if request.episode in self._by_episode]
         new = [request for request in requests if request.episode not in self._by_episode]
@@ -189,7 +189,7 @@ class _Wave:
         self,
         model: CausalModel,
         cache: RaggedCache,
-        requests: Sequence[Request],
+        requests: Sequence[TokenRequest],
         conversations: Sequence[_Conversation],
     ) -> None:
         self._model = model

@@ -21,7 +21,7 @@ from openenv_pipe.config.schema import (
 )
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.local import LocalEngine
-from openenv_pipe.engines.openai import ChatClient, OpenAIEngine, TextChat
+from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
 from openenv_pipe.environments.adapters import adapter_for
@@ -76,7 +76,7 @@ async def assembled(
                 host=host,
                 adapter=await adapter_for(config.env.adapter, host.urls, host.access),
                 splits=await open_splits(config, known_sets, host.urls[0], host.access),
-                chat=policy.chat if policy else TextChat(),
+                chat=policy.chat if policy else None,
                 engine=engine,
                 scorer=scorer,
             )
@@ -181,7 +181,7 @@ async def _opened_engine(
         ) as opened:
             yield opened
     else:
-        yield ScriptedEngine(load_callable(engine.policy), policy.chat)
+        yield ScriptedEngine(load_callable(engine.policy))
 
 
 @contextmanager

@@ -50,4 +50,4 @@ class Components:
 
 def with_scripted_player(rollout: RolloutContext, policy: str) -> RolloutContext:
     """The context in which the function `module:name` writes the replies. Raises ConfigError."""
-    return rollout.with_engine(ScriptedEngine(load_callable(policy), rollout.chat))
+    return rollout.with_engine(ScriptedEngine(load_callable(policy)))

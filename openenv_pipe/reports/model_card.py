@@ -4,7 +4,6 @@ Says what the run's files say. It knows no licence, and does not guess one.
 """
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -28,12 +27,12 @@ def model_card(folder: RunFolder, checkpoint: Path, name: str) -> str:
 
 
 def _metadata(config: RunConfig) -> str:
-    values: dict[str, Any] = {
+    values = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["openenv", "openenv-pipe", "reinforcement-learning", config.trainer.loss.type],
     }
-    if isinstance(config.model, HubModelConfig) and _is_of_hub(config.model):
+    if _is_of_hub(config):
         values["base_model"] = config.model.path
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
 
@@ -94,10 +93,12 @@ prompt = tokenizer.apply_chat_template(
 ```"""
 
 
-def _is_of_hub(model: HubModelConfig) -> bool:
+def _is_of_hub(config: RunConfig) -> bool:
     """A base model that others can have: an id such as Qwen/Qwen3-0.6B, no folder of ours."""
+    model = config.model
     return (
-        not Path(model.path).expanduser().is_dir()
+        isinstance(model, HubModelConfig)
+        and not Path(model.path).expanduser().is_dir()
         and model.path.count("/") == 1
         and not model.path.startswith((".", "/", "~"))
     )

@@ -9,7 +9,6 @@ import numbers
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from openenv_pipe.config.schema import (
     EnvTerm,
@@ -51,7 +50,7 @@ def unusable_replies(episode: Episode) -> list[float]:
 
 
 def reply_length(episode: Episode) -> list[float]:
-    return [float(len(turn.completion_ids)) for turn in episode.turns]
+    return [float(turn.num_completion_tokens) for turn in episode.turns]
 
 
 def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> list[float]:
@@ -66,7 +65,7 @@ def matching_replies(episode: Episode, *, pattern: re.Pattern[str]) -> list[floa
 
 
 def from_python(
-    episode: Episode, *, name: str, function: Callable[..., Any], term: PythonTerm
+    episode: Episode, *, name: str, function: Callable, term: PythonTerm
 ) -> list[float]:
     """A callable's value: a number for the episode, or a sequence with one number per turn."""
     try:

@@ -80,7 +80,7 @@ async def play_groups(
     ]
     num_episodes = len(groups) * group_size
     limit = min(num_episodes, context.host.capacity, context.engine.max_episodes)
-    first_number = context.engine.expect(num_episodes, limit)
+    first_number = context.engine.begin_collection(num_episodes, limit)
     players = _players(context, groups, first_number, temperature)
     try:
         async with asyncio.TaskGroup() as workers:
@@ -106,7 +106,7 @@ async def _play_in_turn(context: RolloutContext, players: Iterator[Player]) -> N
     """Play one episode after the other until none is left, beside other workers."""
     for player in players:
         await player.play()
-        context.engine.finish(player.number)  # an error ends the whole collection: no finish then
+        context.engine.end_episode(player.number)  # not after an error, which ends the collection
 
 
 async def _has_lost_a_server(host: Host, num_deaths: int) -> bool:

@@ -13,11 +13,12 @@ from openenv_pipe.types import Episode, Message, Tool
 
 
 class Chat(Protocol):
-    """What an episode needs of a chat format."""
+    """What an episode needs of a chat format, for an engine that takes token ids."""
 
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]: ...
     def reply_text(self, completion_ids: Sequence[int]) -> str: ...
+    def reply_ids(self, reply: str) -> list[int]: ...
 
 
 class Scorer(Protocol):
@@ -36,7 +37,7 @@ class RolloutContext:
     host: Host
     adapter: Adapter
     splits: Splits
-    chat: Chat
+    chat: Chat | None  # None: the engine takes messages
     engine: Engine
     scorer: Scorer
 

@@ -3,19 +3,18 @@
 import time
 from functools import partial
 
-from openenv_pipe.engines.base import Completion, Request
 from openenv_pipe.environments.adapters.base import UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.rollout.conversation import CONVERSATIONS, Conversation
 from openenv_pipe.types import (
     Action,
     Episode,
     Finish,
     Group,
     Message,
-    Observation,
     Opening,
     Status,
     Step,
@@ -41,9 +40,6 @@ class Player:
         self._group = group
         self._episode = episode
         self._temperature = temperature
-        self._observations: list[Observation] = []
-        self._opening: Opening  # from the reset on
-        self._num_tokens = 0
 
     async def play(self) -> None:
         """Play the episode and fill it in. A session's failure ends it with the status ERROR.
@@ -66,64 +62,44 @@ class Player:
         keywords = {**episode.task.reset, "seed": episode.task.seed}
         result = await session.reset(keywords, env.reset_timeout_s)
         episode.first_observation = result.observation
-        self._observations.append(result.observation)
         if result.done:
             return Status.DONE
         ask = partial(step_aside, session, env.step_timeout_s)
-        self._opening = await self._context.adapter.open(result.observation, ask)
-        new_ids = self._first_ids(self._opening)
+        opening = await self._context.adapter.open(result.observation, ask)
+        conversation = self._conversation(opening)
         while True:
-            room = env.max_episode_tokens - self._num_tokens - len(new_ids)
+            room = env.max_episode_tokens - episode.num_tokens - conversation.num_new_tokens
             if room < 1:
                 return Status.TOKEN_LIMIT
-            turn = await self._reply(new_ids, min(env.max_reply_tokens, room))
+            turn = await conversation.reply(min(env.max_reply_tokens, room))
             episode.turns.append(turn)
-            self._num_tokens += len(turn.prompt_ids) + len(turn.completion_ids)
             messages, end = await self._act(session, turn)
             if end is not None:
                 return end
             if len(episode.turns) == env.max_turns:
                 return Status.TURN_LIMIT
-            new_ids = self._context.chat.following_ids(messages, ended=turn.finish is Finish.STOP)
+            conversation.add(messages, ended=turn.finish is Finish.STOP)
 
-    async def _reply(self, new_ids: list[int], max_tokens: int) -> Turn:
-        episode = self._episode
-        completion: Completion = await self._context.engine.generate(
-            Request(
-                episode=self.number,
-                turn=len(episode.turns),
-                new_ids=new_ids,
-                max_tokens=max_tokens,
-                temperature=self._temperature,
-                seed=episode.seed,
-                observations=self._observations.copy(),
-                opening=self._opening,
-                group_seed=self._group.seed,
-                member=episode.member,
-            )
+    def _conversation(self, opening: Opening) -> Conversation:
+        """Begin the conversation. Raises ConfigError if the tools alone exceed an episode."""
+        context = self._context
+        conversation = CONVERSATIONS[context.engine.capabilities.takes](
+            context,
+            self._group,
+            self._episode,
+            opening,
+            number=self.number,
+            temperature=self._temperature,
         )
-        return Turn(
-            prompt_ids=new_ids,
-            completion_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            finish=completion.finish,
-            policy_versions=completion.policy_versions,
-            reply=self._context.chat.reply_text(completion.token_ids),
-        )
-
-    def _first_ids(self, opening: Opening) -> list[int]:
-        """The first prompt. Raises ConfigError if the tools alone are more than an episode."""
-        limit = self._context.env.max_episode_tokens
-        ids = self._context.chat.first_ids(opening.messages, opening.tools)
-        num_for_tools = 0
-        if len(ids) >= limit and opening.tools:
-            num_for_tools = len(ids) - len(self._context.chat.first_ids(opening.messages))
-        if num_for_tools >= limit:
+        limit = context.env.max_episode_tokens
+        if conversation.num_new_tokens < limit or not opening.tools:
+            return conversation
+        if (num_for_tools := conversation.num_tool_tokens()) >= limit:
             raise ConfigError(
                 f"the descriptions of {len(opening.tools)} tools take {num_for_tools} tokens, and "
                 f"env.max_episode_tokens={limit}; raise it above that, as far as the model goes"
             )
-        return ids
+        return conversation
 
     async def _act(self, session: Session, turn: Turn) -> tuple[list[Message], Status | None]:
         """Takes the reply's steps: the messages that follow, and how the episode ended if it did.
@@ -138,7 +114,6 @@ class Player:
                 reward = result.reward or 0.0
                 step = Step(action=action, observation=result.observation, reward=reward)
                 turn.steps.append(step)
-                self._observations.append(result.observation)
                 if result.done:
                     return [], Status.DONE
                 messages += self._context.adapter.follow(result.observation)

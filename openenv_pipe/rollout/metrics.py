@@ -48,7 +48,7 @@ def summarise_staleness(groups: Sequence[Group], *, version: int) -> dict[str, f
     """
     turns = [turn for group in groups for episode in group.scored for turn in episode.turns]
     ages = [version - min(turn.policy_versions) for turn in turns]
-    counts = [len(turn.completion_ids) for turn in turns]
+    counts = [turn.num_completion_tokens for turn in turns]
     if not sum(counts):
         return {}
     total = sum(age * count for age, count in zip(ages, counts, strict=True))

@@ -2,7 +2,9 @@
 
 A line holds the task, the group's id, the member, how the episode ended, its rewards and its
 turns. Token ids and texts are plain JSON (`zcat FILE | head -1`); a turn's logprobs are base64
-of little-endian floats: `f4:...` if every value is exactly a float32, else `f8:...`.
+of little-endian floats: `f4:...` if every value is exactly a float32, else `f8:...`. A turn of an
+engine that takes messages has `messages` and `usage` in the place of ids and logprobs, which are
+empty.
 
 The loss mask is not stored, it follows: the sample of an episode is prompt_ids and
 completion_ids of its turns in a row, masked out on prompts and trained on in completions.
@@ -24,7 +26,7 @@ from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.files import write_bytes
-from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
+from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn, Usage
 
 GZIP = 31  # zlib's code for a gzip container, without name and time
 FASTEST = 1  # half the size of level 0; level 6 takes five times as long to save another tenth
@@ -104,7 +106,7 @@ def _row_of_episode(group: str, episode: Episode) -> dict[str, Any]:
 
 
 def _row_of_turn(turn: Turn) -> dict[str, Any]:
-    return {
+    row = {
         "prompt_ids": turn.prompt_ids,
         "completion_ids": turn.completion_ids,
         "logprobs": _pack(turn.logprobs),
@@ -114,6 +116,9 @@ def _row_of_turn(turn: Turn) -> dict[str, Any]:
         "steps": [_row_of_step(step) for step in turn.steps],
         "unusable": turn.unusable,
     }
+    if turn.usage is not None:
+        row |= {"messages": turn.messages, "usage": asdict(turn.usage)}
+    return row
 
 
 def _row_of_step(step: Step) -> dict[str, Any]:
@@ -142,6 +147,7 @@ def _turn_of_row(row: Mapping[str, Any]) -> Turn:
         "logprobs": _unpack(row["logprobs"]),
         "finish": Finish(row["finish"]),
         "steps": [Step(**step) for step in row["steps"]],
+        "usage": Usage(**row["usage"]) if "usage" in row else None,
     }
     return Turn(**{**row, **unpacked})
 
@@ -158,7 +164,7 @@ def _pack(values: Sequence[float]) -> str:
 
 def _unpack(text: str) -> list[float]:
     name, _, packed = text.partition(":")
-    values: array[float] = array(CODES[name], base64.b64decode(packed))
+    values = array(CODES[name], base64.b64decode(packed))
     if byteorder == "big":
         values.byteswap()
     return values.tolist()

@@ -60,8 +60,6 @@ class ManagedProcess:
                 cwd=cwd,
                 start_new_session=True,  # The terminal's Ctrl-C does not reach it.
             )
-        assert self._guard.stdin is not None
-        self._stdin = self._guard.stdin
 
     @property
     def pid(self) -> int:
@@ -87,7 +85,7 @@ class ManagedProcess:
     def begin_stop(self, timeout_s: float) -> None:
         """Request the end and return at once: SIGTERM to the tree, SIGKILL after `timeout_s`."""
         with suppress(BrokenPipeError, ValueError):  # It has ended, or was stopped already.
-            self._stdin.write(f"{timeout_s}\n".encode())
+            self._guard.stdin.write(f"{timeout_s}\n".encode())
 
     def stop(self, timeout_s: float) -> int | None:
         """End the whole tree and return the return code. May be called again.
@@ -99,7 +97,7 @@ class ManagedProcess:
         if self.wait(timeout_s + KILL_MARGIN_S) is None:
             self._guard.kill()
             self.wait(1.0)
-        self._stdin.close()
+        self._guard.stdin.close()
         return self.returncode
 
 

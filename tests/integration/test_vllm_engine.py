@@ -14,14 +14,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from openenv_pipe.engines import Completion, Request
+from openenv_pipe.engines import Completion, TokenRequest
 from openenv_pipe.engines.vllm import LearnerFootprint, launch, open_engine
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
-from openenv_pipe.types import Opening
 from tests.fakes import FakeHost, all_episodes, collect
 from tests.vllm_runs import assert_trained_and_agreed, ended, start
 from tests.vllm_server import LORA_RANK, Door, Served, small_config, small_policy
@@ -67,16 +66,16 @@ def change(policy: Policy, size: float = 0.02) -> None:
         parameter.data += size * torch.randn(parameter.shape, generator=draw)
 
 
-def request(episode: int = 0, *, seed: int = 5, max_tokens: int = 16, turn: int = 0) -> Request:
-    return Request(
+def request(
+    episode: int = 0, *, seed: int = 5, max_tokens: int = 16, turn: int = 0
+) -> TokenRequest:
+    return TokenRequest(
         episode=episode,
         turn=turn,
         new_ids=[2, 40, 50, 60, 3],
         max_tokens=max_tokens,
         temperature=1.0,
         seed=seed,
-        observations=[],
-        opening=Opening(messages=()),
     )
 
 
@@ -119,14 +118,14 @@ async def test_sampler_and_trainer_agree_at_every_temperature(vllm_served, tmp_p
 async def test_the_same_seed_gives_the_same_tokens_in_any_company(vllm_served, tmp_path):
     """And a retry those that were lost; a member of a group the same as when asked alone."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, _):
-        first = engine.expect(34, 34)
+        first = engine.begin_collection(34, 34)
         alone = await engine.generate(request(first))
         many = await asyncio.gather(
             *(engine.generate(request(first + 1 + number, seed=5 + number)) for number in range(33))
         )
         assert_same(many[0], alone)
         assert len({tuple(completion.token_ids) for completion in many}) == 33
-        first = engine.expect(5, 5)
+        first = engine.begin_collection(5, 5)
         group = [
             replace(request(first + member), group_seed=77, member=member) for member in range(4)
         ]
@@ -146,7 +145,7 @@ async def test_a_cancelled_request_is_aborted_on_the_server(vllm_served, tmp_pat
         opened(vllm_served, tmp_path, LORA) as (engine, _),
         VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client,
     ):
-        engine.expect(8, 8)
+        engine.begin_collection(8, 8)
         tasks = [
             asyncio.create_task(engine.generate(request(number, max_tokens=240)))
             for number in range(8)
@@ -188,7 +187,7 @@ async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_p
         async with opened(vllm_served, tmp_path, LORA, urls) as (engine, policy):
             change(policy)
             await engine.publish(1)
-            engine.expect(17, 16)
+            engine.begin_collection(17, 16)
             playing = [
                 asyncio.create_task(engine.generate(request(number, seed=number, max_tokens=200)))
                 for number in range(16)
@@ -238,7 +237,7 @@ async def test_all_weights_are_published_into_requests_under_way(
     overrides = [LORA, "engine.publish=merged"] if way == "merged" else []
     overrides.append(f"engine.weight_transfer={transfer}")
     async with opened(vllm_served, tmp_path, *overrides) as (engine, policy):
-        numbers, is_over = itertools.count(engine.expect(100_000, 32)), asyncio.Event()
+        numbers, is_over = itertools.count(engine.begin_collection(100_000, 32)), asyncio.Event()
         found: list[list[int]] = []
 
         async def play() -> None:
@@ -286,7 +285,7 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
                 for prompt in engine._canary.prompts:
                     await client.generate(BASE, prompt, {"max_tokens": 1})
             await door.open()
-            completion = await engine.generate(request(engine.expect(1, 1)))
+            completion = await engine.generate(request(engine.begin_collection(1, 1)))
             assert completion.policy_versions == [1]
             assert engine.replicas[0].difference < 1e-4  # at the canary's look after the restart
             change(policy)
@@ -296,7 +295,7 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
 
 async def test_an_adapter_stays_with_its_requests(vllm_served, tmp_path):
     async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
-        engine.expect(2, 2)
+        engine.begin_collection(2, 2)
         old = asyncio.create_task(engine.generate(request(0, max_tokens=240)))
         await asyncio.sleep(0.2)
         change(policy)
@@ -315,7 +314,7 @@ async def test_a_server_takes_sleep_and_wake_in_this_order(
     level, more = (1, [LORA]) if way == "adapter" else (2, [])
     async with opened(vllm_served, tmp_path, *more) as (engine, policy):
         engine._sleep_level = level
-        first = engine.expect(4, 4)
+        first = engine.begin_collection(4, 4)
         for version in (1, 2):
             await engine.begin_update(idle=True)
             early = asyncio.create_task(engine.generate(request(first + 2 * version - 1)))

@@ -73,7 +73,7 @@ async def play(name, replies, *overrides):
             adapter=await adapter_for(env.adapter, host.urls, host.access),
             splits=Splits(train=[task], eval=[task]),
             chat=CHAT,
-            engine=ScriptedEngine(lambda observations, draw: next(seen), CHAT),
+            engine=ScriptedEngine(lambda observations, draw: next(seen)),
             scorer=Scorer(config.config.reward, env.success_reward),
         )
         (group,) = await play_groups(

@@ -24,24 +24,22 @@ from fakes import (
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.engines import Request
+from openenv_pipe.engines import TokenRequest
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
-from openenv_pipe.types import Finish, Opening, Status
+from openenv_pipe.types import Finish, Status
 
 WAIT_S = 60  # for what must not hang
 
 
 def request(episode, new_ids, *, max_tokens=10, temperature=1.0, seed=None):
-    return Request(
+    return TokenRequest(
         episode=episode,
-        turn=0,  # only scripted policies look at it
+        turn=0,
         new_ids=new_ids,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=episode if seed is None else seed,
-        observations=[],
-        opening=Opening(messages=()),
     )
 
 
@@ -52,7 +50,7 @@ async def generate(engine, requests):
 async def generate_alone(policy, *turns):
     """The completions of one episode that has an engine for itself."""
     engine = local_engine(policy)
-    engine.expect(1, 1)
+    engine.begin_collection(1, 1)
     return [await engine.generate(turn) for turn in turns]
 
 
@@ -180,7 +178,7 @@ async def test_very_different_reply_lengths_equal_episodes_played_alone():
     ]
     second = [request(n, [5, 6 + n], max_tokens=1 + lengths[n - 1] // 4) for n in range(8)]
     engine = local_engine(policy)
-    engine.expect(8, 8)
+    engine.begin_collection(8, 8)
     played = [await generate(engine, turn) for turn in (first, second)]
     assert [len(completion.token_ids) for completion in played[0]] == lengths
     for episode in range(8):
@@ -210,7 +208,7 @@ async def test_equal_seeds_and_prompts_give_equal_tokens_and_others_do_not():
     """Trap 24: token k depends on (seed, k) and the conversation."""
     policy = tiny_policy()
     engine = local_engine(policy)
-    engine.expect(3, 3)
+    engine.begin_collection(3, 3)
     requests = [request(n, [5, 6, 7], seed=seed) for n, seed in enumerate((8, 8, 9))]
     first = await generate(engine, requests)
     assert first[0].token_ids == first[1].token_ids != first[2].token_ids

@@ -10,13 +10,13 @@ import pytest
 from aiohttp import web
 
 from openenv_pipe.config.schema import OpenAIEngineConfig
-from openenv_pipe.engines.base import Request
-from openenv_pipe.engines.openai import OpenAIEngine, TextChat
+from openenv_pipe.engines.base import MessageRequest
+from openenv_pipe.engines.openai import OpenAIEngine
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.environments.adapters.tool_calls import tool_calls
 from openenv_pipe.errors import ConfigError, EngineError
-from openenv_pipe.types import Finish, Opening
+from openenv_pipe.types import Finish
 
 Answer = tuple[int, Any, dict[str, str]]
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
@@ -93,17 +93,15 @@ def run(endpoint: Endpoint, story: Callable[..., Any], **changes: Any) -> Any:
     return asyncio.run(main())
 
 
-def request(new_ids: list[int], turn: int = 0, **changes: Any) -> Request:
-    return Request(
+def request(*messages: dict[str, str], turn: int = 0, **changes: Any) -> MessageRequest:
+    return MessageRequest(
         **{
             "episode": 0,
             "turn": turn,
-            "new_ids": new_ids,
+            "new_messages": messages,
             "max_tokens": 64,
             "temperature": 0.5,
             "seed": 7,
-            "observations": [],
-            "opening": Opening(messages=()),
             **changes,
         }
     )
@@ -114,14 +112,12 @@ def user(text: str) -> dict[str, str]:
 
 
 def test_a_conversation_is_told_as_a_whole_each_time() -> None:
-    endpoint, chat = Endpoint(said("cräne"), said("sheet", "length")), TextChat()
+    endpoint = Endpoint(said("cräne"), said("sheet", "length"))
 
     async def story(engine: OpenAIEngine) -> None:
-        first = await engine.generate(request(chat.first_ids([user("guess \ud800")])))
-        assert chat.reply_text(first.token_ids) == "cräne"
-        assert (first.finish, len(first.logprobs)) == (Finish.STOP, len(first.token_ids))
-        ids = chat.following_ids([user("again")], ended=True)
-        second = await engine.generate(request(ids, turn=1))
+        first = await engine.generate(request(user("guess \ud800")))
+        assert (first.text, first.finish) == ("cräne", Finish.STOP)
+        second = await engine.generate(request(user("again"), turn=1))
         assert second.finish is Finish.LENGTH
 
     run(endpoint, story)
@@ -133,12 +129,24 @@ def test_a_conversation_is_told_as_a_whole_each_time() -> None:
     assert "tools" not in asked
 
 
+def test_tokens_are_those_that_the_endpoint_reports() -> None:
+    status, answer, headers = said("fine")
+    usages = [{"prompt_tokens": 12, "completion_tokens": 3}, {"prompt_tokens": 0}, None, "many"]
+    endpoint = Endpoint(*((status, {**answer, "usage": usage}, headers) for usage in usages))
+
+    async def story(engine: OpenAIEngine) -> list[tuple[int | None, int | None]]:
+        replies = [await engine.generate(request(user("hello"), turn=turn)) for turn in range(4)]
+        return [(reply.num_prompt_tokens, reply.num_completion_tokens) for reply in replies]
+
+    assert run(endpoint, story) == [(12, 3), (None, None), (None, None), (None, None)]
+
+
 def test_seeds_are_those_that_answers_are_kept_under_and_fit_any_endpoint() -> None:
-    endpoint, ids = Endpoint(said("fine")), TextChat().first_ids([user("hello")])
+    endpoint = Endpoint(said("fine"))
 
     async def story(engine: OpenAIEngine) -> None:
         for turn in range(20):
-            await engine.generate(request(ids, turn=turn))
+            await engine.generate(request(user("hello"), turn=turn))
 
     run(endpoint, story)
     seeds = [body["seed"] for body in endpoint.bodies]
@@ -147,14 +155,14 @@ def test_seeds_are_those_that_answers_are_kept_under_and_fit_any_endpoint() -> N
 
 
 def test_calls_of_tools_are_read_as_the_adapter_reads_them_and_answered_by_id() -> None:
-    endpoint, chat = Endpoint(said(None, "tool_calls", tool_calls=[CALL]), said("blue")), TextChat()
+    endpoint = Endpoint(said(None, "tool_calls", tool_calls=[CALL]), said("blue"))
 
     async def story(engine: OpenAIEngine) -> None:
-        first = await engine.generate(request(chat.first_ids([user("look")], [TOOL])))
-        (action,) = tool_calls(chat.reply_text(first.token_ids))
+        first = await engine.generate(request(user("look"), tools=[TOOL]))
+        (action,) = tool_calls(first.text)
         assert (action["tool_name"], action["arguments"]) == ("look", {"at": "sky"})
         result = {"role": "tool", "name": "look", "content": "air"}
-        await engine.generate(request(chat.following_ids([result], ended=True), turn=1))
+        await engine.generate(request(result, turn=1, tools=[TOOL]))
 
     run(endpoint, story)
     assert endpoint.bodies[0]["tools"] == endpoint.bodies[1]["tools"] == [TOOL]
@@ -164,12 +172,11 @@ def test_calls_of_tools_are_read_as_the_adapter_reads_them_and_answered_by_id() 
 
 
 def test_a_call_that_was_not_made_is_answered_all_the_same() -> None:
-    endpoint, chat = Endpoint(said(None, tool_calls=[CALL]), said("sorry")), TextChat()
+    endpoint = Endpoint(said(None, tool_calls=[CALL]), said("sorry"))
 
     async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(chat.first_ids([user("look")], [TOOL])))
-        ids = chat.following_ids([user("that was no call")], ended=True)
-        await engine.generate(request(ids, turn=1))
+        await engine.generate(request(user("look"), tools=[TOOL]))
+        await engine.generate(request(user("that was no call"), turn=1, tools=[TOOL]))
 
     run(endpoint, story)
     roles = [message["role"] for message in endpoint.bodies[1]["messages"]]
@@ -177,12 +184,12 @@ def test_a_call_that_was_not_made_is_answered_all_the_same() -> None:
 
 
 def test_a_result_without_a_call_is_a_user_message() -> None:
-    endpoint, chat = Endpoint(said("a call in words"), said("done")), TextChat()
+    endpoint = Endpoint(said("a call in words"), said("done"))
 
     async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(chat.first_ids([user("look")])))
+        await engine.generate(request(user("look")))
         result = {"role": "tool", "name": "look", "content": "air"}
-        await engine.generate(request(chat.following_ids([result], ended=True), turn=1))
+        await engine.generate(request(result, turn=1))
 
     run(endpoint, story)
     assert endpoint.bodies[1]["messages"][-1] == user("air")
@@ -195,8 +202,7 @@ def test_what_passes_is_tried_again_and_a_wait_that_is_asked_for_is_kept(
     endpoint = Endpoint(busy, (500, {}, {}), said("late"))
 
     async def story(engine: OpenAIEngine) -> str:
-        completion = await engine.generate(request(TextChat().first_ids([user("hello")])))
-        return TextChat().reply_text(completion.token_ids)
+        return (await engine.generate(request(user("hello")))).text
 
     with no_waiting(monkeypatch) as waits:
         assert run(endpoint, story) == "late"
@@ -208,7 +214,7 @@ def test_after_the_last_try_the_error_says_what_came(monkeypatch: pytest.MonkeyP
     endpoint = Endpoint((503, {"error": "overloaded"}, {}))
 
     async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(TextChat().first_ids([user("hello")])))
+        await engine.generate(request(user("hello")))
 
     with no_waiting(monkeypatch), pytest.raises(EngineError, match=r"in 3 tries.*503.*overloaded"):
         run(endpoint, story)
@@ -222,7 +228,7 @@ def test_what_never_will_do_is_refused_at_once(status: int, key: str) -> None:
     endpoint = Endpoint((status, {"error": "no"}, {"Location": "http://127.0.0.1:1/elsewhere"}))
 
     async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(TextChat().first_ids([user("hello")])))
+        await engine.generate(request(user("hello")))
 
     with pytest.raises(ConfigError, match=f"engine.{key}") as caught:
         run(endpoint, story)
@@ -236,9 +242,8 @@ def test_the_same_request_is_asked_once_and_another_seed_is_another(tmp_path: An
     async def story(engine: OpenAIEngine) -> list[str]:
         replies = []
         for episode, seed in enumerate([7, 7, 8]):
-            ids = TextChat().first_ids([user("hello")])
-            completion = await engine.generate(request(ids, episode=episode, seed=seed))
-            replies.append(TextChat().reply_text(completion.token_ids))
+            reply = await engine.generate(request(user("hello"), episode=episode, seed=seed))
+            replies.append(reply.text)
         return replies
 
     assert run(endpoint, story, cache_dir=str(tmp_path / "cache")) == ["one", "one", "two"]
@@ -251,7 +256,7 @@ def test_parameters_stand_over_ours_and_null_leaves_one_out() -> None:
     endpoint = Endpoint(said("fine"))
 
     async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(TextChat().first_ids([user("hello")])))
+        await engine.generate(request(user("hello")))
 
     changes = {"temperature": None, "reasoning_effort": "low"}
     run(endpoint, story, parameters=changes, api_key=None)

@@ -20,6 +20,8 @@ from fakes import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openenv_pipe.config.schema import OpenAIEngineConfig
+from openenv_pipe.engines import TextReply
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import (
@@ -33,9 +35,39 @@ from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.collector import episode_seed
 from openenv_pipe.rollout.metrics import summarise_groups
+from openenv_pipe.runs.episodes import read_episodes, write_episodes
+from openenv_pipe.runs.transcript import transcript
 from openenv_pipe.types import Finish, Status
 
 CHAT = ChatFormat(build_tokenizer())
+
+
+class NoChat:
+    """What `collect` needs of a policy when an engine plays that takes messages."""
+
+    chat = None
+
+
+class MessageEngine(ScriptedEngine):
+    """An engine that takes messages, and reports tokens as `usage` says: (prompt, completion)."""
+
+    capabilities = OpenAIEngineConfig.capabilities
+
+    def __init__(self, *usage):
+        self.usage = usage
+        self.requests = []
+
+    async def generate(self, request):
+        self.requests.append(request)
+        prompt, completion = self.usage[min(request.turn, len(self.usage) - 1)]
+        return TextReply(text="ab", num_prompt_tokens=prompt, num_completion_tokens=completion)
+
+
+async def collect_messages(engine, changes):
+    """One endless episode, which ends at a limit; the environment says the step's number."""
+    host = FakeHost(lambda seed, number, action: StepResult({"text": str(number)}, 0.5, False))
+    options = {"host": host, "config": run_config(changes), "num_tasks": 1, "group_size": 1}
+    return await collect(NoChat(), engine=engine, **options)
 
 
 class ChatOnly:
@@ -50,7 +82,7 @@ def scripted(*replies):
     def policy(observations, draw):
         return replies[min(len(observations), len(replies)) - 1]
 
-    return ScriptedEngine(policy, CHAT)
+    return ScriptedEngine(policy)
 
 
 async def collect_scripted(*replies, **options):
@@ -398,10 +430,52 @@ async def test_scripted_policies_see_all_observations_so_far_and_the_opening():
         told.append([message["content"] for message in opening.messages])
         return "a"
 
-    engine = ScriptedEngine(policy, CHAT)
+    engine = ScriptedEngine(policy)
     await collect(ChatOnly(), engine=engine, num_tasks=1, group_size=1)
     assert seen == [["0"], ["0", "1: "]]
     assert told == [["0"], ["0"]]
+
+
+async def test_an_engine_that_takes_messages_is_given_what_is_new_and_no_ids_are_made_up(tmp_path):
+    engine = MessageEngine((30, 4), (33, 2), (90, 5))
+    groups = await collect_messages(engine, {"env.max_turns": 3})
+    (episode,) = all_episodes(groups)
+    contents = [[each["content"] for each in request.new_messages] for request in engine.requests]
+    assert contents == [["0"], ["1"], ["2"]]
+    assert [turn.messages for turn in episode.turns] == [
+        request.new_messages for request in engine.requests
+    ]
+    assert {turn.reply for turn in episode.turns} == {"ab"}
+    ids = [(*turn.prompt_ids, *turn.completion_ids, *turn.logprobs) for turn in episode.turns]
+    assert ids == [(), (), ()]
+    # The second prompt is shorter than the first with its reply: the reply's reasoning has gone.
+    counts = [(turn.num_prompt_tokens, turn.num_completion_tokens) for turn in episode.turns]
+    assert counts == [(30, 4), (0, 2), (54, 5)]
+    assert episode.num_tokens == 95
+    assert summarise_groups(groups)["reply/tokens_mean"] == 11 / 3
+
+    write_episodes(tmp_path / "episodes.jsonl.gz", groups)
+    (again,) = all_episodes(read_episodes(tmp_path / "episodes.jsonl.gz"))
+    assert again.turns == episode.turns
+    assert "llm ab" in transcript(again)
+
+
+async def test_tokens_that_an_endpoint_does_not_report_are_estimated_and_bound_an_episode():
+    engine = MessageEngine((None, None))
+    limits = {"env.max_turns": 100, "env.max_episode_tokens": 90, "env.max_reply_tokens": 80}
+    groups = await collect_messages(engine, limits)
+    (episode,) = all_episodes(groups)
+    # [{"role":"user","content":"0"}] has 31 bytes, and [{"content":"ab"}] has 18.
+    counts = [(turn.num_prompt_tokens, turn.num_completion_tokens) for turn in episode.turns]
+    assert counts == [(8, 5)] * 6 + [(8, 4)]
+    assert (episode.status, episode.num_tokens) == (Status.TOKEN_LIMIT, 90)
+    assert [request.max_tokens for request in engine.requests] == [80, 69, 56, 43, 30, 17, 4]
+
+
+async def test_nothing_is_trained_on_a_turn_without_token_ids():
+    groups = await collect_messages(MessageEngine((9, 9)), {"env.max_turns": 1})
+    with pytest.raises(AssertionError, match="token ids"):
+        plain_sample(all_episodes(groups)[0])
 
 
 async def test_a_scripted_reply_is_cut_at_its_limit():

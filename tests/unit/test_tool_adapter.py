@@ -214,7 +214,7 @@ async def played(*replies, plain_reply="unusable", max_tokens=500):
     adapter = tool_adapter_values(plain_reply=plain_reply)
     limits = {"env.max_reply_tokens": 200, "env.max_episode_tokens": max_tokens}
     seen = iter(replies)
-    engine = ScriptedEngine(lambda observations, draw: next(seen), CHAT)
+    engine = ScriptedEngine(lambda observations, draw: next(seen))
     (group,) = await collect(
         ChatOnly,
         engine=engine,

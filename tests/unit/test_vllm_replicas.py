@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines import Request
+from openenv_pipe.engines import TokenRequest
 from openenv_pipe.engines.vllm.build import _Opening, build_publisher
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.servers import placements
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
-from openenv_pipe.types import Opening
 from tests.small_vllm import TOKENS, SmallServer, SmallTrainee
 
 LIMIT_S = 120.0  # of every test: nothing may wait for ever
@@ -121,16 +120,14 @@ async def two(tmp_path, *overrides: str):
                 yield engine, servers, trainee, told
 
 
-def request(episode: int, turn: int = 0, group: int | None = None, member: int = 0) -> Request:
-    return Request(
+def request(episode: int, turn: int = 0, group: int | None = None, member: int = 0) -> TokenRequest:
+    return TokenRequest(
         episode=episode,
         turn=turn,
         new_ids=[episode],
         max_tokens=4,
         temperature=1.0,
         seed=episode,
-        observations=[],
-        opening=Opening(messages=()),
         group_seed=group,
         member=member,
     )
@@ -174,7 +171,7 @@ async def test_an_adapter_must_count_on_every_server(tmp_path, monkeypatch):
 
 async def test_turns_carry_the_version_of_their_own_server(tmp_path):
     async with two(tmp_path) as (engine, servers, trainee, _):
-        engine.expect(2, 2)
+        engine.begin_collection(2, 2)
         for episode in (0, 1):
             assert (await engine.generate(request(episode))).policy_versions == [0]
         servers[1].may_load.clear()
@@ -194,7 +191,7 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
     async with two(tmp_path) as (engine, servers, trainee, told):
         trainee.value = 0.5
         await engine.publish(1)
-        engine.expect(8, 8)
+        engine.begin_collection(8, 8)
         for server in servers:  # of what showed that they were up
             server.prompts.clear()
             server.seeds.clear()
@@ -222,7 +219,7 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
 async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path):
     """Which plays once it has that too, and not before."""
     async with two(tmp_path) as (engine, servers, trainee, _):
-        engine.expect(4, 4)
+        engine.begin_collection(4, 4)
         servers[0].may_load.clear()
         await servers[0].stop()
         await until(lambda: not engine.replicas[0].is_up)
@@ -245,7 +242,7 @@ async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path
 async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path):
     """It came up in the moment when it was passed over."""
     async with two(tmp_path) as (engine, servers, trainee, _):
-        engine.expect(2, 2)
+        engine.begin_collection(2, 2)
         trainee.value = 0.5
         replica = engine.replicas[0]
         replica.is_late = True
@@ -271,7 +268,7 @@ async def test_when_all_are_down_a_publish_waits(tmp_path):
 
 async def test_a_server_that_cannot_come_back_ends_the_run_with_its_log(tmp_path):
     async with two(tmp_path) as (engine, servers, _, _):
-        engine.expect(2, 2)
+        engine.begin_collection(2, 2)
         servers[0].starts_dead = True
         await servers[0].stop()
         await until(lambda: engine.replicas[0].life.failure)
@@ -314,7 +311,7 @@ def test_gpus_that_the_learner_leaves_are_split():
     ("overrides", "why"),
     [
         (["engine.url=[http://a:1,http://b:1,http://a:1]"], "names a server twice"),
-        (["engine.url=http://a:1", "engine.num_servers=2"], "num_servers counts servers to start"),
+        (["engine.url=http://a:1", "engine.num_servers=2"], "num_servers is for servers to start"),
         (["engine.url=[]"], "engine.url"),
         (["engine.url=[nonsense]"], "engine.url"),
     ],

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openenv_pipe.config.schema import EnvConfig
-from openenv_pipe.engines.scripted import Policy, replies_of
+from openenv_pipe.engines.scripted import ScriptedPolicy, replies_of
 from openenv_pipe.environments.adapters import Adapter, UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.client.session import Session
@@ -56,7 +56,7 @@ def comparable(result: StepResult) -> tuple[Any, ...]:
     return seen, result.reward, result.done
 
 
-def scripted(policy: Policy, adapter: Adapter, opening: Opening) -> Chooser:
+def scripted(policy: ScriptedPolicy, adapter: Adapter, opening: Opening) -> Chooser:
     """What a scripted policy replies, read as a model's reply would be.
 
     The chooser raises ConfigError for a reply that cannot be used.

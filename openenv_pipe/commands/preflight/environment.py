@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.commands.env.episodes import Policy, begin, play_on, scripted
+from openenv_pipe.commands.env.episodes import ScriptedPolicy, begin, play_on, scripted
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.environments.adapters import Adapter, adapter_for
@@ -85,7 +85,7 @@ def _servers_text(config: RunConfig, num_servers: int) -> str:
 
 
 async def _play(
-    session: Session, task: Task, adapter: Adapter, policy: Policy | None, env: EnvConfig
+    session: Session, task: Task, adapter: Adapter, policy: ScriptedPolicy | None, env: EnvConfig
 ) -> Trajectory:
     """The task, played by the policy; without one only its first observation is seen.
 

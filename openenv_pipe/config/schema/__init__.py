@@ -1,7 +1,8 @@
-"""The types, ranges and meanings of all configuration keys, one file for each block.
+"""Types, ranges and meaning of every key. The only place of them; values live in `conf/`.
 
-No field has a default: the values are in `conf/`. Models are frozen and refuse unknown keys.
-Units are in the names: `_s` seconds, `_mb` mebibytes, `num_` counts.
+No field has a default: what a run does is what its YAML says. Models are frozen and refuse
+unknown keys. Units are in the names: `_s` seconds, `_mb` mebibytes, `num_` counts.
+A file for each block.
 """
 
 from openenv_pipe.config.schema.adapter import (

@@ -1,4 +1,4 @@
-"""`trainer.checkpoint`: when checkpoints are written, and which are kept."""
+"""`trainer.checkpoint`: when checkpoints are written, and which of them stay."""
 
 from typing import Literal
 
@@ -10,36 +10,29 @@ OF_EVALUATIONS = ("eval/success", "eval/reward")
 
 
 class BestConfig(Block):
-    """Which checkpoint `checkpoints/best` points to."""
+    """Which checkpoint `checkpoints/best` points to, by the metrics of its step."""
 
     metric: str = Field(
-        description="the metric that decides: a key of metrics.jsonl at the checkpoint's step, or "
-        "eval/success or eval/reward of the evaluations that eval.during makes",
+        description="of metrics.jsonl, or eval/success and eval/reward, those of eval.during",
         examples=["reward/mean"],
     )
-    direction: Literal["max", "min"] = Field(description="whether a high or a low value is best")
+    direction: Literal["max", "min"]
 
     @model_validator(mode="after")
     def _evaluations_have_two(self) -> "BestConfig":
         if self.metric.startswith("eval/") and self.metric not in OF_EVALUATIONS:
             raise ValueError(
-                f"metric={self.metric!r}: evaluations have only {' and '.join(OF_EVALUATIONS)}"
+                f"metric={self.metric!r}: of an evaluation there are {' and '.join(OF_EVALUATIONS)}"
             )
         return self
 
 
 class CheckpointConfig(Block):
-    """When checkpoints are written, and which are kept (conf/trainer/grpo.yaml)."""
+    """When checkpoints are written, and which of them stay."""
 
-    every: PositiveInt = Field(
-        description="steps between checkpoints; the last step always has one"
-    )
+    every: PositiveInt = Field(description="steps; the last step has one in any case")
     keep_last: PositiveInt | None = Field(
-        description="how many of the newest are kept beside the best; null: all. A checkpoint "
-        "without a value of best.metric is never deleted"
+        description="beside the best; null: all. None goes whose metric is missing"
     )
-    num_resumable: PositiveInt = Field(
-        description="how many of the newest keep the optimizer's state, which `--resume` needs "
-        "and which is twice the size of the trained weights"
-    )
-    best: BestConfig | None = Field(description="null: no best checkpoint is chosen")
+    num_resumable: PositiveInt = Field(description="of the last: only they keep the optimizer")
+    best: BestConfig | None

@@ -8,12 +8,20 @@ from openenv_pipe.config.schema.base import Block
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCapabilities:
-    """What an engine does, known from the configuration before the engine is built."""
+    """What an engine does, known from the configuration before the engine is built.
+
+    Raises:
+        ValueError: an engine that does not take token ids is to train.
+    """
 
     takes: Literal["token_ids", "messages", "observations"]  # what it is given of an episode
     can_train: bool  # it samples from the policy, and reports token ids and logprobs
     is_exact: bool  # the trainer's own modules compute its logprobs: equal runs, equal bytes
     publishes_in_flight: bool  # its policy may change while a collection is under way
+
+    def __post_init__(self) -> None:
+        if self.can_train and self.takes != "token_ids":
+            raise ValueError(f"can_train with takes={self.takes!r}: set takes='token_ids'")
 
     @property
     def needs_tokenizer(self) -> bool:

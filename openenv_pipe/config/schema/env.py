@@ -1,4 +1,4 @@
-"""`env`: the environment, its server's command and limits, and its tasks."""
+"""`env`: the environment, how to talk to it, and its tasks."""
 
 from typing import Literal
 
@@ -10,40 +10,32 @@ from openenv_pipe.config.schema.tasks import TasksConfig
 
 
 class EnvConfig(Block):
-    """An environment and the limits of its episodes (conf/env/base.yaml)."""
+    """An environment and the limits of its episodes."""
 
-    name: str = Field(description="the environment's name, for messages and file names")
+    name: str
     package: str | None = Field(
-        description="the OpenEnv package: a folder, or a bare name to look for in envs/; null: none"
+        description="folder of an OpenEnv package; a bare name is an envs/ one"
     )
     python: str | None = Field(
-        description="interpreter for the package's server; null: the one that runs this program"
+        description="interpreter of the package's server; null: the one that runs this program"
     )
-    command: list[str] | None = Field(
-        description="starts the server instead of the package's own start; may contain {host} and "
-        "{port}"
-    )
+    command: list[str] | None = Field(description="starts the server instead; {host} and {port}")
     variables: dict[str, Text] = Field(description="environment variables of the server")
-    reset_timeout_s: PositiveFloat = Field(description="time limit of a reset")
-    step_timeout_s: PositiveFloat = Field(description="time limit of a step")
+    reset_timeout_s: PositiveFloat
+    step_timeout_s: PositiveFloat
     step_exception: Literal["failed", "unusable"] = Field(
-        description="how a step counts that raises on the server; failed: the episode ends and is "
-        "not trained on; unusable: as a mistake of the model, which is told and loses a turn"
+        description="what a step is that raises on the server: the end of the episode, as failed, "
+        "or a mistake of the model's, which is told and costs a turn"
     )
-    max_message_mb: PositiveInt = Field(description="size limit of one message of the server")
-    max_turns: PositiveInt = Field(description="replies per episode; then the episode ends")
-    max_reply_tokens: PositiveInt = Field(
-        description="tokens per reply; longer replies are cut off"
-    )
-    max_episode_tokens: PositiveInt = Field(
-        description="tokens per episode, prompts included; the episode ends before a turn that "
-        "might not fit"
-    )
+    max_message_mb: PositiveInt
+    max_turns: PositiveInt
+    max_reply_tokens: PositiveInt
+    max_episode_tokens: PositiveInt
     success_reward: float = Field(
-        description="an episode is a success if the environment's rewards sum to at least this"
+        description="the environment's reward, summed, from which on it is a success"
     )
     baselines: dict[str, DottedPath] = Field(
-        description="scripted policies to evaluate beside the model, by name: expert, random, ..."
+        description="scripted players, evaluated beside the model: expert, random, ..."
     )
     adapter: AdapterConfig
     tasks: TasksConfig

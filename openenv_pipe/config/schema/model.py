@@ -1,4 +1,4 @@
-"""`model`: the model that is trained."""
+"""`model`: what is trained."""
 
 from typing import Annotated, Literal
 
@@ -8,31 +8,23 @@ from openenv_pipe.config.schema.base import Block
 
 
 class LoraConfig(Block):
-    """Low-rank adapters (LoRA), made by peft."""
+    """Low-rank adapters by peft. rank 0: full training."""
 
-    rank: NonNegativeInt = Field(
-        description="rank of the adapters; larger learns more and needs more memory; 0: no "
-        "adapters, all weights are trained"
-    )
-    alpha: PositiveFloat = Field(description="the adapter's output is scaled by alpha / rank")
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        description="dropout on the adapters' inputs; above 0 the policy that learns is not quite "
-        "the one that sampled"
-    )
-    target_modules: str | list[str] = Field(
-        description="names of the layers that get adapters, or all-linear"
-    )
+    rank: NonNegativeInt
+    alpha: PositiveFloat
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)]
+    target_modules: str | list[str]
 
 
 class _Model(Block):
     lora: LoraConfig
     quantization: Literal["none", "nf4"] = Field(
-        description="nf4: the frozen layers are stored in four bits (QLoRA), for less memory"
+        description="nf4: layers under the adapter are kept in four bits (QLoRA)"
     )
-    dtype: Literal["float32", "bfloat16"] = Field(description="precision of the stored weights")
-    autocast: Literal["float32", "bfloat16"] = Field(description="precision of matrix products")
+    dtype: Literal["float32", "bfloat16"] = Field(description="of the weights")
+    autocast: Literal["float32", "bfloat16"] = Field(description="of matrix products")
     activation_checkpointing: bool = Field(
-        description="recompute each layer in the backward pass: slower, with less memory"
+        description="layers are computed again in the backward pass: slower, less memory"
     )
     chat_template: str | None = Field(description="Jinja chat template; null: the tokenizer's own")
 
@@ -47,21 +39,19 @@ class _Model(Block):
 
 
 class TinyModelConfig(_Model):
-    """A Qwen3 with random weights and a byte-level tokenizer (conf/model/tiny.yaml)."""
+    """A Qwen3 with random weights and a byte-level tokenizer, built on the spot from the seed."""
 
     type: Literal["tiny"]
-    seed: NonNegativeInt = Field(description="seed of the initial weights")
-    hidden_size: PositiveInt = Field(description="width of the residual stream")
-    intermediate_size: PositiveInt = Field(description="width of the MLP's hidden layer")
+    seed: NonNegativeInt = Field(description="of the weights")
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
     num_layers: PositiveInt
-    num_heads: PositiveInt = Field(description="attention heads of each layer")
-    num_kv_heads: PositiveInt = Field(description="key and value heads; must divide num_heads")
-    head_size: PositiveInt = Field(description="width of each attention head; even")
-    max_length: PositiveInt = Field(description="positions, the most tokens of an episode")
-    rope_theta: PositiveFloat = Field(
-        description="base of the rotary embedding; smaller tells near positions apart better"
-    )
-    init_std: PositiveFloat = Field(description="standard deviation of the initial weights")
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_size: PositiveInt
+    max_length: PositiveInt
+    rope_theta: PositiveFloat
+    init_std: PositiveFloat
 
     @model_validator(mode="after")
     def _heads_fit(self) -> "TinyModelConfig":
@@ -74,11 +64,11 @@ class TinyModelConfig(_Model):
 
 
 class HubModelConfig(_Model):
-    """Any causal language model of transformers, in safetensors (conf/model/hub.yaml)."""
+    """Any causal LM of transformers: a folder, or an id on the model hub. Safetensors only."""
 
     type: Literal["hub"]
-    path: str = Field(description="a folder, or an id on the model hub")
-    revision: str | None = Field(description="branch, tag or commit on the hub; null: the newest")
+    path: str
+    revision: str | None
 
 
 ModelConfig = Annotated[TinyModelConfig | HubModelConfig, Field(discriminator="type")]

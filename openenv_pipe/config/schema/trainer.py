@@ -17,39 +17,31 @@ from openenv_pipe.config.schema.loss import LossConfig
 
 
 class OptimizerConfig(Block):
-    """AdamW, or Muon for hidden matrices with AdamW for all else, and the learning rate."""
+    """AdamW, or Muon for the hidden matrices with AdamW for all else, and their schedule."""
 
     type: Literal["adamw", "adamw_8bit", "muon"] = Field(
-        description="adamw_8bit: AdamW whose moments take one byte each"
+        description="adamw_8bit: its moments in one byte each"
     )
-    lr: PositiveFloat = Field(
-        description="peak learning rate; larger learns faster and is less stable"
-    )
-    beta1: Beta = Field(description="decay of AdamW's first moment")
-    beta2: Beta = Field(description="decay of AdamW's second moment")
-    eps: PositiveFloat = Field(description="AdamW's term that prevents division by zero")
-    weight_decay: NonNegativeFloat = Field(description="decoupled weight decay; 0: none")
-    max_grad_norm: PositiveFloat = Field(description="gradients are clipped to this norm")
+    lr: PositiveFloat
+    beta1: Beta
+    beta2: Beta
+    eps: PositiveFloat
+    weight_decay: NonNegativeFloat
+    max_grad_norm: PositiveFloat
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        description="how the learning rate changes after lr_warmup_steps"
+        description="of the decay after lr_warmup_steps"
     )
-    lr_warmup_steps: NonNegativeInt = Field(
-        description="first optimizer steps, in which the learning rate rises linearly"
-    )
-    final_lr_share: Share = Field(description="the last step's learning rate as a fraction of lr")
+    lr_warmup_steps: NonNegativeInt
+    final_lr_share: Share = Field(description="the last step's learning rate as a share of lr")
 
 
 class WarmStartConfig(Block):
-    """Supervised steps on episodes of a scripted policy, before GRPO."""
+    """Supervised steps on episodes that a scripted policy plays. steps 0: no warm start."""
 
-    steps: NonNegativeInt = Field(description="optimizer steps; 0: no warm start")
-    policy: DottedPath | None = Field(
-        description="the scripted policy, fn(observations, random) -> reply, as module:name"
-    )
-    num_episodes: NonNegativeInt = Field(
-        description="episodes that the policy plays once, and steps sample from"
-    )
-    episodes_per_step: PositiveInt = Field(description="episodes of each optimizer step")
+    steps: NonNegativeInt
+    policy: DottedPath | None
+    num_episodes: NonNegativeInt = Field(description="played once, then sampled from")
+    episodes_per_step: PositiveInt
     optimizer: OptimizerConfig
 
     @model_validator(mode="after")
@@ -63,16 +55,13 @@ class AdvantageConfig(Block):
     """How rewards become advantages."""
 
     baseline: Literal["group", "leave_one_out", "batch"] = Field(
-        description="the mean reward that is subtracted: of the group (GRPO), of the group's other "
-        "episodes (RLOO), or of all episodes of the step (REINFORCE++)"
+        description="the mean that a reward is compared with: of its group, of the group's others, "
+        "or of all episodes of the step"
     )
     scale: Literal["group", "batch", "none"] = Field(
-        description="the standard deviation that the difference is divided by: of the group, of "
-        "all episodes of the step, or none (Dr. GRPO)"
+        description="the standard deviation that it is divided by"
     )
-    discount: Share = Field(
-        description="discount of later turns' per-turn rewards; 0: each turn counts only its own"
-    )
+    discount: Share = Field(description="of later turns' per-turn rewards; 0: each turn for itself")
 
     @model_validator(mode="after")
     def _one_population(self) -> "AdvantageConfig":
@@ -85,37 +74,26 @@ class AdvantageConfig(Block):
 
 
 class TrainerConfig(Block):
-    """Group-relative policy optimization after an optional warm start (conf/trainer/grpo.yaml)."""
+    """Group-relative policy optimisation, and the optional warm start before it."""
 
-    steps: NonNegativeInt = Field(description="GRPO steps")
-    tasks_per_step: PositiveInt = Field(description="tasks, and so groups, of each step")
-    group_size: Annotated[int, Field(ge=2)] = Field(
-        description="episodes of each task; more make the advantages less noisy"
-    )
+    steps: NonNegativeInt
+    tasks_per_step: PositiveInt
+    group_size: Annotated[int, Field(ge=2)]
     max_sampling_rounds: PositiveInt = Field(
-        description="above 1, groups without a signal (all rewards equal) are replaced in up to so "
-        "many rounds: dynamic sampling (DAPO)"
+        description="above 1, further rounds replace groups without a signal: dynamic sampling"
     )
     max_staleness: NonNegativeInt = Field(
-        description="how many versions old the weights that sampled a token may be when it is "
-        "trained on; above 0, the next groups are played while the learner works"
+        description="versions that a token's weights may be behind those that learn from it; "
+        "above 0, the next groups are played while the learner works"
     )
-    temperature: PositiveFloat = Field(
-        description="sampling temperature of training; larger explores more"
-    )
-    updates_per_step: PositiveInt = Field(
-        description="optimizer steps on each step's samples; above 1, later ones are off policy"
-    )
+    temperature: PositiveFloat
+    updates_per_step: PositiveInt = Field(description="optimizer steps on each step's samples")
     tokens_per_batch: PositiveInt = Field(
-        description="tokens of one forward and backward pass on each device; larger is faster and "
-        "needs more memory, with the same result"
+        description="token budget of one forward and backward pass, on each device"
     )
-    devices: PositiveInt = Field(
-        description="GPUs, or processes on the CPU, that share each update"
-    )
+    devices: PositiveInt = Field(description="that share each update, one process on each")
     parallel: Literal["data", "fsdp"] = Field(
-        description="data: every device holds the whole model; fsdp: it holds a shard of what is "
-        "trained (FSDP2)"
+        description="several devices hold all that is trained, or shards of it (FSDP2)"
     )
     warm_start: WarmStartConfig
     advantage: AdvantageConfig
@@ -128,8 +106,8 @@ class TrainerConfig(Block):
         kind = self.optimizer.type
         if self.devices > 1 and self.parallel == "fsdp" and kind != "adamw":
             raise ValueError(
-                f"optimizer.type={kind} with parallel=fsdp: it needs whole matrices, and each "
-                "device would hold only a part; set optimizer.type=adamw or parallel=data"
+                f"optimizer.type={kind} with parallel=fsdp: it needs whole matrices, of which each "
+                "device would hold a part; set optimizer.type=adamw or parallel=data"
             )
         return self
 
@@ -138,7 +116,7 @@ class TrainerConfig(Block):
         if self.max_sampling_rounds > 1 and self.advantage.baseline == "batch":
             raise ValueError(
                 f"max_sampling_rounds={self.max_sampling_rounds} with advantage.baseline=batch: "
-                "rounds replace groups whose rewards are all equal, and such groups do have a "
-                "signal when compared with all others; set max_sampling_rounds=1"
+                "rounds replace groups in which all earned the same, which have a signal where "
+                "they are compared with all others; set max_sampling_rounds=1"
             )
         return self

@@ -1,53 +1,52 @@
-"""One conversation as the endpoint has to be told it, with every time the whole of it."""
+"""One conversation with an endpoint, which has to be sent as a whole with every request."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from openenv_pipe.types import Message
 
 _NOT_MADE = "This call was not made."
 
 
 class Conversation:
-    """Messages and tools so far.
+    """The messages so far.
 
-    An endpoint wants each call of a tool answered under the call's id, in a message of the role
-    `tool`, and nothing else in that role. Environments answer calls in their order.
+    An endpoint wants each tool call answered in a message of the role `tool` that names the call's
+    id, and wants no other message in that role. Environments answer calls in their order.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.tools: list[Any] = []
         self._unanswered: list[str] = []  # ids of the last reply's calls
 
-    def hear(self, said: Mapping[str, Any]) -> None:
-        """Takes in what was packed by `TextChat`: messages, at first with the tools."""
-        self.tools = said.get("tools", self.tools)
-        others = [message for message in said["messages"] if not self._answer(message)]
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        """Append what the environment says."""
+        others = []
+        for message in encodable(messages):
+            if message["role"] == "tool" and self._unanswered:
+                self._answer(self._unanswered.pop(0), message["content"])
+            elif message["role"] == "tool":  # the call was written in words, and has no id
+                others.append({"role": "user", "content": message["content"]})
+            else:
+                others.append(message)
         for call_id in self._unanswered:
-            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": _NOT_MADE})
+            self._answer(call_id, _NOT_MADE)
         self._unanswered = []
         self.messages += others
 
-    def say(self, reply: Mapping[str, Any]) -> None:
-        """Takes in the endpoint's own reply, as it gave it."""
+    def add_reply(self, reply: Mapping[str, Any]) -> None:
+        """Append the endpoint's own reply, as `read_reply` returns it."""
         self.messages.append({"role": "assistant", **reply})
         self._unanswered = [call["id"] for call in reply.get("tool_calls", ())]
 
-    def _answer(self, message: dict[str, Any]) -> bool:
-        """Whether the message was the result of a call; one that was made in words has no id."""
-        if message["role"] != "tool":
-            return False
-        if self._unanswered:
-            call_id = self._unanswered.pop(0)
-            content = message["content"]
-            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-            return True
-        message["role"] = "user"
-        message.pop("name", None)
-        return False
+    def _answer(self, call_id: str, content: str) -> None:
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
 
 def read_reply(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of an endpoint's message: content or refusal, and calls; no reasoning."""
+    """Return what is kept of an endpoint's message: content or refusal, and calls; no reasoning."""
+    (message,) = encodable([message])
     reply: dict[str, Any] = {"content": message.get("content") or message.get("refusal") or ""}
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     if calls:
@@ -63,3 +62,21 @@ def read_reply(message: Mapping[str, Any]) -> dict[str, Any]:
             for call in calls
         ]
     return reply
+
+
+def reply_text(reply: Mapping[str, Any]) -> str:
+    """Return the content, and tool calls in the form in which open models write them."""
+    calls = (_call_text(call) for call in reply.get("tool_calls", ()))
+    return "\n".join(part for part in (reply["content"], *calls) if part)
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    """Invalid JSON in the arguments stays as it is: the adapter tells the model."""
+    function = call["function"]
+    name = json.dumps(function["name"])
+    return f'<tool_call>{{"name": {name}, "arguments": {function["arguments"]}}}</tool_call>'
+
+
+def encodable(values: Sequence[Any]) -> list[Any]:
+    """Copy JSON values, with halves of surrogate pairs, which UTF-8 cannot encode, as `?`."""
+    return json.loads(json.dumps(list(values), ensure_ascii=False).encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""The engine: episodes as conversations with one endpoint. It samples, and says no ids."""
+"""The engine: episodes as conversations with one endpoint, which does not report token ids."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,20 +6,19 @@ from typing import Any
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import OpenAIEngineConfig
-from openenv_pipe.engines.base import Completion, Request, turn_seed
+from openenv_pipe.engines.base import MessageRequest, TextReply, estimate_tokens, turn_seed
 from openenv_pipe.engines.openai.client import ChatClient
-from openenv_pipe.engines.openai.conversation import Conversation, read_reply
-from openenv_pipe.engines.openai.text_chat import pack, unpack
+from openenv_pipe.engines.openai.conversation import (
+    Conversation,
+    encodable,
+    read_reply,
+    reply_text,
+)
 from openenv_pipe.types import Finish
-
-VERSION = 0
 
 
 class OpenAIEngine:
-    """Completions have logprob 0: nothing may train on them.
-
-    `client` is entered and left by whoever builds the engine.
-    """
+    """Whoever builds the engine enters and leaves `client`."""
 
     capabilities = OpenAIEngineConfig.capabilities
 
@@ -29,29 +28,32 @@ class OpenAIEngine:
         self._conversations: dict[int, Conversation] = {}
         self.max_episodes = config.max_concurrent
 
-    def expect(self, num_episodes: int, limit: int) -> int:
+    def begin_collection(self, num_episodes: int, limit: int) -> int:
         self._conversations.clear()
         return 0
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request: MessageRequest) -> TextReply:
+        """Send the whole conversation and return the endpoint's reply.
+
+        Raises:
+            ConfigError: the endpoint refuses the request.
+            EngineError: there was no answer in `max_retries` further tries.
+        """
         conversation = self._conversations.setdefault(request.episode, Conversation())
-        conversation.hear(unpack(request.new_ids))
-        num_prompt_tokens = len(pack({"messages": conversation.messages}))
-        answer = await self._client.complete(
-            self._body(conversation, request), num_prompt_tokens + request.max_tokens
-        )
+        conversation.add_messages(request.new_messages)
+        num_tokens = estimate_tokens(conversation.messages) + request.max_tokens
+        answer = await self._client.complete(self._body(conversation, request), num_tokens)
         choice = answer["choices"][0]
         reply = read_reply(choice["message"])
-        conversation.say(reply)
-        token_ids = pack(reply)
-        return Completion(
-            token_ids=token_ids,
-            logprobs=[0.0] * len(token_ids),
+        conversation.add_reply(reply)
+        return TextReply(
+            text=reply_text(reply),
             finish=Finish.LENGTH if choice.get("finish_reason") == "length" else Finish.STOP,
-            policy_versions=[VERSION],
+            num_prompt_tokens=_usage(answer, "prompt_tokens"),
+            num_completion_tokens=_usage(answer, "completion_tokens"),
         )
 
-    def _body(self, conversation: Conversation, request: Request) -> dict[str, Any]:
+    def _body(self, conversation: Conversation, request: MessageRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._config.model,
             "messages": list(conversation.messages),
@@ -59,24 +61,29 @@ class OpenAIEngine:
             "seed": turn_seed(request.seed, request.turn) >> 32,  # below 2**31: any endpoint's
             self._config.max_tokens_key: request.max_tokens,
         }
-        if conversation.tools:
-            body["tools"] = conversation.tools
+        if request.tools:
+            body["tools"] = encodable(request.tools)
         body |= self._config.parameters
         return {key: value for key, value in body.items() if value is not None}
 
-    def finish(self, episode: int) -> None:
+    def end_episode(self, episode: int) -> None:
         self._conversations.pop(episode, None)
 
     async def begin_update(self, *, idle: bool) -> None:
-        """An endpoint's memory is elsewhere."""
+        """Do nothing: the endpoint's memory is elsewhere."""
 
     async def publish(self, version: int) -> None:
-        """An endpoint does not learn from us."""
+        """Do nothing: the endpoint's model is not trained."""
 
     async def metrics(self) -> Mapping[str, float]:
-        """Nothing is measured."""
         return {}
 
     def facts(self) -> Mapping[str, JsonValue]:
-        """The configuration says it all."""
         return {}
+
+
+def _usage(answer: Mapping[str, Any], key: str) -> int | None:
+    """Return a number of tokens that the endpoint reports; None if it does not report it."""
+    usage = answer.get("usage")
+    count = usage.get(key) if isinstance(usage, Mapping) else None
+    return count if isinstance(count, int) and count > 0 else None

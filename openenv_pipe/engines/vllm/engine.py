@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.base import Completion, Request, turn_seed
+from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
 from openenv_pipe.engines.vllm.client import Sampled, ServerGoneError
 from openenv_pipe.engines.vllm.group_requests import Asked, FirstTurns
 from openenv_pipe.engines.vllm.logprob_check import Canary
@@ -62,7 +62,7 @@ class VllmEngine:
     def facts(self) -> Mapping[str, Any]:
         return self._facts
 
-    def expect(self, num_episodes: int, limit: int) -> int:
+    def begin_collection(self, num_episodes: int, limit: int) -> int:
         """Collections may overlap, so no number comes again."""
         first, self._next_number = self._next_number, self._next_number + num_episodes
         self._router.expect(limit)
@@ -70,14 +70,14 @@ class VllmEngine:
             replica.metrics.begin()
         return first
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request: TokenRequest) -> Completion:
         ids = self._ids.setdefault(request.episode, [])
         ids += request.new_ids
         sampled = await self._sample(request, tuple(ids))
         ids += sampled.token_ids
         return self._completion(sampled)
 
-    def finish(self, episode: int) -> None:
+    def end_episode(self, episode: int) -> None:
         self._ids.pop(episode, None)
         self._router.forget(episode)
 
@@ -124,7 +124,7 @@ class VllmEngine:
         servers = await asyncio.gather(*(each.metrics.measured() for each in self.replicas))
         return measured | summarise(servers)
 
-    async def _sample(self, request: Request, prompt: tuple[int, ...]) -> Sampled:
+    async def _sample(self, request: TokenRequest, prompt: tuple[int, ...]) -> Sampled:
         """Asks until a server has answered: the episode's own, or another when that is gone."""
         cause: Exception | None = None
         for _ in range(MOST_TRIES):
@@ -148,7 +148,7 @@ class VllmEngine:
         sampling = {**asked.sampling, "seed": seed, "n": count}
         return await self.replicas[asked.server].sample(asked.prompt, sampling)
 
-    def _sampling(self, request: Request) -> dict[str, Any]:
+    def _sampling(self, request: TokenRequest) -> dict[str, Any]:
         return {
             **self._config.sampling.model_dump(),
             "max_tokens": request.max_tokens,

@@ -32,8 +32,8 @@ async def fetch_metadata(url: str, access: Access = OPEN) -> ServerMetadata:
     """
     get = partial(ask_object, url, timeout_s=TIME_LIMIT_S, access=access)
     schemas = await get("/schema")
-    observation: Any = schemas.get("observation")
-    first: Any = schemas.get("reset_observation", observation)  # older servers have one for both
+    observation = schemas.get("observation")
+    first = schemas.get("reset_observation", observation)  # older servers have one for both
     if not all(isinstance(each, dict) for each in (schemas.get("action"), observation, first)):
         raise ConfigError(
             f"{url}/schema has no schemas of an action and an observation, but "

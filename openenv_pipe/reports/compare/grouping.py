@@ -7,7 +7,6 @@ eval tasks of the one run. Runs without a final evaluation are shown and counted
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -157,7 +156,10 @@ def _measures(runs: Sequence[FoundRun]) -> dict[str, Callable[[FoundRun], Figure
     passes = sorted({k for run in runs if run.final for k in run.final.pass_at})
     return {
         "success": lambda run: _of_tasks(run, lambda report: report.success),
-        **{f"pass@{k}": partial(_pass_at, k=k) for k in passes},
+        **{
+            f"pass@{k}": lambda run, k=k: _of_tasks(run, lambda report: report.pass_at.get(k))
+            for k in passes
+        },
         "reward": lambda run: _of_tasks(run, lambda report: report.reward),
         "turns": lambda run: _of_tasks(run, lambda report: report.turns),
         "train reward": _train_reward,
@@ -174,10 +176,6 @@ def _of_tasks(run: FoundRun, of: Callable[[EvalReport], Interval | None]) -> Fig
     if interval is None:
         return None
     return Figure(mean=interval.mean, low=interval.low, high=interval.high, over="tasks")
-
-
-def _pass_at(run: FoundRun, k: int) -> Figure | None:
-    return _of_tasks(run, lambda report: report.pass_at.get(k))
 
 
 def _train_reward(run: FoundRun) -> Figure | None:
@@ -212,8 +210,7 @@ def _rank(setting: Setting) -> tuple[bool, float, float]:
 def _best_run(best: Setting) -> FoundRun:
     def worth(run: FoundRun) -> tuple[float, float]:
         assert run.final
-        success, reward = run.final.success, run.final.reward
-        return success.mean if success else -1.0, reward.mean if reward else -1.0
+        return tuple(i.mean if i else -1.0 for i in (run.final.success, run.final.reward))
 
     return max(best.counted, key=worth)
 

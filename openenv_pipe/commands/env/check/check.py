@@ -16,7 +16,7 @@ from openenv_pipe.commands.env.episodes import Chooser, begin, scripted
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
 from openenv_pipe.commands.findings import Line, failed
 from openenv_pipe.config.schema import EnvConfig
-from openenv_pipe.engines.scripted import Policy
+from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import Schema
@@ -53,7 +53,7 @@ def check_environment(
 
 
 async def _check(
-    target: Target, policy: Policy | None, num_episodes: int, tell: Callable[[str], None]
+    target: Target, policy: ScriptedPolicy | None, num_episodes: int, tell: Callable[[str], None]
 ) -> list[Line]:
     serving = target.serving
     num_declared = serving.host.sessions_per_server
@@ -80,7 +80,7 @@ async def _check(
 
 
 async def _choosers(
-    env: EnvConfig, host: Host, task: Task, policy: Policy | None
+    env: EnvConfig, host: Host, task: Task, policy: ScriptedPolicy | None
 ) -> dict[str, Chooser]:
     """How actions are chosen: by chance, and by the policy if there is one."""
     schema = (await fetch_metadata(host.urls[0], host.access)).action

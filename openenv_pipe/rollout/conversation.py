@@ -1,0 +1,194 @@
+"""The engine's side of one episode: what it is told, and the turns that it answers with.
+
+There is one class for each kind of engine; `engines.base` has their requests and answers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from openenv_pipe.engines.base import (
+    Completion,
+    MessageRequest,
+    ObservationRequest,
+    TextReply,
+    TokenRequest,
+    estimate_tokens,
+)
+from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Turn, Usage
+
+UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gives
+
+
+class Conversation(ABC):
+    """What all conversations have in common."""
+
+    def __init__(
+        self,
+        context: RolloutContext,
+        group: Group,
+        episode: Episode,
+        opening: Opening,
+        *,
+        number: int,
+        temperature: float,
+    ) -> None:
+        """number: the episode's in the engine's count."""
+        self._context = context
+        self._group = group
+        self._episode = episode
+        self._opening = opening
+        self._number = number
+        self._temperature = temperature
+
+    @property
+    @abstractmethod
+    def num_new_tokens(self) -> int:
+        """Tokens that were added since the last reply; at first, those of the opening."""
+
+    @abstractmethod
+    def num_tool_tokens(self) -> int:
+        """Tokens of the opening that describe tools."""
+
+    @abstractmethod
+    def add(self, messages: Sequence[Message], *, ended: bool) -> None:
+        """Add what follows a reply. ended: the reply was not cut off."""
+
+    @abstractmethod
+    async def reply(self, max_tokens: int) -> Turn:
+        """Ask the engine for the next reply. Raises EngineError and ConfigError."""
+
+    def _fields(self, max_tokens: int) -> dict[str, Any]:
+        """The part of a request that all kinds have."""
+        return {
+            "episode": self._number,
+            "turn": len(self._episode.turns),
+            "max_tokens": max_tokens,
+            "temperature": self._temperature,
+            "seed": self._episode.seed,
+        }
+
+
+class TokenConversation(Conversation):
+    """A conversation with an engine that takes token ids."""
+
+    def __init__(self, context: RolloutContext, *args: Any, **keywords: Any) -> None:
+        super().__init__(context, *args, **keywords)
+        assert context.chat is not None
+        self._chat = context.chat
+        self._new_ids = self._chat.first_ids(self._opening.messages, self._opening.tools)
+
+    @property
+    def num_new_tokens(self) -> int:
+        return len(self._new_ids)
+
+    def num_tool_tokens(self) -> int:
+        opening = self._opening
+        with_tools = self._chat.first_ids(opening.messages, opening.tools)
+        return len(with_tools) - len(self._chat.first_ids(opening.messages))
+
+    def add(self, messages: Sequence[Message], *, ended: bool) -> None:
+        self._new_ids = self._chat.following_ids(messages, ended=ended)
+
+    async def reply(self, max_tokens: int) -> Turn:
+        completion = await self._complete(max_tokens)
+        return Turn(
+            prompt_ids=self._new_ids,
+            completion_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            finish=completion.finish,
+            policy_versions=completion.policy_versions,
+            reply=self._chat.reply_text(completion.token_ids),
+        )
+
+    async def _complete(self, max_tokens: int) -> Completion:
+        return await self._context.engine.generate(
+            TokenRequest(
+                new_ids=self._new_ids,
+                group_seed=self._group.seed,
+                member=self._episode.member,
+                **self._fields(max_tokens),
+            )
+        )
+
+
+class ScriptedConversation(TokenConversation):
+    """A conversation with a scripted player, whose replies are turned into token ids.
+
+    Their logprobs are 0, because they were not sampled: only a warm start can learn from them.
+    """
+
+    async def _complete(self, max_tokens: int) -> Completion:
+        request = ObservationRequest(
+            observations=self._episode.observations,
+            opening=self._opening,
+            **self._fields(max_tokens),
+        )
+        reply: TextReply = await self._context.engine.generate(request)
+        token_ids = self._chat.reply_ids(reply.text)
+        finish = Finish.LENGTH if len(token_ids) > max_tokens else Finish.STOP
+        token_ids = token_ids[:max_tokens]
+        return Completion(
+            token_ids=token_ids,
+            logprobs=[0.0] * len(token_ids),
+            finish=finish,
+            policy_versions=[UNTRAINED_VERSION],
+        )
+
+
+class MessageConversation(Conversation):
+    """A conversation with an engine that takes messages. It counts tokens, and has no ids."""
+
+    def __init__(self, context: RolloutContext, *args: Any, **keywords: Any) -> None:
+        super().__init__(context, *args, **keywords)
+        self._messages = list(self._opening.messages)
+        self._num_new_tokens = estimate_tokens(self._messages) + self.num_tool_tokens()
+
+    @property
+    def num_new_tokens(self) -> int:
+        return self._num_new_tokens
+
+    def num_tool_tokens(self) -> int:
+        return estimate_tokens(self._opening.tools) if self._opening.tools else 0
+
+    def add(self, messages: Sequence[Message], *, ended: bool) -> None:
+        self._messages = list(messages)
+        self._num_new_tokens = estimate_tokens(messages)
+
+    async def reply(self, max_tokens: int) -> Turn:
+        request = MessageRequest(
+            new_messages=self._messages, tools=self._opening.tools, **self._fields(max_tokens)
+        )
+        reply: TextReply = await self._context.engine.generate(request)
+        return Turn(
+            prompt_ids=[],
+            completion_ids=[],
+            logprobs=[],
+            finish=reply.finish,
+            policy_versions=[UNTRAINED_VERSION],
+            reply=reply.text,
+            messages=self._messages,
+            usage=self._usage(reply, max_tokens),
+        )
+
+    def _usage(self, reply: TextReply, max_tokens: int) -> Usage:
+        """Numbers of tokens as the engine reports them, else estimates.
+
+        The prompt's are those that earlier turns have not counted. There may be none: reasoning
+        counts as part of a reply, and is not in the prompts that follow.
+        """
+        num_prompt = self._num_new_tokens
+        if reply.num_prompt_tokens is not None:
+            num_prompt = max(0, reply.num_prompt_tokens - self._episode.num_tokens)
+        num_completion = reply.num_completion_tokens
+        if num_completion is None:
+            num_completion = min(max_tokens, estimate_tokens([{"content": reply.text}]))
+        return Usage(num_prompt_tokens=num_prompt, num_completion_tokens=num_completion)
+
+
+CONVERSATIONS: dict[str, type[Conversation]] = {  # by `takes` of the engine's capabilities
+    "token_ids": TokenConversation,
+    "messages": MessageConversation,
+    "observations": ScriptedConversation,
+}
