@@ -10,6 +10,7 @@ sees padding.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -33,6 +34,9 @@ class _Layout:
 
 class _RaggedLayer(CacheLayerMixin):
     """One layer's keys and values, [R, C, H, D], written at the cache's current positions."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, layout: _Layout) -> None:
         super().__init__()
@@ -84,6 +88,8 @@ class _RaggedLayer(CacheLayerMixin):
 
 class RaggedCache(Cache):
     """A transformers cache whose rows have their own lengths. Rows can be added and copied."""
+
+    layers: list[Any]  # of _RaggedLayer; the base class declares other kinds of layers
 
     def __init__(self, num_layers: int) -> None:
         self._layout = _Layout()
