@@ -13,6 +13,7 @@ from openenv_pipe.pipeline.checkpoints import Saver
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.journal import Journal, to_the_end
+from openenv_pipe.pipeline.weight_publisher import WeightPublisher
 from openenv_pipe.rollout.metrics import summarise_groups, summarise_staleness
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
@@ -26,6 +27,7 @@ class ReinforceStage:
         self,
         components: Components,
         source: GroupSource,
+        publisher: WeightPublisher,
         saver: Saver,
         journal: Journal,
         folder: Path,
@@ -36,6 +38,7 @@ class ReinforceStage:
         self._seed = components.config.seed
         self._components = components
         self._source = source
+        self._publisher = publisher
         self._saver = saver
         self._journal = journal
         self._folder = folder
@@ -91,18 +94,18 @@ class ReinforceStage:
         path = episodes_path(self._folder, step)
         await asyncio.to_thread(write_episodes, path, groups, advantages)
         metrics = summarise_groups(groups) | summarise_staleness(
-            groups, version=self._source.version
+            groups, version=self._publisher.version
         )
         metrics["groups/trained"] = sum(values is not None for values in advantages)
         metrics["groups/skipped"] = sum(values is None for values in advantages)
         samples = build_samples(groups, advantages)
         self.in_step = True
         if samples:
-            await self._source.begin_update()
+            await self._publisher.begin_update()
             metrics |= await self._components.compute(self._learner.update, samples, step)
-            await self._source.publish(step)
+            await self._publisher.publish(step)
         metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
-        metrics |= await self._source.metrics()
+        metrics |= await self._publisher.metrics()
         self.step = step
         self.in_step = False
         ended = time.perf_counter()

@@ -21,6 +21,7 @@ from openenv_pipe.pipeline.group_sources import PlayedGroups
 from openenv_pipe.pipeline.journal import to_the_end
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.stages import Story
+from openenv_pipe.pipeline.weight_publisher import EnginePublisher
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.checkpoints import Place, all_checkpoints
 from openenv_pipe.runs.differences import Difference, find_other_facts
@@ -115,13 +116,14 @@ async def _play_and_learn(course: Course, control: RunControl) -> str | None:
         if course.on_differences:
             course.on_differences(find_other_facts(course.expected, facts))
         folder.update(**facts)
-        source = PlayedGroups(config, rollout)
+        publisher = EnginePublisher(rollout.engine)
         story = Story(
             components,
-            source,
+            PlayedGroups(config, rollout, publisher),
+            publisher,
             folder,
             progress,
-            evaluations=Evaluations(config, rollout, folder, progress, source.clear_engine),
+            evaluations=Evaluations(config, rollout, folder, progress, publisher.clear_engine),
             origin=_origin(folder),
             stop_after=course.stop_after,
         )

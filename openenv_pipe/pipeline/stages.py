@@ -12,6 +12,7 @@ from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.grpo_stage import ReinforceStage
 from openenv_pipe.pipeline.journal import Journal, to_the_end
 from openenv_pipe.pipeline.warm_start_stage import WarmStartStage
+from openenv_pipe.pipeline.weight_publisher import WeightPublisher
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import Progress
@@ -36,6 +37,7 @@ class Story:
         self,
         components: Components,
         source: GroupSource,
+        publisher: WeightPublisher,
         folder: RunFolder,
         progress: Progress,
         *,
@@ -47,6 +49,7 @@ class Story:
         self._components = components
         self._trainer = components.config.trainer
         self._source = source
+        self._publisher = publisher
         self._folder = folder.path
         self._evaluations = evaluations
         self._origin = origin
@@ -63,9 +66,9 @@ class Story:
         """
         place = Place.of(checkpoint) if checkpoint else None
         if checkpoint:
-            await self._source.begin_update()
+            await self._publisher.begin_update()
             await self._components.compute(self._saver.load, checkpoint)
-            await self._source.publish(self._source.version)
+            await self._publisher.publish(self._publisher.version)
         if place == self._origin:
             await self._evaluations.baselines()
             await self._evaluations.stage("start", place.step if place else 0)
@@ -95,7 +98,7 @@ class Story:
             await self._components.compute(stage.load, checkpoint)
         await stage.run()
         await to_the_end(self._components.compute(self._saver.save, Place("grpo", 0), None))
-        await self._source.publish(0)
+        await self._publisher.publish(0)
         self._warm_start = None
 
     async def _run_grpo(self, checkpoint: Path | None) -> str | None:

@@ -17,9 +17,9 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
-from openenv_pipe.pipeline.group_sources import AHEAD, ORDER
 from openenv_pipe.pipeline.run import Course, RunControl, refuse_what_cannot_learn, run
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
+from openenv_pipe.pipeline.source_state import AHEAD, ORDER
 from openenv_pipe.runs.checkpoints import (
     RESUME,
     Place,

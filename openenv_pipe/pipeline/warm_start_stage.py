@@ -12,6 +12,7 @@ from openenv_pipe.pipeline.checkpoints import Saver
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.journal import Journal, to_the_end
+from openenv_pipe.pipeline.weight_publisher import WeightPublisher
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.types import Group, Sample
@@ -24,6 +25,7 @@ class WarmStartStage:
         self,
         components: Components,
         source: GroupSource,
+        publisher: WeightPublisher,
         saver: Saver,
         journal: Journal,
         folder: Path,
@@ -35,6 +37,7 @@ class WarmStartStage:
         self._num_steps = trainer.warm_start.steps
         self._components = components
         self._source = source
+        self._publisher = publisher
         self._saver = saver
         self._journal = journal
         self._episodes = episodes_path(folder, 0)
@@ -54,7 +57,7 @@ class WarmStartStage:
         """The steps that are left. What can be gone on from is kept now and then."""
         samples = _build_samples(await self._demonstrations())
         self._journal.begin("warm_start", self._num_steps)
-        await self._source.begin_update()
+        await self._publisher.begin_update()
         while self.step < self._num_steps:
             await to_the_end(self._imitate(samples))
             if self.step % self._every == 0 and self.step < self._num_steps:

@@ -5,13 +5,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fakes import made_up_episode, run_config
+from fakes import made_up_episode, made_up_group, run_config
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.environments.tasks import RangeTasks
 from openenv_pipe.pipeline import group_sources
-from openenv_pipe.pipeline.group_sources import AHEAD, PlayedGroups
+from openenv_pipe.pipeline.group_sources import PlayedGroups
+from openenv_pipe.pipeline.source_state import AHEAD, SourceState
+from openenv_pipe.pipeline.weight_publisher import EnginePublisher
 from openenv_pipe.rollout.metrics import summarise_staleness
+from openenv_pipe.runs.episodes import write_episodes
+from openenv_pipe.system.files import write_json
 from openenv_pipe.types import Group
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -36,13 +40,13 @@ class Rollout:
         self.config = run_config(changes)
         self.splits = SimpleNamespace(train=RangeTasks("train", self.config.env.tasks.train))
         self.calls = []
-        self.engine = engine
+        self.engine = engine or Engine(in_flight=False)
         self._dull = dull
         self._duration_s = duration_s
 
     async def collect(self, tasks, *, group_size, label):
         self.calls.append((label, [task.index for task in tasks]))
-        version = self.engine.version if self.engine else 0
+        version = self.engine.version
         await asyncio.sleep(self._duration_s)
         return [
             Group(
@@ -69,8 +73,13 @@ def made_up_groups(monkeypatch):
     monkeypatch.setattr(group_sources, "collect_groups", collect_groups)
 
 
+def source_and_publisher(rollout):
+    publisher = EnginePublisher(rollout.engine)
+    return PlayedGroups(rollout.config, rollout, publisher), publisher
+
+
 def played_groups(rollout):
-    return PlayedGroups(rollout.config, rollout)
+    return source_and_publisher(rollout)[0]
 
 
 class Engine:
@@ -130,7 +139,7 @@ def test_rounds_make_no_sense_where_all_groups_are_compared():
         run_config({"trainer.advantage": advantage, "trainer.max_sampling_rounds": 2})
 
 
-async def learn(source, steps):
+async def learn(source, publisher, steps):
     """Takes the groups of the steps and publishes after each; their metrics by step."""
     found = {}
     for step in steps:
@@ -139,15 +148,15 @@ async def learn(source, steps):
             "tasks": [group.task.index for group in groups]
         }
         await asyncio.sleep(0)  # the learner works
-        await source.publish(step)
+        await publisher.publish(step)
     return found
 
 
 @pytest.mark.parametrize(("staleness", "in_flight"), [(0, False), (1, False), (1, True), (3, True)])
 async def test_staleness_is_used_and_never_passes_the_bound(staleness, in_flight):
     rollout = Rollout(staleness=staleness, engine=Engine(in_flight=in_flight), duration_s=0.005)
-    source = played_groups(rollout)
-    found = await learn(source, range(1, 10))
+    source, publisher = source_and_publisher(rollout)
+    found = await learn(source, publisher, range(1, 10))
     ages = [metrics["staleness/max"] for metrics in found.values()]
     assert max(ages) == staleness
     assert ages[0] == 0
@@ -167,9 +176,9 @@ async def test_the_next_groups_are_played_while_the_learner_works():
 
 async def test_an_engine_that_must_not_change_under_way_gets_the_weights_later():
     engine = Engine(in_flight=False)
-    source = played_groups(Rollout(staleness=1, engine=engine, duration_s=0.01))
+    source, publisher = source_and_publisher(Rollout(staleness=1, engine=engine, duration_s=0.01))
     await source.groups(1)
-    await source.publish(1)
+    await publisher.publish(1)
     assert engine.version == 0, "step 2 is being played"
     await source.settle()
     assert engine.version == 1
@@ -179,16 +188,22 @@ async def test_an_engine_that_must_not_change_under_way_gets_the_weights_later()
 @pytest.mark.parametrize("last", [0, 1, 4])
 async def test_a_resumed_run_learns_from_the_groups_that_were_played_ahead(tmp_path, last):
     """The very same, with the versions that sampled them, and then goes on like the other."""
-    whole = played_groups(Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
-    await learn(whole, range(1, last + 1))
+
+    def begin():
+        rollout = Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002)
+        return source_and_publisher(rollout)
+
+    whole, publisher = begin()
+    await learn(whole, publisher, range(1, last + 1))
     await whole.settle()
     whole.save(tmp_path)
     assert (tmp_path / AHEAD).exists() == (last > 0)
-    resumed = played_groups(Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
+    resumed, resumed_publisher = begin()
     resumed.load(tmp_path)
-    await resumed.publish(resumed.version)
+    assert resumed_publisher.version == last
+    await resumed_publisher.publish(last)
     rest = range(last + 1, 10)
-    assert await learn(resumed, rest) == await learn(whole, rest)
+    assert await learn(resumed, resumed_publisher, rest) == await learn(whole, publisher, rest)
     await asyncio.gather(whole.close(), resumed.close())
 
 
@@ -210,18 +225,19 @@ async def test_what_the_current_weights_began_is_dropped_and_played_again(tmp_pa
 async def test_an_evaluation_waits_for_what_is_played_on_its_engine(tmp_path):
     """Also when the weights stay as they are, because a step had nothing to learn from."""
     rollout = Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.02)
-    source = played_groups(rollout)
+    source, publisher = source_and_publisher(rollout)
     await source.groups(1)
     await asyncio.sleep(0)
     assert any(not each.playing.done() for each in source._collections.values())
-    await source.clear_engine()
+    await publisher.clear_engine()
     assert all(each.playing.done() for each in source._collections.values())
     await source.close()
 
 
 async def test_a_fork_without_what_was_played_ahead_passes_over_no_task(tmp_path):
-    source = played_groups(Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002))
-    await learn(source, [1, 2])
+    rollout = Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002)
+    source, publisher = source_and_publisher(rollout)
+    await learn(source, publisher, [1, 2])
     await source.settle()
     source.save(tmp_path)
     await source.close()
@@ -229,3 +245,21 @@ async def test_a_fork_without_what_was_played_ahead_passes_over_no_task(tmp_path
     fork = played_groups(Rollout(engine=Engine(in_flight=False)))
     fork.load(tmp_path)
     assert [group.task.index for group in await fork.groups(3)] == [8, 9, 10, 11]
+
+
+def test_the_files_of_a_checkpoint_keep_their_format(tmp_path):
+    """Runs of earlier versions go on from theirs: order.json and ahead.jsonl.gz."""
+    group = made_up_group([0.0, 1.0], id="step 3/0")
+    before, after = ({"num_taken": taken, "order": {}} for taken in (8, 12))
+    write_json(
+        tmp_path / "order.json",
+        {"version": 2, "ahead": {"3": [group.id]}, "order_before": before, "order_after": after},
+    )
+    written = (tmp_path / "order.json").read_bytes()
+    write_episodes(tmp_path / "ahead.jsonl.gz", [group])
+    state = SourceState.read(tmp_path)
+    assert (state.version, state.order_after.num_taken) == (2, 12)
+    assert [each.id for each in state.ahead[3]] == ["step 3/0"]
+    (tmp_path / "again").mkdir()
+    state.write(tmp_path / "again")
+    assert (tmp_path / "again" / "order.json").read_bytes() == written

@@ -18,10 +18,9 @@ from openenv_pipe.types import Group
 
 
 class RecordedGroups:
-    """The groups that a run has learned from before. See `pipeline.sources.GroupSource`."""
+    """Provides the groups that another run has learned from. See `GroupSource`."""
 
     def __init__(self, folder: Path) -> None:
-        self.version = 0
         self._folder = folder
 
     async def demonstrations(self) -> list[Group]:
@@ -30,26 +29,17 @@ class RecordedGroups:
     async def groups(self, step: int) -> list[Group]:
         return await self._read(step)
 
-    async def begin_update(self) -> None:
-        """Nobody samples."""
-
-    async def publish(self, step: int) -> None:
-        self.version = step
-
     async def settle(self) -> None:
-        """Nothing is under way."""
-
-    async def metrics(self) -> Mapping[str, float]:
-        return {}
+        """Do nothing: nothing is played."""
 
     def save(self, folder: Path) -> None:
-        """The recording stays where it is."""
+        """Do nothing: the recording stays where it is."""
 
     def load(self, folder: Path) -> None:
-        """For the same reason."""
+        """Do nothing, for the same reason."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     async def _read(self, step: int) -> list[Group]:
         path = episodes_path(self._folder, step)
@@ -59,6 +49,22 @@ class RecordedGroups:
                 "--steps N ends before it"
             )
         return await asyncio.to_thread(read_episodes, path)
+
+
+class NoSampler:
+    """Counts versions of the weights that nobody samples with. See `WeightPublisher`."""
+
+    def __init__(self) -> None:
+        self.version = 0
+
+    async def begin_update(self) -> None:
+        """Do nothing: nobody samples."""
+
+    async def publish(self, version: int) -> None:
+        self.version = version
+
+    async def metrics(self) -> Mapping[str, float]:
+        return {}
 
 
 def replay(course: Course, recorded: Path, control: RunControl) -> None:
@@ -75,6 +81,7 @@ async def _learn_again(recorded: Path, course: Course, control: RunControl) -> s
         story = Story(
             components,
             RecordedGroups(recorded),
+            NoSampler(),
             course.folder,
             control.progress,
             evaluations=NoEvaluations(),

@@ -1,0 +1,64 @@
+"""What a checkpoint keeps of the groups that were played ahead, and of the order of tasks."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.runs.episodes import read_episodes, write_episodes
+from openenv_pipe.system.files import read_json, write_json
+from openenv_pipe.types import Group
+
+ORDER, AHEAD = "order.json", "ahead.jsonl.gz"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OrderState:
+    """Where training is in the order of tasks."""
+
+    num_taken: int | None  # None: as many as the steps before have taken without further rounds
+    order: Mapping[str, Any]  # the order's own state
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceState:
+    """What the groups of the next steps depend on, as a checkpoint keeps it."""
+
+    version: int  # of the weights
+    ahead: Mapping[int, list[Group]]  # by step the groups that older weights have played
+    order_before: OrderState  # before the tasks of `ahead` were taken
+    order_after: OrderState
+
+    def write(self, folder: Path) -> None:
+        """Write the state into an empty folder."""
+        write_json(folder / ORDER, self._to_json())
+        if self.ahead:
+            write_episodes(
+                folder / AHEAD, [group for groups in self.ahead.values() for group in groups]
+            )
+
+    @classmethod
+    def read(cls, folder: Path) -> "SourceState | None":
+        """Read what `write` wrote; None if the checkpoint keeps no order.
+
+        A fork may have left the groups out: the order is then that before their tasks.
+        """
+        if not (folder / ORDER).exists():
+            return None
+        state = read_json(folder / ORDER)
+        before, after = (OrderState(**state[name]) for name in ("order_before", "order_after"))
+        if not (folder / AHEAD).exists():
+            return cls(version=state["version"], ahead={}, order_before=before, order_after=before)
+        groups = {group.id: group for group in read_episodes(folder / AHEAD)}
+        ahead = {int(step): [groups[id] for id in ids] for step, ids in state["ahead"].items()}
+        return cls(version=state["version"], ahead=ahead, order_before=before, order_after=after)
+
+    def _to_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "ahead": {
+                str(step): [group.id for group in ahead] for step, ahead in self.ahead.items()
+            },
+            "order_before": asdict(self.order_before),
+            "order_after": asdict(self.order_after),
+        }

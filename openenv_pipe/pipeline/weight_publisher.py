@@ -1,0 +1,68 @@
+"""Who tells the sampler that the policy has new weights, and when it may take them."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from openenv_pipe.engines.base import Engine
+
+
+class WeightPublisher(Protocol):
+    """Publishes the policy's weights to whoever samples with them."""
+
+    version: int  # of the current weights: the step of GRPO that they come from
+
+    async def begin_update(self) -> None:
+        """Announce that the learner changes the weights from now on, until `publish`."""
+        ...
+
+    async def publish(self, version: int) -> None:
+        """Make the policy's current weights those that later groups are sampled with."""
+        ...
+
+    async def metrics(self) -> Mapping[str, float]:
+        """What sampling and publishing measured since the last call."""
+        ...
+
+
+class EnginePublisher:
+    """Publishes to an engine; later, if the engine must not change while episodes are played."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.version = 0
+        self._engine = engine
+        self._is_published = True
+        self._sampling: set[asyncio.Task[Any]] = set()
+
+    def track(self, sampling: asyncio.Task[Any]) -> None:
+        """Take note of a task that samples with the engine from now on until it is done."""
+        self._sampling.add(sampling)
+        sampling.add_done_callback(self._sampling.discard)
+
+    async def begin_update(self) -> None:
+        await self._engine.begin_update(idle=not self._under_way())
+
+    async def publish(self, version: int) -> None:
+        self.version = version
+        self._is_published = False
+        if self._engine.capabilities.publishes_in_flight or not self._under_way():
+            await self.publish_late()
+
+    async def publish_late(self) -> None:
+        """Publish the weights that `publish` has kept back, if there are any."""
+        if not self._is_published:
+            await self._engine.publish(self.version)
+            self._is_published = True
+
+    async def clear_engine(self) -> None:
+        """Wait until an evaluation may use the engine, which then has the current weights."""
+        under_way = self._under_way()
+        if under_way and not self._engine.capabilities.publishes_in_flight:
+            await asyncio.wait(under_way)
+        await self.publish_late()
+
+    async def metrics(self) -> Mapping[str, float]:
+        return await self._engine.metrics()
+
+    def _under_way(self) -> set[asyncio.Task[Any]]:
+        return {task for task in self._sampling if not task.done()}
