@@ -1,1 +1,1 @@
-"""From run folders to pages, tables and pictures."""
+"""Make pages, tables and plots from run folders."""

@@ -1,4 +1,4 @@
-"""Evaluations side by side on a terminal, and what each differs from the first by."""
+"""Print evaluations in one table, and the differences of each to the first."""
 
 import sys
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ from rich.table import Column, Table
 
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
-from openenv_pipe.runs.eval_report import Comparison, EvalReport, compare
+from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports
 from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN
 
-FILE_WIDTH = 1000  # columns of what is not a terminal: nothing is broken there
+FILE_WIDTH = 1000  # columns when not on a terminal, so that no line is broken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A report, and who it is about."""
+    """A report and the name of what was evaluated."""
 
     name: str
     report: EvalReport
 
 
 def print_rows(rows: Sequence[Row], config: EvalConfig, seed: int) -> None:
-    """The rows, and below them the paired differences to the first."""
+    """Print the rows, and below them the paired differences to the first."""
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     console.print(_scores(rows))
     first, *others = rows
@@ -58,7 +58,7 @@ def _scores(rows: Sequence[Row]) -> Table:
 
 
 def _differences(
-    first: str, compared: Sequence[tuple[str, Comparison | None]], config: EvalConfig
+    first: str, compared: Sequence[tuple[str, ReportDifference | None]], config: EvalConfig
 ) -> Table:
     table = Table(
         Column(f"less {first}", no_wrap=True), "tasks", "success", "reward", "turns",
@@ -76,10 +76,10 @@ def _differences(
 
 def _difference(
     before: EvalReport, after: EvalReport, config: EvalConfig, seed: int
-) -> Comparison | None:
+) -> ReportDifference | None:
     try:
-        return compare(before, after, config, seed)
-    except UserError:  # no task in common: an evaluation of other tasks, kept beside
+        return compare_reports(before, after, config, seed)
+    except UserError:  # It was evaluated on other tasks.
         return None
 
 

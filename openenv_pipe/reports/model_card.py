@@ -1,6 +1,6 @@
-"""The README.md of an exported model: what it is, where it came from, and how to use it.
+"""The model card (README.md) of an exported model: what it is, its origin, and how to use it.
 
-Says what the run's files say. It knows no licence, and does not guess one.
+It contains only what the run's files say, so no licence.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from openenv_pipe.system.markdown import interval_text, table
 
 
 def model_card(folder: RunFolder, checkpoint: Path, name: str) -> str:
-    """Markdown with the hub's metadata on top. `name` is what the model's folder is called."""
+    """Return Markdown with the hub's metadata on top. `name` is the name of the model's folder."""
     config = folder.written_config
     sections = [
         _metadata(config),
@@ -94,7 +94,7 @@ prompt = tokenizer.apply_chat_template(
 
 
 def _is_of_hub(config: RunConfig) -> bool:
-    """A base model that others can have: an id such as Qwen/Qwen3-0.6B, no folder of ours."""
+    """True for a base model with an id such as Qwen/Qwen3-0.6B, false for a local folder."""
     model = config.model
     return (
         isinstance(model, HubModelConfig)

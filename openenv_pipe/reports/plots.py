@@ -1,6 +1,6 @@
-"""The pictures of a report. Draws what metrics and eval reports say; refuses to fill in gaps.
+"""The plots of a report, made of metrics and eval reports. Gaps in the data stay gaps.
 
-matplotlib is imported inside the functions: it takes longer than a whole `--help`.
+matplotlib is imported inside the functions, because that takes longer than a whole `--help`.
 """
 
 import io
@@ -46,17 +46,17 @@ LOSS_PANELS = {
     "Share of tokens at a clip": {"clip/low": BLUE, "clip/high": ORANGE},
 }
 DPI = 150
-WARM_START_WIDTH = 0.75  # of a GRPO panel
-SMOOTHED_SHARE = 0.08  # of all steps is the width of the smoothing window
+WARM_START_WIDTH = 0.75  # relative to a GRPO panel
+SMOOTHED_SHARE = 0.08  # width of the smoothing window as a fraction of all steps
 
 
 def draw_learning_curves(
     path: Path, records: Records, reports: Sequence[EvalReport], num_steps: int
 ) -> bool:
-    """Warm start's loss, then reward and success over GRPO steps with the eval points on them.
+    """Plot the warm start's loss, then reward and success over GRPO steps with evaluations.
 
     reports: of the stages and during training; num_steps: of GRPO when the run is complete.
-    False, and no file, if there is nothing to draw.
+    Returns False, and writes no file, if there is nothing to plot.
     """
     warm, grpo = _of_stage(records, "warm_start"), _of_stage(records, "grpo")
     panels = ["warm_start"] * bool(warm) + ["reward", "success"] * bool(grpo or reports)
@@ -87,10 +87,10 @@ def draw_learning_curves(
 
 
 def draw_losses(path: Path, records: Records) -> bool:
-    """What to look at when the reward does not move: entropy, KL, gradient norm, mismatch, clips.
+    """Plot what explains a flat reward: entropy, KL, gradient norm, mismatch, clipping.
 
-    Without a panel is what was zero throughout: a run may have no reference, and nothing to clip.
-    False, and no file, if no GRPO step has any of them.
+    Metrics that were always zero get no panel, such as the KL without a reference. Returns False,
+    and writes no file, if no GRPO step has any of them.
     """
     grpo = _of_stage(records, "grpo")
     panels = {
@@ -110,19 +110,19 @@ def draw_losses(path: Path, records: Records) -> bool:
             if len(lines) > 1:
                 axis.legend(loc="best")
                 if all(record.get(key) for record in grpo for key in lines):
-                    axis.set_yscale("log")  # mean and max are orders of magnitude apart
+                    axis.set_yscale("log")  # Mean and max differ by orders of magnitude.
         for axis in axes[len(panels) :]:
             axis.remove()
     return True
 
 
 def smoothing_window(num_values: int) -> int:
-    """How many values `smooth` should take together; odd, so centred on its step."""
+    """Return the number of values for `smooth`; odd, so that the window is centred."""
     return max(1, round(num_values * SMOOTHED_SHARE)) | 1
 
 
 def smooth(values: numpy.ndarray, window: int) -> numpy.ndarray:
-    """Centred moving mean of `window` values; at the ends, of those that there are. [N] -> [N]"""
+    """Compute the centred moving mean, over fewer values at the ends. [N] -> [N]"""
     kernel = numpy.ones(window)
     counts = numpy.convolve(numpy.ones(len(values)), kernel, mode="full")
     sums = numpy.convolve(values, kernel, mode="full")
@@ -145,7 +145,7 @@ def _draw_series(axis: "Axes", records: Records, key: str, colour: str, label: s
 
 
 def _draw_eval_points(axis: "Axes", reports: Sequence[EvalReport], measure: str) -> None:
-    """Eval means with their intervals, each at the step behind its model."""
+    """Plot eval means with their intervals at the steps that trained the model."""
     looks = {
         "start": (GREY, "s", "eval: start"),
         "warm_start": (ORANGE, "^", "eval: after warm start"),
@@ -169,9 +169,9 @@ def _draw_eval_points(axis: "Axes", reports: Sequence[EvalReport], measure: str)
 
 @contextmanager
 def canvas(path: Path, num_rows: int, width_ratios: Sequence[float]) -> "Iterator[list[Axes]]":
-    """Panels to draw on, row by row; written to `path` at the end of the block.
+    """Yield panels to draw on, row by row; write them to `path` at the end of the block.
 
-    Needs no display, leaves matplotlib's global state alone, and leaves the date out of the PNG.
+    Needs no display, leaves matplotlib's global state alone, and writes no date into the PNG.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
-"""report.md: a run in one page, to be read in a minute, also while it runs or after it died.
+"""report.md: a run on one page, also while it runs or after it died.
 
-Says what the files of the run folder say, and which of it is missing. Written again by each
-call: notes of your own belong elsewhere.
+It contains what the files of the run folder say, and names what is missing. Each call writes it
+anew, so notes belong elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from openenv_pipe.config.schema import (
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
-from openenv_pipe.runs.eval_report import Comparison, EvalReport, compare
+from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports
 from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -38,9 +38,10 @@ TIMES = ("time/step_s", "time/rollout_s", "time/learner_s")
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Draw the plots and write report.md of a run in any state; returns its path.
+    """Draw the plots and write report.md of a run in any state; return its path.
 
-    Raises RunFolderError if a file of the run is damaged.
+    Raises:
+        RunFolderError: A file of the run is damaged.
     """
     config = folder.written_config
     records = read_metrics(folder.metrics_path)
@@ -69,19 +70,19 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
         return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
     if folder.record.cause is None:
         return f"The run is **{folder.status}**, {took}."
-    # A run that finished says why it did before its last step.
+    # A run that finished before its last step has a cause.
     what = "It" if folder.status == "finished" else "Cause:"
     return f"The run is **{folder.status}**, {took}. {what} {folder.record.cause}"
 
 
 def _outcome(config: RunConfig, reports: Reports) -> str:
-    """What training changed, in a sentence or two. `reports` are those of the stages."""
+    """Say in a sentence or two what training changed. `reports` are those of the stages."""
     stages = [name for name in STAGES if name in reports]
     if len(stages) < 2:
         return "There is no evaluation before and after training yet, so no result."
     pairs = [(stages[0], stages[-1])]
     if len(stages) == len(STAGES):
-        pairs.append(("warm_start", "trained"))  # GRPO's own part in it
+        pairs.append(("warm_start", "trained"))  # the part that GRPO contributed
     return "\n\n".join(
         f"{TITLES[before].capitalize()} → {TITLES[after]}: "
         + _change(config, reports[before], reports[after])
@@ -90,7 +91,7 @@ def _outcome(config: RunConfig, reports: Reports) -> str:
 
 
 def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
-    change = compare(before, after, config.eval, config.seed)
+    change = compare_reports(before, after, config.eval, config.seed)
     if not (change.success and change.reward):
         return "Every episode of an evaluation failed: there is nothing to compare."
     success, reward = change.success, change.reward
@@ -105,7 +106,7 @@ def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
     )
 
 
-def _on_tasks(change: Comparison, after: EvalReport) -> str:
+def _on_tasks(change: ReportDifference, after: EvalReport) -> str:
     samples = after.samples_per_task
     return f"on {change.num_tasks} eval tasks, {samples} sample{'s' * (samples != 1)} each"
 
@@ -139,7 +140,7 @@ def _scores_table(config: RunConfig, reports: Reports) -> str:
 
 
 def _title(name: str) -> str:
-    """A row's name in words: of a stage, of a scripted player, or as the file is called."""
+    """Return a row's title: of a stage, of a scripted policy, or the file's name."""
     if name.startswith(BASELINE):
         return f"baseline: {name.removeprefix(BASELINE)}"
     stage = name.removesuffix(GREEDY)
@@ -191,7 +192,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
 
 
 def _history(record: RunRecord) -> dict[str, str]:
-    """Where the run came from, if from another one, and how often it was begun, if not once."""
+    """Describe the run that this one was made from, and its attempts if there were several."""
     rows = {}
     if (lineage := record.lineage) is not None:
         at = f" at {lineage.checkpoint}" if lineage.checkpoint else ""
@@ -241,7 +242,7 @@ def _code(folder: RunFolder) -> str:
 
 
 def _time_table(folder: RunFolder, records: Records) -> str:
-    """Sums of the time/ keys; what is left of the run is start-up, evaluation and checkpoints."""
+    """Sum the time/ keys; the rest of the run is start-up, evaluation and checkpoints."""
     rows, in_steps_s = [], 0.0
     for stage in dict.fromkeys(record["stage"] for record in records):
         steps = [record for record in records if record["stage"] == stage]
@@ -264,7 +265,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _examples(path: Path) -> str:
-    """The best and the worst episode of the last step, or one if all are worth the same."""
+    """Show the best and the worst episode of the last step, or one if all rewards are equal."""
     file = last_episodes_path(path)
     if file is None:
         return ""

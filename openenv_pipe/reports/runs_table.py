@@ -1,4 +1,4 @@
-"""All runs at a glance. A broken folder is shown as unreadable; it never breaks the list."""
+"""The table of all runs. A broken folder is shown as unreadable."""
 
 from dataclasses import dataclass
 from datetime import datetime

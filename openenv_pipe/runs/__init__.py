@@ -1,1 +1,1 @@
-"""Run folders: the proof of a run, readable by people, by CI, and after a kill at any instant."""
+"""Run folders: the record of a run, readable by people and programs, also after a kill."""

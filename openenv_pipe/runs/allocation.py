@@ -1,6 +1,6 @@
-"""A new run folder: what is written into it before it has its number, and how it gets one.
+"""Create a run folder: write its first files, then give it a number.
 
-Called by `RunFolder` alone, which knows what a folder is once it is there.
+Only `RunFolder` calls this.
 """
 
 import re
@@ -33,7 +33,7 @@ SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
 def describe(
     folder: Path, config: RunConfig, overrides: Sequence[str], command: Sequence[str]
 ) -> dict[str, Any]:
-    """Fill a new folder, but for run.json, whose fields without the id are returned."""
+    """Fill a new folder except run.json, whose fields without the id are returned."""
     values = config.model_dump(mode="json")
     secrets = known_secrets(values)
     write_config(folder / "config.json", values, secrets)
@@ -84,12 +84,12 @@ def without_secrets(lineage: Lineage | None, config: RunConfig) -> Lineage | Non
 
 
 def write_config(path: Path, values: Any, secrets: Mapping[str, str]) -> None:
-    """In its own order: that of reward terms, say, is the order in which they are added up."""
+    """Write a configuration without sorting keys: reward terms are summed in their order."""
     write_json(path, hide_in_config(values, secrets), sort_keys=False)
 
 
 def allocate(aside: Path, parent: Path, name: str, record: dict[str, Any]) -> Path:
-    """Rename `aside` to the next number; renaming onto a folder with content fails."""
+    """Rename `aside` to the next free number; renaming onto a folder with content fails."""
     for number in count(_highest(parent, r"(\d+)") + 1):
         path = parent / f"{number:04d}"
         described = RunRecord(id=f"{name}/{path.name}", **record)
@@ -99,14 +99,14 @@ def allocate(aside: Path, parent: Path, name: str, record: dict[str, Any]) -> Pa
         except OSError:
             if not path.exists():
                 raise
-            continue  # another process was faster
+            continue  # Another process took this number.
         sync(parent)
         return path
-    raise AssertionError("numbers do not end")
+    raise AssertionError("an endless loop ended")
 
 
 def open_logs(logs: Path) -> int:
-    """A log folder for one more attempt, with `latest` pointing to it; returns its number."""
+    """Make the log folder of one more attempt, point `latest` to it, and return its number."""
     number = _highest(logs, r"attempt_(\d+)") + 1
     (logs / f"attempt_{number}").mkdir()
     point_symlink(logs / "latest", f"attempt_{number}")
@@ -114,6 +114,6 @@ def open_logs(logs: Path) -> int:
 
 
 def _highest(folder: Path, pattern: str) -> int:
-    """The highest number among the names in a folder that match; 0 if none does."""
+    """Return the highest number among the matching names in a folder; 0 without any."""
     matches = (re.fullmatch(pattern, path.name) for path in folder.iterdir())
     return max((int(match.group(1)) for match in matches if match), default=0)

@@ -1,13 +1,13 @@
-"""The checkpoints of a run folder: names, digests, which of them stay.
+"""The checkpoints of a run folder: names, digests, and which are kept.
 
     checkpoints/
       step_000040/       weights or adapter, tokenizer, counters.json, digests.json
-        resume/          optimizer, reference, order of tasks; digests.json of its own
-      warm_start_000060/ the same, during the warm start; goes when the warm start is over
+        resume/          optimizer, reference, order of tasks; its own digests.json
+      warm_start_000060/ the same during the warm start; deleted when the warm start is over
       best -> step_000040
 
-A checkpoint is written aside and renamed, and goes the same way: what has its name is whole.
-Refuses to overwrite one, and to hand out one whose files are not those that were written.
+A checkpoint is written beside its place and renamed, and deleted in the reverse way, so that one
+with its proper name is complete. None is overwritten, and a damaged one is never used.
 """
 
 import logging
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a run has come: `step` steps of a stage are done."""
+    """The progress of a run: `step` steps of a stage are done."""
 
     stage: Stage
     step: int
@@ -51,19 +51,19 @@ class Place:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Sorts places by time."""
+        """A key that sorts by time."""
         return self.stage == "grpo", self.step
 
     @classmethod
     def of(cls, path: Path) -> "Place":
-        """That of a checkpoint, by its folder's name."""
+        """Return the progress that a checkpoint folder is named after."""
         found = NAME.fullmatch(path.name)
         assert found, path
         return cls(STAGES[found[1]], int(found[2]))
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """Those of a run folder, the oldest first."""
+    """List the checkpoints of a run folder, the oldest first."""
     found = (path for path in (folder / "checkpoints").glob("*_*") if NAME.fullmatch(path.name))
     whole = [path for path in found if path.is_dir() and not path.is_symlink()]
     return sorted(whole, key=lambda path: Place.of(path).order)
@@ -75,13 +75,14 @@ def checkpoint_path(folder: Path, place: Place) -> Path:
 
 @contextmanager
 def new_checkpoint(folder: Path, place: Place) -> Iterator[Path]:
-    """A folder to fill; it becomes the checkpoint if the block ends without an exception.
+    """Yield a folder to fill, which becomes the checkpoint unless the block raises.
 
-    Raises RunFolderError if there is a checkpoint of this place: none is ever overwritten.
+    Raises:
+        RunFolderError: The checkpoint exists already.
     """
     path = checkpoint_path(folder, place)
     if path.exists():
-        raise RunFolderError(f"{path} exists and is not overwritten")
+        raise RunFolderError(f"{path} exists already and is not overwritten")
     partial = path.parent / f".{path.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
     partial.mkdir(parents=True)
@@ -97,7 +98,7 @@ def new_checkpoint(folder: Path, place: Place) -> Iterator[Path]:
 
 
 def write_digests(path: Path) -> None:
-    """Writes down what the files of a checkpoint are, those for a resume apart from the rest."""
+    """Write the digests of a checkpoint's files; the files for a resume have their own."""
     for part in (path, path / RESUME):
         if part.is_dir():
             files = [file for file in sorted(part.iterdir()) if file.is_file()]
@@ -110,7 +111,7 @@ def is_resumable(path: Path) -> bool:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, in words; None if they are those written."""
+    """Describe what is wrong with a checkpoint's files; None if they are as written."""
     parts = [path, path / RESUME] if is_resumable(path) else [path]
     for part in parts:
         try:
@@ -127,7 +128,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def newest_sound(folder: Path, *, resumable: bool = False) -> Path | None:
-    """The last checkpoint whose files are as they were written; None if there is none.
+    """Return the newest undamaged checkpoint; None if there is none.
 
     Logs a warning for each damaged one that it passes over.
     """
@@ -142,9 +143,10 @@ def newest_sound(folder: Path, *, resumable: bool = False) -> Path | None:
 
 
 def find_checkpoint(folder: Path, which: str) -> Path:
-    """The checkpoint that a person means: a step, `best`, or without a word the last sound one.
+    """Return the checkpoint that a user names: a step, `best`, or by default the newest sound one.
 
-    Raises RunFolderError if it is not there or damaged.
+    Raises:
+        RunFolderError: It does not exist or is damaged.
     """
     paths = {path.name: path for path in all_checkpoints(folder)}
     by_step = {str(Place.of(path).step): path for path in paths.values() if "step" in path.name}
@@ -161,7 +163,7 @@ def find_checkpoint(folder: Path, which: str) -> Path:
             else f"{folder} has no checkpoint yet; Ctrl-C writes one"
         )
     if which and (damage := find_damage(found)):
-        raise RunFolderError(f"checkpoint {found} is damaged: {damage}; choose another one")
+        raise RunFolderError(f"checkpoint {found} is damaged: {damage}; name another one")
     return found
 
 
@@ -173,11 +175,10 @@ def retain(
     best: Path | None,
     measured: Mapping[Path, float | None],
 ) -> None:
-    """Removes the checkpoints that nobody asked to keep, and the old ones' part for a resume.
+    """Delete checkpoints that are not to be kept, and the resume part of older ones.
 
-    The newest `keep_last` stay (None: all), the best, and those that `measured` has no number
-    for. What was written between two regular ones, to go on from only (see `mark_passing`), goes
-    as soon as there is a later one.
+    Kept are the newest `keep_last` (None: all), the best, and those without a value in `measured`.
+    A checkpoint that only serves to resume (see `mark_passing`) is deleted once a later one exists.
     """
     paths = all_checkpoints(folder)
     regular = [path for path in paths if not is_passing(path)]
@@ -197,7 +198,7 @@ def point_best(folder: Path, best: Path) -> None:
 
 
 def mark_passing(path: Path) -> None:
-    """Of a checkpoint that is being written: it is there to go on from, and for nothing else."""
+    """Mark a checkpoint in writing as one that only serves to resume."""
     write_json(path / RESUME / "passing.json", True)
 
 

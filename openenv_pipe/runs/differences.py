@@ -1,4 +1,4 @@
-"""What is not as it was when a run was made: code, versions, machine, data. Names, not guesses."""
+"""Find what changed since a run was made: code, versions, machine, data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from openenv_pipe.runs.provenance import find_code_digest, find_machine, find_ve
 from openenv_pipe.runs.record import RunRecord
 
 Kind = Literal["code", "versions", "machine", "data", "model"]
-# Facts of a run that tell one thing from another, by what they are of. Others are measurements.
+# The facts of a run that identify something, by kind. Other facts are measurements.
 FACTS: dict[str, Kind] = {
     "env_code": "code",
     "image": "code",
@@ -25,7 +25,7 @@ FACTS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs. `name` is what a person would look for."""
+    """One changed thing. `name` is what a user would search for."""
 
     kind: Kind
     name: str
@@ -37,7 +37,7 @@ class Difference:
 
 
 def find_differences(record: RunRecord) -> list[Difference]:
-    """What can be told before anything is started: the tool's code, packages, the machine."""
+    """Compare what is known before a start: the tool's code, packages, the machine."""
     found = []
     if record.code_digest is not None and record.code_digest != (code := find_code_digest()):
         sha = next((f", commit {each.sha[:10]}" for each in record.checkouts if each.sha), "")
@@ -55,7 +55,7 @@ def find_differences(record: RunRecord) -> list[Difference]:
 def find_other_facts(
     before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]
 ) -> list[Difference]:
-    """Of what a run learns once it has started: environment, tasks, model."""
+    """Compare what a run finds out after its start: environment, tasks, model."""
     found = []
     for key, kind in FACTS.items():
         if key in before and key in now:

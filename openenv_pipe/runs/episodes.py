@@ -1,16 +1,15 @@
-"""Every trained episode: one gzipped JSONL file a step, one episode a line.
+"""Store all trained episodes: one gzipped JSONL file per step, one episode per line.
 
-A line holds the task, the group's id, the member, how the episode ended, its rewards and its
-turns. Token ids and texts are plain JSON (`zcat FILE | head -1`); a turn's logprobs are base64
-of little-endian floats: `f4:...` if every value is exactly a float32, else `f8:...`. A turn of an
-engine that takes messages has `messages` and `usage` in the place of ids and logprobs, which are
-empty.
+A line has the task, the group's id, the member, how the episode ended, its rewards and its turns.
+Token ids and texts are plain JSON (`zcat FILE | head -1`). A turn's logprobs are base64 of
+little-endian floats: `f4:...` if every value is exactly a float32, else `f8:...`. A turn of an
+engine that takes messages has `messages` and `usage` in place of ids and logprobs, which are empty.
 
-The loss mask is not stored, it follows: the sample of an episode is prompt_ids and
-completion_ids of its turns in a row, masked out on prompts and trained on in completions.
+The loss mask is not stored: an episode's sample is its turns' prompt_ids and completion_ids in
+order, masked out in prompts and trained on in completions.
 
-Equal episodes give equal bytes: wall-clock time (`duration_s`) is not stored and reads as 0.
-A group without episodes leaves no trace.
+Equal episodes have equal bytes: the duration (`duration_s`) is not stored and reads as 0. A group
+without episodes is not stored.
 """
 
 import base64
@@ -28,10 +27,10 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.files import write_bytes
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn, Usage
 
-GZIP = 31  # zlib's code for a gzip container, without name and time
-FASTEST = 1  # half the size of level 0; level 6 takes five times as long to save another tenth
+GZIP = 31  # zlib's code for a gzip container without name and time
+FASTEST = 1  # Halves the size; level 6 takes five times as long to save another tenth.
 LINE = json.JSONEncoder(check_circular=False, separators=(",", ":"))
-CODES = {"f4": "f", "f8": "d"}  # ours to the array module's
+CODES = {"f4": "f", "f8": "d"}  # to the array module's type codes
 
 
 def write_episodes(
@@ -39,10 +38,10 @@ def write_episodes(
     groups: Sequence[Group],
     advantages: Sequence[Mapping[int, Sequence[float]] | None] = (),
 ) -> None:
-    """Write the episodes of one step, whole or not at all.
+    """Write the episodes of one step atomically.
 
-    advantages: of each group, by member one value a turn; None for a group without signal. Kept
-    for those who read the file; null for an episode that was not trained on.
+    advantages: for each group, one value per turn by member; None for a group without a signal.
+    They are stored for readers of the file, as null for an episode that was not trained on.
     """
     lines = []
     for group, by_member in zip_longest(groups, advantages):
@@ -54,7 +53,7 @@ def write_episodes(
 
 
 def read_episodes(path: Path) -> list[Group]:
-    """The groups of one step, exactly as they were written but for `duration_s`."""
+    """Read the groups of one step, as they were written except for `duration_s`."""
     groups: dict[str, Group] = {}
     for row in read_rows(path):
         task = Task(**row["task"])
@@ -64,9 +63,10 @@ def read_episodes(path: Path) -> list[Group]:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of an episodes file as dicts, logprobs still packed.
+    """Yield the lines of an episodes file as dicts, with packed logprobs.
 
-    Raises RunFolderError for a file that is missing or damaged.
+    Raises:
+        RunFolderError: The file is missing or damaged.
     """
     try:
         text = zlib.decompress(path.read_bytes(), GZIP).decode()
@@ -76,12 +76,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def episodes_path(folder: Path, step: int) -> Path:
-    """Where the episodes of a training step lie in a run folder."""
+    """Return the path of a training step's episodes in a run folder."""
     return folder / "episodes" / f"step_{step:06d}.jsonl.gz"
 
 
 def last_episodes_path(folder: Path) -> Path | None:
-    """The episodes file of the last step that has one."""
+    """Return the newest episodes file, None without any."""
     return max(
         (folder / "episodes").glob("step_*.jsonl.gz"), default=None, key=lambda path: path.name
     )
@@ -153,7 +153,7 @@ def _turn_of_row(row: Mapping[str, Any]) -> Turn:
 
 
 def _pack(values: Sequence[float]) -> str:
-    """Floats to text without loss; a third of the time and the size of decimal numbers."""
+    """Encode floats without loss, in a third of the time and size of decimal numbers."""
     exact = array("d", values)
     short = array("f", values)
     name, packed = ("f4", short) if array("d", short) == exact else ("f8", exact)

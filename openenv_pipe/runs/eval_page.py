@@ -1,4 +1,4 @@
-"""An evaluation to read: how its episodes ended, each task, the best and the worst episodes."""
+"""The Markdown page of an evaluation: statuses, tasks, the best and the worst episodes."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -8,12 +8,12 @@ from openenv_pipe.runs.transcript import fenced, headline, transcript
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.types import Episode, Group
 
-NUM_SHOWN = 3  # episodes of each end of the scale
-LONGEST_TABLE = 500  # tasks; the JSON beside it has all
+NUM_SHOWN = 3  # best and worst episodes each
+MAX_TABLE_ROWS = 500  # tasks; the JSON file has all
 
 
 def eval_page(name: str, report: EvalReport, groups: Sequence[Group]) -> str:
-    """The whole page. `name` is that of the files beside it."""
+    """Return the whole page. `name` is the name of its files without suffix."""
     sections = [
         f"# {report.label}: {report.model}",
         _figures(report),
@@ -49,7 +49,7 @@ def _ends(report: EvalReport) -> str:
 
 
 def _episodes(groups: Sequence[Group]) -> str:
-    """The worst and the best that were scored, and those that failed."""
+    """Show the worst and the best scored episodes, and the failed ones."""
     everyone = [episode for group in groups for episode in group.episodes]
     scored = sorted((each for each in everyone if not each.failed), key=_worth)
     num_worst = min(NUM_SHOWN, -(-len(scored) // 2))
@@ -75,10 +75,10 @@ def _episode(episode: Episode) -> str:
 
 
 def _tasks(name: str, report: EvalReport) -> str:
-    """The hardest first."""
+    """List the tasks, the hardest first."""
     tasks = sorted(report.tasks, key=lambda task: (_mean(task.successes), _mean(task.rewards)))
     titles = ["task", "seed", "success", "reward", "turns", "ended", "failed"]
-    rows = [_task_row(task) for task in tasks[:LONGEST_TABLE]]
+    rows = [_task_row(task) for task in tasks[:MAX_TABLE_ROWS]]
     more = len(tasks) - len(rows)
     rest = f"\n\nAnd {more} more, in `{name}.json`." if more else ""
     return f"## Tasks, the hardest first\n\n{table(titles, rows)}{rest}"

@@ -1,7 +1,7 @@
-"""Evaluation reports: what episodes say about a model, and how two reports compare.
+"""Evaluation reports: scores of a model's episodes, and differences between two reports.
 
-Pure functions of episodes. Failed episodes are counted, never scored: a dead server must not
-look like a bad model.
+These are pure functions of episodes. Failed episodes are counted but not scored, so that a dead
+server does not look like a bad model.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ class _Frozen(BaseModel):
 
 
 class TaskScores(_Frozen):
-    """One task's episodes that did not fail: the lists have one entry for each."""
+    """The episodes of one task that did not fail; each list has an entry per episode."""
 
     task: str
     task_seed: int
-    reset_digest: str  # of the keywords: equal ids and seeds may still be different tasks
+    reset_digest: str  # of the reset keywords: tasks of equal id and seed may still differ
     num_failed: int
     seeds: list[int]
     successes: list[bool]
@@ -37,7 +37,7 @@ class TaskScores(_Frozen):
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What makes two tasks the same."""
+        """The identity of the task."""
         return self.task, self.task_seed, self.reset_digest
 
 
@@ -46,21 +46,21 @@ class EvalReport(_Frozen):
 
     label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # start, warm_start, trained, ...
     model: str
-    step: int | None  # GRPO steps behind the model; None: no run has trained it
-    temperature: float | None  # None: a script, which has none
+    step: int | None  # GRPO steps that trained the model; None: not trained by a run
+    temperature: float | None  # None: a scripted policy
     num_tasks: int
     samples_per_task: int
     num_failed: int
-    statuses: dict[str, int]  # of all episodes
-    unsuccessful: dict[str, int]  # of those without success, failed ones included
+    statuses: dict[str, int]  # counts over all episodes
+    unsuccessful: dict[str, int]  # counts over those without success, failed ones included
     success: Interval | None
     reward: Interval | None
     turns: Interval | None
-    pass_at: dict[int, Interval]  # k from 2 up to samples_per_task: powers of two, and the last
+    pass_at: dict[int, Interval]  # for k = 2, 4, 8, ... and samples_per_task
     tasks: list[TaskScores]
 
 
-class Comparison(_Frozen):
+class ReportDifference(_Frozen):
     """after - before over the tasks of both reports, paired by task."""
 
     before: str
@@ -81,7 +81,7 @@ def summarise(
     step: int | None,
     temperature: float | None,
 ) -> EvalReport:
-    """Group episodes by task and put intervals on their means. `seed` is the bootstrap's."""
+    """Group episodes by task and compute means with intervals. `seed` is the bootstrap's."""
     tasks = _scores_by_task(episodes)
     samples_per_task = max(len(task.seeds) + task.num_failed for task in tasks)
 
@@ -112,10 +112,13 @@ def summarise(
     )
 
 
-def compare(before: EvalReport, after: EvalReport, config: EvalConfig, seed: int) -> Comparison:
-    """Paired differences over the tasks, by id, seed and keywords, that both reports have.
+def compare_reports(
+    before: EvalReport, after: EvalReport, config: EvalConfig, seed: int
+) -> ReportDifference:
+    """Compute paired differences over the tasks (id, seed and keywords) that both reports have.
 
-    Raises UserError if there is none: the reports are of different environments or splits.
+    Raises:
+        UserError: They have no task in common.
     """
     old = {task.key: task for task in before.tasks}
     pairs = [(old[task.key], task) for task in after.tasks if task.key in old]
@@ -134,7 +137,7 @@ def compare(before: EvalReport, after: EvalReport, config: EvalConfig, seed: int
             seed=seed,
         )
 
-    return Comparison(
+    return ReportDifference(
         before=before.label,
         after=after.label,
         num_tasks=len(pairs),
@@ -145,13 +148,13 @@ def compare(before: EvalReport, after: EvalReport, config: EvalConfig, seed: int
 
 
 def _ks(num_samples: int) -> list[int]:
-    """2, 4, 8, ... and the number of samples itself; pass@1 is the success rate."""
+    """Return 2, 4, 8, ... and the number of samples; pass@1 is the success rate."""
     powers = [2**i for i in range(1, num_samples.bit_length()) if 2**i < num_samples]
     return [*powers, num_samples] if num_samples > 1 else []
 
 
 def _pass_at_k(task: TaskScores, k: int) -> list[float]:
-    """The task's estimate, none where too many of its samples failed."""
+    """Return the task's estimate, or nothing if too many of its samples failed."""
     num_samples = len(task.successes)
     return [pass_at_k(num_samples, sum(task.successes), k)] if num_samples >= k else []
 
@@ -165,7 +168,7 @@ def _count_statuses(episodes: Sequence[Episode]) -> dict[str, int]:
 
 
 def _scores_by_task(episodes: Sequence[Episode]) -> list[TaskScores]:
-    """One row for each task, in order of the tasks' indices, members in order."""
+    """Return the scores of each task, in the order of task indices and members."""
     by_task: dict[tuple[int, str, int], list[Episode]] = {}
     for episode in episodes:
         task = episode.task
@@ -190,6 +193,6 @@ def _scores(episodes: Sequence[Episode]) -> TaskScores:
 
 
 def _reset_digest(task: Task) -> str:
-    """The first 64 bits of sha256 over the reset keywords, in hex."""
+    """Return the first 64 bits of sha256 over the reset keywords, in hex."""
     text = json.dumps(task.reset, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,11 +1,11 @@
-"""eval/: three files for each evaluation of a run.
+"""The folder eval/ of a run, with three files for each evaluation:
 
-    trained.json       the report: figures with intervals, and each task's
+    trained.json       the report: means with intervals, and the scores of each task
     trained.md         the same to read, with the best and the worst episodes
-    trained.jsonl.gz   every episode with all its tokens, as `episodes/` has them
+    trained.jsonl.gz   every episode with its tokens, in the format of `episodes/`
 
-The report is written last: where it is, the evaluation is whole. None is ever overwritten: a
-second one of the same label is `trained_2`, unless it says the same.
+The report is written last, so an evaluation with a report is complete. None is overwritten: a
+second one of the same label is `trained_2`, unless it is equal.
 """
 
 import re
@@ -23,22 +23,25 @@ from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.system.files import dump_json, read_json, write_text
 from openenv_pipe.types import Group
 
-STAGES = ("start", "warm_start", "trained")  # labels that the pipeline itself writes, in order
-GREEDY = "_greedy"  # ends the label of the same model at temperature 0
-BASELINE = "baseline_"  # begins the label of a scripted player
-DURING = "during_"  # begins the label of an evaluation between steps, with the step's number
+STAGES = ("start", "warm_start", "trained")  # labels that the pipeline writes, in order
+GREEDY = "_greedy"  # suffix of the same model's label at temperature 0
+BASELINE = "baseline_"  # prefix of a scripted policy's label
+DURING = "during_"  # prefix of an evaluation between steps, followed by the step's number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A report and the episodes that it is about."""
+    """A report and its episodes."""
 
     report: EvalReport
     groups: Sequence[Group]
 
 
 def save_evaluation(folder: Path, evaluation: Evaluation) -> Path:
-    """Write an evaluation under its label; one that is there already is left as it is."""
+    """Write an evaluation under its label and return the report's path.
+
+    An equal one that exists already is left as it is.
+    """
     report = evaluation.report
     text = dump_json(report.model_dump(mode="json"))
     (folder / "eval").mkdir(exist_ok=True)
@@ -52,11 +55,11 @@ def save_evaluation(folder: Path, evaluation: Evaluation) -> Path:
             return path
         if path.read_text(encoding="utf-8") == text:
             return path
-    raise AssertionError("numbers do not end")
+    raise AssertionError("an endless loop ended")
 
 
 def read_report(path: Path) -> EvalReport:
-    """One report; raises RunFolderError if it is missing or damaged."""
+    """Read one report. Raises RunFolderError if it is missing or damaged."""
     try:
         return EvalReport.model_validate(read_json(path))
     except ValidationError as error:
@@ -64,9 +67,9 @@ def read_report(path: Path) -> EvalReport:
 
 
 def read_reports(folder: Path) -> dict[str, EvalReport]:
-    """The reports of a run but for those during training, by their file's name without `.json`.
+    """Read the reports of a run, without those during training, by file name without `.json`.
 
-    The stages come first, in order; then what `eval` has made; then the scripted players.
+    The order is: the stages, then the results of `eval`, then scripted policies.
     """
     paths = {path.stem: path for path in (folder / "eval").glob("*.json")}
     names = [name for name in sorted(paths, key=_place) if not name.startswith(DURING)]
@@ -74,25 +77,25 @@ def read_reports(folder: Path) -> dict[str, EvalReport]:
 
 
 def read_stages(folder: Path) -> dict[str, EvalReport]:
-    """The newest report of each stage: a run that was resumed for more steps ends twice."""
+    """Read the newest report of each stage; a run that was resumed has several last ones."""
     newest: dict[str, EvalReport] = {}
-    for report in read_reports(folder).values():  # of one label, the newer one comes later
+    for report in read_reports(folder).values():  # Of equal labels, the newer comes later.
         if report.label in STAGES:
             newest[report.label] = report
     return newest
 
 
 def read_during(folder: Path) -> list[EvalReport]:
-    """The reports of evaluations between steps, by step, the newest of each."""
+    """Read the newest report of each evaluation between steps, by step."""
     paths = sorted((folder / "eval").glob(f"{DURING}*.json"), key=lambda path: _place(path.stem))
     reports = [read_report(path) for path in paths]
     return list({report.step: report for report in reports}.values())
 
 
 def _place(name: str) -> tuple[int, int, str, int]:
-    """Where a report stands in lists."""
+    """Return a report's sort key for lists."""
     label, number = name, 1
-    # A number of fewer digits than a step's six counts the reports of one label.
+    # A number with fewer digits than a step's six counts the reports of one label.
     if numbered := re.fullmatch(r"(.*\D|.*_\d{6})_(\d{1,5})", name):
         label, number = numbered[1], int(numbered[2])
     stage = label.removesuffix(GREEDY)

@@ -1,4 +1,4 @@
-"""A run by the names that people give it: a folder, an id such as wordle/0007, `latest`."""
+"""Find a run by the names that users give it: a folder, an id such as wordle/0007, `latest`."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from openenv_pipe.runs.folder import RunFolder
 
 
 def find_run(name: str, runs_dir: Path) -> RunFolder:
-    """`latest` is the newest of all in `runs_dir`. Raises RunFolderError."""
+    """Open the run; `latest` is the newest in `runs_dir`. Raises RunFolderError."""
     if name == "latest":
         return _newest(runs_dir)
     if not Path(name).is_dir() and (runs_dir / name).is_dir():
@@ -21,7 +21,7 @@ def _newest(runs_dir: Path) -> RunFolder:
         try:
             found.append(RunFolder.open(record.parent))
         except RunFolderError:
-            continue  # `openenv-pipe runs` shows it as unreadable
+            continue  # `openenv-pipe runs` shows it as unreadable.
     if not found:
-        raise RunFolderError(f"there is no run in {runs_dir}; name the folder of one")
+        raise RunFolderError(f"there is no run in {runs_dir}; name a run's folder")
     return max(found, key=lambda folder: folder.record.created)

@@ -1,4 +1,4 @@
-"""The run folder: allocated once, written so that a kill at any instant leaves it readable.
+"""The run folder, which stays readable when the run is killed at any instant.
 
     runs/wordle/0007/
       run.json config.json overrides.txt dirty.diff     what was run, by whom, on what
@@ -6,10 +6,9 @@
       logs/attempt_1/  logs/latest ->
     runs/wordle/latest ->
 
-A folder is filled aside and renamed to the next free number: it is there whole, or not at all,
-and two processes never get the same one. Secrets are left out (`hidden.py`).
-
-Refuses to write into a folder or checkpoint that exists, and to open what is not a run folder.
+A folder is filled beside its place and renamed to the next free number, so it is complete or
+absent, and two processes never get the same one. Secrets are left out (`config/secrets.py`).
+Folders and checkpoints that exist are never overwritten.
 """
 
 import shutil
@@ -53,7 +52,7 @@ from openenv_pipe.system.process_id import ProcessId
 
 
 class RunFolder:
-    """One run folder. Made by `create` or `open`; only the run's own process writes to it."""
+    """One run folder, from `create` or `open`. Only the run's own process writes to it."""
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
@@ -70,10 +69,12 @@ class RunFolder:
         sweep: str | None = None,
         lineage: Lineage | None = None,
     ) -> "RunFolder":
-        """Allocate the next folder of `config.name` and describe the run in it.
+        """Create the next folder of `config.name` and describe the run in it.
 
-        sweep: the stamp of the sweep that the run belongs to. lineage: the run it is made from.
-        Raises RunFolderError if `config.runs_dir` cannot be written to.
+        sweep: the stamp of the run's sweep. lineage: the run that this one is made from.
+
+        Raises:
+            RunFolderError: `config.runs_dir` cannot be written to.
         """
         parent = Path(config.runs_dir) / config.name
         try:
@@ -81,10 +82,11 @@ class RunFolder:
             aside = Path(tempfile.mkdtemp(dir=parent, prefix=".new_"))
         except OSError as error:
             raise RunFolderError(
-                f"cannot make a run folder in {parent}: {error}; set runs_dir to a writable folder"
+                f"cannot create a run folder in {parent}: {error}; set runs_dir to a writable "
+                "folder"
             ) from error
         try:
-            aside.chmod(0o755)  # mkdtemp gives 0700: a colleague must be able to read
+            aside.chmod(0o755)  # mkdtemp gives 0700, which others could not read.
             record = describe(aside, config, overrides, command)
             record |= {"sweep": sweep, "lineage": without_secrets(lineage, config)}
             path = allocate(aside, parent, config.name, record)
@@ -96,9 +98,10 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> "RunFolder":
-        """An existing folder, also through its `latest` link.
+        """Open an existing folder, also through a `latest` link.
 
-        Raises RunFolderError if it is missing, not a run folder, or its run.json is damaged.
+        Raises:
+            RunFolderError: It is missing, not a run folder, or its run.json is damaged.
         """
         path = Path(path)
         if path.is_symlink():
@@ -114,26 +117,26 @@ class RunFolder:
 
     @property
     def config(self) -> RunConfig:
-        """The configuration to run again, hidden secrets taken from the environment.
+        """The configuration to run again, with hidden secrets taken from the environment.
 
-        Raises RunFolderError if one is not set, or config.json does not validate.
+        Raises RunFolderError if one is not set, or config.json is not valid.
         """
         return self._validate(restore_in_config(self._read_config()))
 
     @property
     def written_config(self) -> RunConfig:
-        """The configuration as it was written, hidden secrets left hidden: to read, not to run."""
+        """The configuration to read, not to run: secrets stay hidden."""
         return self._validate(self._read_config())
 
     @property
     def status(self) -> str:
-        """The record's status, or `died` if the process of a running one is gone."""
+        """The record's status, or `died` if the process of a running run is gone."""
         died = self.record.status == "running" and not self.record.process.alive
         return "died" if died else self.record.status
 
     @property
     def duration_s(self) -> float:
-        """Of all attempts; one goes on to its end, to now, or to the last sign of its life."""
+        """Sum over all attempts; an unfinished one counts to now, or to its last trace."""
         spent = [((attempt.ended or self._now()) - attempt.started) for attempt in self.attempts]
         return sum(each.total_seconds() for each in spent)
 
@@ -156,7 +159,7 @@ class RunFolder:
         checkpoint: str | None = None,
         changed: Mapping[str, list[JsonValue]] | None = None,
     ) -> Lineage:
-        """What the record of a run that is made from this one says of it."""
+        """Describe this run in the record of a run that is made from it."""
         return Lineage(
             kind=kind,
             run=self.record.id,
@@ -166,23 +169,24 @@ class RunFolder:
         )
 
     def checkpoints(self) -> list[Path]:
-        """All whole checkpoints, the oldest first."""
+        """List all complete checkpoints, the oldest first."""
         return all_checkpoints(self.path)
 
     def hold(self) -> None:
-        """Keep other processes from working on the run, until this one ends.
+        """Lock the run against other processes until this one ends.
 
-        Raises RunFolderError if another one does.
+        Raises:
+            RunFolderError: Another process holds the lock.
         """
         if self._lock is None:
             self._lock = hold(self.path)
 
     def adopt(self) -> None:
-        """Make this process the run's own: the one that allocated the folder only prepared it."""
+        """Make this process the run's own; another process created the folder for it."""
         self._write_record(process=ProcessId.of_this_process())
 
     def update(self, **facts: JsonValue) -> None:
-        """Add to the record's facts; an equal name is replaced."""
+        """Add to the record's facts, replacing those of equal name."""
         self._write_record(facts={**self.record.facts, **facts})
 
     def begin_attempt(
@@ -194,9 +198,9 @@ class RunFolder:
         changed: Mapping[str, list[JsonValue]],
         differences: Sequence[str],
     ) -> None:
-        """One more attempt, by this process, which holds the folder.
+        """Start one more attempt by this process, which holds the lock.
 
-        The configuration of before is kept with the logs of the last attempt.
+        The previous configuration is kept with the logs of the previous attempt.
         """
         last = self.attempts[-1]
         secrets = known_secrets(config.model_dump(mode="json"))
@@ -229,7 +233,7 @@ class RunFolder:
         )
 
     def finish(self, status: EndStatus, cause: str | None = None) -> None:
-        """Close the record. `cause` is the one sentence a person reads first."""
+        """Close the record. `cause` is one sentence for people."""
         if cause is not None:
             cause = hide_secrets(cause, known_secrets(self._read_config()))
         end = {"status": status, "cause": cause, "ended": datetime.now(UTC)}
@@ -249,7 +253,7 @@ class RunFolder:
             return validate_older(values)
         except ValidationError as error:
             raise RunFolderError(
-                f"{self.path / 'config.json'} is not of this version of openenv-pipe "
+                f"{self.path / 'config.json'} does not fit this version of openenv-pipe "
                 f"(it was written by {self.record.versions['openenv-pipe']}): "
                 f"{explain_validation(error, RunConfig)}"
             ) from error

@@ -1,7 +1,7 @@
-"""metrics.jsonl: one line a step, appended and never rewritten.
+"""metrics.jsonl: one line per step, appended and never rewritten.
 
-Equal runs give equal lines once the `time/` keys are taken out (`without_times`). JSON has no
-NaN: a value that is not finite is written as null, so that nobody plots a guess.
+Equal runs have equal lines without the `time/` keys (`without_times`). JSON has no NaN, so values
+that are not finite are written as null.
 """
 
 import json
@@ -19,16 +19,16 @@ FIRST_KEYS = ("step", "stage")
 
 
 class MetricsFile:
-    """The append-only writer of one run. A line cut off by a kill is removed when it opens."""
+    """The append-only writer of one run. On opening, it removes a line that a kill cut off."""
 
     def __init__(self, path: Path) -> None:
         _cut_unfinished_line(path)
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, record: Mapping[str, Metric]) -> None:
-        """Write one line, step and stage first, the other keys sorted; it survives a power cut.
+        """Write and sync one line: step and stage first, the other keys sorted.
 
-        So every checkpoint finds the lines of its steps.
+        Thus every checkpoint finds the lines of its steps.
         """
         values = {key: _as_json(record[key]) for key in _ordered(record)}
         self._file.write(_dump(values) + "\n")
@@ -40,9 +40,10 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, [] without one. A last line without its end is passed over.
+    """Read the records of a file, [] if it is missing. An unfinished last line is ignored.
 
-    Raises RunFolderError for a whole line that is not JSON.
+    Raises:
+        RunFolderError: A complete line is not JSON.
     """
     if not path.exists():
         return []
@@ -57,7 +58,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def without_times(line: str) -> str:
-    """A line of metrics.jsonl without its `time/` keys: equal for equal runs, byte for byte."""
+    """Remove the `time/` keys of a line; the rest is equal, byte for byte, for equal runs."""
     record = json.loads(line)
     return _dump({key: value for key, value in record.items() if not key.startswith("time/")})
 

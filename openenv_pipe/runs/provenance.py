@@ -1,7 +1,7 @@
-"""Where a run comes from: code, packages and machine.
+"""Find out where a run comes from: code, packages and machine.
 
-Every look outside is bounded in time and none of them can fail a run: what cannot be found out
-is None or left out. Nothing of the process's environment is recorded.
+Every query has a time limit and none can fail a run: what cannot be found out is None or left out.
+Environment variables are not recorded.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ LOOK_TIMEOUT_S = 5.0
 
 
 class Record(BaseModel):
-    """Base of what run.json holds: frozen; keys of a newer version are passed over."""
+    """Base of the parts of run.json: frozen; keys of a newer version are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -44,7 +44,7 @@ class Checkout(Record):
 
 
 class Machine(Record):
-    """The hardware and the system below Python."""
+    """The hardware and operating system."""
 
     host: str
     platform: str
@@ -62,26 +62,26 @@ class Diff(NamedTuple):
 
 
 def find_checkouts() -> list[Diff]:
-    """The checkouts that the tool's own code and the working directory lie in, each once."""
+    """Return the git checkouts of the tool's code and of the working directory, each once."""
     found = []
     if _git(TOOL_FOLDER, "ls-files", "--error-unmatch", "errors.py") is not None:
-        found.append(_toplevel(TOOL_FOLDER))  # else: installed, perhaps inside another checkout
+        found.append(_toplevel(TOOL_FOLDER))  # An installed tool may lie in another checkout.
     found.append(_toplevel(Path.cwd()))
     return [_look_at_checkout(folder) for folder in dict.fromkeys(found) if folder is not None]
 
 
 def find_code_digest() -> str:
-    """sha256 over this tool's own Python files: equal code, whatever git says of it."""
+    """Return the sha256 over this tool's Python files, independent of git."""
     digest = hashlib.sha256()
     for file in sorted(TOOL_FOLDER.rglob("*.py")):
         name = file.relative_to(TOOL_FOLDER).as_posix()
-        if not name.startswith(("conf/", "envs/")):  # of a wheel; those have digests of their own
+        if not name.startswith(("conf/", "envs/")):  # parts of a wheel with their own digests
             digest.update(f"{name}\0{digest_of_file(file)}\n".encode())
     return digest.hexdigest()
 
 
 def find_versions() -> dict[str, str]:
-    """Versions of this tool, of Python, and of the packages that a run's numbers depend on."""
+    """Return the versions of this tool, Python, and packages that affect a run's numbers."""
     versions = {"openenv-pipe": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -92,7 +92,7 @@ def find_versions() -> dict[str, str]:
 
 
 def find_machine() -> Machine:
-    """This machine, seen from Python and nvidia-smi."""
+    """Describe this machine by Python and nvidia-smi."""
     return Machine(
         host=socket.gethostname(),
         platform=platform.platform(),
@@ -142,7 +142,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _answer(command: list[str]) -> str | None:
-    """What a command prints; None if it is missing, fails or takes too long."""
+    """Return what a command prints; None if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""run.json: what a run was, is, and came from."""
+"""run.json: what a run was, what it is now, and which run it came from."""
 
 from datetime import datetime
 from typing import Literal
@@ -14,17 +14,17 @@ LineageKind = Literal["fork", "reproduction", "recording"]
 
 
 class Attempt(Record):
-    """One process that worked on a run. The first is the run's own; each resume adds one."""
+    """One process that worked on a run: the first, or one for each resume."""
 
     number: int  # logs/attempt_<number>
     command: list[str]
     started: datetime  # UTC, as is `ended`
-    ended: datetime | None  # of one that died: its last sign of life, once it is resumed
+    ended: datetime | None  # for one that died: its last trace, set by the next resume
     status: Status | Literal["died"]
     cause: str | None
-    checkpoint: str | None  # that it went on from; None: from the beginning
-    changed: dict[str, list[JsonValue]]  # keys of the configuration: before, now
-    differences: list[str]  # what else is not as it was at the attempt before, in words
+    checkpoint: str | None  # the one it resumed from; None: from the beginning
+    changed: dict[str, list[JsonValue]]  # changed configuration keys: [before, now]
+    differences: list[str]  # what else changed since the previous attempt, as sentences
 
 
 class Lineage(Record):
@@ -32,21 +32,21 @@ class Lineage(Record):
 
     kind: LineageKind
     run: str  # its id
-    path: str  # its folder, at that time
+    path: str  # its folder at that time
     checkpoint: str | None
-    changed: dict[str, list[JsonValue]]  # keys of the configuration: there, here
+    changed: dict[str, list[JsonValue]]  # changed configuration keys: [that run's, this run's]
 
 
 class RunRecord(Record):
-    """run.json. `facts` is what the run learns on its way: digests, model size, device."""
+    """run.json. `facts` is what the run finds out: digests, model size, device."""
 
     id: str  # "wordle/0007"
     status: Status
     cause: str | None
-    command: list[str]  # of the first attempt, as are the next three
+    command: list[str]  # the first attempt's, as are the next three fields
     created: datetime  # UTC, as is `ended`
     ended: datetime | None
-    process: ProcessId  # of the current attempt
+    process: ProcessId  # the current attempt's
     config_digest: str  # sha256 of config.json
     checkouts: list[Checkout]
     code_digest: str | None = None  # of this tool's own files
@@ -55,4 +55,4 @@ class RunRecord(Record):
     facts: dict[str, JsonValue]
     lineage: Lineage | None = None
     attempts: list[Attempt] = Field(default_factory=list)
-    sweep: str | None = None  # the stamp of the sweep that it is a job of: runs/sweeps/<stamp>
+    sweep: str | None = None  # the stamp of its sweep, whose folder is runs/sweeps/<stamp>

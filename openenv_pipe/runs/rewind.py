@@ -1,7 +1,7 @@
-"""A run folder taken back to a checkpoint, so that what follows is written once.
+"""Rewind a run folder to a checkpoint, so that every step is recorded once.
 
-Nothing whole is deleted: what came after goes to `logs/attempt_<n>/set_aside/` of the attempt that
-goes on. Each step can be killed and done again.
+Complete files of later steps are not deleted but moved to `logs/attempt_<n>/set_aside/` of the
+attempt that resumes. A rewind that was killed can be repeated.
 """
 
 import json
@@ -18,7 +18,7 @@ from openenv_pipe.system.files import write_bytes
 
 
 def rewind(folder: RunFolder, place: Place | None) -> None:
-    """Sets aside what the run did after `place`; None: all but the evaluation of its start."""
+    """Set aside what the run did after `place`; None: all but the evaluation of its start."""
     order = place.order if place else (False, 0)
     grpo_step = place.step if place and place.stage == "grpo" else 0
     aside = folder.logs / "set_aside"
@@ -31,12 +31,12 @@ def rewind(folder: RunFolder, place: Place | None) -> None:
             _move(path, aside / "episodes")
     _set_evaluations_aside(folder.path / "eval", grpo_step, aside / "eval")
     _cut_metrics(folder.metrics_path, order, aside)
-    if (folder.path / "tensorboard").exists():  # told all that is kept again, when the run goes on
+    if (folder.path / "tensorboard").exists():  # The resumed run writes all of it again.
         _move(folder.path / "tensorboard", aside)
 
 
 def _remove_halves(folder: Path) -> None:
-    """Takes away what killed attempts were writing: all of it has a name with a dot before it."""
+    """Delete unfinished files of killed attempts; their names begin with a dot."""
     places = [folder, *(folder / name for name in SUBFOLDERS), *all_checkpoints(folder)]
     for place in places:
         for half in place.glob(".*"):
@@ -47,7 +47,7 @@ def _remove_halves(folder: Path) -> None:
 
 
 def _set_evaluations_aside(folder: Path, grpo_step: int, aside: Path) -> None:
-    """Those of later weights that training made; what `eval` made stays."""
+    """Set aside evaluations of later weights made by training; those made by `eval` stay."""
     for path in sorted(folder.glob("*.json")):
         try:
             report = read_report(path)
@@ -73,7 +73,7 @@ def _cut_metrics(path: Path, order: tuple[bool, int], aside: Path) -> None:
 
 
 def _is_kept(line: bytes, order: tuple[bool, int]) -> bool:
-    """False for what came later, and for a line that a kill has cut off."""
+    """False for later lines, and for one that a kill cut off."""
     try:
         record: dict[str, Any] = json.loads(line)
     except ValueError:

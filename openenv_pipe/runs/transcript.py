@@ -1,7 +1,7 @@
-"""Episodes as text to read, on paper and on terminals.
+"""Show episodes as text, for pages and terminals.
 
-Of an observation only what has changed is shown. Long texts are cut in the middle and control
-characters shown as dots; the episodes file has all.
+Of each observation only changed fields are shown. Long texts are shortened in the middle, control
+characters become dots; the episodes file has everything.
 """
 
 import json
@@ -11,29 +11,31 @@ from typing import Any
 
 from openenv_pipe.types import Episode
 
-LONGEST_TEXT = 600  # characters of one reply
-LONGEST_FIELD = 120  # characters of one field of an observation
+MAX_TEXT_LENGTH = 600  # characters of one reply
+MAX_FIELD_LENGTH = 120  # characters of one field of an observation
 
 
 def transcript(episode: Episode) -> str:
-    """What the environment and the model said to each other, line by line."""
+    """Return what the environment and the model wrote, line by line."""
     seen = episode.first_observation
     lines = ["env    " + _changes({}, seen)]
     for number, turn in enumerate(episode.turns, start=1):
-        lines.append(f"{number:>2} llm " + (_cut(turn.reply.strip(), LONGEST_TEXT) or "(nothing)"))
+        lines.append(
+            f"{number:>2} llm " + (_cut(turn.reply.strip(), MAX_TEXT_LENGTH) or "(nothing)")
+        )
         for step in turn.steps:
             changes = _changes(seen, step.observation)
             lines.append(f"env    {changes}  [reward {step.reward:.3g}]")
             seen = step.observation
         if turn.unusable is not None:
-            lines.append(f"       unusable: {_cut(turn.unusable, LONGEST_TEXT)}")
+            lines.append(f"       unusable: {_cut(turn.unusable, MAX_TEXT_LENGTH)}")
     if episode.error:
-        lines.append("error  " + _cut(episode.error, LONGEST_TEXT))
+        lines.append("error  " + _cut(episode.error, MAX_TEXT_LENGTH))
     return "\n".join(line.replace("\n", "\n       ") for line in lines)
 
 
 def headline(episode: Episode) -> str:
-    """How an episode went, in one line."""
+    """Summarise an episode in one line."""
     result = "success" if episode.success else "no success"
     terms = ", ".join(f"{name} {value:g}" for name, value in episode.reward_terms.items())
     return (
@@ -43,26 +45,26 @@ def headline(episode: Episode) -> str:
 
 
 def fenced(text: str) -> str:
-    """A Markdown code block around any text, whatever backticks it contains."""
+    """Put any text into a Markdown code block, whatever backticks it contains."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
 
 
 def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:
-    """The fields that differ from what was seen before, empty ones left out."""
+    """Show the fields that differ from those seen before, without empty ones."""
     fields = {
         name: value for name, value in observation.items() if value and value != seen.get(name)
     }
     values = list(fields.values())
     if len(observation) == 1 and values and isinstance(values[0], str):
-        return _cut(values[0].strip(), LONGEST_TEXT)
+        return _cut(values[0].strip(), MAX_TEXT_LENGTH)
     return "  ".join(f"{name}: {_field(value)}" for name, value in fields.items())
 
 
 def _field(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return _cut(text, LONGEST_FIELD)
+    return _cut(text, MAX_FIELD_LENGTH)
 
 
 def _cut(text: str, longest: int) -> str:

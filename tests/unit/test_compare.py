@@ -161,7 +161,7 @@ def test_what_is_no_run_and_no_sweep_is_refused(tmp_path, names, expected):
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     made, blocked = make(tmp_path), tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(RunFolderError, match=r"cannot be kept in .*file/there.*--output"):
+    with pytest.raises(RunFolderError, match=r"cannot be written to .*file/there.*--output"):
         compare.compare([str(made.path)], form="table", output=blocked / "there")
 
 

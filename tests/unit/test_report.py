@@ -15,7 +15,7 @@ from openenv_pipe.reports.plots import draw_learning_curves, draw_losses, smooth
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.reports.runs_table import list_runs, runs_table
 from openenv_pipe.runs.episodes import read_episodes
-from openenv_pipe.runs.eval_report import compare
+from openenv_pipe.runs.eval_report import compare_reports
 from openenv_pipe.runs.evals import (
     read_during,
     read_report,
@@ -64,13 +64,13 @@ def test_a_report_of_failed_episodes_only_has_no_numbers(folder):
         episode.status = Status.ERROR
     report = _summary(folder, "start", episodes)
     assert report.success is None and report.num_failed == 8
-    assert compare(report, report, folder.config.eval, 0).success is None
+    assert compare_reports(report, report, folder.config.eval, 0).success is None
 
 
 def test_reports_are_compared_task_by_task(folder):
     before = _summary(folder, "start", _played(success=False))
     after = _summary(folder, "trained", _played(num_tasks=3))
-    change = compare(before, after, folder.config.eval, 0)
+    change = compare_reports(before, after, folder.config.eval, 0)
     assert change.num_tasks == 3
     assert (change.success.mean, change.turns.mean) == (1.0, 0.0)
 
@@ -81,7 +81,7 @@ def test_reports_of_different_tasks_cannot_be_compared(folder):
         update={"tasks": [t.model_copy(update={"task_seed": 0}) for t in before.tasks]}
     )
     with pytest.raises(UserError, match="no task in common"):
-        compare(before, moved, folder.config.eval, 0)
+        compare_reports(before, moved, folder.config.eval, 0)
 
 
 def _save(folder, label, episodes, step=0):
@@ -145,7 +145,7 @@ def test_tasks_reset_with_other_keywords_are_not_the_same(folder):
     for episode in there:
         episode.task = replace(episode.task, reset={"words": "others"})
     with pytest.raises(UserError, match="no task in common"):
-        compare(
+        compare_reports(
             _summary(folder, "start", _played()),
             _summary(folder, "trained", there),
             folder.config.eval,

@@ -1,7 +1,7 @@
-"""The command `compare`: what differs between runs, and what came of it.
+"""The command `compare`: how the settings of runs differ, and their results.
 
-Reads run folders and nothing else, those too that have failed or still run. Plays nothing: to
-measure models again on the same tasks is what `eval RUN RUN` does.
+It only reads run folders, also of failed and running runs. To evaluate models again on the same
+tasks, use `eval RUN RUN`.
 """
 
 import sys
@@ -18,9 +18,10 @@ from openenv_pipe.system.files import write_text
 
 
 def compare(targets: Sequence[str], *, form: str, output: Path | None) -> None:
-    """Prints the comparison in a form, and writes compare.png and compare.html.
+    """Print the comparison in a form, and write compare.png and compare.html.
 
-    Raises RunFolderError for what is no run and no sweep, and where nothing can be written.
+    Raises:
+        RunFolderError: A target is neither a run nor a sweep, or nothing can be written.
     """
     found = find_runs([Path(target) for target in targets])
     comparison = compare_settings(found)
@@ -33,7 +34,8 @@ def compare(targets: Sequence[str], *, form: str, output: Path | None) -> None:
         write_text(folder / "compare.html", text)
     except OSError as error:
         raise RunFolderError(
-            f"the comparison cannot be kept in {folder}: {error}; name another folder by --output"
+            f"the comparison cannot be written to {folder}: {error}; name another folder by "
+            "--output"
         ) from error
     print_comparison(comparison, form)
     print(f"{folder / 'compare.html'}", file=sys.stderr)

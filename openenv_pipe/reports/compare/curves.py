@@ -1,4 +1,4 @@
-"""Learning curves of several settings in one picture: a line a setting, a band over its seeds."""
+"""Plot the learning curves of several settings: a line per setting, a band over its seeds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,15 +13,15 @@ from openenv_pipe.system.intervals import Interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, told apart by most eyes; beyond them the lines change.
+# The colours of Okabe and Ito, which most people can tell apart; after them the line style changes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#2b2f36", "#a6a63a")
 LINES = ("-", "--", ":", "-.")
 PANELS = {"Train reward": "reward/mean", "Train success rate": "success/rate"}
-LONGEST_LABEL = 60  # characters
+MAX_LABEL_LENGTH = 60  # characters
 
 
 def draw_curves(path: Path, comparison: Comparison) -> bool:
-    """False, and no file, if no run has a step or an evaluation yet."""
+    """Plot the curves; return False, and write no file, without any step or evaluation."""
     drawn = [s for s in comparison.settings if any(run.steps or run.reports for run in s.runs)]
     if not drawn:
         return False
@@ -49,13 +49,13 @@ def draw_curves(path: Path, comparison: Comparison) -> bool:
 
 
 def _label(comparison: Comparison, setting: Setting) -> str:
-    text = setting.name if len(setting.name) <= LONGEST_LABEL else setting.runs[0].id
+    text = setting.name if len(setting.name) <= MAX_LABEL_LENGTH else setting.runs[0].id
     seeds = f" ({len(setting.runs)} runs)" if len(setting.runs) > 1 else ""
     return text + seeds + (", best" if setting is comparison.best else "")
 
 
 def _draw_train(axis: "Axes", setting: Setting, key: str, look: Mapping[str, Any]) -> None:
-    """The mean over runs of each step, smoothed, and the span between the lowest and highest."""
+    """Plot the smoothed mean over runs, and the range between the lowest and highest."""
     by_step: dict[int, list[float]] = {}
     for run in setting.runs:
         for step, value in _smoothed(run.steps, key):
@@ -79,14 +79,14 @@ def _smoothed(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int,
 
 
 def _draw_evals(axis: "Axes", setting: Setting, look: Mapping[str, Any], label: str) -> None:
-    """The mean over runs at each step that has an evaluation.
+    """Plot the mean over runs at each step that has an evaluation.
 
-    Its bars are the lowest and the highest run; of a single run, its interval over tasks.
+    Bars span the lowest and highest run; for a single run, its interval over tasks.
     """
     by_step: dict[int, list[Interval]] = {}
     for run in setting.runs:
         at_step = {r.step: r.success for r in run.reports if r.step is not None and r.success}
-        for step, interval in at_step.items():  # of one step the later: after the warm start
+        for step, interval in at_step.items():  # For equal steps the later: after the warm start.
             by_step.setdefault(step, []).append(interval)
     single = len(setting.runs) == 1
     points = []

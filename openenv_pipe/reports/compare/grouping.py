@@ -1,7 +1,7 @@
-"""Runs by their settings: those that differ in nothing but the seed are one, with intervals.
+"""Group runs by settings: runs that differ only in the seed are one setting, with intervals.
 
-An interval is over seeds where there are several (Student's t over the runs' means), else over the
-eval tasks of the one run. Runs without a final evaluation are shown and counted in no figure.
+With several seeds an interval is over seeds (Student's t over the runs' means), else over the eval
+tasks of the one run. Runs without a final evaluation are listed but not counted.
 """
 
 import json
@@ -16,17 +16,17 @@ from openenv_pipe.system.intervals import Interval, interval_over_runs, paired_d
 
 CONFIDENCE = 0.95  # of intervals over seeds, and of paired differences
 NUM_RESAMPLES = 2000
-TRAIN_SHARE = 0.1  # the last steps, whose train reward is averaged
+TRAIN_SHARE = 0.1  # fraction of last steps over which the train reward is averaged
 TIME = "minutes"
 DIFFERENT_TASKS = (
     "the runs were evaluated on different tasks, so none is called the best; "
-    "`openenv-pipe eval RUN RUN` measures them alike"
+    "`openenv-pipe eval RUN RUN` evaluates them on the same tasks"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A mean; low and high are None where there is nothing to say how sure it is."""
+    """A mean; low and high are None if there is no interval."""
 
     mean: float
     low: float | None
@@ -36,7 +36,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """All runs of one setting. `values` has the keys that differ between the settings."""
+    """All runs of one setting. `values` has the keys in which the settings differ."""
 
     name: str
     values: Mapping[str, Any]
@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def counted(self) -> list[FoundRun]:
-        """Those that the figures are of: of each seed the last one with a final evaluation."""
+        """The runs that are counted: for each seed the last one with a final evaluation."""
         return _counted(self.runs)
 
     @property
@@ -56,16 +56,16 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What `compare` found. The best comes first, then by rank, then those without figures."""
+    """The result of `compare`: the best setting first, then by rank, then those without means."""
 
     title: str
     keys: Sequence[str]
-    labels: Mapping[str, str]  # of the keys, as short as they can be told apart
+    labels: Mapping[str, str]  # for the keys, shortened while they stay different
     measures: Sequence[str]
     settings: Sequence[Setting]
     best: Setting | None
     best_run: FoundRun | None
-    not_told_apart: Sequence[Setting]  # from the best
+    not_told_apart: Sequence[Setting]  # those whose difference to the best may be chance
     notes: Sequence[str]
     unreadable: Sequence[FoundRun]
     lost_jobs: Sequence[str]
@@ -77,7 +77,7 @@ class Comparison:
 
 
 def compare_settings(found: Found) -> Comparison:
-    """Groups the runs, measures the groups, and ranks them."""
+    """Group the runs, measure the groups, and rank them."""
     readable = [run for run in found.runs if run.status != "unreadable"]
     keys = _differing([run.settings for run in readable])
     labels = _short_names(keys)
@@ -106,7 +106,7 @@ def compare_settings(found: Found) -> Comparison:
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys that do not have one value in all, in the order of the configuration."""
+    """Return the keys with more than one value, in the order of the configuration."""
     keys = dict.fromkeys(key for each in settings for key in each)
     return [
         key
@@ -116,7 +116,7 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Each key's last words, as many as it takes to tell it from the others."""
+    """Shorten each key to as many last words as tell it from the others."""
     names = {}
     for key in keys:
         words = key.split(".")
@@ -145,14 +145,14 @@ def _counted(runs: Sequence[FoundRun]) -> list[FoundRun]:
 
 
 def value_text(value: Any) -> str:
-    """As on the command line."""
+    """Format a value as on the command line."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _measures(runs: Sequence[FoundRun]) -> dict[str, Callable[[FoundRun], Figure | None]]:
-    """What is measured of each run, by name."""
+    """Return the measures of a run by name."""
     passes = sorted({k for run in runs if run.final for k in run.final.pass_at})
     return {
         "success": lambda run: _of_tasks(run, lambda report: report.success),
@@ -191,18 +191,18 @@ def _plain(value: float) -> Figure:
 def _over_seeds(measure: str, figures: Sequence[Figure]) -> Figure:
     if len(figures) == 1:
         return figures[0]
-    if measure == TIME:  # the machine's, not the setting's
+    if measure == TIME:  # It depends on the machine.
         return _plain(fmean(figure.mean for figure in figures))
     interval = interval_over_runs([figure.mean for figure in figures], CONFIDENCE)
     assert interval is not None
     low, high = interval.low, interval.high
-    if measure == "success" or measure.startswith("pass@"):  # shares: no run can be beyond
+    if measure == "success" or measure.startswith("pass@"):  # fractions: within 0 and 1
         low, high = max(low, 0.0), min(high, 1.0)
     return Figure(mean=interval.mean, low=low, high=high, over="seeds")
 
 
 def _rank(setting: Setting) -> tuple[bool, float, float]:
-    """By success, then by reward; those without either last."""
+    """Sort by success, then by reward; settings without either come last."""
     success, reward = setting.figures.get("success"), setting.figures.get("reward")
     return success is None, -(success.mean if success else 0), -(reward.mean if reward else 0)
 
@@ -221,9 +221,9 @@ def _have_the_same_tasks(settings: Sequence[Setting]) -> bool:
 
 
 def _may_equal(best: Setting, other: Setting) -> bool:
-    """Could chance have made the best one's lead in success?
+    """Tell whether the best setting's lead in success may be chance.
 
-    One run against one: paired by task. Else: do the intervals over seeds overlap?
+    Two single runs are paired by task; otherwise the intervals over seeds must not overlap.
     """
     ours, theirs = best.figures.get("success"), other.figures.get("success")
     if ours is None or theirs is None:

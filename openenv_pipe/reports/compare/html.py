@@ -1,7 +1,6 @@
-"""A comparison as one HTML page that needs nothing else: no network, no script, the picture inside.
+"""A comparison as one HTML page with the plot inside and no network access or script.
 
-Refuses to load anything: its content policy forbids it, so that a page from a run folder can be
-mailed and opened anywhere.
+Its content policy forbids loading anything, so that a page can be mailed and opened anywhere.
 """
 
 import base64
@@ -38,7 +37,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def page(comparison: Comparison, picture: Path | None, folder: Path) -> str:
-    """The whole page. picture: a PNG to put in; folder: where the page will lie, for its links."""
+    """Return the page. picture: a PNG to embed; folder: where the page will be, for its links."""
     num_runs = sum(len(setting.runs) for setting in comparison.settings)
     parts = [
         f"<h1>{escape(comparison.title)}</h1>",
@@ -141,7 +140,7 @@ def _lost(jobs: Sequence[str]) -> str:
 
 
 def _alike(comparison: Comparison) -> str:
-    """What all runs have in common, folded away."""
+    """List what all runs have in common, folded."""
     runs = [run for setting in comparison.settings for run in setting.runs]
     if not runs:
         return ""

@@ -1,8 +1,8 @@
-"""The runs that a comparison is about, each as its folder says, whatever state it is in.
+"""Load the runs of a comparison from their folders, in whatever state they are.
 
-Runs of a sweep are those whose run.json has the sweep's stamp as `sweep`; jobs that never became
-a run are told by sweep.json. Configurations are read as they were written, not validated: runs of
-another version are compared too.
+Runs of a sweep are those whose run.json has the sweep's stamp as `sweep`; sweep.json names the
+jobs that never became a run. Configurations are not validated, so that runs of other versions can
+be compared.
 """
 
 import json
@@ -20,25 +20,25 @@ from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import read_json
 from openenv_pipe.system.resources import short_path
 
-# Where a run lies and how it is called makes no difference to what comes of it.
+# Keys that do not affect a run's result.
 NO_SETTINGS = ("seed", "name", "runs_dir")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundRun:
-    """One run. `final` is the report that it is judged by, None while there is none."""
+    """One run. `final` is the report that it is judged by, None if there is none yet."""
 
     id: str
     path: Path
     status: str  # of RunFolder, or unreadable
     cause: str | None
     seed: int | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)  # all keys with dots, to values
+    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted keys to values
     num_steps: int | None = None
     duration_s: float | None = None
-    steps: Sequence[Mapping[str, Any]] = ()  # of GRPO, as metrics.jsonl has them
+    steps: Sequence[Mapping[str, Any]] = ()  # GRPO's records in metrics.jsonl
     final: EvalReport | None = None
-    reports: Sequence[EvalReport] = ()  # those that stand at a step
+    reports: Sequence[EvalReport] = ()  # those that belong to a step
 
     @property
     def step(self) -> int:
@@ -47,16 +47,16 @@ class FoundRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The runs, the jobs that never became one, and where what is written about them goes."""
+    """The runs, the jobs that never became one, and the folder for the results."""
 
     title: str
     runs: Sequence[FoundRun]
-    lost_jobs: Sequence[str]  # what each was, and why
+    lost_jobs: Sequence[str]  # each with its cause
     home: Path
 
 
 def find_runs(targets: Sequence[Path]) -> Found:
-    """The runs that are named, or those of one sweep; each once. Raises RunFolderError."""
+    """Load the named runs, or those of one sweep, each once. Raises RunFolderError."""
     if len(targets) == 1 and _is_sweep(targets[0]):
         return _find_sweep(targets[0])
     folders = {_open(path).path.resolve(): None for path in targets}
@@ -78,7 +78,7 @@ def _open(path: Path) -> RunFolder:
 
 
 def _find_sweep(path: Path) -> Found:
-    """The sweep's runs, and its jobs that have none."""
+    """Load a sweep's runs, and list its jobs without a run."""
     stamp, runs_dir = path.resolve().name, path.resolve().parent.parent
     file = path / "sweep.json"
     jobs = read_json(file).get("jobs", []) if file.is_file() else []
@@ -111,7 +111,7 @@ def _sweep_of(path: Path) -> str | None:
 
 
 def _read(path: Path) -> FoundRun:
-    """A run, also one of which a file is damaged."""
+    """Load a run, even if one of its files is damaged."""
     name = f"{path.parent.name}/{path.name}"
     try:
         folder = RunFolder.open(path)
@@ -137,7 +137,7 @@ def _read(path: Path) -> FoundRun:
 
 
 def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | None:
-    """The report after training; of a finished run without training, the last that it made."""
+    """Return the report after training; for a finished run without training, its last one."""
     if "trained" in stages or folder.status != "finished":
         return stages.get("trained")
     others = [*stages.values()] or [*read_reports(folder.path).values()]
@@ -145,7 +145,7 @@ def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | 
 
 
 def _settings(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, Any]]:
-    """The leaves of a configuration, but for the seed and what follows it."""
+    """Yield the leaves of a configuration, except the seed and what is derived from it."""
     for key, value in flat(config).items():
         if key not in NO_SETTINGS and not (key == "model.seed" and value == seed):
             yield key, json.dumps(value) if isinstance(value, dict | list) else value

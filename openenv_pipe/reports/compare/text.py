@@ -1,4 +1,4 @@
-"""A comparison on standard output: a table for people, Markdown, CSV or JSON for what reads it."""
+"""A comparison on standard output: a table for people; Markdown, CSV or JSON for programs."""
 
 import csv
 import io
@@ -15,13 +15,13 @@ from openenv_pipe.reports.compare.load import FoundRun
 from openenv_pipe.system.files import dump_json
 from openenv_pipe.system.markdown import UNKNOWN, table
 
-MOST_KEYS = 6  # of a table on a terminal; the other forms have all
-FILE_WIDTH = 1000  # columns of what is not a terminal: nothing is broken there
-SHARES = ("success", "pass@")  # measures that are percentages
+MAX_KEYS = 6  # in a table on a terminal; the other forms have all
+FILE_WIDTH = 1000  # columns when not on a terminal, so that no line is broken
+PERCENTAGES = ("success", "pass@")  # measures shown in percent
 
 
 def print_comparison(comparison: Comparison, form: str) -> None:
-    """form: table, md, csv or json."""
+    """Print a comparison. form: table, md, csv or json."""
     match form:
         case "table":
             _print_table(comparison)
@@ -34,10 +34,10 @@ def print_comparison(comparison: Comparison, form: str) -> None:
 
 
 def figure_text(measure: str, figure: Figure | None) -> str:
-    """`96% [94, 98]` for shares, else `1.31 [1.20, 1.42]`."""
+    """Format as `96% [94, 98]` for percentages, else `1.31 [1.20, 1.42]`."""
     if figure is None:
         return UNKNOWN
-    scale, digits, unit = (100, 0, "%") if measure.startswith(SHARES) else (1, 2, "")
+    scale, digits, unit = (100, 0, "%") if measure.startswith(PERCENTAGES) else (1, 2, "")
     mean = f"{scale * figure.mean:.{digits}f}{unit}"
     if figure.low is None or figure.high is None:
         return mean
@@ -45,7 +45,7 @@ def figure_text(measure: str, figure: Figure | None) -> str:
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Sentences below the figures: the best one, and how sure that is."""
+    """Return sentences on the best setting and how certain that is."""
     lines = []
     if comparison.best and comparison.best_run:
         success = figure_text("success", comparison.best.figures["success"])
@@ -58,14 +58,14 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def run_line(run: FoundRun) -> str:
-    """A run that has not finished, or cannot be read, in a line."""
+    """Describe an unfinished or unreadable run in one line."""
     steps = f" at step {run.step} of {run.num_steps}" if run.num_steps is not None else ""
     cause = f": {run.cause.splitlines()[0]}" if run.cause else ""
     return f"{run.id} {run.status}{steps}{cause}"
 
 
 def intervals_text(comparison: Comparison) -> str:
-    """What the intervals are, in words."""
+    """Describe the intervals in words."""
     kinds = {f.over for s in comparison.settings for f in s.figures.values() if f.low is not None}
     if kinds == {"seeds"}:
         return "95% intervals over seeds (Student's t)"
@@ -84,7 +84,7 @@ def headings(comparison: Comparison) -> list[str]:
 
 
 def cells(comparison: Comparison, setting: Setting) -> list[str]:
-    """One row, under `headings`."""
+    """Return one row of cells for `headings`."""
     values = [
         value_text(setting.values[key]) if key in setting.values else UNKNOWN
         for key in comparison.keys
@@ -96,7 +96,7 @@ def cells(comparison: Comparison, setting: Setting) -> list[str]:
 def _print_table(comparison: Comparison) -> None:
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
     titles, num_keys = headings(comparison), len(comparison.keys)
-    keep = [i for i in range(len(titles)) if not MOST_KEYS <= i < num_keys]
+    keep = [i for i in range(len(titles)) if not MAX_KEYS <= i < num_keys]
     shown = Table(
         Column("", no_wrap=True),
         *(Column(titles[i], justify="right" if titles[i] in comparison.measures else "left")
@@ -121,7 +121,7 @@ def _print_table(comparison: Comparison) -> None:
 
 
 def _ids(setting: Setting) -> str:
-    """The runs of a setting, those of one experiment by their numbers."""
+    """Name the runs of a setting; runs of one experiment by their numbers only."""
     first, *others = [run.id for run in setting.runs]
     name = first.partition("/")[0]
     return " ".join([first, *(other.removeprefix(f"{name}/") for other in others)])
@@ -136,7 +136,7 @@ def _as_markdown(comparison: Comparison) -> str:
 
 
 def _as_csv(comparison: Comparison) -> str:
-    """A row a setting; keys in full, three columns a measure."""
+    """Return a row per setting, with full keys and three columns per measure."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     figures = [f"{name}{end}" for name in comparison.measures for end in ("", " low", " high")]
