@@ -1,115 +1,211 @@
-"""How an environment server is reached: what a request carries, and one plain HTTP request.
+"""The HTTP client, for environment servers, vLLM servers and model endpoints.
 
-Refused here: following redirects, which would carry headers to another host; and retrying.
+Redirects are not followed, because a redirect would send the headers, and with them credentials, to
+another host. Nothing is retried. aiohttp is imported with the first request, so that commands
+without one start quickly.
 """
 
 import asyncio
-import http.client
 import json
-import socket
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from openenv_pipe.errors import ConfigError
 
-MOST_BYTES = 8 * 2**20
-LOOPBACK = ("127.0.0.1", "localhost", "::1")  # never asked for through a configured proxy
+if TYPE_CHECKING:
+    import aiohttp
+
+MAX_BYTES = 8 * 2**20  # of content that `fetch` returns; the rest is cut off
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # hosts that are never reached through a proxy
+IDLE_CONNECTION_S = 15.0  # how long an unused connection stays open
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """What every request to a server carries, WebSockets included."""
+    """What every request to a server carries, also those that open a WebSocket."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     tls: ssl.SSLContext | None = None  # None: the system's certificates, verified
 
 
-OPEN = Access()  # to all who ask
+OPEN = Access()  # for servers that let everyone in
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """None makes the redirect itself the answer."""
+class HttpError(OSError):
+    """There is no complete answer: no connection, no trust in it, a broken one, or no time left."""
 
 
-async def ask(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """A complete answer, whatever its status."""
+
+    status: int
+    headers: Mapping[str, str]  # names in any case
+    content: bytes
+
+
+class HttpClient:
+    """Requests to one server, over connections that stay open. Use it in `async with`."""
+
+    def __init__(
+        self,
+        url: str,
+        access: Access = OPEN,
+        *,
+        idle_connection_s: float = IDLE_CONNECTION_S,
+        use_proxy: bool = True,
+    ) -> None:
+        """Open no connection yet.
+
+        Args:
+            url: http://, https://, or unix:///path of a socket; paths of requests are appended.
+            idle_connection_s: how long an unused connection stays open.
+            use_proxy: send requests through the proxy that the environment variables name, if any.
+        """
+        parts = urlsplit(url)
+        self._socket = parts.path if parts.scheme == "unix" else None
+        self._url = "http://localhost" if self._socket else url.rstrip("/")
+        self._access = access
+        self._idle_connection_s = idle_connection_s
+        self._proxy = _proxy_for(url) if use_proxy else None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "HttpClient":
+        import aiohttp
+
+        idle_s = self._idle_connection_s
+        connector: aiohttp.BaseConnector
+        if self._socket is not None:
+            connector = aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=idle_s)
+        else:
+            tls = self._access.tls or True
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_s, ssl=tls)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers=dict(self._access.headers),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None),  # `request` has its own limit
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """True before and after the `async with` block."""
+        return self._session is None or self._session.closed
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout_s: float,
+        body: Any = None,
+        max_bytes: int | None = None,
+    ) -> Response:
+        """Send one request and read its answer. A cancellation closes the connection.
+
+        Args:
+            timeout_s: seconds for all of it: connecting, sending, and reading to the end.
+            body: sent as JSON, unless it is None.
+            max_bytes: content beyond it is cut off; None: there is no limit.
+
+        Raises:
+            HttpError: there is no complete answer within the time limit.
+        """
+        import aiohttp
+
+        assert self._session is not None, "use the client in `async with`"
+        sending = self._session.request(
+            method, self._url + path, json=body, allow_redirects=False, proxy=self._proxy
+        )
+        try:
+            async with asyncio.timeout(timeout_s), sending as response:
+                return Response(
+                    status=response.status,
+                    headers=response.headers,
+                    content=await _read(response, max_bytes),
+                )
+        except TimeoutError:
+            raise HttpError(f"no answer within {timeout_s:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise HttpError(self._describe(error.os_error)) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise HttpError(str(error) or type(error).__name__) from error
+
+    def _describe(self, error: OSError) -> str:
+        """Describe why there is no connection."""
+        text = str(error) or type(error).__name__
+        # A server without TLS closes the connection when the handshake begins.
+        is_handshake = self._url.startswith("https:") and isinstance(error, ConnectionResetError)
+        return f"SSL handshake failed: {text}" if is_handshake else text
+
+
+async def fetch(
     url: str, path: str, *, timeout_s: float, access: Access = OPEN, body: Any = None
 ) -> tuple[int, bytes]:
-    """Status and content of `path` on the server at `url` (http, https, or a unix socket's).
+    """Return status and content of `path` on the server at `url`, over a connection of its own.
 
-    A body is posted as JSON. Raises OSError if there is no answer within the limit, or no trust.
+    A `body` is posted as JSON; see `HttpClient` for the rest.
+
+    Raises:
+        HttpError: there is no complete answer within the time limit.
     """
-    headers = dict(access.headers)
-    data = None
-    if body is not None:
-        headers["Content-Type"] = "application/json"
-        data = json.dumps(body).encode()
-    request = _ask_unix if urlsplit(url).scheme == "unix" else _ask_http
-    async with asyncio.timeout(timeout_s):
-        return await asyncio.to_thread(request, url, path, headers, data, timeout_s, access.tls)
+    async with HttpClient(url, access) as client:
+        method = "GET" if body is None else "POST"
+        response = await client.request(
+            method, path, timeout_s=timeout_s, body=body, max_bytes=MAX_BYTES
+        )
+    return response.status, response.content
 
 
-async def ask_object(
+async def fetch_object(
     url: str, path: str, *, timeout_s: float, access: Access = OPEN, body: Any = None
 ) -> dict[str, Any]:
-    """The JSON object at `path`. Raises ConfigError for any other answer, or none."""
-    where = url.rstrip("/") + path
+    """Return the JSON object at `path` of an environment server. See `fetch`.
+
+    Raises:
+        ConfigError: there is no answer, or one of another kind.
+    """
+    address = url.rstrip("/") + path
     try:
-        status, content = await ask(url, path, timeout_s=timeout_s, access=access, body=body)
+        status, content = await fetch(url, path, timeout_s=timeout_s, access=access, body=body)
         answer = json.loads(content) if status == 200 else None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        seen = str(error) or f"no answer within {timeout_s:g} s"
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot read {where}: {seen}; expected an OpenEnv server that is running"
+            f"cannot read {address}: {error}; expected an OpenEnv server that is running"
         ) from error
     if status != 200:
-        raise ConfigError(f"{where} answered with status {status}, expected 200: {content[:80]!r}")
+        raise ConfigError(
+            f"{address} answered with status {status}, expected 200: {content[:80]!r}"
+        )
     if not isinstance(answer, dict):
-        raise ConfigError(f"{where} answered with {str(answer)[:80]!r}, expected a JSON object")
+        raise ConfigError(f"{address} answered with {str(answer)[:80]!r}, expected a JSON object")
     return answer
 
 
-def _ask_http(
-    url: str,
-    path: str,
-    headers: dict[str, str],
-    data: bytes | None,
-    timeout_s: float,
-    tls: ssl.SSLContext | None,
-) -> tuple[int, bytes]:
-    """See `ask`. Blocks."""
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({} if urlsplit(url).hostname in LOOPBACK else None),
-        urllib.request.HTTPSHandler(context=tls),
-        _NoRedirect,
-    )
-    request = urllib.request.Request(url.rstrip("/") + path, data, headers)
-    try:
-        with opener.open(request, timeout=timeout_s) as response:
-            return response.status, response.read(MOST_BYTES)
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            return refusal.code, refusal.read(MOST_BYTES)
-    except urllib.error.URLError as error:  # its own text would be <urlopen error ...>
-        raise error.reason if isinstance(error.reason, OSError) else error from None
+async def _read(response: "aiohttp.ClientResponse", max_bytes: int | None) -> bytes:
+    if max_bytes is None:
+        return await response.read()
+    content = bytearray()
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) >= max_bytes:
+            break
+    return bytes(content[:max_bytes])
 
 
-def _ask_unix(
-    url: str, path: str, headers: dict[str, str], data: bytes | None, timeout_s: float, _: Any
-) -> tuple[int, bytes]:
-    """See `ask`. Blocks."""
-    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
-    connection.sock = socket.socket(socket.AF_UNIX)
-    try:
-        connection.sock.settimeout(timeout_s)
-        connection.sock.connect(urlsplit(url).path)
-        connection.request("GET" if data is None else "POST", path, data, headers)
-        response = connection.getresponse()
-        return response.status, response.read(MOST_BYTES)
-    finally:
-        connection.close()
+def _proxy_for(url: str) -> str | None:
+    """Return the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY name for the URL, if any."""
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(url)
+    if parts.hostname is None or parts.hostname in LOOPBACK or proxy_bypass(parts.hostname):
+        return None
+    return getproxies().get(parts.scheme)

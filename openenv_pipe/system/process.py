@@ -5,24 +5,28 @@ stops it, exits or is killed, SIGKILL included. There are no shells, no captured
 restarts; the output is in the log.
 """
 
+import asyncio
 import errno
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 GUARD = Path(__file__).with_name("guard.py")
 KILL_MARGIN_S = 6.0  # the guardian's KILL_LIMIT_S and one second
+EXIT_POLL_S = 0.05
+STOP_POLL_S = 0.01
 
 
 class ManagedProcess:
     """One running command. Its stdout and stderr are appended to `log`.
 
-    Only `wait` and `stop` block; call them with `asyncio.to_thread`. Calls from several threads
-    are safe.
+    `wait` and `stop` block; on an event loop use `exited` and `stopped`. Calls from several
+    threads are safe.
     """
 
     def __init__(
@@ -99,6 +103,20 @@ class ManagedProcess:
             self.wait(1.0)
         self._guard.stdin.close()
         return self.returncode
+
+    async def exited(self) -> str:
+        """Return when the command has ended, with the cause: 'exit code 1'."""
+        while self.alive:
+            await asyncio.sleep(EXIT_POLL_S)
+        return f"exit code {self.returncode}"
+
+    async def stopped(self, timeout_s: float) -> None:
+        """Do what `stop` does without blocking the event loop."""
+        self.begin_stop(timeout_s)
+        deadline = time.monotonic() + timeout_s + KILL_MARGIN_S
+        while self.alive and time.monotonic() < deadline:
+            await asyncio.sleep(STOP_POLL_S)
+        await asyncio.to_thread(self.stop, 0.0)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -14,11 +14,11 @@ import pytest
 from websockets.asyncio.server import serve
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.environments.hosts import attach
 from openenv_pipe.environments.hosts.attach import AttachHost, http_url
-from openenv_pipe.environments.hosts.health import health
-from openenv_pipe.environments.hosts.process import ProcessServer
+from openenv_pipe.environments.hosts.process import EnvProcess
 from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
+from openenv_pipe.system import readiness
+from openenv_pipe.system.readiness import check_health
 from tests.ports import lasting_port
 
 TOKEN = "a-token-of-the-tests"
@@ -27,7 +27,7 @@ LIMIT_S = 60.0  # of what takes a moment on a quiet machine
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    monkeypatch.setattr(attach, "POLL_S", 0.05)
+    monkeypatch.setattr(readiness, "OUTAGE_POLL_S", 0.05)
 
 
 class Stub:
@@ -102,14 +102,14 @@ async def refusal(*urls, **changes):
 
 async def test_a_real_server_is_used_and_left_running(tmp_path):
     config = compose(["conf=echo", "host.sessions_per_server=3"]).config
-    server = ProcessServer(config.env, config.host, 0, tmp_path / "log")
+    server = EnvProcess(config.env, config.host, 0, tmp_path / "log")
     try:
         await server.start()
         async with attached(server.url, sessions_per_server=3) as host:
             async with host.session() as session:
                 first = await session.reset({"seed": 1, "split": "train", "index": 0}, LIMIT_S)
             assert first.observation["letter"]
-        assert await health(server.url, LIMIT_S) == "200"
+        assert await check_health(server.url, LIMIT_S) is None
     finally:
         await server.stop()
 

@@ -281,7 +281,7 @@ async def test_no_cluster_and_an_unknown_context_are_user_errors(tmp_path):
 
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if ".hosts.kubernetes.host" in name]:
+    for name in [name for name in sys.modules if ".hosts.kubernetes" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes.aio", None)
     config = compose(["conf=echo", "host=kubernetes", "host.image=x"]).config

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.environments.hosts.process import ProcessHost, ProcessServer
+from openenv_pipe.environments.hosts.process import EnvProcess, ProcessHost
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN
@@ -69,7 +69,7 @@ async def test_four_servers_with_one_session_play_what_one_with_four_plays(tmp_p
 @pytest.fixture
 async def echo_server(tmp_path):
     config = compose(["conf=echo"]).config
-    server = ProcessServer(config.env, config.host, 0, tmp_path / "log")
+    server = EnvProcess(config.env, config.host, 0, tmp_path / "log")
     await server.start()
     yield server.url
     await server.stop()
@@ -106,7 +106,7 @@ async def test_a_server_without_the_task_api_is_explained(tmp_path):
     from tests.integration.test_process_host import settings, write_package
 
     parts = settings(package=write_package(tmp_path / "parrot"))
-    server = ProcessServer(*parts, 0, tmp_path / "log")
+    server = EnvProcess(*parts, 0, tmp_path / "log")
     await server.start()
     try:
         with pytest.raises(ConfigError, match=r"/parrot/splits answers 501 .*type range, file"):

@@ -218,7 +218,7 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
             change(policy, 0.01 * version)
             await engine.publish(version)
             assert (await engine.metrics())["canary/difference"] < 1e-4
-        client = engine.replicas[0].life.client
+        client = engine.replicas[0].supervisor.client
         names = await client.adapters()
         kept, root = engine._publisher._kept, engine._publisher._root
         served = [name for name in names if name.startswith(root.name)]
@@ -349,7 +349,7 @@ def test_three_steps_with_an_adapter(vllm_served, tmp_path):
 async def test_a_stale_adapter_stops_the_run(vllm_served, tmp_path, monkeypatch):
     """Trap 16, made on purpose: a new name for the old weights. Both numbers are told."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
-        client = engine.replicas[0].life.client
+        client = engine.replicas[0].supervisor.client
         load = client.load_adapter
         (old,) = engine._publisher._root.glob("*-step-0")
         monkeypatch.setattr(client, "load_adapter", lambda name, folder: load(name, old))

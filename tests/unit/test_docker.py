@@ -13,8 +13,8 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.hosts.docker.container import (
-    DOORWAY,
-    Place,
+    SOCKET_PROXY,
+    ContainerSetup,
     cause_of_death,
     container_options,
 )
@@ -51,8 +51,10 @@ def settings(package=None, env=None, **host):
 
 def options(env=None, start=("serve", "--all"), **host):
     image = Image("parrot:1", "sha256:1", start, ())
-    place = Place(client=None, image=image, port=9000, folder=Path("/f"), labels={"run": "7"})
-    return container_options(*settings(env=env, **host), place, Path("/f/0"))
+    setup = ContainerSetup(
+        client=None, image=image, port=9000, folder=Path("/f"), labels={"run": "7"}
+    )
+    return container_options(*settings(env=env, **host), setup, Path("/f/0"))
 
 
 # --- the image and its port --------------------------------------------------------------------
@@ -120,13 +122,13 @@ def test_the_digest_of_code_knows_no_caches(package):
 # --- the container -----------------------------------------------------------------------------
 
 
-def test_without_a_network_the_image_starts_behind_the_door():
+def test_without_a_network_the_image_starts_behind_the_proxy():
     made = options()
     assert made["network_mode"] == "none"
     assert "ports" not in made
     words = made["entrypoint"] + made["command"]
     assert words[:4] == ["python3", "-I", "-S", "-c"]
-    assert words[5:] == ["/run/openenv-pipe/door", "9000", "serve", "--all"]
+    assert words[5:] == ["/run/openenv-pipe/server", "9000", "serve", "--all"]
 
 
 def test_on_a_bridge_the_image_starts_as_it_is():
@@ -190,7 +192,7 @@ def test_a_process_is_told_from_another_with_its_number():
     assert this.model_copy(update={"host": "elsewhere", "pid": 2**22}).alive
 
 
-# --- the door ----------------------------------------------------------------------------------
+# --- the socket proxy --------------------------------------------------------------------------
 
 ECHO = """
 import socket, sys
@@ -204,13 +206,13 @@ while True:
 
 
 @pytest.fixture
-def behind_the_door(tmp_path):
-    """Starts a Python program behind a door: the process and the socket's path."""
+def behind_the_proxy(tmp_path):
+    """Return a function that starts a program behind the proxy and returns process and socket."""
     started = []
 
     def start(program, port):
-        path = f"/tmp/door-{os.getpid()}-{port}"  # a socket's path must be short
-        command = [sys.executable, "-I", "-S", "-c", DOORWAY.read_text(), path, str(port)]
+        path = f"/tmp/proxy-{os.getpid()}-{port}"  # a socket's path must be short
+        command = [sys.executable, "-I", "-S", "-c", SOCKET_PROXY.read_text(), path, str(port)]
         process = subprocess.Popen([*command, sys.executable, "-c", program, str(port)])
         started.append((process, path))
         return process, path
@@ -223,7 +225,7 @@ def behind_the_door(tmp_path):
 
 
 async def opened(path):
-    """A connection through the door to a server that answers."""
+    """A connection through the proxy to a server that answers."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             await asyncio.sleep(0.05)
@@ -243,8 +245,8 @@ async def closed(writer):
         await writer.wait_closed()
 
 
-async def test_the_door_passes_on_what_comes_and_the_end_of_it(behind_the_door):
-    process, path = behind_the_door(ECHO, lasting_port())
+async def test_the_proxy_passes_on_what_comes_and_the_end_of_it(behind_the_proxy):
+    process, path = behind_the_proxy(ECHO, lasting_port())
     reader, writer = await opened(path)
     large = b"abc" * 1_000_000
     writer.write(large)
@@ -259,20 +261,20 @@ async def test_the_door_passes_on_what_comes_and_the_end_of_it(behind_the_door):
 @pytest.mark.parametrize(
     ("program", "code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)]
 )
-def test_the_door_ends_as_the_server_does(behind_the_door, program, code):
-    process, _ = behind_the_door(program, lasting_port())
+def test_the_proxy_ends_as_the_server_does(behind_the_proxy, program, code):
+    process, _ = behind_the_proxy(program, lasting_port())
     assert process.wait(LIMIT_S) == code
 
 
 def test_a_server_that_cannot_be_started_is_named(tmp_path):
-    command = [sys.executable, str(DOORWAY), str(tmp_path / "door"), "1", "no-such-program"]
+    command = [sys.executable, str(SOCKET_PROXY), str(tmp_path / "server"), "1", "no-such-program"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 127
     assert "no-such-program" in done.stderr
 
 
-def test_who_connects_too_early_is_sent_away(behind_the_door):
-    process, path = behind_the_door("import time; time.sleep(600)", lasting_port())
+def test_who_connects_too_early_is_sent_away(behind_the_proxy):
+    process, path = behind_the_proxy("import time; time.sleep(600)", lasting_port())
     while not Path(path).exists():
         assert process.poll() is None
         time.sleep(0.01)

@@ -29,7 +29,7 @@ def configured(*overrides: str):
 def stubs(count: int):
     return [
         SimpleNamespace(
-            number=number, may_play=True, is_late=False, life=SimpleNamespace(failure=None)
+            number=number, may_play=True, is_late=False, supervisor=SimpleNamespace(failure=None)
         )
         for number in range(count)
     ]
@@ -95,7 +95,7 @@ def test_a_server_without_the_last_policy_is_not_asked_even_when_the_other_is_do
 def test_one_that_is_down_for_good_ends_it_all():
     replicas = stubs(2)
     router = Router(replicas)
-    replicas[1].life.failure = EngineError("restarts are used up")
+    replicas[1].supervisor.failure = EngineError("restarts are used up")
     with pytest.raises(EngineError, match="used up"):
         router.replica_of(0, None)
 
@@ -271,7 +271,7 @@ async def test_a_server_that_cannot_come_back_ends_the_run_with_its_log(tmp_path
         engine.begin_collection(2, 2)
         servers[0].starts_dead = True
         await servers[0].stop()
-        await until(lambda: engine.replicas[0].life.failure)
+        await until(lambda: engine.replicas[0].supervisor.failure)
         with pytest.raises(EngineError, match=r"max_restarts=1 are used up") as caught:
             await engine.generate(request(0))
         assert "| ImportError: no such kernel" in str(caught.value)

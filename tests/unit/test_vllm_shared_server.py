@@ -173,7 +173,7 @@ def shareable(tmp_path, monkeypatch) -> SharedVllmServer:
 
 async def test_a_server_loses_what_a_run_has_left(shareable):
     client = FakeClient()
-    shareable._life = SimpleNamespace(client=client)
+    shareable._supervisor = SimpleNamespace(client=client)
     await shareable.clear()
     assert client.left == []
     assert client.num_resets == 1
@@ -182,7 +182,7 @@ async def test_a_server_loses_what_a_run_has_left(shareable):
 
 @pytest.mark.parametrize("client", [None, FakeClient(healthy=False)])
 async def test_a_silent_server_is_not_lent_again(shareable, client):
-    shareable._life = SimpleNamespace(client=client)
+    shareable._supervisor = SimpleNamespace(client=client)
     with pytest.raises(EngineError, match="does not answer"):
         await shareable.clear()
 

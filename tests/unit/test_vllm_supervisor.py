@@ -1,6 +1,6 @@
-"""The life of a vLLM server, with a small server in its place: deaths, restarts, lost requests.
+"""The supervisor of a vLLM server: deaths, restarts and lost requests, with `SmallServer`.
 
-The real one is in tests/integration/test_vllm_train.py.
+tests/integration/test_vllm_train.py uses a real server.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm import supervisor as life_module
+from openenv_pipe.engines.vllm import supervisor as supervisor_module
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError, VllmClient
-from openenv_pipe.engines.vllm.supervisor import ServerLife
+from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
 from openenv_pipe.errors import EngineError
 from tests.small_vllm import SmallServer
 
@@ -20,7 +20,7 @@ LIMIT_S = 120.0  # of every test: nothing may wait for ever
 
 @asynccontextmanager
 async def living(tmp_path, *overrides: str, restore=None):
-    """A life that has started, and its server."""
+    """A supervisor that has started, and its server."""
     config = compose(["conf=smoke", "engine=vllm", "engine.max_restarts=1", *overrides]).config
     server = SmallServer(tmp_path / "engine.log")
     restored, told = [], []
@@ -28,59 +28,61 @@ async def living(tmp_path, *overrides: str, restore=None):
     async def note_restore(client: VllmClient) -> None:
         restored.append(client.url)
 
-    life = ServerLife(server, config.engine, restore=restore or note_restore, tell=told.append)
+    supervisor = VllmSupervisor(
+        server, config.engine, restore=restore or note_restore, tell=told.append
+    )
     async with asyncio.timeout(LIMIT_S):
         try:
-            await life.start()
-            yield life, server, restored, told
+            await supervisor.start()
+            yield supervisor, server, restored, told
         finally:
-            await life.close()
+            await supervisor.close()
 
 
-async def ask(life: ServerLife, seed: int) -> list[int]:
+async def ask(supervisor: VllmSupervisor, seed: int) -> list[int]:
     """As the engine does: until a server has answered."""
     while True:
-        client = await life.serving()
+        client = await supervisor.serving()
         try:
             (sampled,) = await client.generate(BASE, [1], {"seed": seed})
             return sampled.token_ids
         except ServerGoneError:
-            await life.look_after(client)
+            await supervisor.wait_after_failure(client)
 
 
 async def test_a_dead_server_is_replaced_and_lost_requests_asked_again(tmp_path):
-    async with living(tmp_path) as (life, server, restored, told):
-        assert await ask(life, 1) == [7, 8]
+    async with living(tmp_path) as (supervisor, server, restored, told):
+        assert await ask(supervisor, 1) == [7, 8]
         await server.stop()
-        answers = await asyncio.gather(*(ask(life, seed) for seed in (2, 3, 4)))
+        answers = await asyncio.gather(*(ask(supervisor, seed) for seed in (2, 3, 4)))
         assert answers == [[7, 8]] * 3
         assert server.num_starts == 2 and len(set(restored)) == 2
-        assert life.num_restarts == 1
+        assert supervisor.num_restarts == 1
         assert sorted(server.seeds[-3:]) == [2, 3, 4]
         assert any("exit code 137" in text and "restart 1 of 1" in text for text in told)
 
 
 async def test_when_restarts_are_used_up_all_who_wait_hear_why(tmp_path):
     """Trap 28: an end in bounded time, with the cause and the log's last lines."""
-    async with living(tmp_path) as (life, server, _, _):
+    async with living(tmp_path) as (supervisor, server, _, _):
         server.starts_dead = True
         await server.stop()
-        waiting = [asyncio.create_task(ask(life, seed)) for seed in range(3)]
+        waiting = [asyncio.create_task(ask(supervisor, seed)) for seed in range(3)]
         for task in waiting:
             with pytest.raises(EngineError, match="max_restarts=1 are used up") as caught:
                 await task
             assert "exit code 137" in str(caught.value)
             assert "| ImportError: no such kernel" in str(caught.value)
-        assert life.client is None
+        assert supervisor.client is None
 
 
 async def test_a_server_that_cannot_start_says_why(tmp_path):
     server = SmallServer(tmp_path / "engine.log")
     server.starts_dead = True
     config = compose(["conf=smoke", "engine=vllm"]).config
-    life = ServerLife(server, config.engine, restore=None, tell=print)
+    supervisor = VllmSupervisor(server, config.engine, restore=None, tell=print)
     with pytest.raises(EngineError, match="died before it was ready") as caught:
-        await asyncio.wait_for(life.start(), LIMIT_S)
+        await asyncio.wait_for(supervisor.start(), LIMIT_S)
     assert "| ImportError: no such kernel" in str(caught.value)
 
 
@@ -88,24 +90,24 @@ async def test_a_start_is_bounded(tmp_path):
     server = SmallServer(tmp_path / "engine.log")
     server.is_healthy = False
     config = compose(["conf=smoke", "engine=vllm", "engine.start_timeout_s=0.5"]).config
-    life = ServerLife(server, config.engine, restore=None, tell=print)
+    supervisor = VllmSupervisor(server, config.engine, restore=None, tell=print)
     with pytest.raises(EngineError, match=r"within engine\.start_timeout_s=0\.5"):
-        await asyncio.wait_for(life.start(), LIMIT_S)
+        await asyncio.wait_for(supervisor.start(), LIMIT_S)
 
 
 @asynccontextmanager
 async def left_behind(tmp_path, **state):
-    """A life that has not started, and a server that a run before it has left in this state."""
+    """A supervisor that has not started, of a server in the state that a dead run left it in."""
     server = SmallServer(tmp_path / "engine.log")
     for name, value in state.items():
         setattr(server, name, value)
     config = compose(["conf=smoke", "engine=vllm", "engine.start_timeout_s=60"]).config
-    life = ServerLife(server, config.engine, restore=_nothing, tell=print)
+    supervisor = VllmSupervisor(server, config.engine, restore=_nothing, tell=print)
     async with asyncio.timeout(LIMIT_S):
         try:
-            yield life
+            yield supervisor
         finally:
-            await life.close()
+            await supervisor.close()
 
 
 async def _nothing(_: VllmClient) -> None:
@@ -113,58 +115,58 @@ async def _nothing(_: VllmClient) -> None:
 
 
 async def test_a_server_that_a_killed_run_left_paused_is_woken(tmp_path):
-    async with left_behind(tmp_path, is_paused=True) as life:
-        await life.start()
-        assert await ask(life, 1) == [7, 8]
+    async with left_behind(tmp_path, is_paused=True) as supervisor:
+        await supervisor.start()
+        assert await ask(supervisor, 1) == [7, 8]
 
 
 async def test_a_server_that_cannot_be_paused_need_not_be_woken(tmp_path):
     """One without its development mode serves adapters all the same."""
-    async with left_behind(tmp_path, resume_status=404) as life:
-        await life.start()
-        assert await ask(life, 1) == [7, 8]
+    async with left_behind(tmp_path, resume_status=404) as supervisor:
+        await supervisor.start()
+        assert await ask(supervisor, 1) == [7, 8]
 
 
 async def test_a_server_that_fails_to_wake_says_so(tmp_path):
-    async with left_behind(tmp_path, resume_status=500) as life:
+    async with left_behind(tmp_path, resume_status=500) as supervisor:
         with pytest.raises(EngineError, match="/resume answered with status 500"):
-            await life.start()
+            await supervisor.start()
 
 
 async def test_a_broken_connection_to_a_live_server_costs_a_retry_only(tmp_path):
-    async with living(tmp_path) as (life, server, _, _):
+    async with living(tmp_path) as (supervisor, server, _, _):
         server.num_drops = 2
-        assert await ask(life, 5) == [7, 8]
+        assert await ask(supervisor, 5) == [7, 8]
         assert server.num_starts == 1
 
 
 async def test_a_server_that_lives_and_says_nothing_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(life_module, "LOOK_LIMIT_S", 2.0)
-    async with living(tmp_path) as (life, server, _, _):
-        client = await life.serving()
+    monkeypatch.setattr(supervisor_module, "SILENCE_LIMIT_S", 2.0)
+    async with living(tmp_path) as (supervisor, server, _, _):
+        client = await supervisor.serving()
         server.is_healthy = False
-        looking = asyncio.create_task(life.look_after(client))
+        looking = asyncio.create_task(supervisor.wait_after_failure(client))
         while server.num_starts == 1:
             await asyncio.sleep(0.01)
         server.is_healthy = True
         await looking
-        assert await ask(life, 6) == [7, 8]
-        assert life.num_restarts == 1
+        assert await ask(supervisor, 6) == [7, 8]
+        assert supervisor.num_restarts == 1
 
 
 async def test_a_watch_that_fails_still_ends_the_server(tmp_path):
     async def unwatchable() -> str:
         raise RuntimeError("no such process table")
 
-    async with living(tmp_path) as (life, server, _, _):
+    async with living(tmp_path) as (supervisor, server, _, _):
         server.died = unwatchable
-        while life.client is not None:
+        while supervisor.client is not None:
             await asyncio.sleep(0.01)
         with pytest.raises(EngineError, match=r"cannot be watched: .*no such process table"):
-            await life.serving()
+            await supervisor.serving()
         assert server.is_up
     assert not server.is_up
-    assert life._client is None
+    assert supervisor.client is None
 
 
 async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
@@ -176,18 +178,18 @@ async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
         if len(calls) > 1:
             raise EngineError("the adapter is gone")
 
-    async with living(tmp_path, restore=restore) as (life, server, _, _):
+    async with living(tmp_path, restore=restore) as (supervisor, server, _, _):
         await server.stop()
         with pytest.raises(EngineError, match="the adapter is gone"):
-            await ask(life, 1)
+            await ask(supervisor, 1)
 
 
 async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
     """Also when it is closed between two calls that belong together."""
-    async with living(tmp_path) as (life, server, _, _):
-        old = await life.serving()
+    async with living(tmp_path) as (supervisor, server, _, _):
+        old = await supervisor.serving()
         await server.stop()
-        while await life.serving() is old:
+        while await supervisor.serving() is old:
             await asyncio.sleep(0.01)
         for call in (old.metrics_text(), old.generate(BASE, [1], {}), old.adapters()):
             with pytest.raises(ServerGoneError, match="has been replaced"):
@@ -197,8 +199,8 @@ async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
 
 async def test_a_logprob_that_is_none_is_nan(tmp_path):
     """Trap 7: vLLM writes NaN as -9999, which would be averaged as if it were one."""
-    async with living(tmp_path) as (life, _, _, _):
-        client = await life.serving()
+    async with living(tmp_path) as (supervisor, _, _, _):
+        client = await supervisor.serving()
         (sampled,) = await client.generate(BASE, [1], {})
         assert sampled.logprobs[0] != sampled.logprobs[0]
         assert sampled.logprobs[1] == -0.5
@@ -206,8 +208,8 @@ async def test_a_logprob_that_is_none_is_nan(tmp_path):
 
 async def test_a_reload_that_is_cancelled_leaves_no_server_paused(tmp_path):
     """Also amid the pause, which the server is about to begin then."""
-    async with living(tmp_path) as (life, server, _, _):
-        client = await life.serving()
+    async with living(tmp_path) as (supervisor, server, _, _):
+        client = await supervisor.serving()
         server.calls.clear()
         server.may_load.clear()
 

@@ -137,7 +137,7 @@ class _Opening:
             facts=facts,
         )
         try:
-            await of_each(replica.life.start() for replica in replicas)
+            await of_each(replica.supervisor.start() for replica in replicas)
             if self._sleep_level and self._config.launch == "attach":
                 await of_each(self._refuse_sleepless(replica) for replica in replicas)
             await engine.publish(0)
@@ -155,7 +155,7 @@ class _Opening:
                 raise error
 
     async def _refuse_sleepless(self, replica: Replica) -> None:
-        client = await replica.life.serving()
+        client = await replica.supervisor.serving()
         if not await client.can_sleep():
             raise ConfigError(
                 f"engine.sleep={self._config.sleep}: the server at {client.url} cannot be put to "

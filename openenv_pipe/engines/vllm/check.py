@@ -1,7 +1,6 @@
 """What `openenv-pipe check` says of a server before there is one."""
 
 import asyncio
-import http.client
 import shutil
 
 from openenv_pipe.config.schema import VllmEngineConfig
@@ -9,7 +8,7 @@ from openenv_pipe.engines.vllm.install import VERSION, Build, find_installed
 from openenv_pipe.engines.vllm.publish_mode import publishing, refuse_broadcast
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.http import ask
+from openenv_pipe.system.http import fetch
 
 ANSWER_LIMIT_S = 10.0
 
@@ -40,10 +39,9 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
 def _check_attached(config: VllmEngineConfig) -> str:
     for url in config.urls:
         try:
-            status, _ = asyncio.run(ask(url, "/health", timeout_s=ANSWER_LIMIT_S))
-        except (OSError, http.client.HTTPException) as error:
-            seen = str(error) or f"nothing within {ANSWER_LIMIT_S:g} s"
-            raise ConfigError(f"engine.url={url} does not answer: {seen}") from error
+            status, _ = asyncio.run(fetch(url, "/health", timeout_s=ANSWER_LIMIT_S))
+        except OSError as error:
+            raise ConfigError(f"engine.url={url} does not answer: {error}") from error
         if status != 200:
             raise ConfigError(f"{url}/health answers {status}, expected 200 of a vLLM server")
     return f"{' and '.join(config.urls)} {'answers' if len(config.urls) == 1 else 'answer'}"

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
-
 from openenv_pipe.errors import EngineError
+from openenv_pipe.system.http import Access, HttpClient, HttpError
 
 BASE = "base"  # the model's name without an adapter
 KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer
@@ -42,21 +41,21 @@ class VllmClient:
 
     def __init__(self, url: str, *, api_key: str | None, request_timeout_s: float) -> None:
         self.url = url.rstrip("/")
-        self._api_key = api_key
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = HttpClient(
+            url,
+            Access(headers=headers),
+            idle_connection_s=KEEP_ALIVE_S,
+            use_proxy=False,
+        )
         self._request_timeout_s = request_timeout_s
-        self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "VllmClient":
-        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-        self._http = aiohttp.ClientSession(
-            headers=headers,
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-        )
+        await self._http.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._http is not None
-        await self._http.close()
+        await self._http.__aexit__()
 
     async def generate(
         self, model: str, token_ids: Sequence[int], sampling: Mapping[str, Any]
@@ -86,13 +85,18 @@ class VllmClient:
     @property
     def is_closed(self) -> bool:
         """Whether its server has been given up."""
-        return self._http is None or self._http.closed
+        return self._http.is_closed
+
+    async def check_health(self, limit_s: float) -> str | None:
+        """See `system.readiness.check_health`."""
+        try:
+            status, _ = await self._call("GET", "/health", None, limit_s)
+        except ServerGoneError as error:
+            return str(error)
+        return None if status == 200 else str(status)
 
     async def is_healthy(self, limit_s: float) -> bool:
-        try:
-            return (await self._call("GET", "/health", None, limit_s))[0] == 200
-        except ServerGoneError:
-            return False
+        return await self.check_health(limit_s) is None
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
@@ -216,19 +220,13 @@ class VllmClient:
 
     async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:
         """Status and content. A cancellation closes the connection: the server then aborts."""
-        assert self._http is not None, "use the client in `async with`"
-        if self._http.closed:  # its server has been given up meanwhile
+        if self._http.is_closed:  # its server has been given up meanwhile
             raise ServerGoneError(f"{path}: the server has been replaced")
-        limit = aiohttp.ClientTimeout(total=limit_s)
         try:
-            async with self._http.request(
-                method, self.url + path, json=body, timeout=limit
-            ) as response:
-                return response.status, await response.read()
-        except TimeoutError:
-            raise ServerGoneError(f"{path}: no answer within {limit_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise ServerGoneError(f"{path}: {type(error).__name__}: {error}") from error
+            response = await self._http.request(method, path, timeout_s=limit_s, body=body)
+        except HttpError as error:
+            raise ServerGoneError(f"{path}: {error}") from error
+        return response.status, response.content
 
     async def _survived(self) -> bool:
         """Whether the engine is there after an error of the server: it ends soon if it is not."""

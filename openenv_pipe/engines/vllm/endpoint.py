@@ -1,6 +1,6 @@
-"""A trained model behind vLLM's own OpenAI endpoint, for agents. Nothing of training is on.
+"""Serves a trained model at vLLM's own OpenAI endpoint, for agents. Nothing is trained.
 
-What the server answers with is the model's: its chat template, its generation settings, its tools.
+The model's own chat template, generation settings and tool calls apply.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.install import Build, Installed
-from openenv_pipe.engines.vllm.launch import POLL_S, end_of, server_process, stop_quietly
+from openenv_pipe.engines.vllm.launch import server_process
 from openenv_pipe.engines.vllm.server_command import (
     FEWEST_BATCHED_TOKENS,
     allowed_rank,
@@ -21,6 +21,12 @@ from openenv_pipe.engines.vllm.start_progress import StartProgress
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import port_in_use
+from openenv_pipe.system.readiness import (
+    ATTEMPT_LIMIT_S,
+    NotReadyError,
+    unless_dead,
+    wait_until_healthy,
+)
 
 Tell = Callable[[str], None]
 KEY_VARIABLE = "VLLM_API_KEY"  # the server itself reads it
@@ -31,15 +37,15 @@ CPU_CACHE_GB = "2"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """A model under its name."""
+    """A model and the name that it is served under."""
 
-    name: str  # that requests ask for
-    model: str  # a folder, or an id on a hub
+    name: str  # requests name it as their model
+    model: str  # a folder, or an id on a model hub
     revision: str | None
     adapter: Path | None  # served under the name, with the model below it as `base`
     lora_rank: int
     dtype: str
-    max_model_len: int  # tokens of a conversation
+    max_model_len: int  # tokens
     chat_template: Path | None  # None: the model's own
     calls_tools: bool
 
@@ -47,7 +53,7 @@ class Served:
 def serving_arguments(
     served: Served, build: Build, host: str, port: int, extra: Sequence[str]
 ) -> list[str]:
-    """What follows `python -m vllm.entrypoints.openai.api_server`; `extra` stands over ours."""
+    """Return the arguments of vLLM's API server. Those in `extra` override the others."""
     arguments = [
         *("--model", served.model, "--dtype", served.dtype),
         *("--max-model-len", str(served.max_model_len)),
@@ -80,7 +86,12 @@ async def serve(
     log: Path,
     tell: Tell,
 ) -> None:
-    """Serves until it is cancelled. Raises ConfigError for the port, EngineError when it dies."""
+    """Serve until cancelled.
+
+    Raises:
+        ConfigError: the port is taken, or a public address has no API key.
+        EngineError: the server died, or was not ready within `start_timeout_s` seconds.
+    """
     if host not in LOOPBACK and not os.environ.get(KEY_VARIABLE):
         raise ConfigError(
             f"--host {host} lets others in, and {KEY_VARIABLE} is not set: set it to a secret of "
@@ -92,34 +103,26 @@ async def serve(
     arguments = serving_arguments(served, installed.build, host, port, extra)
     environment = process_environment(served.model, _variables(installed.build))
     server = server_process(installed.python, arguments, environment, log)
-    try:
-        death = asyncio.create_task(end_of(server))
-        ready = asyncio.create_task(_until_ready(f"http://{host}:{port}", progress))
-        done, _ = await asyncio.wait(
-            {death, ready}, timeout=start_timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        ready.cancel()
-        if not done:
-            raise EngineError(f"the server was not ready within {start_timeout_s:g} s", log)
-        if ready in done:
-            tell(f"serving {served.name} at http://{host}:{port}/v1 until Ctrl-C (log: {log})")
-        cause = await death
-        raise EngineError(f"the server died: {progress.cause_of_death() or cause}", log)
-    finally:
-        await asyncio.shield(stop_quietly(server, STOP_LIMIT_S))
-
-
-async def _until_ready(url: str, progress: StartProgress) -> None:
+    url = f"http://{host}:{port}"
     key = os.environ.get(KEY_VARIABLE)
-    async with VllmClient(url, api_key=key, request_timeout_s=5.0) as client:
-        while not await client.is_healthy(5.0):
-            progress.look()
-            await asyncio.sleep(POLL_S)
+    try:
+        async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
+            ready = wait_until_healthy(
+                url, timeout_s=start_timeout_s, check=progress.watching(client)
+            )
+            await unless_dead(ready, server.exited())
+        tell(f"serving {served.name} at {url}/v1 until Ctrl-C (log: {log})")
+        raise NotReadyError(f"the server died: {await server.exited()}")
+    except NotReadyError as error:
+        cause = progress.cause_of_death()
+        raise EngineError(f"{error}: {cause}" if cause else str(error), log) from error
+    finally:
+        await asyncio.shield(server.stopped(STOP_LIMIT_S))
 
 
 def _variables(build: Build) -> dict[str, str]:
-    """Beside ours, VLLM_API_KEY included: the server asks for that key if it is set."""
+    """Return variables to set beside our own, of which the server reads VLLM_API_KEY."""
     if build != "cpu":
         return {}
-    # Or it takes nearly all memory, whether that is free or not.
+    # Without it the server takes nearly all memory, whether that is free or not.
     return {CACHE_VARIABLE: os.environ.get(CACHE_VARIABLE, CPU_CACHE_GB)}

@@ -109,7 +109,7 @@ class VllmEngine:
         await of_each(replica.send(published) for replica in served)
         sent = time.perf_counter()
         await of_each(replica.check(f"after step {version}") for replica in served)
-        clients = [replica.life.client for replica in self.replicas]
+        clients = [replica.supervisor.client for replica in self.replicas]
         await self._publisher.retire([client for client in clients if client is not None])
         self._measured["time/publish_s"] = sent - expected
         self._measured["time/canary_s"] = time.perf_counter() - sent + expected - started
@@ -120,7 +120,7 @@ class VllmEngine:
     async def metrics(self) -> dict[str, float]:
         """See `Engine.metrics`."""
         measured, self._measured = self._measured, {}
-        measured["engine/restarts"] = sum(each.life.num_restarts for each in self.replicas)
+        measured["engine/restarts"] = sum(each.supervisor.num_restarts for each in self.replicas)
         servers = await asyncio.gather(*(each.metrics.measured() for each in self.replicas))
         return measured | summarise(servers)
 

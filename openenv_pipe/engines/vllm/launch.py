@@ -1,10 +1,10 @@
-"""Ways to have a server: a process of ours, or one that runs already; a container is in
-`launch_docker.py`. After `start` all are the same: a URL that will answer, or a death.
+"""Two kinds of vLLM servers: a process that we start, and one that somebody else has started.
+
+`launch_docker.py` has containers and `shared_server.py` leased servers.
 """
 
-import asyncio
+import math
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -19,34 +19,29 @@ from openenv_pipe.engines.vllm.server_command import (
     server_variables,
 )
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.process import KILL_MARGIN_S, ManagedProcess, free_port, port_in_use
+from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
+from openenv_pipe.system.readiness import ATTEMPT_LIMIT_S, wait_for_outage, wait_until_healthy
+from openenv_pipe.system.supervisor import RestartableServer
 
 OWN_ADDRESS = "127.0.0.1"  # where our servers listen
 MODULE = "vllm.entrypoints.openai.api_server"
-POLL_S = 0.05
-OUTAGE_POLL_S = 1.0
 LONGEST_SOCKET_FOLDER = 103 - len("/123e4567-e89b-12d3-a456-426614174000")  # bytes; of macOS
-OUTAGES_OF_A_DEATH = 3  # looks in a row that an attached server does not answer
 
 
-class VllmServer(Protocol):
-    """One server, which may be started again after its death."""
-
-    url: str
-    log: Path | None  # None: elsewhere
+class VllmServer(RestartableServer, Protocol):
+    """One vLLM server, without a policy. `supervisor.py` waits for its first token."""
 
     async def start(self) -> None:
-        """Begins a start; the server answers later. Raises EngineError or ConfigError."""
+        """Begin the start and return: the server answers, or dies, later.
 
-    async def died(self) -> str:
-        """Returns when it is gone, with the cause."""
-
-    async def stop(self) -> None:
-        """Ends it, if it is ours. May be called again."""
+        Raises:
+            EngineError, ConfigError: the start cannot even begin.
+        """
+        ...
 
 
 class VllmProcess:
-    """A process under a guardian: when we die, however, all processes of the server do."""
+    """A process on this machine. It ends, with all of its children, when this process does."""
 
     def __init__(self, spec: ServerSpec, config: VllmEngineConfig, python: Path, log: Path) -> None:
         self.url = ""
@@ -67,15 +62,15 @@ class VllmProcess:
 
     async def died(self) -> str:
         assert self._process is not None
-        return await end_of(self._process)
+        return await self._process.exited()
 
     async def stop(self) -> None:
         if self._process is not None:
-            await stop_quietly(self._process, self._config.stop_timeout_s)
+            await self._process.stopped(self._config.stop_timeout_s)
 
 
 class AttachedVllmServer:
-    """Started and ended by somebody else; it must see our folder of weights, or the same one."""
+    """A server that others start and stop. It must see our weights folder under the same path."""
 
     log: Path | None = None
 
@@ -85,38 +80,36 @@ class AttachedVllmServer:
         self._has_answered = False
 
     async def start(self) -> None:
-        """Its start is not ours: `ServerLife` waits for its first answer."""
+        """Start nothing: `VllmSupervisor` waits for the first answer."""
         self._has_answered = False
 
     async def died(self) -> str:
-        num_silent = 0
+        """See `wait_for_outage`. A server that has not answered yet counts as starting."""
         async with VllmClient(
             self.url, api_key=self._config.api_key, request_timeout_s=1
         ) as client:
-            while num_silent < OUTAGES_OF_A_DEATH:
-                await asyncio.sleep(OUTAGE_POLL_S)
-                healthy = await client.is_healthy(5.0)
-                self._has_answered |= healthy
-                num_silent = num_silent + 1 if self._has_answered and not healthy else 0
-        return "it does not answer"
+            if not self._has_answered:
+                await wait_until_healthy(self.url, timeout_s=math.inf, check=client.check_health)
+                self._has_answered = True
+            return await wait_for_outage(lambda: client.check_health(ATTEMPT_LIMIT_S))
 
     async def stop(self) -> None:
-        """It is not ours to stop."""
+        """Leave the server running."""
 
 
 def server_process(
     python: Path, arguments: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> ManagedProcess:
-    """vLLM's server under a guardian. Its sockets, which it leaves behind, go with it."""
+    """Start vLLM's API server. It leaves sockets behind, so their folder is removed at its end."""
     sockets = Path(tempfile.mkdtemp(prefix="vllm-"))
     fits = len(str(sockets)) <= LONGEST_SOCKET_FOLDER
-    place = {"VLLM_RPC_BASE_PATH": str(sockets)} if fits else {}
+    variables = {"VLLM_RPC_BASE_PATH": str(sockets)} if fits else {}
     try:
         return ManagedProcess(
             [str(python), "-m", MODULE, *arguments],
             log=log,
-            environment={**place, **environment},
-            grace_s=0.5,  # should we die: nothing of the server is worth waiting for
+            environment={**variables, **environment},
+            grace_s=0.5,  # if we die: the server has nothing to save
             scratch=sockets,
         )
     except OSError:
@@ -125,7 +118,7 @@ def server_process(
 
 
 def pick_port(config: VllmEngineConfig, number: int) -> int:
-    """For the server of that number. Raises ConfigError."""
+    """Return the port of the server with that number. Raises ConfigError if it is taken."""
     if config.port is None:
         return free_port(OWN_ADDRESS)
     port = config.port + number
@@ -135,18 +128,3 @@ def pick_port(config: VllmEngineConfig, number: int) -> int:
             f"engine.port={config.port}{beyond} is used by another program; null picks a free one"
         )
     return port
-
-
-async def end_of(process: ManagedProcess) -> str:
-    while process.alive:
-        await asyncio.sleep(POLL_S)
-    return f"exit code {process.returncode}"
-
-
-async def stop_quietly(process: ManagedProcess, timeout_s: float) -> None:
-    """Blocks no event loop while the tree ends."""
-    process.begin_stop(timeout_s)
-    deadline = time.monotonic() + timeout_s + KILL_MARGIN_S
-    while process.alive and time.monotonic() < deadline:
-        await asyncio.sleep(POLL_S)
-    await asyncio.to_thread(process.stop, 0.0)

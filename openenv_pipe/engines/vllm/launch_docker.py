@@ -1,44 +1,41 @@
-"""A server in a container of the official image. Not in `launch.py`, because it takes a guard."""
+"""vLLM servers in containers of the official image."""
 
-import asyncio
 import json
 import os
 import shutil
-import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import INSIDE
-from openenv_pipe.engines.vllm.launch import (
-    MODULE,
-    OWN_ADDRESS,
-    POLL_S,
-    end_of,
-    pick_port,
-    stop_quietly,
-)
+from openenv_pipe.engines.vllm.launch import MODULE, OWN_ADDRESS, pick_port
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
-from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.environments.hosts.docker.start_guard import (
+    GUARD_LIMIT_S,
+    start_guard,
+    wait_for_guard,
+)
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.process_id import ProcessId
 
-GUARD_LIMIT_S = 30.0
 CONTAINER_PORT = 8000
 HUB_CACHE = "/root/.cache/huggingface"  # in the container
 
 
 class VllmContainer:
-    """A container of the official image, run by the `docker` command. A guard removes it when we
-    die; `openenv-pipe hosts` lists it."""
+    """A container of the official image, run by the `docker` command.
+
+    A guard process removes the container when this process ends or dies. `openenv-pipe hosts` lists
+    it.
+    """
 
     def __init__(
         self, spec: ServerSpec, config: VllmEngineConfig, log: Path, folders: Sequence[Path]
     ) -> None:
-        """`folders` are seen in the container under the same names."""
+        """folders: mounted in the container under the same paths, read-only."""
         self.url = ""
         self.log: Path | None = log
         self._spec = spec
@@ -57,7 +54,9 @@ class VllmContainer:
         port = pick_port(self._config, self._spec.number)
         self.url = f"http://{OWN_ADDRESS}:{port}"
         label = owner_label()
-        self._guard = await _guarded(label, self.log)
+        folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-vllm-"))
+        self._guard = start_guard(label, folder, self.log.with_name("engine-guard.log"))
+        await wait_for_guard(self._guard, folder)
         self._process = ManagedProcess(
             docker_command(self._spec, self._config, self._folders, port, label, self.log.parent),
             log=self.log,
@@ -66,14 +65,14 @@ class VllmContainer:
 
     async def died(self) -> str:
         assert self._process is not None
-        return await end_of(self._process)
+        return await self._process.exited()
 
     async def stop(self) -> None:
-        """The guard removes the container, whatever became of `docker run`."""
+        """See `RestartableServer.stop`. The guard removes the container in any case."""
         if self._process is not None:
-            await stop_quietly(self._process, self._config.stop_timeout_s)
+            await self._process.stopped(self._config.stop_timeout_s)
         if self._guard is not None:
-            await stop_quietly(self._guard, GUARD_LIMIT_S)
+            await self._guard.stopped(GUARD_LIMIT_S)
 
 
 def docker_command(
@@ -84,7 +83,7 @@ def docker_command(
     label: str,
     logs: Path,
 ) -> list[str]:
-    """`docker run` of one server, which is reached on the loopback interface only."""
+    """Return the `docker run` command of one server, published on the loopback interface only."""
     inside = "/openenv-pipe"
     variables = server_variables(spec, config, inside)
     return [
@@ -102,30 +101,14 @@ def docker_command(
 
 
 def hub_cache() -> Path:
-    """Where downloads of the model hub are, so that a container need not repeat them."""
+    """Return the folder with downloads of the model hub, which containers share."""
     return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
 
 
 def owner_label() -> str:
-    """Names this process, as `openenv-pipe hosts` reads it, and this container alone: what ends
-    the environments' containers leaves it be."""
+    """Return a label that names this process, as `openenv-pipe hosts` reads it, and one container.
+
+    The guard of the environments' containers therefore does not remove this one.
+    """
     owner = ProcessId.of_this_process().model_dump()
     return json.dumps({**owner, "engine": uuid.uuid4().hex[:12]})
-
-
-async def _guarded(label: str, log: Path) -> ManagedProcess:
-    """The process that removes containers with this label when we end it, or have died."""
-    folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-vllm-"))
-    guard = ManagedProcess(
-        [sys.executable, "-m", "openenv_pipe.environments.hosts.docker.guard", label, str(folder)],
-        log=log.with_name("engine-guard.log"),
-        environment=os.environ,
-        grace_s=GUARD_LIMIT_S,
-    )
-    deadline = time.monotonic() + GUARD_LIMIT_S
-    while not (folder / "guarded").exists():
-        if not guard.alive or time.monotonic() > deadline:
-            await stop_quietly(guard, 0.0)
-            raise EngineError("nothing would remove the container", guard.log)
-        await asyncio.sleep(POLL_S)
-    return guard

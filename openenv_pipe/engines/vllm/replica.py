@@ -20,7 +20,7 @@ from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import Canary
 from openenv_pipe.engines.vllm.publish import Published, Publisher
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
-from openenv_pipe.engines.vllm.supervisor import ServerLife
+from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
 from openenv_pipe.errors import EngineError, raise_first
 
 Result = TypeVar("Result")
@@ -52,7 +52,7 @@ class Replica:
         tell: Callable[[str], None],
     ) -> None:
         self.number = number
-        self.life = ServerLife(server, config, restore=self._restore, tell=tell)
+        self.supervisor = VllmSupervisor(server, config, restore=self._restore, tell=tell)
         self.metrics = ServerMetrics(self._read_metrics)
         self.difference = 0.0  # of a logprob, at the canary's last look
         self.is_late = False  # it was down at the last publish, and does not have that yet
@@ -64,7 +64,7 @@ class Replica:
 
     @property
     def is_up(self) -> bool:
-        return self.life.client is not None
+        return self.supervisor.client is not None
 
     @property
     def may_play(self) -> bool:
@@ -116,13 +116,13 @@ class Replica:
     async def close(self, *, withdraw: bool) -> None:
         """Ends the server, or leaves one that is not ours without our files."""
         await self.metrics.close()
-        client = self.life.client
+        client = self.supervisor.client
         if withdraw and client is not None:
             with contextlib.suppress(ServerGoneError, EngineError):
                 if self._is_asleep and self._serving is not None:
                     await self._wake(client, self._serving)
                 await self._publisher.withdraw(client)
-        await self.life.close()
+        await self.supervisor.close()
 
     async def _restore(self, client: VllmClient) -> None:
         """For a server that has just started: the first time, or instead of one that died."""
@@ -172,15 +172,15 @@ class Replica:
 
     async def _once(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
         """A cancelled call is aborted on the server."""
-        client = await self.life.serving()
+        client = await self.supervisor.serving()
         try:
             return await call(client)
         except ServerGoneError:
-            await self.life.look_after(client)
+            await self.supervisor.wait_after_failure(client)
             raise
 
     async def _read_metrics(self) -> str | None:
-        client = self.life.client
+        client = self.supervisor.client
         if client is None:
             return None
         try:

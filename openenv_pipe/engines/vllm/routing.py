@@ -53,8 +53,8 @@ class Router:
     def refuse_lost(self) -> None:
         """Raises EngineError when a server is down for good."""
         for replica in self._replicas:
-            if replica.life.failure is not None:
-                raise replica.life.failure
+            if replica.supervisor.failure is not None:
+                raise replica.supervisor.failure
 
     def forget(self, episode: int) -> None:
         self._homes.pop(episode, None)

@@ -20,7 +20,7 @@ from openenv_pipe.engines.vllm.install import find_installed
 from openenv_pipe.engines.vllm.launch import VllmProcess, VllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.servers import ManagedLaunch
-from openenv_pipe.engines.vllm.supervisor import ServerLife
+from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
 from openenv_pipe.errors import ConfigError, EngineError, FailureError, PipeError
 from openenv_pipe.system.server_lease import ServerLease
 
@@ -124,7 +124,9 @@ class SharedVllmServer:
             raise ConfigError(f"the environment of vLLM ({spec.build}) was removed")
         self._server = VllmProcess(spec, config, installed.python, logs / LOG)
         once = config.model_copy(update={"max_restarts": 0})
-        self._life = ServerLife(self._server, once, restore=_restore_nothing, tell=lambda _: None)
+        self._supervisor = VllmSupervisor(
+            self._server, once, restore=_restore_nothing, tell=lambda _: None
+        )
         self._started = False
 
     @property
@@ -134,7 +136,7 @@ class SharedVllmServer:
     @property
     def failure(self) -> FailureError | None:
         """The error that tells of the server's death; None before it."""
-        if self._started and self._life.client is None:
+        if self._started and self._supervisor.client is None:
             return EngineError("the server died", self._server.log)
         return None
 
@@ -144,7 +146,7 @@ class SharedVllmServer:
 
     async def start(self) -> None:
         """Return when the server has answered a request. Raises EngineError."""
-        await self._life.start()
+        await self._supervisor.start()
         self._started = True
 
     async def clear(self) -> None:
@@ -153,7 +155,7 @@ class SharedVllmServer:
         Raises:
             EngineError: the server does not answer, or refuses.
         """
-        client = self._life.client
+        client = self._supervisor.client
         try:
             if client is None or not await client.is_healthy(HEALTH_LIMIT_S):
                 raise EngineError("the server does not answer", self._server.log)
@@ -168,7 +170,7 @@ class SharedVllmServer:
 
     async def close(self) -> None:
         """Stop the server. Bounded; may be called again."""
-        await self._life.close()
+        await self._supervisor.close()
 
 
 async def _restore_nothing(_: VllmClient) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.http import OPEN, Access, ask_object
+from openenv_pipe.system.http import OPEN, Access, fetch_object
 
 TIME_LIMIT_S = 10.0
 
@@ -30,7 +30,7 @@ async def fetch_metadata(url: str, access: Access = OPEN) -> ServerMetadata:
     Raises:
         ConfigError: The server does not answer, or not as an OpenEnv server does.
     """
-    get = partial(ask_object, url, timeout_s=TIME_LIMIT_S, access=access)
+    get = partial(fetch_object, url, timeout_s=TIME_LIMIT_S, access=access)
     schemas = await get("/schema")
     observation = schemas.get("observation")
     first = schemas.get("reset_observation", observation)  # older servers have one for both

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import (
-    FailureError,
     HostError,
+    PipeError,
     ServerFullError,
     SessionError,
     StepRefusedError,
@@ -51,14 +51,14 @@ class SessionPool:
         self._servers: dict[str, Slots] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._closings: set[asyncio.Task[None]] = set()
-        self._failure: FailureError | None = None
+        self._failure: PipeError | None = None
 
     @property
     def urls(self) -> list[str]:
         return list(self._servers)
 
     @property
-    def failure(self) -> FailureError | None:
+    def failure(self) -> PipeError | None:
         """Why nothing is lent any more."""
         return self._failure
 
@@ -74,7 +74,7 @@ class SessionPool:
             self.num_removed += 1
             self._discard(*slots.idle, *slots.lent)
 
-    def fail(self, error: FailureError) -> None:
+    def fail(self, error: PipeError) -> None:
         """Lend nothing any more: `error` is raised to all who wait and who will ask."""
         self._failure = self._failure or error
         self._wake(len(self._waiters))

@@ -1,32 +1,30 @@
-"""Environment servers as processes of this machine: no container, nothing to build."""
+"""Host `process`: environment servers as processes on this machine, without containers."""
 
-import asyncio
 import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openenv_pipe.environments.hosts.health import wait_until_healthy
 from openenv_pipe.environments.hosts.package import code_digest, manifest_app
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError, HostError
-from openenv_pipe.system.process import KILL_MARGIN_S, ManagedProcess, free_port, port_in_use
+from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
+from openenv_pipe.system.readiness import NotReadyError, unless_dead, wait_until_healthy
 from openenv_pipe.system.resources import find_env
+from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig, ProcessHostConfig
 
 ADDRESS = "127.0.0.1"
-POLL_S = 0.05
-NUM_PORTS_TO_TRY = 4  # a free port can be taken between our look and the server's bind
-# A package's modules import each other from above it, or, as in its container, from inside it. Its
-# folder comes last, so that its `types.py` or `client.py` hides nothing.
+NUM_PORTS_TO_TRY = 4  # another program may take a free port before the server binds it
+# Modules of a package import each other relative to its parent folder or, as in its container,
+# relative to its own. That one comes last on the path, so that a `types.py` in it hides nothing.
 RUN = "import sys, uvicorn; sys.path.append(sys.argv.pop(1)); uvicorn.main()"
-NEVER_S = 86_400  # pings of the server: our event loop may be blocked longer than its defaults
+NEVER_S = 86_400  # between the server's pings, which our event loop may be too busy to answer
 CREDENTIAL = re.compile(
     r"(^|_)(TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
 )
@@ -36,31 +34,31 @@ class ProcessHost(SupervisedHost):
     """`config.num_servers` processes, logs in `log_dir`/env-0.log and so on."""
 
     def __init__(self, env: "EnvConfig", config: "ProcessHostConfig", log_dir: Path) -> None:
-        """Starts nothing yet. Raises ConfigError if the environment cannot be started this way."""
+        """Start nothing yet. Raises ConfigError if the environment cannot be started this way."""
         servers = [
-            ProcessServer(env, config, index, log_dir / f"env-{index}.log")
+            EnvProcess(env, config, index, log_dir / f"env-{index}.log")
             for index in range(config.num_servers)
         ]
         super().__init__(
             env,
             servers,
             sessions_per_server=config.sessions_per_server,
-            max_restarts=config.max_restarts,
+            restart=RestartBudget(config.max_restarts, "host.max_restarts").restart,
         )
         self._package = None if env.command or env.package is None else find_env(env.package)
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers that were started, each the root of its process tree."""
+        """Process ids of the started servers, each the root of its process tree."""
         return [server.pid for server in self._servers if server.pid is not None]
 
     def facts(self) -> dict[str, str]:
-        """See `Host.facts`. What a command starts is not known."""
+        """See `Host.facts`. The code that `env.command` starts is not known."""
         return {} if self._package is None else {"env_code": code_digest(self._package)}
 
 
-class ProcessServer:
-    """See `hosts.base.Server`."""
+class EnvProcess:
+    """One server. See `system.supervisor.RestartableServer`."""
 
     def __init__(
         self, env: "EnvConfig", config: "ProcessHostConfig", index: int, log: Path
@@ -75,11 +73,11 @@ class ProcessServer:
 
     @property
     def pid(self) -> int | None:
-        """Its guardian's process id, None before the first start."""
+        """The process id of its guardian; None before the first start."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """See `Server.start`. A port that we picked and that was taken meanwhile is replaced."""
+        """See `RestartableServer.start`. Tries another port if the chosen one is taken."""
         if self._fixed_port is not None:
             if port_in_use(self._fixed_port, ADDRESS):
                 raise self._port_taken()
@@ -95,20 +93,13 @@ class ProcessServer:
                     raise
 
     async def died(self) -> str:
-        while self._process.alive:
-            await asyncio.sleep(POLL_S)
-        return f"exit code {self._process.returncode}"
+        """See `RestartableServer.died`."""
+        return await self._process.exited()
 
     async def stop(self) -> None:
-        """See `Server.stop`. Blocks no event loop: many servers stop at the same time."""
-        process = self._process
-        if process is None:
-            return
-        process.begin_stop(self._config.stop_timeout_s)
-        deadline = time.monotonic() + self._config.stop_timeout_s + KILL_MARGIN_S
-        while process.alive and time.monotonic() < deadline:
-            await asyncio.sleep(POLL_S / 5)
-        await asyncio.to_thread(process.stop, 0.0)
+        """See `RestartableServer.stop`."""
+        if self._process is not None:
+            await self._process.stopped(self._config.stop_timeout_s)
 
     async def _start_at(self, port: int) -> None:
         self.url = f"http://{ADDRESS}:{port}"
@@ -123,10 +114,11 @@ class ProcessServer:
             grace_s=self._config.stop_timeout_s,
         )
         try:
-            await wait_until_healthy(self.url, self._config.start_timeout_s, self.died())
+            healthy = wait_until_healthy(self.url, timeout_s=self._config.start_timeout_s)
+            await unless_dead(healthy, self.died())
         except BaseException as error:
             await self.stop()
-            if not isinstance(error, HostError):
+            if not isinstance(error, NotReadyError):
                 raise
             if self._fixed_port is not None and port_in_use(port, ADDRESS):
                 raise self._port_taken() from error
@@ -140,7 +132,11 @@ class ProcessServer:
 
 
 def server_command(env: "EnvConfig") -> list[str]:
-    """The command of one server, with {host} and {port} to fill in. Raises ConfigError."""
+    """Return the command of one server, with the placeholders {host} and {port}.
+
+    Raises:
+        ConfigError: the configuration or the package names no command.
+    """
     if env.command:
         return list(env.command)
     if env.package is None:
@@ -155,7 +151,7 @@ def server_command(env: "EnvConfig") -> list[str]:
 
 
 def _interpreter(env: "EnvConfig") -> str:
-    """The Python that has what the package needs. Raises ConfigError."""
+    """Return the path of `env.python`, by default our own. Raises ConfigError."""
     if env.python is None:
         return sys.executable
     found = shutil.which(Path(env.python).expanduser())
@@ -164,11 +160,11 @@ def _interpreter(env: "EnvConfig") -> str:
             f"env.python={env.python!r} is not a program here; expected the Python of an "
             "environment with the package's requirements, such as ./my_env/.venv/bin/python"
         )
-    return str(Path(found).absolute())  # not resolved: a link is how an environment is told apart
+    return str(Path(found).absolute())  # unresolved: Python finds its environment by the link
 
 
 def filled_in(part: str, values: Mapping[str, str]) -> str:
-    """Replace the placeholders and leave all other braces alone: arguments may be JSON."""
+    """Replace the placeholders only: other braces may belong to JSON arguments."""
     for placeholder, value in values.items():
         part = part.replace(placeholder, value)
     return part
@@ -177,12 +173,12 @@ def filled_in(part: str, values: Mapping[str, str]) -> str:
 def server_environment(
     ours: Mapping[str, str], variables: Mapping[str, str], num_sessions: int
 ) -> dict[str, str]:
-    """The environment variables of a server: ours, without what looks like a credential.
+    """Return the environment variables of a server: ours without credentials, and `variables`.
 
-    Dropped are names that are or end in (_)TOKEN, KEY, KEY_ID, SECRET, PASSWORD, PASSWD or
-    CREDENTIALS. An environment that needs one of them names it in `env.variables`.
+    A name that is, or ends in an underscore and, TOKEN, KEY, KEY_ID, SECRET, PASSWORD, PASSWD or
+    CREDENTIALS counts as a credential. An environment that needs one names it in `env.variables`.
     """
-    kept = {name: value for name, value in ours.items() if not CREDENTIAL.search(name)}
-    kept["MAX_CONCURRENT_ENVS"] = str(num_sessions)
-    kept["PYTHONUNBUFFERED"] = "1"  # or a killed server takes its last log lines with it
-    return kept | dict(variables)
+    passed = {name: value for name, value in ours.items() if not CREDENTIAL.search(name)}
+    passed["MAX_CONCURRENT_ENVS"] = str(num_sessions)
+    passed["PYTHONUNBUFFERED"] = "1"  # or a killed server's last lines never reach its log
+    return passed | dict(variables)

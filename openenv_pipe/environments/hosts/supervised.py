@@ -1,7 +1,7 @@
-"""A host of servers that are watched and, when they die, started again.
+"""Host whose servers are watched and, when they die, started again.
 
-`ProcessHost` and its like say how one server is started; this says when. Dead servers take their
-sessions with them: the episodes on them end with SessionClosedError, and nothing is retried.
+`ProcessHost` and others implement how one server is started (`system/supervisor.py`). A dead server
+takes its sessions with it: their episodes end with SessionClosedError, and nothing is retried.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from openenv_pipe.environments.client.session import Session
-from openenv_pipe.environments.hosts.base import Server
 from openenv_pipe.environments.hosts.pool import SessionPool, side_by_side
-from openenv_pipe.errors import FailureError, HostError
+from openenv_pipe.errors import HostError, PipeError
 from openenv_pipe.system.http import OPEN, Access
+from openenv_pipe.system.supervisor import Restart, RestartableServer, Supervisor
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
@@ -25,22 +25,31 @@ class SupervisedHost:
     def __init__(
         self,
         env: "EnvConfig",
-        servers: Sequence[Server],
+        servers: Sequence[RestartableServer],
         *,
         sessions_per_server: int,
-        max_restarts: int,
+        restart: Restart,
         access: Access = OPEN,
     ) -> None:
-        """max_restarts counts those of all servers together, over the whole run."""
+        """restart: brings a dead server back, see `Supervisor`."""
         self.capacity = len(servers) * sessions_per_server
         self.access = access
         self._env = env
         self._servers = servers
-        self._max_restarts = max_restarts
-        self._num_restarts = 0
-        self._watchers: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
         self._pool = SessionPool(env, sessions_per_server, access)
+        self._supervisors = [
+            Supervisor(
+                server,
+                restart,
+                name=f"env {env.name!r}: the server",
+                error_type=HostError,
+                on_down=self._pool.remove,
+                on_up=self._pool.add,
+                on_failure=self._pool.fail,
+            )
+            for server in servers
+        ]
 
     @property
     def urls(self) -> Sequence[str]:
@@ -52,7 +61,7 @@ class SupervisedHost:
         return self._pool.num_removed
 
     async def start(self) -> None:
-        """Start all servers side by side, then open all sessions. See `Host.start`."""
+        """Start all servers at the same time, then open all sessions. See `Host.start`."""
         try:
             await side_by_side(server.start() for server in self._servers)
             for server in self._servers:
@@ -61,10 +70,11 @@ class SupervisedHost:
         except BaseException:
             await self.close()
             raise
-        self._watchers = [asyncio.create_task(self._watch(server)) for server in self._servers]
+        for supervisor in self._supervisors:
+            supervisor.watch()
 
     async def _open_all(self) -> None:
-        """All sessions. Why a server cannot make its environment, it may have said in its log."""
+        """Open all sessions. An error shows a server's log, which may tell why it refuses."""
         try:
             await self._pool.open_all()
         except HostError as error:
@@ -74,57 +84,30 @@ class SupervisedHost:
         return self._pool.lend()
 
     @property
-    def failure(self) -> FailureError | None:
-        """Why the host has failed for good; None while it has not."""
+    def failure(self) -> PipeError | None:
+        """The error that ended the host for good; None while it works."""
         return self._pool.failure
 
     async def clear(self) -> None:
-        """Hold no session, so that others may open as many, and see that nobody else holds any.
+        """Close all sessions, and make sure that no other client holds one.
 
-        A server gives up the sessions of a dead client only when their steps end, so it is asked
-        for a while. Raises HostError if they are still not all free then.
+        A server frees the sessions of a dead client only when their steps end, so this retries for
+        `env.reset_timeout_s`.
+
+        Raises:
+            HostError: some sessions are still not free then.
         """
         await self._pool.close_idle()
         await self._pool.open_all(patience_s=self._env.reset_timeout_s)
         await self._pool.close_idle()
 
     async def close(self) -> None:
-        """See `Host.close`. Goes on in the background if the caller is cancelled."""
+        """See `Host.close`. Continues in the background if the caller is cancelled."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await asyncio.gather(*(each.stop_watching() for each in self._supervisors))
         await self._pool.close()
         await asyncio.gather(*(server.stop() for server in self._servers))
-
-    async def _watch(self, server: Server) -> None:
-        """Replace a server each time it dies; fail the host when that is no longer allowed."""
-        try:
-            while True:
-                url = server.url
-                cause = await server.died()
-                self._pool.remove(url)
-                died = f"env {self._env.name!r}: the server at {url} died ({cause})"
-                await self._revive(server, HostError(died, server.log))
-                self._pool.add(server.url)
-        except FailureError as error:
-            self._pool.fail(error)
-        except Exception as error:  # or those who wait for a session would wait for ever
-            self._pool.fail(HostError(f"env {self._env.name!r}: cannot be watched: {error!r}"))
-            raise
-
-    async def _revive(self, server: Server, error: FailureError) -> None:
-        """Start a dead server again. Raises HostError when the restarts are used up."""
-        while self._num_restarts < self._max_restarts:
-            self._num_restarts += 1
-            try:
-                await server.stop()
-                await server.start()
-                return
-            except FailureError as failed_start:
-                error = failed_start
-        raise HostError(f"host.max_restarts={self._max_restarts} are used up: {error}") from error

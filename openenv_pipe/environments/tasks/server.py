@@ -1,12 +1,11 @@
 """Tasks that a server lists through OpenEnv's task API, addressed by split and index."""
 
-import http.client
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.http import Access, ask
+from openenv_pipe.system.http import Access, fetch
 
 TIME_LIMIT_S = 60.0  # A server may have to load its data first.
 NOT_IMPLEMENTED = 501
@@ -43,12 +42,11 @@ async def server_rows(url: str, access: Access, split: str, key: str) -> ServerR
 
 async def _answer(url: str, access: Access, key: str, path: str, body: Any = None) -> Any:
     try:
-        status, content = await ask(url, path, timeout_s=TIME_LIMIT_S, access=access, body=body)
+        status, content = await fetch(url, path, timeout_s=TIME_LIMIT_S, access=access, body=body)
         if status == 200:
             return json.loads(content)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        seen = str(error) or type(error).__name__
-        raise ConfigError(f"{key}: {url}{path} returned no list of tasks: {seen}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: {url}{path} returned no list of tasks: {error}") from error
     why = "without tasks of its own" if status == NOT_IMPLEMENTED else f"{content[:80]!r}"
     raise ConfigError(
         f"{key}.type=server: {url}{path} answers {status} ({why}), expected 200; "

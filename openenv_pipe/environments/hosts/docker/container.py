@@ -1,7 +1,7 @@
-"""One environment server in a container: what it may do, its log, its death.
+"""One environment server in a container: its limits, its log, and how its death is noticed.
 
-Refused here: capabilities, new privileges, swap, restarts by Docker itself, and Docker's own health
-checks, which would start a process inside every few seconds.
+Containers get no capabilities, no new privileges and no swap. Docker does not restart them, and
+does not run its own health checks, which would start a process inside every few seconds.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from docker.types import DeviceRequest, LogConfig, Mount
 
 from openenv_pipe.environments.hosts.docker.daemon import DaemonErrors, explained, in_thread, remove
 from openenv_pipe.environments.hosts.docker.image import Image
-from openenv_pipe.environments.hosts.health import wait_until_healthy
 from openenv_pipe.environments.hosts.process import filled_in, server_environment
-from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.errors import ConfigError, FailureError, HostError
+from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
 
-DOORWAY = Path(__file__).with_name("socket_proxy.py")
-DOOR = "door"  # the socket's name in the folder that container and host share
+SOCKET_PROXY = Path(__file__).with_name("socket_proxy.py")
+SOCKET = "server"  # its name in the folder that container and host share
 SHARED_FOLDER = "/run/openenv-pipe"  # as the container sees it
 LOOPBACK = "127.0.0.1"
-FOLLOW_LIMIT_S = 5.0  # what the log of an ended container may take to end
+FOLLOW_LIMIT_S = 5.0  # for the end of the log after the end of the container
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """What the servers of one host have in common once it starts."""
+class ContainerSetup:
+    """What the containers of one host have in common."""
 
     client: docker.DockerClient
     image: Image
@@ -45,13 +45,13 @@ class Place:
     labels: Mapping[str, str]
 
 
-class DockerServer:
-    """See `hosts.base.Server`. `place` has to be set before the start."""
+class EnvContainer:
+    """See `system.supervisor.RestartableServer`. Set `setup` before the start."""
 
     def __init__(self, env: "EnvConfig", config: "DockerHostConfig", index: int, log: Path) -> None:
         self.log = log
         self.url = ""
-        self.place: Place | None = None
+        self.setup: ContainerSetup | None = None
         self._env = env
         self._config = config
         self._index = index
@@ -61,13 +61,14 @@ class DockerServer:
         self._cause = ""
 
     async def start(self) -> None:
-        """See `Server.start`. A container that ends is noticed at once, with its last lines."""
+        """See `RestartableServer.start`. Fails at once if the container ends."""
         self._ended = asyncio.Event()
         try:
             await in_thread(self._launch, asyncio.get_running_loop())
             self.url = await self._find_url()
-            await wait_until_healthy(self.url, self._config.start_timeout_s, self.died())
-        except HostError as error:
+            healthy = wait_until_healthy(self.url, timeout_s=self._config.start_timeout_s)
+            await unless_dead(healthy, self.died())
+        except FailureError as error:
             await self.stop()
             raise HostError(f"env {self._env.name!r}: {error}", self.log) from error
         except DaemonErrors as error:
@@ -80,11 +81,15 @@ class DockerServer:
             raise
 
     async def died(self) -> str:
+        """See `RestartableServer.died`."""
         await self._ended.wait()
         return self._cause
 
     async def stop(self) -> None:
-        """See `Server.stop`. What the daemon refuses to remove now, a later command removes."""
+        """See `RestartableServer.stop`.
+
+        A container that the daemon does not remove now is removed by a later command.
+        """
         container, self._container = self._container, None
         if container is not None:
             await in_thread(self._end, container)
@@ -92,15 +97,15 @@ class DockerServer:
             await asyncio.to_thread(self._follower.join, FOLLOW_LIMIT_S)
 
     def _launch(self, loop: asyncio.AbstractEventLoop) -> None:
-        place = self.place
-        assert place is not None
-        shared = place.folder / str(self._index)
+        setup = self.setup
+        assert setup is not None
+        shared = setup.folder / str(self._index)
         shared.mkdir(exist_ok=True)
-        shared.chmod(0o777)  # the image's user is not ours; nobody else comes into place.folder
-        (shared / DOOR).unlink(missing_ok=True)
-        options = container_options(self._env, self._config, place, shared)
+        shared.chmod(0o777)  # the image's user is not ours; setup.folder is readable by us only
+        (shared / SOCKET).unlink(missing_ok=True)
+        options = container_options(self._env, self._config, setup, shared)
         name = f"openenv-pipe-{self._index}-{uuid.uuid4().hex[:12]}"
-        self._container = place.client.containers.create(name=name, **options)
+        self._container = setup.client.containers.create(name=name, **options)
         self._container.start()
         self._follower = threading.Thread(
             target=self._follow,
@@ -113,7 +118,7 @@ class DockerServer:
     def _follow(
         self, container: Container, loop: asyncio.AbstractEventLoop, ended: asyncio.Event
     ) -> None:
-        """Write the log until the container ends, then say why it did."""
+        """Copy the log until the container ends, then set `ended` and the cause."""
         try:
             with self.log.open("ab", buffering=0) as file:
                 for chunk in container.logs(stream=True, follow=True):
@@ -121,17 +126,17 @@ class DockerServer:
             container.wait()
             container.reload()
             self._cause = cause_of_death(container.attrs["State"], self._config.mem_limit_mb)
-        except Exception as error:  # unwatched is as good as dead, whatever the reason
+        except Exception as error:  # a container that cannot be watched counts as dead
             self._cause = f"it cannot be watched: {explained(error)}"
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits
             loop.call_soon_threadsafe(ended.set)
 
     async def _find_url(self) -> str:
-        place = self.place
+        setup = self.setup
         if self._config.network == "none-outbound":
-            return f"unix://{place.folder / str(self._index) / DOOR}"
+            return f"unix://{setup.folder / str(self._index) / SOCKET}"
         await in_thread(self._container.reload)
-        ports = self._container.attrs["NetworkSettings"]["Ports"].get(f"{place.port}/tcp")
+        ports = self._container.attrs["NetworkSettings"]["Ports"].get(f"{setup.port}/tcp")
         if not ports:  # as of every container that has ended
             cause = await asyncio.wait_for(self.died(), self._config.start_timeout_s)
             raise HostError(f"the server died before it was ready: {cause}")
@@ -145,25 +150,29 @@ class DockerServer:
 
 
 def container_options(
-    env: "EnvConfig", config: "DockerHostConfig", place: Place, shared: Path
+    env: "EnvConfig", config: "DockerHostConfig", setup: ContainerSetup, shared: Path
 ) -> dict[str, Any]:
-    """The keywords of `containers.create`, but for the name. Raises ConfigError.
+    """Return the keyword arguments of `containers.create` except `name`.
 
-    shared: the folder that a container without a network gets its door in.
+    Args:
+        shared: the folder for the socket of a container without a network.
+
+    Raises:
+        ConfigError: neither the image nor `env.command` says what to start.
     """
-    values = {"{port}": str(place.port), "{host}": "0.0.0.0"}
-    command = [filled_in(part, values) for part in env.command or place.image.start]
+    values = {"{port}": str(setup.port), "{host}": "0.0.0.0"}
+    command = [filled_in(part, values) for part in env.command or setup.image.start]
     if not command:
         raise ConfigError(
-            f"image {place.image.name} has neither ENTRYPOINT nor CMD; set env.command"
+            f"image {setup.image.name} has neither ENTRYPOINT nor CMD; set env.command"
         )
     options: dict[str, Any] = {
-        "image": place.image.id,
+        "image": setup.image.id,
         "environment": server_environment({}, env.variables, config.sessions_per_server),
-        "labels": dict(place.labels),
-        "init": True,  # PID 1 that passes signals on and reaps
+        "labels": dict(setup.labels),
+        "init": True,  # a PID 1 that forwards signals and reaps orphans
         "healthcheck": {"test": ["NONE"]},
-        "log_config": LogConfig(type="json-file"),  # whatever the daemon's default is, it is read
+        "log_config": LogConfig(type="json-file"),  # the daemon's default may not be readable
         "mem_limit": f"{config.mem_limit_mb}m",
         "memswap_limit": f"{config.mem_limit_mb}m",
         "nano_cpus": round(config.cpus * 1e9),
@@ -177,18 +186,18 @@ def container_options(
         which = {"count": -1} if config.gpus == "all" else {"device_ids": list(config.gpus)}
         options["device_requests"] = [DeviceRequest(capabilities=[["gpu"]], **which)]
     if config.network == "bridge":
-        options["ports"] = {f"{place.port}/tcp": (LOOPBACK, None)}
+        options["ports"] = {f"{setup.port}/tcp": (LOOPBACK, None)}
     else:
-        door = f"{SHARED_FOLDER}/{DOOR}"
-        doorway = ["python3", "-I", "-S", "-c", DOORWAY.read_text(), door, str(place.port)]
-        command = doorway + command
+        socket = f"{SHARED_FOLDER}/{SOCKET}"
+        proxy = ["python3", "-I", "-S", "-c", SOCKET_PROXY.read_text(), socket, str(setup.port)]
+        command = proxy + command
         options["network_mode"] = "none"
         options["mounts"] = [Mount(SHARED_FOLDER, str(shared), type="bind")]
     return options | {"entrypoint": command[:1], "command": command[1:]}
 
 
 def cause_of_death(state: Mapping[str, Any], mem_limit_mb: int) -> str:
-    """In words, from Docker's `State` of an ended container."""
+    """Describe why a container ended, from its `State` as Docker reports it."""
     cause = f"exit code {state['ExitCode']}"
     if state.get("OOMKilled"):
         cause += f", out of memory: host.mem_limit_mb={mem_limit_mb}"

@@ -1,30 +1,27 @@
 """Environment servers in containers: one image, limits on all they use, and by default no network.
 
-With `network: none-outbound` a container has a loopback interface and nothing else, and the way in
-is a unix socket (`doorway.py`). An internal network would not do: Docker publishes no ports of it,
-and through its bridge a container reaches every service of this machine. The socket needs `python3`
-in the image, and a daemon that shares this machine's kernel: not Docker Desktop, where
-`network: bridge` works. That publishes the port on 127.0.0.1, under a number that Docker picks, and
-lets the container out. On two cores one session took 3,500 steps a second through the socket, and
-2,500 through a published port.
+With `network: none-outbound` a container has only a loopback interface, and its server is reached
+through a unix socket (`socket_proxy.py`). A network of Docker's type `internal` is no replacement:
+Docker publishes no ports of it, and a container reaches every service of this machine through its
+bridge. The socket needs `python3` in the image and a daemon that shares this machine's kernel.
+Docker Desktop does not; there, use `network: bridge`. It publishes the port on 127.0.0.1, under a
+number that Docker picks, and gives the container access to the outside. On two cores one session
+took 3,500 steps a second through the socket, and 2,500 through a published port.
 
-Refused here: root's capabilities, new privileges, swap, and containers that outlive the run.
+No container outlives the run: a guard process removes them (`guard.py`).
 """
 
 import asyncio
-import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import docker
 from pydantic import JsonValue
 
-from openenv_pipe.environments.hosts.docker import guard as docker_guard
-from openenv_pipe.environments.hosts.docker.container import DockerServer, Place
+from openenv_pipe.environments.hosts.docker.container import ContainerSetup, EnvContainer
 from openenv_pipe.environments.hosts.docker.daemon import (
     LOGS,
     OWNER,
@@ -35,19 +32,23 @@ from openenv_pipe.environments.hosts.docker.daemon import (
     remove_orphans,
 )
 from openenv_pipe.environments.hosts.docker.image import Image, ensure_image, image_recipe
+from openenv_pipe.environments.hosts.docker.start_guard import (
+    GUARD_LIMIT_S,
+    start_guard,
+    wait_for_guard,
+)
 from openenv_pipe.environments.hosts.package import manifest
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
-from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.process_id import ProcessId
 from openenv_pipe.system.resources import find_env
+from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
 
 LOG = "docker.log"  # of builds, and of the guard
-POLL_S = 0.02
-GUARD_LIMIT_S = 30.0  # for its start, and for the removal of all containers should we die
 
 
 class DockerHost(SupervisedHost):
@@ -65,7 +66,7 @@ class DockerHost(SupervisedHost):
         self._port = declared_port(env, config)
         self._recipe = image_recipe(env, config)
         self._containers = [
-            DockerServer(env, config, index, log_dir / f"env-{index}.log")
+            EnvContainer(env, config, index, log_dir / f"env-{index}.log")
             for index in range(config.num_servers)
         ]
         self._client: docker.DockerClient | None = None
@@ -76,7 +77,7 @@ class DockerHost(SupervisedHost):
             env,
             self._containers,
             sessions_per_server=config.sessions_per_server,
-            max_restarts=config.max_restarts,
+            restart=RestartBudget(config.max_restarts, "host.max_restarts").restart,
         )
 
     def facts(self) -> dict[str, JsonValue]:
@@ -100,17 +101,12 @@ class DockerHost(SupervisedHost):
         await in_thread(remove_orphans, self._client)
         owner = ProcessId.of_this_process().model_dump_json()
         self._folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-"))  # for our user alone
-        self._guard = ManagedProcess(
-            [sys.executable, "-m", docker_guard.__name__, owner, str(self._folder)],
-            log=self._log_dir / LOG,
-            environment=os.environ,
-            grace_s=GUARD_LIMIT_S,
-        )
+        self._guard = start_guard(owner, self._folder, self._log_dir / LOG)
         self._image = await ensure_image(
             self._client, self._recipe, self._log_dir / LOG, self._config.build_timeout_s
         )
-        await self._wait_for_guard()
-        place = Place(
+        await wait_for_guard(self._guard, self._folder)
+        setup = ContainerSetup(
             client=self._client,
             image=self._image,
             port=self._port or exposed_port(self._image),
@@ -118,15 +114,7 @@ class DockerHost(SupervisedHost):
             labels={OWNER: owner, LOGS: str(self._log_dir.absolute())},
         )
         for container in self._containers:
-            container.place = place
-
-    async def _wait_for_guard(self) -> None:
-        """No container without a guardian: one that still starts would not hear of our death."""
-        deadline = time.monotonic() + GUARD_LIMIT_S
-        while not (self._folder / docker_guard.READY).exists():
-            if not self._guard.alive or time.monotonic() > deadline:
-                raise HostError("the containers' guardian does not start", self._guard.log)
-            await asyncio.sleep(POLL_S)
+            container.setup = setup
 
     async def _close(self) -> None:
         try:

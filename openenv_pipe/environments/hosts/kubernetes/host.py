@@ -27,9 +27,10 @@ from openenv_pipe.environments.hosts.kubernetes.manifests import (
     pod,
     service,
 )
-from openenv_pipe.environments.hosts.kubernetes.pod import PodServer
+from openenv_pipe.environments.hosts.kubernetes.pod import EnvPod
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import HostError
+from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig, KubernetesHostConfig
@@ -48,14 +49,14 @@ class KubernetesHost(SupervisedHost):
         self._cluster: Cluster | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._pods = [
-            PodServer(env, config, index, log_dir / f"env-{index}.log")
+            EnvPod(env, config, index, log_dir / f"env-{index}.log")
             for index in range(config.num_servers)
         ]
         super().__init__(
             env,
             self._pods,
             sessions_per_server=config.sessions_per_server,
-            max_restarts=config.max_restarts,
+            restart=RestartBudget(config.max_restarts, "host.max_restarts").restart,
         )
 
     def facts(self) -> dict[str, JsonValue]:

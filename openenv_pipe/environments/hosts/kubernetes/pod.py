@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from openenv_pipe.environments.hosts.health import wait_until_healthy
 from openenv_pipe.environments.hosts.kubernetes.api import NOT_FOUND, Cluster, ClusterError
 from openenv_pipe.environments.hosts.kubernetes.manifests import Manifest, pod, trouble
 from openenv_pipe.environments.hosts.kubernetes.tunnel import Tunnel
-from openenv_pipe.errors import HostError
+from openenv_pipe.errors import FailureError, HostError
+from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig, KubernetesHostConfig
@@ -21,8 +21,8 @@ API_OUTAGE_S = 60.0  # how long a pod counts as alive while the API cannot be as
 LOG_END_S = 2.0  # what the log of an ended pod may take to end
 
 
-class PodServer:
-    """See `hosts.base.Server`. `join` has to be called before the start."""
+class EnvPod:
+    """See `system.supervisor.RestartableServer`. `join` has to be called before `start`."""
 
     def __init__(
         self, env: "EnvConfig", config: "KubernetesHostConfig", index: int, log: Path
@@ -44,7 +44,7 @@ class PodServer:
         self._owner = owner
 
     async def start(self) -> None:
-        """See `Server.start`. The time limit includes scheduling and pulling."""
+        """See `RestartableServer.start`. The time limit includes scheduling and pulling."""
         deadline = time.monotonic() + self._config.start_timeout_s
         name = f"{self._owner['name']}-{self._index}-{self._num_starts}"
         self._num_starts += 1
@@ -55,8 +55,9 @@ class PodServer:
             self._follower = asyncio.create_task(self._follow(name))
             await self._until_ready(deadline)
             self.url = await self._find_url()
-            await wait_until_healthy(self.url, deadline - time.monotonic(), self.died())
-        except (HostError, ClusterError) as error:
+            healthy = wait_until_healthy(self.url, timeout_s=deadline - time.monotonic())
+            await unless_dead(healthy, self.died())
+        except (FailureError, ClusterError) as error:
             await self.stop()
             raise HostError(f"env {self._env.name!r}, pod {name}: {error}", self.log) from error
         except BaseException:
@@ -77,7 +78,7 @@ class PodServer:
         return f"the cluster's API has not answered for {API_OUTAGE_S:g} s"
 
     async def stop(self) -> None:
-        """See `Server.stop`. A pod that the API does not remove now is removed with its lease."""
+        """See `RestartableServer.stop`. A pod that is not removed now is removed with its lease."""
         if self._tunnel is not None:
             await self._tunnel.close()
         name, self._name = self._name, ""

@@ -1,0 +1,135 @@
+"""Supervision of servers: notice that one has died, and start it again, within a budget."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+from openenv_pipe.errors import FailureError, PipeError
+
+
+class RestartableServer(Protocol):
+    """One server that can be started again after its death."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens, http://host:port or unix:///path. May change with every start."""
+        ...
+
+    @property
+    def log(self) -> Path | None:
+        """The file with its output; None if it cannot be read from here."""
+        ...
+
+    async def start(self) -> None:
+        """Start it and return when it is ready.
+
+        Raises:
+            PipeError: it did not become ready, and nothing is left running.
+        """
+        ...
+
+    async def died(self) -> str:
+        """Return when it is dead, with the cause in words, such as 'exit code 1'."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop it, whether it lives, is dead, or was never started. Bounded; may be repeated."""
+        ...
+
+
+Restart = Callable[[RestartableServer, FailureError], Coroutine[Any, Any, None]]
+
+
+class RestartBudget:
+    """A number of restarts, over the whole run, for all servers that share the budget."""
+
+    def __init__(
+        self, limit: int, key: str, tell: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """key: the configuration key that sets `limit`. tell: is called with each restart."""
+        self.num_used = 0
+        self._limit = limit
+        self._key = key
+        self._tell = tell
+
+    async def restart(self, server: RestartableServer, error: FailureError) -> None:
+        """Stop and start a server until a start succeeds.
+
+        Args:
+            error: says how the server died. A start that raises its type is tried again.
+
+        Raises:
+            FailureError: of the type of `error`, when the budget is used up.
+        """
+        error_type = type(error)
+        while self.num_used < self._limit:
+            self.num_used += 1
+            cause = str(error).partition("\n")[0]
+            self._tell(f"{cause}; restart {self.num_used} of {self._limit}")
+            try:
+                await server.stop()
+                await server.start()
+                return
+            except error_type as failed_start:
+                error = failed_start
+        raise error_type(f"{self._key}={self._limit} are used up: {error}") from error
+
+
+class Supervisor:
+    """Watches one running server and has it restarted each time it dies."""
+
+    def __init__(
+        self,
+        server: RestartableServer,
+        restart: Restart,
+        *,
+        name: str,
+        error_type: type[FailureError],
+        on_down: Callable[[str], None],
+        on_up: Callable[[str], None],
+        on_failure: Callable[[PipeError], None],
+    ) -> None:
+        """Watch nothing before `watch`.
+
+        Args:
+            restart: brings a dead server back, or raises; such as `RestartBudget.restart`.
+            name: what error messages call the server.
+            error_type: type of the errors that are made here.
+            on_down: called with the URL of a server that has died.
+            on_up: called with the URL of a server that was restarted.
+            on_failure: called with the reason when there will be no server any more.
+        """
+        self._server = server
+        self._restart = restart
+        self._name = name
+        self._error_type = error_type
+        self._on_down = on_down
+        self._on_up = on_up
+        self._on_failure = on_failure
+        self._watcher: asyncio.Task[None] | None = None
+
+    def watch(self) -> None:
+        """Begin to watch the server, which is running."""
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def stop_watching(self) -> None:
+        """Leave the server as it is from now on. May be called again."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        try:
+            while True:
+                url = self._server.url
+                cause = await self._server.died()
+                self._on_down(url)
+                died = f"{self._name} at {url} died ({cause})"
+                await self._restart(self._server, self._error_type(died, self._server.log))
+                self._on_up(self._server.url)
+        except PipeError as error:
+            self._on_failure(error)
+        except Exception as error:  # reported, or whoever waits for the server would wait forever
+            self._on_failure(self._error_type(f"{self._name} cannot be watched: {error!r}"))
+            raise
