@@ -5,8 +5,8 @@ SHELL := bash
 
 PYTHON ?= python3
 # What `make test` installs beside the package. CI adds those of optional parts, one of which
-# (reasoning-gym) needs a C compiler: EXTRAS=dev,envs,datasets,kubernetes,sweeps.
-EXTRAS ?= dev
+# (reasoning-gym) needs a C compiler: EXTRAS=dev,docs,envs,datasets,kubernetes,sweeps.
+EXTRAS ?= dev,docs
 COMMA := ,
 BIN := .venv/bin
 # Stamps: installing is done again only when pyproject.toml has changed.
@@ -18,7 +18,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
 	-e 's/^Installing collected packages.*/==> unpacking/p'
 
-.PHONY: help install train test vllm lint
+.PHONY: help install train test vllm lint docs
 help:
 	@echo "make install   set up .venv (a few minutes, once)"
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
