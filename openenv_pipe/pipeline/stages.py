@@ -91,7 +91,12 @@ class Story:
 
     async def _run_warm_start(self, checkpoint: Path | None) -> None:
         stage = WarmStartStage(
-            self._components, self._source, self._saver, self._journal, self._folder
+            self._components,
+            self._source,
+            self._publisher,
+            self._saver,
+            self._journal,
+            self._folder,
         )
         self._warm_start = stage
         if checkpoint:
@@ -103,7 +108,12 @@ class Story:
 
     async def _run_grpo(self, checkpoint: Path | None) -> str | None:
         stage = ReinforceStage(
-            self._components, self._source, self._saver, self._journal, self._folder
+            self._components,
+            self._source,
+            self._publisher,
+            self._saver,
+            self._journal,
+            self._folder,
         )
         if checkpoint:
             await self._components.compute(stage.load, checkpoint)
