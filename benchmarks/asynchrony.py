@@ -1,11 +1,11 @@
-"""Does it pay to play the next groups while the learner works? Episodes per second, by staleness.
+"""Measure episodes per second by `trainer.max_staleness`.
 
     python benchmarks/asynchrony.py [--rounds 3] [--steps 12] [--step-s 0.05] [OVERRIDES]
 
 Trains on an environment whose steps take 50 ms, with trainer.max_staleness 0 and 1 in turn, each
-in a process of its own: what changes with the machine's load changes for both. The figure of a run
-is taken over its steps but the first two; that of a row is the median of the rounds. OVERRIDES are
-added to both, such as `engine=vllm`. Prints a table in Markdown.
+in its own process, so that a change of the machine's load affects both. A run's figure leaves out
+its first two steps; a row's figure is the median of the rounds. OVERRIDES, such as `engine=vllm`,
+are added to both. Prints a table in Markdown.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from statistics import median
 from openenv_pipe.runs.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
-LEFT_OUT = 2  # steps until all is warm, and until something is played ahead
+LEFT_OUT = 2  # steps until caches are warm and groups are played ahead
 LIMIT_S = 900.0
 
 
 def measure(staleness: int, folder: Path, steps: int, step_s: float, overrides: list[str]) -> dict:
-    """Episodes per second of one run, the largest staleness, and where a step's time went."""
+    """Return one run's episodes per second, largest staleness, and times of the parts of a step."""
     server = f"{sys.executable},{ROOT / 'benchmarks' / 'slow_echo.py'},'{{port}}','{step_s}'"
     subprocess.run(
         [

@@ -1,16 +1,16 @@
-"""The crash matrix: a short run killed at random instants, resumed, and held against one that
-nobody touched.
+"""Kill short runs at random instants, resume them, and compare them with an undisturbed run.
 
-Each run is killed with SIGKILL some times, each time at a random line of its metrics and a random
-moment after it, and resumed each time; the last resume is left to end. It counts if metrics
-(`time/*` aside), episodes, evaluations and every file of every checkpoint are then the same, byte
-for byte. The run has a state of every kind: see RUN of tests/integration/test_resume.py.
+Each run is killed with SIGKILL several times, at a random line of its metrics and a random moment
+after it, and resumed each time; the last resume runs to its end. A run passes if its metrics
+(without `time/*`), episodes, evaluations and every file of every checkpoint then equal those of the
+undisturbed run byte for byte. The run uses every kind of state: see RUN in
+tests/integration/test_resume.py.
 
     PYTHONPATH=. python benchmarks/crash.py [--kills 100] [--kills-per-run 4] [--first-seed 0]
         [--output FILE]
 
-Processes are forked from one that has imported torch already: most of a short run is that. Kills
-and resumes are those of real processes all the same.
+Processes are forked from one that has already imported torch, because that import takes most of
+the time of a short run. Real processes are killed and resumed all the same.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tests.integration.test_resume import RUN
 def measure(
     num_kills: int, kills_per_run: int, first_seed: int, base: Path, output: Path | None
 ) -> dict:
-    """Runs until so many kills have been survived, or not."""
+    """Run trials until the given number of kills is reached."""
     reference = untouched(base / "reference", RUN, "smoke")
     expected = Result.of(reference.folder)
     results = {

@@ -1,10 +1,10 @@
-"""What several devices gain: the time of an update by one process and by some, one thread each.
+"""Compare the time of an update by one process and by several, with one thread each.
 
     python benchmarks/devices.py [--devices 2] [--rounds 5]
 
-The same samples (about 5k tokens) and the same model (6.5M parameters, float32, trained in full) on
-a CPU, in turn, so that what changes with the machine's load changes for both. Prints a table in
-Markdown; a figure is the median of the rounds.
+Both update the same model (6.5M parameters, float32, trained in full) on the same samples (about 5k
+tokens) on a CPU, in turn, so that a change of the machine's load affects both. Prints a table in
+Markdown; each figure is the median of the rounds.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def build(parallel: str, workers: Workers | None) -> Learner | JointLearner:
 
 
 def measure(parallel: str, workers: Workers, rounds: int) -> Iterator[tuple[float, float]]:
-    """Seconds of an update by one process, and by all of them."""
+    """Return the seconds of an update by one process and by all of them."""
     samples = random_samples(0, count=64, max_tokens=40)
     learners = build(parallel, None), build(parallel, workers)
     for number in range(rounds + 1):
@@ -52,7 +52,7 @@ def measure(parallel: str, workers: Workers, rounds: int) -> Iterator[tuple[floa
             started = time.perf_counter()
             learner.update(samples, 1)
             took.append(time.perf_counter() - started)
-        if number:  # the first starts the workers
+        if number:  # The first update starts the workers.
             yield took[0], took[1]
 
 

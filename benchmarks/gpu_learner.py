@@ -1,14 +1,14 @@
-"""A GRPO step of the learner on a GPU: tokens a second, share of its bfloat16 rate, memory.
+"""Measure a GRPO step of the learner on a GPU: tokens per second, share of bfloat16 rate, memory.
 
 Qwen3-0.6B's shape with random weights, LoRA of rank 16 on every linear layer, sequences of 2k to
-16k tokens, alone and as groups that share their prompt. Needs nothing but this repository and its
-dependencies: no hub, no environment. First it checks that attention over packed rows gives on this
-device what it gives on a CPU.
+16k tokens, alone and as groups that share their prompt. It needs only this repository and its
+dependencies, no model hub and no environment. It first checks that attention over packed rows gives
+the same logprobs on this device as transformers' own attention.
 
     python benchmarks/gpu_learner.py            # writes benchmarks/results/gpu_learner.json
     python benchmarks/gpu_learner.py --tiny     # the same with a small model, on a CPU too
 
-Not run on a GPU yet.
+It has not been run on a GPU yet.
 """
 
 import argparse
@@ -55,7 +55,10 @@ RANK = 16
 # prompt, reply, members: alone up to 16k tokens, then groups that share their prompt
 CASES = [(1024, 1024, 8), (1024, 3072, 4), (4096, 12_288, 1), (8192, 8192, 1), (12_288, 512, 8)]
 TINY_CASES = [(16, 16, 4), (24, 40, 1)]
-AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 0.15}  # of logprobs
+AGREEMENT = {
+    torch.float32: 1e-4,
+    torch.bfloat16: 0.15,
+}  # largest difference of logprobs that is allowed
 
 
 def build_policy(shape: dict[str, int], device: str, *, checkpointing: bool) -> Policy:
@@ -103,8 +106,8 @@ def build_samples(vocabulary: int, given: int, chosen: int, members: int) -> lis
 
 
 def check_agreement(policy: Policy, vocabulary: int) -> float:
-    """The largest difference of a logprob between a packed, shared row and each sample alone by
-    transformers' own attention. Raises AssertionError over the bound."""
+    """Return the largest difference between logprobs of a packed, shared row and of each sample
+    alone by transformers' own attention. Raises AssertionError if it is above the bound."""
     samples = build_samples(vocabulary, 40, 24, 3)
     with torch.no_grad():
         packed_N = policy.logprobs(pack(samples, share=True, device=policy.device), 1.0)[0]
@@ -119,7 +122,7 @@ def check_agreement(policy: Policy, vocabulary: int) -> float:
 
 
 def measured_rate(device: str) -> float:
-    """Multiplications and additions per second of a large product in the training precision."""
+    """Return multiplications and additions per second of a large product in training precision."""
     size, dtype = (8192, torch.bfloat16) if device == "cuda" else (1024, torch.float32)
     one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []
@@ -133,8 +136,11 @@ def measured_rate(device: str) -> float:
 
 
 def needed_products(shape: dict[str, int], given: int, chosen: int, members: int) -> float:
-    """Of a step with frozen weights: forward and the gradient of what goes in, for every product,
-    what is shared once; the adapter's own products and what is computed again are not counted."""
+    """Count the multiplications and additions that a step with frozen weights needs.
+
+    Each product counts for the forward pass and for the gradient of its input; shared prefixes
+    count once. The adapter's own products and recomputation do not count.
+    """
     heads, size = shape["num_attention_heads"], shape["head_dim"]
     width, key_width = heads * size, shape["num_key_value_heads"] * size
     hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
@@ -153,7 +159,7 @@ def synchronise(device: str) -> None:
 def measure(
     learner: Learner, shape: dict[str, int], case: tuple[int, int, int], device: str, steps: int
 ) -> dict[str, Any]:
-    """Times and memory of one case; out of memory is a result too."""
+    """Return the times and the memory of one case; running out of memory is a result too."""
     given, chosen, members = case
     found: dict[str, Any] = {"prompt": given, "reply": chosen, "members": members}
     samples = build_samples(shape["vocab_size"], *case)
@@ -162,7 +168,7 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     times = []
     try:
-        for _ in range(steps + 2):  # two to warm up: compilation, the optimizer's state
+        for _ in range(steps + 2):  # Two steps warm up: compilation and the optimizer's state.
             synchronise(device)
             started = time.perf_counter()
             metrics = learner.update(samples, 1)

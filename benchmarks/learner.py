@@ -1,10 +1,10 @@
-"""A GRPO step of this project's learner against TRL's: time, memory, and that both do the same.
+"""Compare a GRPO step of this project's learner with TRL's: time, memory, and equal results.
 
-Both get the same model, samples and optimizer (`learner_sides.py`), each in a process of its own.
-Steps are timed in alternation; a round's first step is not counted. Peak memory is what the
-process had at most during the steps, above what it held with the model loaded. Before that, losses
-and gradients are compared. CPU seconds are given beside the wall's: others on the machine move them
-less.
+Both get the same model, samples and optimizer (`learner_sides.py`), each in its own process. Losses
+and gradients are compared first. Steps are then timed in alternation; a round's first step is not
+counted. Peak memory is the most that the process held during the steps, minus what it held with the
+model loaded. CPU seconds are printed beside wall seconds, because other load on the machine changes
+them less.
 
     python benchmarks/learner.py                        # the bars: minutes
     python benchmarks/learner.py --grid                 # all lengths, group sizes and models: hours
@@ -40,7 +40,7 @@ GROUP_SIZES = (4, 8, 16)
 BARS = ("1M:64/64:8", "1M:512/64:16", "20M:512/64:16", "150k:64/64:8")
 SIDES = ("ours", "trl")
 PACKAGES = ("torch", "transformers", "trl", "numpy")
-MIN_ROUND_S = 0.3  # short steps are repeated, so that a round lasts at least about this
+MIN_ROUND_S = 0.3  # Short steps are repeated, so that a round lasts at least about this long.
 COLUMNS = (
     *("model:prompt/reply:group", "TRL, s", "ours, s", "times faster", "TRL, MB", "ours, MB"),
     *("memory", "of product rate", "gradients differ by"),
@@ -50,7 +50,7 @@ LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
 
 
 class Side:
-    """One of the two, or of `learner_sides.Rate`, in its process."""
+    """One of the two learners, or `learner_sides.Rate`, in its own process."""
 
     def __init__(self, name: str, case: dict[str, Any], num_threads: int) -> None:
         command = [sys.executable, str(HERE / "learner_sides.py"), name, json.dumps(case)]
@@ -83,7 +83,7 @@ def parse_case(text: str) -> dict[str, Any]:
 
 
 def measure(case: dict[str, Any], num_rounds: int, num_threads: int) -> dict[str, Any]:
-    """Times and memory of one case."""
+    """Return the times and the memory of one case."""
     sides = {name: Side(name, case, num_threads) for name in SIDES}
     rate = Side("rate", case, num_threads)
     try:
@@ -103,7 +103,7 @@ def measure(case: dict[str, Any], num_rounds: int, num_threads: int) -> dict[str
 
 
 def compare(case: dict[str, Any], num_threads: int) -> dict[str, float]:
-    """How far losses and gradients are apart. Raises AssertionError if that is too far."""
+    """Return how far losses and gradients differ. Raises AssertionError if they differ too much."""
     losses, gradients = [], []
     with tempfile.TemporaryDirectory() as folder:
         for name in SIDES:

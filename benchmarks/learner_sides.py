@@ -1,8 +1,9 @@
-"""The two sides of `learner.py`, each in a process of its own: the same model, the same samples,
-the same step (loss, backward, clip, AdamW), by this project's learner and by TRL's trainer.
+"""The two learners that `learner.py` compares, each in its own process.
 
-Reads commands as lines of JSON and answers each with one. TRL's side is `GRPOTrainer._compute_loss`
-itself with its own fused head, on a stand-in that has the attributes it reads.
+Both do the same step (loss, backward, clip, AdamW) with the same model on the same samples: this
+project's learner and TRL's trainer. The process reads commands as lines of JSON and answers each
+with one line. TRL's step calls `GRPOTrainer._compute_loss` itself with its own fused head, on a
+stand-in object that has the attributes it reads.
 """
 
 import gc
@@ -29,7 +30,7 @@ CLIP = 0.2
 
 
 def build_model(shape: dict[str, int]) -> Qwen3ForCausalLM:
-    """Random weights, the same in both processes."""
+    """Build a model whose random weights are the same in both processes."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=shape["vocabulary"],
@@ -47,7 +48,7 @@ def build_model(shape: dict[str, int]) -> Qwen3ForCausalLM:
 
 
 def build_samples(case: dict[str, Any]) -> list[Sample]:
-    """G samples of one prompt; the sampler's logprobs are near those of a random model."""
+    """Build G samples of one prompt; their sampled logprobs are near those of a random model."""
     draw = random.Random(0)
     vocabulary, (given, chosen) = case["shape"]["vocabulary"], case["lengths"]
     near = -torch.tensor(float(vocabulary)).log().item()
@@ -98,7 +99,7 @@ class Ours:
         return self._learner.update(self._samples, 1)["loss/policy"]
 
     def loss_and_gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
-        """Those of one step that is not taken."""
+        """Return the loss and the gradients of a step without updating the weights."""
         found: dict[str, torch.Tensor] = {}
 
         def keep() -> float:
@@ -115,7 +116,7 @@ class Ours:
 
 
 class Trl:
-    """TRL's loss on TRL's tensors, then what transformers' Trainer does with it."""
+    """TRL's loss on TRL's tensors, then the same steps as in transformers' Trainer."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         from trl.trainer.grpo_trainer import GRPOTrainer
@@ -148,15 +149,16 @@ class Trl:
 
 
 class Rate:
-    """No side, but what a step needs and the machine reaches at most, in a process of its own: the
-    memory of the sides is theirs alone."""
+    """The arithmetic that a step needs, and the rate that the machine reaches.
+
+    It runs in its own process, so that it does not count as memory of either learner."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.case, self.model = case, build_model(case["shape"])
 
 
 def stand_in(kind: type, model: torch.nn.Module, max_tokens: int) -> Any:
-    """One process, no accumulation, no reference, no extras."""
+    """Build the stand-in trainer: one process, no gradient accumulation, no reference model."""
     trainer = SimpleNamespace(
         model=model,
         loss_type="grpo",
@@ -207,17 +209,20 @@ def trl_inputs(samples: list[Sample], given: int) -> dict[str, torch.Tensor]:
 
 
 def memory_mb(name: str) -> float:
-    """VmRSS: now. VmHWM: the most since the last reset."""
+    """Return this process's memory: VmRSS is the current value, VmHWM the peak since the reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(name))
     return int(line.split()[1]) / 1024
 
 
 def needed_products(model: torch.nn.Module, case: dict[str, Any]) -> float:
-    """Multiplications and additions of a step's matrix products, if what is shared is computed
-    once: three products for every linear layer, and attention over what each token sees."""
+    """Count the multiplications and additions of a step's matrix products.
+
+    These are three products for every linear layer, and attention over the tokens that each token
+    sees; shared prefixes count once.
+    """
     (given, chosen), members, shape = case["lengths"], case["group_size"], case["shape"]
-    tokens = given + members * (chosen - 1)  # nothing is predicted from the last
+    tokens = given + members * (chosen - 1)  # The last position predicts nothing.
     layers = [m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
     head = model.get_output_embeddings()
     linear = sum(tokens * layer.weight.numel() for layer in layers if layer is not head)
@@ -228,7 +233,7 @@ def needed_products(model: torch.nn.Module, case: dict[str, Any]) -> float:
 
 
 def measured_rate() -> float:
-    """Multiplications and additions per second of a large float32 matrix product."""
+    """Return multiplications and additions per second of a large float32 matrix product."""
     one, other = torch.randn(1536, 2048), torch.randn(2048, 2048)
     times = []
     for _ in range(7):
@@ -245,7 +250,9 @@ def serve(side: Ours | Trl | Rate) -> None:
         command = json.loads(line)
         answer: dict[str, Any] = {}
         if command["do"] == "steps":
-            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: steps alone count
+            Path("/proc/self/clear_refs").write_text(
+                "5"
+            )  # This resets VmHWM, so that only the steps count.
             started, worked = time.perf_counter(), time.process_time()
             for _ in range(command["count"]):
                 answer["loss"] = side.step()

@@ -1,12 +1,12 @@
-"""What the episode loop costs: its environment steps per second against a bare WebSocket loop's.
+"""Compare the environment steps per second of the episode loop and of a bare WebSocket loop.
 
 Both play the same episodes of Wordle on one local server with the same number of sessions, in
-alternation. The bare loop sends ready-made frames and parses the answers. The episode loop does all
-that a training does between a completion and the next one, with ready-made completions: tokens in
-place of a model's, and the rest from the token ids of the prompt to the action's JSON for real.
+alternation. The bare loop sends ready-made frames and parses the answers. The episode loop does
+everything that training does between two completions, from the prompt's token ids to the action's
+JSON; only the completions are ready-made.
 
-From some sessions on, the server's one core is what limits both; what the loop costs is then in the
-last two columns, the CPU time of the playing process.
+With many sessions the server's single core limits both. The last two columns, the CPU time of the
+playing process, then show the loop's cost.
 
     PYTHONPATH=. python benchmarks/rollout.py [--sessions 1 8 64] [--rounds 5]
 """
@@ -39,7 +39,7 @@ from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.types import Task
 
-GUESS = "zzzzz"  # no word: every episode has six steps
+GUESS = "zzzzz"  # This is not a word, so every episode has six steps.
 NUM_STEPS = 6
 EPISODES_PER_SESSION = 40
 TASK = Task(id="train/0", split="train", index=0, seed=0, reset={"split": "train", "index": 0})
@@ -47,14 +47,14 @@ TASK = Task(id="train/0", split="train", index=0, seed=0, reset={"split": "train
 
 @dataclass(frozen=True)
 class Speed:
-    """Environment steps over the time that passed, and the process's CPU time for each."""
+    """Environment steps per second, and the process's CPU time per step."""
 
     steps_per_s: float
     cpu_us_per_step: float
 
 
 class Clock:
-    """Runs from its making until it is asked."""
+    """A stopwatch that starts when it is created."""
 
     def __init__(self) -> None:
         self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
@@ -65,7 +65,7 @@ class Clock:
 
 
 class ReadyEngine(ScriptedEngine):
-    """Answers every request at once with the completion that was scripted for the first."""
+    """An engine that answers every request at once with the same scripted completion."""
 
     def __init__(self, reply: str, chat: ChatFormat, max_episodes: int) -> None:
         super().__init__(lambda observations, draw: reply, chat)
@@ -79,7 +79,7 @@ class ReadyEngine(ScriptedEngine):
 
 
 async def bare(url: str, num_sessions: int) -> Speed:
-    """Of frames alone."""
+    """Measure a loop that only sends and receives frames."""
     reset = json.dumps({"type": "reset", "data": {**TASK.reset, "seed": TASK.seed}})
     step = json.dumps({"type": "step", "data": {"guess": GUESS}})
     sockets = [await connect(websocket_url(url), compression=None) for _ in range(num_sessions)]
@@ -98,7 +98,7 @@ async def bare(url: str, num_sessions: int) -> Speed:
 
 
 async def loop(context: RolloutContext, num_sessions: int) -> Speed:
-    """Of whole episodes. Counted are steps that the server took, not turns of the model."""
+    """Measure the episode loop. It counts steps of the server, not turns of the model."""
     clock = Clock()
     num_episodes = num_sessions * EPISODES_PER_SESSION
     groups = await play_groups(
@@ -108,7 +108,7 @@ async def loop(context: RolloutContext, num_sessions: int) -> Speed:
 
 
 async def measure(num_sessions: int, num_rounds: int) -> tuple[Speed, Speed]:
-    """Medians of both."""
+    """Return the medians of both loops."""
     sessions = f"host.sessions_per_server={num_sessions}"
     as_many_for_the_bare_loop = f"env.variables.MAX_CONCURRENT_ENVS={2 * num_sessions}"
     config = compose(["conf=wordle", sessions, as_many_for_the_bare_loop]).config
@@ -127,7 +127,7 @@ async def measure(num_sessions: int, num_rounds: int) -> tuple[Speed, Speed]:
                 engine=engine,
                 scorer=Scorer(config.reward, config.env.success_reward),
             )
-            await loop(context, num_sessions)  # warm
+            await loop(context, num_sessions)  # warms up
             pairs = [
                 (await bare(host.urls[0], num_sessions), await loop(context, num_sessions))
                 for _ in range(num_rounds)
@@ -146,7 +146,7 @@ def median(speeds: tuple[Speed, ...]) -> Speed:
 
 
 def circumstances() -> str:
-    """When, where and with what it was measured. The load is that before the measurement."""
+    """Describe the date, machine and versions; the load is that before the measurement."""
     versions = " ".join(
         f"{name} {importlib.metadata.version(name)}"
         for name in ("websockets", "openenv", "uvicorn")

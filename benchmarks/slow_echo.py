@@ -1,4 +1,4 @@
-"""A server for `asynchrony.py`: the environment `echo`, each of whose steps takes its time.
+"""Serve the environment `echo` with slow steps, for `asynchrony.py`.
 
 python benchmarks/slow_echo.py PORT STEP_S
 """
@@ -19,10 +19,12 @@ STEP_S = float(sys.argv[2])
 
 
 class SlowEcho(EchoEnvironment):
-    """Sleeps before it answers, as an environment does that asks somebody else."""
+    """Sleeps before each answer, like an environment that calls another service."""
 
     async def step_async(self, *arguments, **keywords):
-        await asyncio.sleep(STEP_S)  # each session by itself: to block would hold up all of them
+        await asyncio.sleep(
+            STEP_S
+        )  # Sleeping asynchronously delays one session; blocking would delay all of them.
         return await super().step_async(*arguments, **keywords)
 
 

@@ -1,11 +1,11 @@
-"""What keeping servers saves: a sweep of short jobs against as many separate runs.
+"""Compare a sweep of short jobs, which share servers, with the same number of separate runs.
 
-Both do the same runs, one after another, in alternation; the separate ones each start their own
-servers. With --engine vllm that includes a vLLM server (`openenv-pipe engine install vllm`).
+Both do the same runs one after another, in alternation; each separate run starts its own servers.
+With --engine vllm that includes a vLLM server (`openenv-pipe engine install vllm`).
 
     python benchmarks/sweep.py [--jobs 8] [--rounds 3] [--engine local]
 
-The last table goes into benchmarks/results/.
+Tables are kept in benchmarks/results/.
 """
 
 import argparse
@@ -25,12 +25,12 @@ JOB = (
     *("trainer.steps=1", "trainer.tasks_per_step=2", "trainer.group_size=4"),
     *("eval.num_tasks=4", "eval.num_resamples=100"),
 )
-# One base model for all jobs, so that its server fits them: their seeds differ, their weights not.
+# All jobs have the same base model, so that one server fits them; only their seeds differ.
 VLLM = ("engine=vllm", "engine.publish=full")
 
 
 def run(folder: Path, *arguments: str) -> float:
-    """Seconds that a command takes. Its output is kept in the folder."""
+    """Run a command and return its seconds. Its output is kept in the folder."""
     started = time.perf_counter()
     with (folder / "output.txt").open("ab") as output:
         subprocess.run(
@@ -45,15 +45,15 @@ def run(folder: Path, *arguments: str) -> float:
 
 
 def separate(folder: Path, job: Sequence[str], num_jobs: int) -> tuple[float, int]:
-    """Seconds of the runs by themselves, and how many servers they started."""
+    """Return the seconds of the separate runs and the number of servers they started."""
     took_s = sum(run(folder, "train", *job, f"seed={seed}") for seed in range(num_jobs))
-    logs = "runs/*/[0-9]*/logs/attempt_*"  # not those of the link `latest` once more
+    logs = "runs/*/[0-9]*/logs/attempt_*"  # The link `latest` would count a folder twice.
     kinds = ("env-*.log", "engine.log")
     return took_s, sum(len(list(folder.glob(f"{logs}/{kind}"))) for kind in kinds)
 
 
 def swept(folder: Path, job: Sequence[str], num_jobs: int) -> tuple[float, int]:
-    """Seconds of the sweep, and how many servers it started."""
+    """Return the seconds of the sweep and the number of servers it started."""
     took_s = run(folder, "train", "-m", *job, f"seed=range(0,{num_jobs})")
     (sweep,) = folder.glob("runs/sweeps/*")
     jobs = json.loads((sweep / "sweep.json").read_text())["jobs"]

@@ -1,9 +1,9 @@
-"""What the pipeline makes of a vLLM server: tokens per second of whole rollouts against the same
-server driven raw, and what it takes to publish a policy.
+"""Compare tokens per second of rollouts with vLLM and of raw requests, and time publishing.
 
-A round plays episodes of Wordle on a local environment server, then a bare loop sends the very same
-requests (prompts, lengths, seeds) with as many at work, and reads the answers as JSON. The cache of
-prefixes is emptied before each. Replies are as long as they may be: the model's weights are random.
+A round plays episodes of Wordle on a local environment server. A bare loop then sends the same
+requests (prompts, lengths, seeds) with the same concurrency, and parses the answers as JSON. The
+prefix cache is emptied before each. Replies have the maximal length, because the model's weights
+are random.
 
     python benchmarks/vllm_rollout.py [--sessions 16 64] [--reply-tokens 6 48] [--url URL]
     python benchmarks/vllm_rollout.py --only publishing --model hidden_size=512 num_layers=6
@@ -49,7 +49,7 @@ EPISODES_PER_SESSION = 2
 NUM_PUBLISHED = 20
 MAX_TOKENS = 1024
 RANK = 8
-WAYS = (  # to publish: what, over what, and LoRA's rank
+WAYS = (  # to publish: which weights, by which transfer, and LoRA's rank
     ("adapter", "files", RANK),
     ("merged", "files", RANK),
     ("merged", "broadcast", RANK),
@@ -90,7 +90,7 @@ async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEn
 
 @contextmanager
 def served(model: Sequence[str]) -> Iterator[str]:
-    """The URL of a server for all that is measured. model: overrides of the tiny one."""
+    """Start a server for all measurements and yield its URL. model: overrides of the tiny one."""
     installed = find_installed(find_build())
     if installed is None:
         raise SystemExit("vLLM is not installed: openenv-pipe engine install vllm")
@@ -125,7 +125,7 @@ async def wait_for(server: VllmProcess) -> None:
 
 
 def requests_of(episode: Episode, model: str, end_id: int) -> list[bytes]:
-    """The bodies of an episode's requests, ready to be sent."""
+    """Return the bodies of an episode's requests."""
     bodies, ids = [], []
     for number, turn in enumerate(episode.turns):
         ids += turn.prompt_ids
@@ -146,7 +146,7 @@ def requests_of(episode: Episode, model: str, end_id: int) -> list[bytes]:
 
 
 async def raw(url: str, episodes: Sequence[Sequence[bytes]], num_at_work: int) -> float:
-    """Tokens per second of a bare loop."""
+    """Measure the tokens per second of a bare loop."""
     queue, num_tokens = iter(episodes), 0
     address, headers = f"{url}/inference/v1/generate", {"Content-Type": "application/json"}
 
@@ -165,7 +165,7 @@ async def raw(url: str, episodes: Sequence[Sequence[bytes]], num_at_work: int) -
 
 
 async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, float]]:
-    """Of each round the pipeline's tokens per second and the bare loop's."""
+    """Return for each round the tokens per second of the pipeline and of the bare loop."""
     num_sessions, pairs = config.host.sessions_per_server, []
     num_episodes = num_sessions * EPISODES_PER_SESSION
     with tempfile.TemporaryDirectory() as logs:
@@ -203,7 +203,7 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
                     ]
                     await client.reset_prefix_cache()
                     bare = await raw(client.url, bodies, num_sessions)
-                    if number:  # the first is to warm up
+                    if number:  # The first round warms up.
                         pairs.append((ours, bare))
         finally:
             await host.close()
@@ -211,7 +211,7 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
 
 
 async def publishing(config: RunConfig) -> tuple[float, float, float]:
-    """Medians in milliseconds: publishing, its slowest tenth, the canary."""
+    """Return milliseconds: publishing's median and 90th percentile, the logprob check's median."""
     with tempfile.TemporaryDirectory() as logs:
         async with engine_of(config, Path(logs)) as (engine, policy):
             times, checks = [], []
