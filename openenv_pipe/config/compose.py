@@ -293,4 +293,6 @@ def readable_errors(schema: type[Block] = RunConfig) -> Iterator[None]:
     except yaml.YAMLError as error:
         raise ConfigError(explain_yaml(error)) from None
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
+        if isinstance(error.__cause__, ConfigError):  # raised by a resolver of ours
+            raise error.__cause__ from None
         raise ConfigError(explain_composition(error)) from error

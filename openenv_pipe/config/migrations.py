@@ -27,6 +27,8 @@ GROUPS = {
     "env.tasks.train.type": "env/tasks@env.tasks.train",
     "env.tasks.eval.type": "env/tasks@env.tasks.eval",
 }
+# What pydantic says of a missing key, and the key below the one that it names.
+MISSING = {"missing": "", "union_tag_not_found": ".type"}
 
 
 def validate_older(values: Mapping[str, Any]) -> RunConfig:
@@ -37,7 +39,11 @@ def validate_older(values: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        missing = [locate(each["loc"])[0] for each in error.errors() if each["type"] == "missing"]
+        missing = [
+            locate(each["loc"])[0] + MISSING[each["type"]]
+            for each in error.errors()
+            if each["type"] in MISSING
+        ]
         try:
             completed = _sum_turn_credits(_complete(values, missing))
         except (KeyError, ConfigError):  # a block or a type that is not there any more

@@ -10,13 +10,18 @@ What a request holds follows from `capabilities.takes` of the engine:
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import EngineCapabilities
+from openenv_pipe.config.schema import EngineCapabilities, RunConfig
 from openenv_pipe.types import Finish, Message, Observation, Opening, Tool
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,11 +83,26 @@ class TextReply:
     num_completion_tokens: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSetup:
+    """What an engine of `type: python` is made with."""
+
+    config: RunConfig
+    policy: "Policy | None"  # what is trained; None: the capabilities say takes="messages"
+    executor: Executor  # of one thread, the only one that may touch the policy
+    logs: Path  # the folder for log files
+
+
 class Engine(Protocol):
     """Serves the episodes of one collection at a time, of several where it publishes in flight.
 
     The order of calls is `begin_collection`, then `generate` any number of times per episode, then
     `end_episode` once per episode. An episode has one request at a time.
+
+    An engine of your own (`engine: {type: python, ...}`) is made by target(setup, **options), where
+    `setup` is an `EngineSetup` and `target` a class that declares `capabilities`. If it is an
+    asynchronous context manager as well, it is entered before its first episode and exited after
+    its last.
     """
 
     capabilities: EngineCapabilities

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.python_targets import build_part
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import RunConfig, ServingConfig
@@ -39,6 +40,11 @@ def build_host(config: "RunConfig | ServingConfig", logs: Path) -> "Host":
                     "pip install 'openenv-pipe[kubernetes]'"
                 ) from error
             return KubernetesHost(config.env, config.host, logs)
+        case "python":
+            from openenv_pipe.environments.hosts.base import Host
+
+            arguments = (config.env, logs, config.host.sessions_per_server)
+            return build_part("host", config.host, Host, *arguments)
         case "process":
             from openenv_pipe.environments.hosts.process import ProcessHost
 

@@ -16,10 +16,11 @@ from openenv_pipe.config.schema import (
     HubModelConfig,
     LocalEngineConfig,
     OpenAIEngineConfig,
+    PythonEngineConfig,
     RunConfig,
     VllmEngineConfig,
 )
-from openenv_pipe.engines.base import Engine
+from openenv_pipe.engines.base import Engine, EngineSetup
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
@@ -38,6 +39,7 @@ from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.malloc import keep_freed_memory
+from openenv_pipe.system.python_targets import build_part
 from openenv_pipe.system.resources import load_callable
 
 _log = logging.getLogger(__name__)
@@ -160,6 +162,12 @@ async def _opened_engine(
 ) -> AsyncIterator[Engine]:
     """The engine, with what it holds open."""
     engine = config.engine
+    if isinstance(engine, PythonEngineConfig):
+        setup = EngineSetup(config=config, policy=policy, executor=torch_thread, logs=logs)
+        built = build_part("engine", engine, Engine, setup)
+        async with built if hasattr(built, "__aexit__") else nullcontext():
+            yield built
+        return
     if isinstance(engine, OpenAIEngineConfig):
         async with ChatClient(engine) as client:
             yield OpenAIEngine(engine, client)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.algorithms.advantages import has_signal
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import GroupRelativeAdvantageConfig, RunConfig
 from openenv_pipe.environments.tasks import build_order
 from openenv_pipe.pipeline.components import with_scripted_player
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
@@ -115,11 +115,13 @@ class PlayedGroups:
 
     async def _collect(self, step: int) -> list[Group]:
         trainer = self._config.trainer
-        wanted, discount = trainer.tasks_per_step, trainer.advantage.discount
+        wanted = trainer.tasks_per_step
         if self._num_taken is None:
             self._num_taken = (step - 1) * wanted
         found = await self._play(f"step {step}", wanted)
         for number in range(2, trainer.max_sampling_rounds + 1):
+            assert isinstance(trainer.advantage, GroupRelativeAdvantageConfig)
+            discount = trainer.advantage.discount
             missing = wanted - sum(has_signal(group, discount=discount) for group in found)
             if missing == 0:
                 break

@@ -2,11 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.algorithms.custom_advantages import custom_advantages
 from openenv_pipe.algorithms.samples import build_sample
+from openenv_pipe.config.schema import AdvantageConfig, PythonAdvantageConfig
 from openenv_pipe.learner.distributed.joint import build_learner
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.pipeline.checkpoints import Saver
@@ -17,6 +20,7 @@ from openenv_pipe.pipeline.weight_publisher import WeightPublisher
 from openenv_pipe.rollout.metrics import summarise_groups, summarise_staleness
 from openenv_pipe.runs.checkpoints import Place
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.system.python_targets import bind_function
 from openenv_pipe.types import Group, Sample
 
 
@@ -43,6 +47,7 @@ class ReinforceStage:
         self._journal = journal
         self._folder = folder
         journal.begin("grpo", self._trainer.steps)
+        self._advantages = build_advantages(self._trainer.advantage)
         self._learner = build_learner(components.policy, components.config, components.workers)
 
     def load(self, checkpoint: Path) -> None:
@@ -84,13 +89,8 @@ class ReinforceStage:
     async def _learn(self, groups: Sequence[Group], started: float) -> None:
         """Updates the policy on the groups and writes down what happened, all or nothing."""
         collected = time.perf_counter()
-        step, advantage = self.step + 1, self._trainer.advantage
-        advantages = step_advantages(
-            groups,
-            baseline=advantage.baseline,
-            scale=advantage.scale,
-            discount=advantage.discount,
-        )
+        step = self.step + 1
+        advantages = self._advantages(groups)
         path = episodes_path(self._folder, step)
         await asyncio.to_thread(write_episodes, path, groups, advantages)
         metrics = summarise_groups(groups) | summarise_staleness(
@@ -113,6 +113,20 @@ class ReinforceStage:
         metrics["time/learner_s"] = ended - collected
         metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
         self._journal.write("grpo", step, metrics, started)
+
+
+def build_advantages(
+    config: AdvantageConfig,
+) -> Callable[[Sequence[Group]], list[dict[int, list[float]] | None]]:
+    """Build the function from a step's groups to their advantages.
+
+    Raises ConfigError if a target cannot be used.
+    """
+    if isinstance(config, PythonAdvantageConfig):
+        return partial(custom_advantages, bind_function("trainer.advantage", config, 1))
+    return partial(
+        step_advantages, baseline=config.baseline, scale=config.scale, discount=config.discount
+    )
 
 
 def build_samples(

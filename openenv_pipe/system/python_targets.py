@@ -42,7 +42,11 @@ def build_part(key: str, block: Target, contract: type[Part], *arguments: Any) -
             f"{key}.target={block.target!r} raised {type(error).__name__} when it was called with "
             f"{_described(len(arguments), block)}: {error}"
         ) from error
-    missing = [name for name in _members(contract) if not hasattr(part, name)]
+    missing = [
+        name
+        for name in _members(contract)  # a property may not be readable yet
+        if not hasattr(type(part), name) and not hasattr(part, name)
+    ]
     if missing:
         raise ConfigError(
             f"{key}.target={block.target!r} returned a {type(part).__name__} without "

@@ -86,6 +86,7 @@ def test_origins_name_files_in_order_and_overrides_by_block(folder):
     prompts = "env/prompts/wordle@env=tiny"
     composed = compose(["conf=wordle", "trainer.steps=3", "model=tiny", "seed=4", prompts])
     assert composed.origins["trainer"].files == (
+        shipped / "trainer/advantage/group_relative.yaml",
         shipped / "trainer/loss/clipped.yaml",
         shipped / "trainer/grpo.yaml",
         shipped / "trainer/dapo.yaml",
@@ -158,7 +159,8 @@ def test_shown_yaml_reads_back_as_the_configuration(folder):
     composed = compose(["conf=wordle", "model=qwen3_0_6b", "trainer.steps=3"])
     text = as_yaml(composed)
     assert yaml.safe_load(text) == composed.config.model_dump()
-    names = ("trainer/loss/clipped", "trainer/grpo", "trainer/dapo", "conf/wordle")
+    names = ["trainer/advantage/group_relative", "trainer/loss/clipped"]
+    names += ["trainer/grpo", "trainer/dapo", "conf/wordle"]
     files = ", ".join(f"shipped {name}.yaml" for name in names)
     assert f"# {files}, override trainer.steps=3" in text
 

@@ -31,6 +31,8 @@ REQUIRED = {
     "engine=scripted": ["engine.policy=wordle.policies:consistent"],
     "engine=openai": ["engine.model=some-model", "engine.api_key=null"],
     "tracker=python": ["tracker.target=my_tracker:Tracker"],
+    "engine=python": ["engine.target=openenv_pipe.engines.local:LocalEngine"],
+    "host=python": ["host.target=my_host:Host"],
     "host=attach": ["host.urls=[http://127.0.0.1:8000]"],
     "host=kubernetes": ["host.image=registry.example/wordle:1"],
 }

@@ -134,7 +134,7 @@ async def test_no_task_is_passed_over_or_taken_twice_also_after_a_checkpoint(tmp
 
 
 def test_rounds_make_no_sense_where_all_groups_are_compared():
-    advantage = {"baseline": "batch", "scale": "batch", "discount": 1.0}
+    advantage = {"type": "group_relative", "baseline": "batch", "scale": "batch", "discount": 1.0}
     with pytest.raises(ValueError, match="set max_sampling_rounds=1"):
         run_config({"trainer.advantage": advantage, "trainer.max_sampling_rounds": 2})
 

@@ -12,6 +12,8 @@ from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.commands.preflight.environment import check_environment, policy_path
 from openenv_pipe.commands.preflight.model import check_model
 from openenv_pipe.config.schema import (
+    PythonAdvantageConfig,
+    PythonEngineConfig,
     PythonLossConfig,
     PythonTarget,
     RunConfig,
@@ -22,6 +24,7 @@ from openenv_pipe.engines.vllm.install import find_build
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.errors import PipeError
 from openenv_pipe.rewards import Scorer
+from openenv_pipe.system.python_targets import bind_function
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.trackers import build_tracker
 
@@ -47,6 +50,9 @@ def _check_code(config: RunConfig) -> Iterator[Line]:
         yield Line("policy", Result.OK, dotted)
     for dotted in config.env.baselines.values() if config.eval.baselines else ():
         load_callable(dotted)
+    if isinstance(config.trainer.advantage, PythonAdvantageConfig):
+        bind_function("trainer.advantage", config.trainer.advantage, 1)
+        yield Line("advantage", Result.OK, config.trainer.advantage.target)
     if isinstance(config.trainer.loss, PythonLossConfig):
         from openenv_pipe.learner.objective import Objective  # brings torch
 
@@ -66,6 +72,10 @@ def _check_tracker(config: TrackerConfig) -> Iterator[Line]:
 
 
 def _check_engine(config: RunConfig) -> Iterator[Line]:
+    if isinstance(config.engine, PythonEngineConfig):
+        capabilities = config.engine.capabilities
+        purpose = "training" if capabilities.can_train else "evaluation"
+        yield Line("engine", Result.OK, f"{config.engine.target}, for {purpose}")
     if config.engine.type == "vllm":
         build = "cpu" if config.device == "cpu" else find_build()
         found = check_engine(config.engine, build, config.model.lora.rank)

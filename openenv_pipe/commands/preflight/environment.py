@@ -28,6 +28,8 @@ def check_environment(config: RunConfig) -> Iterator[Line]:
     env = config.env
     if config.host.type == "attach":
         yield Line("environment", Result.OK, f"at {', '.join(config.host.urls)}")
+    elif config.host.type == "python":
+        yield Line("environment", Result.OK, f"by {config.host.target}")
     elif config.host.type == "kubernetes":
         yield Line("environment", Result.OK, f"image {config.host.image}")
     elif config.host.type == "docker":

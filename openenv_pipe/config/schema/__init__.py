@@ -17,6 +17,7 @@ from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
 from openenv_pipe.config.schema.engine import (
     LocalEngineConfig,
     OpenAIEngineConfig,
+    PythonEngineConfig,
     ScriptedEngineConfig,
 )
 from openenv_pipe.config.schema.engine_base import EngineCapabilities
@@ -28,6 +29,7 @@ from openenv_pipe.config.schema.host import (
     DockerHostConfig,
     KubernetesHostConfig,
     ProcessHostConfig,
+    PythonHostConfig,
 )
 from openenv_pipe.config.schema.loss import ClippedLossConfig, LossConfig, PythonLossConfig
 from openenv_pipe.config.schema.model import HubModelConfig, ModelConfig, TinyModelConfig
@@ -63,13 +65,17 @@ from openenv_pipe.config.schema.tracker import (
     TrackerConfig,
 )
 from openenv_pipe.config.schema.trainer import (
+    AdvantageConfig,
+    GroupRelativeAdvantageConfig,
     OptimizerConfig,
+    PythonAdvantageConfig,
     TrainerConfig,
     WarmStartConfig,
 )
 
 __all__ = [
     "AdapterConfig",
+    "AdvantageConfig",
     "AttachHostConfig",
     "BestConfig",
     "CheckpointConfig",
@@ -80,6 +86,7 @@ __all__ = [
     "EnvTerm",
     "EvalConfig",
     "GridSweep",
+    "GroupRelativeAdvantageConfig",
     "HubModelConfig",
     "JsonAdapterConfig",
     "KubernetesHostConfig",
@@ -95,6 +102,9 @@ __all__ = [
     "OverlongTerm",
     "ProcessHostConfig",
     "PythonAdapterConfig",
+    "PythonAdvantageConfig",
+    "PythonEngineConfig",
+    "PythonHostConfig",
     "PythonLossConfig",
     "PythonOrderConfig",
     "PythonTarget",

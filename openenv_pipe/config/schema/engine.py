@@ -5,9 +5,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from openenv_pipe.config.schema.base import DottedPath, ServerUrl
+from openenv_pipe.config.schema.base import DottedPath, PythonTarget, ServerUrl
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
 from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.resources import load_callable
 
 
 class LocalEngineConfig(EngineBlock):
@@ -67,19 +69,47 @@ class OpenAIEngineConfig(EngineBlock):
         return self.model
 
 
+class PythonEngineConfig(EngineBlock, PythonTarget):
+    """An `openenv_pipe.engines.base.Engine` of your own, made by target(setup, **options).
+
+    Its class declares `capabilities`: the target is imported as soon as they are asked for.
+    """
+
+    @property
+    def capabilities(self) -> EngineCapabilities:  # type: ignore[override]
+        return _declared_capabilities(self.target)
+
+
 EngineConfig = Annotated[
-    LocalEngineConfig | ScriptedEngineConfig | OpenAIEngineConfig | VllmEngineConfig,
+    LocalEngineConfig
+    | ScriptedEngineConfig
+    | OpenAIEngineConfig
+    | VllmEngineConfig
+    | PythonEngineConfig,
     Field(discriminator="type"),
 ]
+
+
+def _declared_capabilities(target: str) -> EngineCapabilities:
+    """Raises ConfigError if the target cannot be imported, or declares none."""
+    declared = getattr(load_callable(target), "capabilities", None)
+    if not isinstance(declared, EngineCapabilities):
+        raise ConfigError(
+            f"engine.target={target!r} declares capabilities={declared!r}; expected a class with "
+            "capabilities = EngineCapabilities(...) of openenv_pipe.config.schema"
+        )
+    return declared
 
 
 def capabilities_of(engine: Mapping[str, Any]) -> EngineCapabilities | None:
     """The capabilities of an engine whose values are not validated yet.
 
-    Returns None for an unknown type, which validation refuses later.
+    Returns None for an unknown type, which validation refuses later. Raises ConfigError for a
+    target that declares none.
     """
     union, _ = get_args(EngineConfig)
     for block in get_args(union):
         if engine.get("type") in get_args(block.model_fields["type"].annotation):
-            return block.capabilities
+            is_python = block is PythonEngineConfig
+            return _declared_capabilities(engine["target"]) if is_python else block.capabilities
     return None

@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from openenv_pipe.config.schema.base import Block, Port, ServerUrl, Text
+from openenv_pipe.config.schema.base import Block, Port, PythonTarget, ServerUrl, Text
 
 
 class ProcessHostConfig(Block):
@@ -114,7 +114,20 @@ class KubernetesHostConfig(Block):
     max_restarts: NonNegativeInt
 
 
+class PythonHostConfig(PythonTarget):
+    """An `environments.hosts.base.Host` of your own.
+
+    It is made by target(env, logs, sessions_per_server, **options).
+    """
+
+    sessions_per_server: PositiveInt = Field(description="that a server of it allows")
+
+
 HostConfig = Annotated[
-    ProcessHostConfig | DockerHostConfig | AttachHostConfig | KubernetesHostConfig,
+    ProcessHostConfig
+    | DockerHostConfig
+    | AttachHostConfig
+    | KubernetesHostConfig
+    | PythonHostConfig,
     Field(discriminator="type"),
 ]

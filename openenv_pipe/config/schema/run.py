@@ -69,7 +69,7 @@ class RunConfig(Block):
                 f"model.quantization={self.model.quantization} with trainer.parallel=fsdp: "
                 "matrices in four bits cannot be cut into shards; set trainer.parallel=data"
             )
-        if not self.engine.capabilities.publishes_in_flight and self.trainer.max_staleness > 1:
+        if self.trainer.max_staleness > 1 and not self.engine.capabilities.publishes_in_flight:
             raise ValueError(
                 f"trainer.max_staleness={self.trainer.max_staleness} with engine="
                 f"{self.engine.type}, which keeps one older version of the weights: set it to 0 "

@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from openenv_pipe.config.schema.base import Beta, Block, DottedPath, Share
+from openenv_pipe.config.schema.base import Beta, Block, DottedPath, PythonTarget, Share
 from openenv_pipe.config.schema.checkpoint import CheckpointConfig
 from openenv_pipe.config.schema.loss import LossConfig
 
@@ -51,9 +51,10 @@ class WarmStartConfig(Block):
         return self
 
 
-class AdvantageConfig(Block):
-    """How rewards become advantages."""
+class GroupRelativeAdvantageConfig(Block):
+    """Rewards beyond a baseline, over a standard deviation."""
 
+    type: Literal["group_relative"]
     baseline: Literal["group", "leave_one_out", "batch"] = Field(
         description="the mean that a reward is compared with: of its group, of the group's others, "
         "or of all episodes of the step"
@@ -64,13 +65,22 @@ class AdvantageConfig(Block):
     discount: Share = Field(description="of later turns' per-turn rewards; 0: each turn for itself")
 
     @model_validator(mode="after")
-    def _one_population(self) -> "AdvantageConfig":
+    def _one_population(self) -> "GroupRelativeAdvantageConfig":
         if self.baseline == "batch" and self.scale == "group":
             raise ValueError(
                 "baseline=batch with scale=group: rewards would be compared over all groups and "
                 "scaled group by group; set scale=batch or scale=none"
             )
         return self
+
+
+class PythonAdvantageConfig(PythonTarget):
+    """An `algorithms.custom_advantages.CustomAdvantages`: target(groups, **options)."""
+
+
+AdvantageConfig = Annotated[
+    GroupRelativeAdvantageConfig | PythonAdvantageConfig, Field(discriminator="type")
+]
 
 
 class TrainerConfig(Block):
@@ -113,7 +123,15 @@ class TrainerConfig(Block):
 
     @model_validator(mode="after")
     def _groups_have_their_own_signal(self) -> "TrainerConfig":
-        if self.max_sampling_rounds > 1 and self.advantage.baseline == "batch":
+        if self.max_sampling_rounds == 1:
+            return self
+        if isinstance(self.advantage, PythonAdvantageConfig):
+            raise ValueError(
+                f"max_sampling_rounds={self.max_sampling_rounds} with advantage.type=python: which "
+                "groups have no signal is known for type=group_relative only; set "
+                "max_sampling_rounds=1"
+            )
+        if self.advantage.baseline == "batch":
             raise ValueError(
                 f"max_sampling_rounds={self.max_sampling_rounds} with advantage.baseline=batch: "
                 "rounds replace groups in which all earned the same, which have a signal where "

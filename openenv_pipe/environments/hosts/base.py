@@ -15,7 +15,13 @@ from openenv_pipe.system.http import Access
 
 
 class Host(Protocol):
-    """Runs environment servers and lends sessions with them."""
+    """Runs environment servers and lends sessions with them.
+
+    A host of your own (`host: {type: python, ...}`) is made by
+    target(env, logs, sessions_per_server, **options): the `EnvConfig`, the folder for log files,
+    and how many sessions one server allows. `hosts.supervised.SupervisedHost` does all of the
+    below for servers that keep the `Server` contract.
+    """
 
     @property
     def capacity(self) -> int:
