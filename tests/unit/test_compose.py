@@ -176,7 +176,7 @@ def test_amend_changes_keys_and_blocks_and_keeps_the_rest(folder):
     assert amend(saved, ["env=echo", "eval.num_tasks=5"]).env == compose(["conf=echo"]).config.env
     with pytest.raises(ConfigError, match=r"eval\.num_taks"):
         amend(saved, ["eval.num_taks=1"])
-    with pytest.raises(ConfigError, match="local, openai, scripted"):
+    with pytest.raises(ConfigError, match="local, openai, python, scripted"):
         amend(saved, ["engine=warp"])
     with pytest.raises(ConfigError, match="saved run"):
         amend(saved, ["conf=echo"])

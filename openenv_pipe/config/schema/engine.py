@@ -104,12 +104,14 @@ def _declared_capabilities(target: str) -> EngineCapabilities:
 def capabilities_of(engine: Mapping[str, Any]) -> EngineCapabilities | None:
     """The capabilities of an engine whose values are not validated yet.
 
-    Returns None for an unknown type, which validation refuses later. Raises ConfigError for a
-    target that declares none.
+    Returns None for an unknown type or a missing target, which validation refuses later. Raises
+    ConfigError for a target that declares none.
     """
     union, _ = get_args(EngineConfig)
     for block in get_args(union):
         if engine.get("type") in get_args(block.model_fields["type"].annotation):
-            is_python = block is PythonEngineConfig
-            return _declared_capabilities(engine["target"]) if is_python else block.capabilities
+            if block is not PythonEngineConfig:
+                return block.capabilities
+            target = engine.get("target")
+            return _declared_capabilities(target) if target else None
     return None

@@ -1,0 +1,1 @@
+"""Counting for OpenEnv: the next number."""
