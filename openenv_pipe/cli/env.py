@@ -95,13 +95,13 @@ def check(
     from rich.console import Console
 
     from openenv_pipe.commands import findings
-    from openenv_pipe.commands.env.check import check_environment
+    from openenv_pipe.commands.env.check import probe_environment
     from openenv_pipe.commands.env.targets import find_target
 
     found = find_target(target, overrides)
     console = Console(stderr=True)
     with console.status("") as status:
-        lines = check_environment(
+        lines = probe_environment(
             found,
             policy=policy or found.policy,
             num_episodes=episodes,

@@ -138,12 +138,12 @@ def train(
 def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
     if fork or (resume and overrides):
         raise ConfigError("train -m --resume SWEEP takes nothing else, and --fork makes one run")
-    from openenv_pipe.commands.sweep import story
+    from openenv_pipe.commands.sweep import command as sweep_command
 
     done_well = (
-        story.resume(Path(resume), tell_person)
+        sweep_command.resume(Path(resume), tell_person)
         if resume
-        else story.sweep(overrides, _command(), tell_person)
+        else sweep_command.sweep(overrides, _command(), tell_person)
     )
     if not done_well:
         raise typer.Exit(1)

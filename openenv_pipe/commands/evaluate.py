@@ -1,8 +1,8 @@
-"""The command `eval`: runs side by side on the same tasks, or a model that no run has trained.
+"""The command `eval`: evaluate runs on the same tasks, or a model that no run has trained.
 
-Of several runs the first one says which tasks, how often, at which temperature and for which
-reward; limits and prompts stay each run's own. A run of another environment is refused. Each
-report is kept in its own run's folder as soon as it is whole.
+With several runs, the first one determines tasks, samples, temperature and reward; limits and
+prompts remain each run's own. Runs of different environments are refused. Each report is written
+into its own run's folder.
 """
 
 import asyncio
@@ -10,41 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from openenv_pipe.config.compose import Composed, amend
+from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines
 from openenv_pipe.reports.eval_table import Row, print_rows
-from openenv_pipe.runs.checkpoints import Place, find_checkpoint
 from openenv_pipe.runs.evals import read_reports, save_evaluation
-from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.runs.folder import RunFolder
-
-AT_START = "untrained"  # the label of RUN@start; `start` is that of the run's own first stage
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
-    """Who is evaluated: a run's policy as one of its checkpoints has it, or at its start."""
-
-    folder: RunFolder
-    config: RunConfig
-    checkpoint: Path | None
-    label: str  # of the report
-    step: int | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.folder.record.id} {self.label}"
 
 
 def evaluate_runs(words: Sequence[str], overrides: Sequence[str]) -> None:
-    """Evaluates what the words name (`RUN`, `RUN@40`, `RUN@best`, `RUN@start`), and shows it.
+    """Evaluate what the words name (`RUN`, `RUN@40`, `RUN@best`, `RUN@start`); print a table.
 
-    Raises RunFolderError for what is not there, and ConfigError for runs that cannot be compared.
+    Raises:
+        RunFolderError: A run or a checkpoint does not exist.
+        ConfigError: The runs cannot be compared.
     """
-    subjects = on_the_same_tasks([find_subject(word, overrides) for word in words])
+    subjects = on_the_same_tasks([find_model(word, overrides) for word in words])
     logs = [_open_logs(subject.folder.path) for subject in subjects]
     rows: list[Row] = []
     baselines: list[Row] = []
@@ -53,7 +37,7 @@ def evaluate_runs(words: Sequence[str], overrides: Sequence[str]) -> None:
         rows += played.own
         baselines += played.baselines
     first = subjects[0]
-    if len(subjects) == 1:  # beside what the run has had before
+    if len(subjects) == 1:  # The table also has the run's earlier evaluations.
         earlier = read_reports(first.folder.path)
         rows = [Row(name=name, report=report) for name, report in earlier.items()]
         baselines = []
@@ -63,11 +47,11 @@ def evaluate_runs(words: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def evaluate_config(composed: Composed, command: Sequence[str]) -> None:
-    """Evaluates a model that no run has trained, in a run folder of its own."""
+    """Evaluate a model that no run has trained, in a new run folder."""
     config = composed.config
     folder = RunFolder.create(config, overrides=composed.overrides, command=command)
     label = "start" if config.engine.capabilities.can_train else config.engine.type
-    subject = Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
+    subject = SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
     try:
         played = asyncio.run(_play(subject, folder.logs, with_baselines=True, is_new_run=True))
     except KeyboardInterrupt:
@@ -81,42 +65,19 @@ def evaluate_config(composed: Composed, command: Sequence[str]) -> None:
     print(f"{folder.path}/eval")
 
 
-def find_subject(word: str, overrides: Sequence[str]) -> Subject:
-    """The run and the checkpoint that a word names; the last one, where it names none."""
-    path, at, which = word.rpartition("@")
-    if not at or Path(word).is_dir():
-        path, which = word, ""
-    folder = find_run(path, Path("runs"))
-    config = amend(folder.config, overrides)
-    if not config.engine.capabilities.can_train:  # it plays without a checkpoint
-        label = config.engine.type
-        return Subject(folder=folder, config=config, checkpoint=None, label=label, step=None)
-    if which == "start":
-        return Subject(folder=folder, config=config, checkpoint=None, label=AT_START, step=0)
-    checkpoint = find_checkpoint(folder.path, which)
-    place = Place.of(checkpoint)
-    return Subject(
-        folder=folder,
-        config=config,
-        checkpoint=checkpoint,
-        label=checkpoint.name,
-        step=place.step if place.stage == "grpo" else 0,
-    )
-
-
-def on_the_same_tasks(subjects: list[Subject]) -> list[Subject]:
-    """The subjects with the tasks, the reward and the evaluation of the first."""
+def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:
+    """Give all subjects the tasks, the reward and the evaluation of the first."""
     first = subjects[0]
     return [first, *(_measured_as(first, subject) for subject in subjects[1:])]
 
 
-def _measured_as(first: Subject, other: Subject) -> Subject:
+def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
     ours, theirs = first.config, other.config
     for key in ("name", "package", "command"):
         expected, seen = getattr(ours.env, key), getattr(theirs.env, key)
         if seen != expected:
             raise ConfigError(
-                f"{other.folder.path} cannot be put beside {first.folder.path}: its "
+                f"{other.folder.path} cannot be compared with {first.folder.path}: its "
                 f"env.{key} is {seen!r}, not {expected!r}; evaluate runs of one environment"
             )
     values = theirs.model_dump()
@@ -132,7 +93,7 @@ def _open_logs(path: Path) -> Path:
     try:
         logs.mkdir(exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"the evaluation cannot be kept in {path}: {error}") from None
+        raise RunFolderError(f"the evaluation cannot be written to {path}: {error}") from None
     return logs
 
 
@@ -143,9 +104,9 @@ class _Played:
 
 
 async def _play(
-    subject: Subject, logs: Path, *, with_baselines: bool, is_new_run: bool = False
+    subject: SelectedModel, logs: Path, *, with_baselines: bool, is_new_run: bool = False
 ) -> _Played:
-    """Plays and keeps what was asked for; of a new run also which code and image were played."""
+    """Play and save the evaluations; a new run also records the code and image it played."""
     async with assembled(subject.config, logs, subject.checkpoint) as components:
         rollout = components.rollout
         assert rollout is not None

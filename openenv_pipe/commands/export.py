@@ -1,26 +1,28 @@
-"""`export`: a checkpoint as a plain Hugging Face folder, its adapter merged, with a model card.
+"""`export`: write a checkpoint as a Hugging Face folder with its adapter merged and a model card.
 
-Refuses a folder that is there already. Written aside and renamed: there is never half a model.
+The folder is written beside its place and renamed, so it is complete or absent.
 """
 
 import shutil
 import tempfile
 from pathlib import Path
 
-from openenv_pipe.commands.evaluate import Subject, find_subject
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.reports.model_card import model_card
+from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import sync_tree, write_text
 
 
 def export_run(word: str, output: Path | None) -> Path:
-    """Exports what `RUN`, `RUN@40` or `RUN@best` names, and returns its folder.
+    """Export what `RUN`, `RUN@40` or `RUN@best` names, and return its folder.
 
-    Raises RunFolderError and ConfigError.
+    Raises:
+        RunFolderError: The checkpoint does not exist or is damaged, or the output exists.
+        ConfigError: The output cannot be written.
     """
-    subject = find_subject(word, [])
+    subject = find_model(word, [])
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
     name = f"{subject.folder.record.id.replace('/', '-')}-{subject.checkpoint.name}"
@@ -34,7 +36,7 @@ def export_run(word: str, output: Path | None) -> Path:
         raise ConfigError(f"--output {target} cannot be written: {error}") from error
     try:
         _write(subject, subject.checkpoint, aside, target.name)
-        aside.chmod(0o755)  # a colleague must be able to read what was made for one
+        aside.chmod(0o755)  # mkdtemp gives 0700, which others could not read.
         for file in aside.iterdir():
             file.chmod(0o644)
         sync_tree(aside)
@@ -45,7 +47,7 @@ def export_run(word: str, output: Path | None) -> Path:
     return target
 
 
-def _write(subject: Subject, checkpoint: Path, folder: Path, name: str) -> None:
+def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) -> None:
     config = subject.config
     policy = load_policy(
         config.model, seed=config.seed, device=select_device("cpu"), checkpoint=checkpoint

@@ -1,4 +1,4 @@
-"""What a check found, line by line: a table for people, JSON for programs."""
+"""The findings of a check, line by line: as a table for people, as JSON for programs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from openenv_pipe.errors import FailureError, PipeError
 
 
 class Result(StrEnum):
-    """What a check says."""
+    """The result of one line."""
 
     OK = "ok"
     WARN = "warn"
@@ -29,25 +29,25 @@ class Line:
     name: str
     result: Result
     text: str
-    measured: Mapping[str, float] = field(default_factory=dict)  # the text's numbers, by name
+    measured: Mapping[str, float] = field(default_factory=dict)  # the text's numbers by name
 
 
 def failed(name: str, error: PipeError) -> Line:
-    """The line of a check that met an error.
+    """Make the line of a check that raised an error.
 
-    Without the path of a log that is deleted by now; its last lines are in the message.
+    The path of the log is removed, because the log is deleted by then; the message has its end.
     """
     log = error.log if isinstance(error, FailureError) else None
     return Line(name, Result.FAIL, str(error).replace(f" (log: {log})", ""))
 
 
 def has_failed(lines: Sequence[Line]) -> bool:
-    """True if a line says so: the exit code."""
+    """True if any line has failed, which decides the exit code."""
     return any(line.result is Result.FAIL for line in lines)
 
 
 def as_table(lines: Sequence[Line]) -> Table:
-    """The report for a terminal."""
+    """Format the lines for a terminal."""
     table = Table("check", "result", box=None, header_style="bold")
     table.add_column("what was found", overflow="fold")
     for line in lines:
@@ -57,6 +57,6 @@ def as_table(lines: Sequence[Line]) -> Table:
 
 
 def as_json(lines: Sequence[Line]) -> str:
-    """The report for programs: {"failed": ..., "lines": [{"name", "result", "text", ...}]}."""
+    """Format the lines as {"failed": ..., "lines": [{"name", "result", "text", ...}]}."""
     report = {"failed": has_failed(lines), "lines": [asdict(line) for line in lines]}
     return json.dumps(report, indent=2)

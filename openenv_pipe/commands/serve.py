@@ -1,11 +1,10 @@
-"""`serve`: a run's trained model behind vLLM's OpenAI endpoint, its adapter on top of the base."""
+"""`serve`: serve a run's trained model by vLLM's OpenAI endpoint, with the adapter on the base."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from openenv_pipe.commands.evaluate import Subject, find_subject
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.engines.vllm.build import installed_or_asked
 from openenv_pipe.engines.vllm.endpoint import Served, serve
@@ -14,8 +13,9 @@ from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.weights import Publication
+from openenv_pipe.runs.find import SelectedModel, find_model
 
-START_TIMEOUT_S = 1800.0  # a large model, its download included
+START_TIMEOUT_S = 1800.0  # enough for a large model, download included
 
 
 def serve_run(
@@ -27,12 +27,16 @@ def serve_run(
     extra: Sequence[str],
     tell: Callable[[str], None],
 ) -> None:
-    """Serve what `RUN`, `RUN@40` or `RUN@best` names, until it is interrupted.
+    """Serve what `RUN`, `RUN@40` or `RUN@best` names until interrupted.
 
     tell: receives lines about the server's start.
-    Raises RunFolderError, ConfigError and EngineError.
+
+    Raises:
+        RunFolderError: The checkpoint does not exist or is damaged.
+        ConfigError: vLLM cannot serve the model here.
+        EngineError: The server did not start, or died.
     """
-    subject = find_subject(word, [])
+    subject = find_model(word, [])
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
     logs = subject.folder.path / "logs" / "serve"
@@ -62,8 +66,11 @@ async def _serve(
 
 
 @contextmanager
-def _served(subject: Subject, checkpoint: Path, max_model_len: int | None) -> Iterator[Served]:
-    """The checkpoint as vLLM takes it: whole, or an adapter on a base that is there, or written."""
+def _served(
+    subject: SelectedModel, checkpoint: Path, max_model_len: int | None
+) -> Iterator[Served]:
+    """Yield the checkpoint in vLLM's terms: a whole model, or an adapter on a base, which is
+    written first if it is not a folder yet."""
     config, template = subject.config, checkpoint / "chat_template.jinja"
     model = config.model
     with weights_folder(None) as scratch:

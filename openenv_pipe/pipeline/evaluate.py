@@ -1,6 +1,6 @@
 """Evaluation: the same tasks with the same seeds for every model, and for scripted players.
 
-`pipeline` calls this for its stages and between its steps, `side_by_side` for the command `eval`.
+The pipeline calls this for its stages and between its steps, and the command `eval` calls it.
 Whoever plays, episode k of a task has the same sampling seed: what differs is the player.
 """
 

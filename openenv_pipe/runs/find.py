@@ -1,9 +1,31 @@
 """Find a run by the names that users give it: a folder, an id such as wordle/0007, `latest`."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from openenv_pipe.config.compose import amend
+from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.checkpoints import Place, find_checkpoint
 from openenv_pipe.runs.folder import RunFolder
+
+AT_START = "untrained"  # the label of RUN@start; `start` belongs to the run's own first stage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectedModel:
+    """A run's policy at one of its checkpoints, or at the start of training."""
+
+    folder: RunFolder
+    config: RunConfig
+    checkpoint: Path | None
+    label: str  # of its eval report
+    step: int | None  # GRPO steps; None for a model that no run trains
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder.record.id} {self.label}"
 
 
 def find_run(name: str, runs_dir: Path) -> RunFolder:
@@ -25,3 +47,33 @@ def _newest(runs_dir: Path) -> RunFolder:
     if not found:
         raise RunFolderError(f"there is no run in {runs_dir}; name a run's folder")
     return max(found, key=lambda folder: folder.record.created)
+
+
+def find_model(word: str, overrides: Sequence[str]) -> SelectedModel:
+    """Find the run and checkpoint of `RUN`, `RUN@40`, `RUN@best` or `RUN@start`.
+
+    Without `@`, it is the newest sound checkpoint. `overrides` change the run's configuration.
+
+    Raises:
+        RunFolderError: The run or the checkpoint does not exist.
+        ConfigError: An override is wrong.
+    """
+    path, at, which = word.rpartition("@")
+    if not at or Path(word).is_dir():
+        path, which = word, ""
+    folder = find_run(path, Path("runs"))
+    config = amend(folder.config, overrides)
+    if not config.engine.capabilities.can_train:  # It needs no checkpoint.
+        label = config.engine.type
+        return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
+    if which == "start":
+        return SelectedModel(folder=folder, config=config, checkpoint=None, label=AT_START, step=0)
+    checkpoint = find_checkpoint(folder.path, which)
+    place = Place.of(checkpoint)
+    return SelectedModel(
+        folder=folder,
+        config=config,
+        checkpoint=checkpoint,
+        label=checkpoint.name,
+        step=place.step if place.stage == "grpo" else 0,
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenv_pipe.commands.env.check import check_environment, speed
+from openenv_pipe.commands.env.check import probe_environment, speed
 from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.commands.findings import Line, Result, as_json, has_failed
 
@@ -29,7 +29,7 @@ def nothing_is_left(tmp_path, monkeypatch):
 def check(target: str, *overrides: str, policy: str | None = None) -> dict[str, Line]:
     told: list[str] = []
     found = find_target(target, overrides)
-    lines = check_environment(found, policy=policy, num_episodes=NUM_EPISODES, tell=told.append)
+    lines = probe_environment(found, policy=policy, num_episodes=NUM_EPISODES, tell=told.append)
     assert {"protocol", "memory"} <= set(told)
     assert json.loads(as_json(lines))["failed"] == has_failed(lines)
     return {line.name: line for line in lines}

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from openenv_pipe.commands.env.check import check_environment, speed
+from openenv_pipe.commands.env.check import probe_environment, speed
 from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.commands.findings import Result
 from tests.commands import SMALL, run
@@ -36,7 +36,7 @@ def test_it_passes_its_own_check(folder, monkeypatch, tmp_path):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(speed, "LIMIT_S", 0.2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    lines = check_environment(
+    lines = probe_environment(
         find_target(NAME, []), policy=None, num_episodes=100, tell=lambda _: None
     )
     assert [line for line in lines if line.result is not Result.OK] == []

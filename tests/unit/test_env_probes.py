@@ -7,7 +7,7 @@ import pytest
 from openenv_pipe.commands.env.check.leaks import leak_lines
 from openenv_pipe.commands.env.check.memory import growth_line
 from openenv_pipe.commands.env.check.rewards import reward_lines
-from openenv_pipe.commands.env.episodes import Play
+from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.types import Task
@@ -18,20 +18,22 @@ TASK = Task(id="train/0", split="train", index=0, seed=0)
 # --- leaks -------------------------------------------------------------------------------------
 
 
-def played(*observations: dict, action: str = "x", states: tuple = ()) -> Play:
+def played(*observations: dict, action: str = "x", states: tuple = ()) -> PlayedEpisode:
     """A play of these observations, the last of them at the end."""
     last = len(observations) - 1
     results = [
         StepResult(observation, 0.0, done=place == last)
         for place, observation in enumerate(observations)
     ]
-    return Play(task=TASK, results=results, actions=[{"text": action}] * last, states=list(states))
+    return PlayedEpisode(
+        task=TASK, results=results, actions=[{"text": action}] * last, states=list(states)
+    )
 
 
 ANSWERS = ["crane", "drone", "about", "lemon"]
 
 
-def leaks(plays: list[Play]) -> Result:
+def leaks(plays: list[PlayedEpisode]) -> Result:
     return {line.name: line.result for line in leak_lines(plays)}["leaks"]
 
 
@@ -67,9 +69,11 @@ def test_a_field_whose_name_tells_is_pointed_at():
 # --- rewards -----------------------------------------------------------------------------------
 
 
-def group(*rewards: float) -> list[Play]:
+def group(*rewards: float) -> list[PlayedEpisode]:
     """Plays of one task with these totals."""
-    return [Play(task=TASK, results=[StepResult({}, reward, done=True)]) for reward in rewards]
+    return [
+        PlayedEpisode(task=TASK, results=[StepResult({}, reward, done=True)]) for reward in rewards
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import pytest
 import run_samples
 
-from openenv_pipe.commands.evaluate import find_subject, on_the_same_tasks
+from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.evaluate import stop_reason
 from openenv_pipe.runs.checkpoints import Place, new_checkpoint
+from openenv_pipe.runs.find import find_model
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def folder(tmp_path):
     ],
 )
 def test_a_word_names_a_run_and_a_checkpoint(folder, at, label, step):
-    subject = find_subject(f"{folder.path}{at}", ["eval.num_tasks=3"])
+    subject = find_model(f"{folder.path}{at}", ["eval.num_tasks=3"])
     assert (subject.label, subject.step) == (label, step)
     assert (subject.checkpoint is None) == (at == "@start")
     assert subject.config.eval.num_tasks == 3
@@ -39,31 +40,31 @@ def test_a_word_names_a_run_and_a_checkpoint(folder, at, label, step):
 
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(folder):
     with pytest.raises(RunFolderError, match="'7'; there are: 10, 20, best"):
-        find_subject(f"{folder.path}@7", [])
+        find_model(f"{folder.path}@7", [])
     (folder.path / "checkpoints").rename(folder.path / "elsewhere")
     with pytest.raises(RunFolderError, match="no checkpoint yet"):
-        find_subject(str(folder.path), [])
+        find_model(str(folder.path), [])
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_refused_by_name(folder, caplog):
     (folder.path / "checkpoints/step_000020/weights").write_text("else")
-    assert find_subject(str(folder.path), []).label == "step_000010"
+    assert find_model(str(folder.path), []).label == "step_000010"
     assert "step_000020 is damaged" in caplog.text
     with pytest.raises(RunFolderError, match="step_000020 is damaged"):
-        find_subject(f"{folder.path}@20", [])
+        find_model(f"{folder.path}@20", [])
 
 
 def test_a_scripted_player_needs_no_checkpoint(tmp_path):
     made = run_samples.create(tmp_path)
     overrides = ["engine=scripted", "engine.policy=wordle.policies:consistent"]
-    subject = find_subject(str(made.path), overrides)
+    subject = find_model(str(made.path), overrides)
     assert (subject.checkpoint, subject.label, subject.step) == (None, "scripted", None)
 
 
 def test_the_first_run_is_the_yardstick_for_all(folder):
-    first = find_subject(f"{folder.path}@10", ["eval.num_tasks=5", "env.max_turns=4"])
+    first = find_model(f"{folder.path}@10", ["eval.num_tasks=5", "env.max_turns=4"])
     changes = ["env.tasks.eval.seed_start=7", "env.success_reward=2.0", "reward=env"]
-    other = find_subject(str(folder.path), changes)
+    other = find_model(str(folder.path), changes)
     _, measured = on_the_same_tasks([first, other])
     assert measured.config.eval == first.config.eval
     assert measured.config.reward == first.config.reward
@@ -74,8 +75,8 @@ def test_the_first_run_is_the_yardstick_for_all(folder):
 
 
 def test_runs_of_two_environments_are_not_put_side_by_side(folder):
-    first = find_subject(str(folder.path), [])
-    other = find_subject(str(folder.path), ["env=echo", "eval.num_tasks=4", "reward=env"])
+    first = find_model(str(folder.path), [])
+    other = find_model(str(folder.path), ["env=echo", "eval.num_tasks=4", "reward=env"])
     with pytest.raises(ConfigError, match="is 'echo', not 'wordle'"):
         on_the_same_tasks([first, other])
 

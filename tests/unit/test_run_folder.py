@@ -127,7 +127,7 @@ def test_a_config_of_another_version_is_a_user_error(tmp_path, change, problem):
     files.write_json(folder.path / "config.json", values)
     with pytest.raises(RunFolderError, match=problem) as caught:
         _ = folder.config
-    assert "not of this version" in str(caught.value)
+    assert "does not fit this version" in str(caught.value)
 
 
 def test_a_runs_dir_that_cannot_be_made_is_a_user_error(tmp_path):

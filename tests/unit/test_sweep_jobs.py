@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from openenv_pipe.commands.sweep import command as sweep_command
 from openenv_pipe.commands.sweep import shared_servers as shared_servers_module
-from openenv_pipe.commands.sweep import story
 from openenv_pipe.commands.sweep.folder import (
     JobFile,
     SweepFolder,
@@ -207,9 +207,9 @@ def test_a_secret_reaches_its_jobs_and_is_never_written(tmp_path, monkeypatch, h
             orders(number)
 
     monkeypatch.setattr(Orders, "_play", play)
-    monkeypatch.setattr(story, "launch", launch)
+    monkeypatch.setattr(sweep_command, "launch", launch)
     overrides = [*ATTACHED, f"runs_dir={tmp_path}", header.format(secret=secret), "seed=0,1"]
-    assert story.sweep(overrides, ["openenv-pipe", "train", "-m", *overrides], print)
+    assert sweep_command.sweep(overrides, ["openenv-pipe", "train", "-m", *overrides], print)
     assert played == [f"Bearer {secret}"] * 2
     written += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(secret.encode() in each for each in written)
@@ -219,7 +219,7 @@ def test_a_secret_with_two_values_is_refused_before_anything_is_written(tmp_path
     monkeypatch.setattr(os, "environ", os.environ.copy())
     values = "+host.headers.Authorization=geheim-1,geheim-2"
     with pytest.raises(ConfigError, match=r"Authorization has several values.*oc\.env"):
-        story.sweep([*ATTACHED, f"runs_dir={tmp_path}", values], [], print)
+        sweep_command.sweep([*ATTACHED, f"runs_dir={tmp_path}", values], [], print)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -517,10 +517,10 @@ def test_a_search_that_goes_on_knows_what_ended_while_nobody_looked(sweep, tmp_p
             folder.change_job(job.index, status="failed")
 
     told: list[str] = []
-    monkeypatch.setattr(story, "_launch", finish)
+    monkeypatch.setattr(sweep_command, "_launch", finish)
     lr = "trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))"
     request = read_request(["sweep=search", "sweep.num_jobs=3", "sweep.mean_of=2", lr])
-    story._search(again, request, None, told.append)
+    sweep_command._search(again, request, None, told.append)
     assert again.record.jobs[0].value == pytest.approx(0.4)
     assert told[0].startswith("best: job 0")
     states = [trial.state.name for trial in search._study.get_trials()]

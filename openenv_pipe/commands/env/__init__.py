@@ -1,1 +1,1 @@
-"""The commands `openenv-pipe env ...`, about one environment."""
+"""The commands `openenv-pipe env ...`, each about one environment."""

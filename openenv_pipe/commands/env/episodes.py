@@ -1,7 +1,7 @@
-"""Playing an environment without a model: who chooses the actions, and what came of them.
+"""Play episodes without a model, to try environments.
 
-For trying environments, never for training: replies are not tokenised, and limits of tokens do
-not count. A refused action is kept and costs a turn, as an unusable reply does.
+This is never used for training: replies are not tokenized, and token limits do not apply. A
+refused action costs a turn, as an unusable reply does.
 """
 
 import random
@@ -22,15 +22,15 @@ Chooser = Callable[[Sequence[Observation], random.Random], Sequence[Action]]
 
 
 @dataclass(kw_only=True, slots=True)
-class Play:
-    """One episode: what was answered to the reset and to each action that was not refused."""
+class PlayedEpisode:
+    """One episode: the answers to the reset and to each action that was not refused."""
 
     task: Task
     results: list[StepResult] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)  # those that were not refused
+    actions: list[Action] = field(default_factory=list)  # without refused ones
     refusals: list[StepRefusedError] = field(default_factory=list)
-    durations_s: list[float] = field(default_factory=list)  # of the results
-    states: list[dict[str, Any]] = field(default_factory=list)  # before the end, if asked for
+    durations_s: list[float] = field(default_factory=list)  # one per result
+    states: list[dict[str, Any]] = field(default_factory=list)  # before the end, if requested
 
     @property
     def observations(self) -> list[Observation]:
@@ -46,20 +46,20 @@ class Play:
 
     @property
     def comparable(self) -> list[tuple[Any, ...]]:
-        """The answers without what may differ between two plays of the same task."""
+        """The answers without what may differ between two episodes of the same task."""
         return [comparable(result) for result in self.results]
 
 
 def comparable(result: StepResult) -> tuple[Any, ...]:
-    """An answer without its metadata, which may hold times and ids."""
+    """Return an answer without its metadata, which may contain times and ids."""
     seen = {key: value for key, value in result.observation.items() if key != "metadata"}
     return seen, result.reward, result.done
 
 
 def scripted(policy: ScriptedPolicy, adapter: Adapter, opening: Opening) -> Chooser:
-    """What a scripted policy replies, read as a model's reply would be.
+    """Make a chooser of a scripted policy, whose replies are read as a model's would be.
 
-    The chooser raises ConfigError for a reply that cannot be used.
+    The chooser raises ConfigError for an unusable reply.
     """
     reply = replies_of(policy)
 
@@ -72,9 +72,9 @@ def scripted(policy: ScriptedPolicy, adapter: Adapter, opening: Opening) -> Choo
     return choose
 
 
-async def begin(session: Session, task: Task, env: EnvConfig) -> Play:
-    """Reset to the task, as training does. Raises SessionError."""
-    play = Play(task=task)
+async def start_episode(session: Session, task: Task, env: EnvConfig) -> PlayedEpisode:
+    """Reset the session to a task, as training does. Raises SessionError."""
+    play = PlayedEpisode(task=task)
     started_s = time.perf_counter()
     keywords = {**task.reset, "seed": task.seed}
     play.results.append(await session.reset(keywords, env.reset_timeout_s))
@@ -82,18 +82,18 @@ async def begin(session: Session, task: Task, env: EnvConfig) -> Play:
     return play
 
 
-async def play_on(
+async def play_to_end(
     session: Session,
-    play: Play,
+    play: PlayedEpisode,
     choose: Chooser,
     env: EnvConfig,
     draw: random.Random,
     *,
     with_states: bool = False,
 ) -> None:
-    """Plays what has begun to its end, or to env.max_turns choices. Raises SessionError.
+    """Play an episode to its end, or for env.max_turns turns. Raises SessionError.
 
-    with_states: ask for the state before each choice.
+    with_states: also request the state before each turn.
     """
     for _ in range(env.max_turns):
         if play.done:
@@ -104,13 +104,13 @@ async def play_on(
         if not actions:
             return
         for action in actions:
-            await take(session, play, action, env)
+            await take_step(session, play, action, env)
             if play.done:
                 return
 
 
-async def take(session: Session, play: Play, action: Action, env: EnvConfig) -> None:
-    """One step of the play, answered or refused. Raises SessionError."""
+async def take_step(session: Session, play: PlayedEpisode, action: Action, env: EnvConfig) -> None:
+    """Take one step, which is answered or refused. Raises SessionError."""
     started_s = time.perf_counter()
     try:
         result = await session.step(action, env.step_timeout_s)
@@ -122,7 +122,7 @@ async def take(session: Session, play: Play, action: Action, env: EnvConfig) -> 
     play.results.append(result)
 
 
-async def _keep_state(session: Session, play: Play, env: EnvConfig) -> None:
+async def _keep_state(session: Session, play: PlayedEpisode, env: EnvConfig) -> None:
     try:
         play.states.append(await session.state(env.step_timeout_s))
     except StepRefusedError as refusal:

@@ -1,8 +1,8 @@
-"""`openenv-pipe env inspect`: from what an environment says of itself to the YAML block that fits.
+"""`openenv-pipe env inspect`: write the YAML block that fits a server's own description.
 
-What the server publishes decides the adapter: MCP tools take `tool`, an action of one text takes
-`text`, any other `json`. Refused here: playing. Whether a seed is honoured, what a success is, and
-what else a model should be told, no server says; those values are guesses and marked as such.
+The published schemas decide the adapter: MCP tools take `tool`, an action of one text takes `text`,
+any other `json`. Nothing is played. Whether a seed has an effect, what a success is, and what else
+a model should be told is not published; such values are marked as guesses.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-from openenv_pipe.commands.env.check.leaks import TELLING
 from openenv_pipe.commands.env.targets import NO_BLOCK, Target, one_server
 from openenv_pipe.config.compose import compose_env
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
@@ -25,33 +24,39 @@ from openenv_pipe.config.secrets import MARK, hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import Schema, resolved, schema_text
-from openenv_pipe.environments.client.metadata import ServerMetadata, fetch_metadata
+from openenv_pipe.environments.client.metadata import (
+    ANSWER_FIELD_NAMES,
+    ServerMetadata,
+    fetch_metadata,
+)
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.errors import ConfigError, ServerFullError, SessionError
 from openenv_pipe.system.resources import env_dirs, find_env, short_path
 
-OWN_FIELDS = ("done", "reward", "metadata")  # of every observation
-TOOL_FIELDS = {"type", "tool_name", "arguments"}  # of an action that calls a tool
+OWN_FIELDS = ("done", "reward", "metadata")  # OpenEnv's fields of every observation
+TOOL_FIELDS = {"type", "tool_name", "arguments"}  # fields of an action that calls a tool
 START_KEYS = (
     *("package", "python", "command", "variables"),
     *("reset_timeout_s", "step_timeout_s", "max_message_mb"),
 )
 ONE_SESSION = (
-    "A server has one session. Episodes are played side by side by several servers:\n"
+    "A server has one session. Several servers play episodes at the same time:\n"
     "host.sessions_per_server=1 host.num_servers=4"
 )
-SLOT_LIMIT_S = 2.0  # to free the slot of a session that was closed
+SLOT_LIMIT_S = 2.0  # for a server to free the slot of a closed session
 SLOT_POLL_S = 0.1
 TOOL_SYSTEM = "Use the tools to do what you are asked."
-# Of those whose actions have a schema: a text says nothing of what it may be.
+# Only for actions with a schema; for plain text there is nothing to draw from.
 BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_action}\n"
 
 
 def inspect_environment(target: Target, output: Path | None) -> str:
-    """The env block for an environment, as YAML; also written to `output`.
+    """Return the env block for an environment as YAML; also write it to `output`.
 
-    Raises ConfigError, and HostError if it does not start.
+    Raises:
+        ConfigError: The target or its description is invalid, or `output` exists.
+        HostError: The server does not start.
     """
     if output is not None and output.exists():
         raise ConfigError(f"{output} exists; name another file, or remove it")
@@ -67,20 +72,20 @@ def inspect_environment(target: Target, output: Path | None) -> str:
 
 
 def env_block(description: ServerMetadata, env: EnvConfig, notes: Sequence[str] = ()) -> str:
-    """A file for `conf/env/`, with a comment on each value that is a guess.
+    """Return a file for `conf/env/` with a comment on each guessed value.
 
-    Of `env` is taken what starts the server; values that are secrets are left in the environment
-    variables that they come from.
+    The keys that start the server are taken from `env`; secrets become references to environment
+    variables.
     """
     kind, adapter = adapter_block(description)
     override = "" if kind == "text" else f"  - override adapter: {kind}\n"
     form = schema_text(without_metadata(description.action))
     parts = [description.text, f"Its action:\n{form}" if kind != "tool" else "", *notes]
-    story = "\n".join(filter(None, parts))
+    about = "\n".join(filter(None, parts))
     name = Path(env.package).name if env.package else description.name or env.name
     head = {"name": re.sub(r"\W+", "_", name).lower(), **_start_of(env)}
     return (
-        f"{_comment(story)}defaults:\n  - base\n{override}  - _self_\n\n"
+        f"{_comment(about)}defaults:\n  - base\n{override}  - _self_\n\n"
         f"{_yaml(head)}"
         "success_reward: 1.0  # a guess: from this total on, an episode is a success\n"
         f"{BASELINES if kind != 'text' else ''}"
@@ -92,7 +97,7 @@ def env_block(description: ServerMetadata, env: EnvConfig, notes: Sequence[str] 
 
 
 def _start_of(env: EnvConfig) -> dict[str, Any]:
-    """The keys of the server's start that are not as in `conf/env/base.yaml`."""
+    """Return the keys of the server's start that differ from `conf/env/base.yaml`."""
     usual = compose_env([*NO_BLOCK, "env.name=usual"]).env
     values = env.model_dump(include=set(START_KEYS))
     if env.package:
@@ -102,7 +107,7 @@ def _start_of(env: EnvConfig) -> dict[str, Any]:
 
 
 def _with_references(value: Any) -> Any:
-    """Places of secrets as references to environment variables of their names."""
+    """Replace secrets by references to environment variables of the same names."""
     if isinstance(value, dict):
         return {key: _with_references(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -111,7 +116,7 @@ def _with_references(value: Any) -> Any:
 
 
 def _where(serving: ServingConfig) -> str:
-    """What a training has to say beside the block, where the block does not start the server."""
+    """Name the host overrides that training needs, if the block does not start the server."""
     host = serving.host
     match host.type:
         case "attach":
@@ -125,7 +130,7 @@ def _where(serving: ServingConfig) -> str:
 
 
 def adapter_block(description: ServerMetadata) -> tuple[str, dict[str, Any]]:
-    """The adapter's type, and the keys in which it differs from `conf/env/adapter/<type>.yaml`."""
+    """Return the adapter's type, and the keys that differ from `conf/env/adapter/<type>.yaml`."""
     schema = without_metadata(description.action)
     fields = schema.get("properties", {})
     if not fields or set(fields) == TOOL_FIELDS:
@@ -143,7 +148,7 @@ def adapter_block(description: ServerMetadata) -> tuple[str, dict[str, Any]]:
 
 
 def _request(schema: Schema) -> str:
-    """What a model is asked to write, where an action is one text."""
+    """Ask the model for an action that is one text."""
     ((name, field),) = schema["properties"].items()
     field = resolved(field, schema)
     told = " ".join(str(field.get("description", "")).split())
@@ -152,7 +157,7 @@ def _request(schema: Schema) -> str:
 
 
 def _pattern(schema: Schema) -> str | None:
-    """The pattern of an action with one field, a text; None for any other."""
+    """Return the pattern of an action with a single text field; None for any other."""
     fields = schema.get("properties", {})
     if len(fields) != 1:
         return None
@@ -166,18 +171,19 @@ def _pattern(schema: Schema) -> str | None:
 
 
 def _template(observation: Schema) -> str:
-    """A line for each field, for people to take from; one field stands alone. Fields whose names
-    say that they tell the answer are left out.
+    """Return a template with a line for each field, or a single field alone.
+
+    Fields whose names suggest that they contain the answer are left out.
     """
     fields = observation.get("properties", {})
-    names = [name for name in fields if name not in OWN_FIELDS and name not in TELLING]
+    names = [name for name in fields if name not in OWN_FIELDS and name not in ANSWER_FIELD_NAMES]
     if len(names) == 1:
         return f"{{{{ {names[0]} }}}}"
     return "\n".join(f"{name}: {{{{ {name} }}}}" for name in names) or "{{ metadata }}"
 
 
 def _short_package(package: str) -> str:
-    """As a person would write it: the name of one in `envs/`, or its folder from here."""
+    """Return the name of a package in `envs/`, or its folder from here."""
     folder = find_env(package)
     if any(folder.parent == each.resolve() for each in env_dirs()):
         return folder.name
@@ -186,15 +192,15 @@ def _short_package(package: str) -> str:
 
 
 async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, bool]:
-    """Starts one server for a moment, where it is not running yet. True: it has one session."""
+    """Fetch the metadata, starting a server if none runs; True if it has only one session."""
     async with one_server(serving, num_sessions=serving.host.sessions_per_server) as host:
         description = await fetch_metadata(host.urls[0], host.access)
         return description, await _has_one_session(serving.env, host)
 
 
 async def _has_one_session(env: EnvConfig, host: Host) -> bool:
-    """True if a second session is refused beside the first. A failure of another kind is not
-    told here: `env check` looks into it."""
+    """True if a second session is refused beside the first. Other failures are not reported here,
+    but by `env check`."""
     deadline_s = time.monotonic() + SLOT_LIMIT_S
     async with AsyncExitStack() as opened:
         for _ in range(2):
@@ -202,7 +208,7 @@ async def _has_one_session(env: EnvConfig, host: Host) -> bool:
                 try:
                     session = await open_session(env, host.urls[0], host.access)
                     break
-                except ServerFullError:  # perhaps with the session that the start has closed
+                except ServerFullError:  # The session that the start closed may still count.
                     if time.monotonic() > deadline_s:
                         return True
                 except SessionError:
@@ -213,7 +219,7 @@ async def _has_one_session(env: EnvConfig, host: Host) -> bool:
 
 
 def _check(text: str, description: ServerMetadata) -> None:
-    """Composes the block and builds its adapter. Raises ConfigError."""
+    """Compose the block and build its adapter. Raises ConfigError."""
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
         path = Path(folder) / "conf" / "env" / "inspected.yaml"
         path.parent.mkdir(parents=True)
@@ -223,7 +229,7 @@ def _check(text: str, description: ServerMetadata) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks, which people can edit."""
+    """Writes texts of several lines as blocks, which people can edit."""
 
 
 _Dumper.add_representer(

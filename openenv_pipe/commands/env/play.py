@@ -1,7 +1,7 @@
-"""`openenv-pipe env play`: a person in the model's place, at the terminal or on the server's page.
+"""`openenv-pipe env play`: play in the model's place at the terminal, or on the server's page.
 
-The person sees the messages that the model would be sent, and a line is a reply. The event loop
-has a thread of its own: sessions stay alive while somebody thinks, and Ctrl-C finds us waiting.
+The person sees the model's messages, and each line typed is a reply. The event loop has its own
+thread, so that sessions stay alive while the person thinks and Ctrl-C interrupts the wait.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Literal
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from rich.console import Console
 
-from openenv_pipe.commands.env.episodes import Play, begin, take
+from openenv_pipe.commands.env.episodes import PlayedEpisode, start_episode, take_step
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters import Adapter, UnusableReply, adapter_for
@@ -34,10 +34,13 @@ POLL_S = 1.0
 def play_environment(
     target: Target, *, split: Literal["train", "eval"], index: int, seed: int | None, raw: bool
 ) -> None:
-    """One episode, read from stdin and shown on stdout. Ends early with the input, or by Ctrl-C.
+    """Play one episode, reading from stdin until it ends, the input ends, or Ctrl-C.
 
-    seed: instead of the task's own. raw: show observations as they are.
-    Raises ConfigError, HostError and SessionError.
+    seed: replaces the task's own. raw: show observations without the adapter's messages.
+
+    Raises:
+        ConfigError: The target or the task does not exist.
+        HostError, SessionError: The server does not start, or the session failed.
     """
     env = target.serving.env
     server = one_server(target.serving)
@@ -81,8 +84,8 @@ class Game:
         self._console = Console(soft_wrap=True, highlight=False)
 
     def begin(self, task: Task) -> None:
-        """Reset to the task, and show how the conversation opens."""
-        self._play: Play = self._portal.call(begin, self._session, task, self._env)
+        """Reset to the task, and show the first messages."""
+        self._play: PlayedEpisode = self._portal.call(start_episode, self._session, task, self._env)
         (observation,) = self._play.observations
         ask = partial(step_aside, self._session, self._env.step_timeout_s)
         opening = self._portal.call(self._adapter.open, observation, ask)
@@ -91,8 +94,8 @@ class Game:
         self._show(observation, opening.messages)
 
     def play(self) -> None:
-        """To the end, to env.max_turns replies, to the end of the input, or to Ctrl-C."""
-        how = "left before the end"
+        """Play until the end, env.max_turns replies, the end of the input, or Ctrl-C."""
+        how = "stopped before the end"
         with suppress(KeyboardInterrupt, EOFError):
             how = self._take_turns()
         total = self._play.reward
@@ -100,7 +103,7 @@ class Game:
         self._console.print(f"\n{how}, with reward {total:.4g} in all{success}")
 
     def _take_turns(self) -> str:
-        """How it ended."""
+        """Play the turns; return how the episode ended."""
         for turn in itertools.count():
             if self._play.done:
                 return f"done after {turn} turns"
@@ -108,11 +111,11 @@ class Game:
                 return f"ended by env.max_turns={turn}"
             reply = input("> ")
             if not sys.stdin.isatty():
-                print(reply)  # or a transcript would lack it
+                print(reply)  # Piped input would be missing from a transcript.
             self._take_turn(reply)
 
     def _take_turn(self, reply: str) -> None:
-        """The steps that the reply asks for; a reply that cannot be used is answered."""
+        """Take the reply's steps; an unusable reply gets the adapter's answer."""
         try:
             actions = self._adapter.read(reply)
         except UnusableReply as unusable:
@@ -126,14 +129,14 @@ class Game:
     def _step(self, action: Action) -> None:
         play = self._play
         num_refused = len(play.refusals)
-        self._portal.call(take, self._session, play, action, self._env)
+        self._portal.call(take_step, self._session, play, action, self._env)
         if len(play.refusals) > num_refused:
             self._show_messages(self._adapter.refuse(str(play.refusals[-1])))
             return
         result = play.results[-1]
         self._console.print(f"reward {result.reward or 0.0:.4g}", style="bold green")
         messages = self._adapter.follow(result.observation)
-        if play.done:  # no model is shown these any more
+        if play.done:  # A model would not be shown further messages.
             messages = [each for each in messages if each["content"].strip()]
         self._show(result.observation, messages)
 
@@ -150,10 +153,10 @@ class Game:
 
 
 def serve_page(target: Target) -> None:
-    """The server's own web page, until Ctrl-C. Raises ConfigError and HostError."""
+    """Serve the server's own web page until Ctrl-C. Raises ConfigError and HostError."""
     if target.serving.host.type != "process":
         raise ConfigError(
-            "--web starts a server with its page switched on, which host=process does; "
+            "--web starts a server with its page enabled, which only host=process can do; "
             f"this target is on host={target.serving.host.type}"
         )
     with suppress(KeyboardInterrupt):
@@ -169,5 +172,5 @@ async def _serve_page(target: Target) -> None:
             webbrowser.open(page)
         while host.urls:
             await asyncio.sleep(POLL_S)
-        async with host.session():  # raises what became of the server
+        async with host.session():  # raises if the server died
             pass

@@ -1,4 +1,4 @@
-"""What a command of `openenv-pipe env` is pointed at, and one running server of it."""
+"""The target of an `openenv-pipe env` command, and one running server of it."""
 
 import asyncio
 import re
@@ -19,8 +19,8 @@ from openenv_pipe.environments.tasks.sets import ListedRows
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.system.resources import did_you_mean, find_env, group_options
 
-IMAGE = re.compile(r"[^./~].*[:@][^/]+")  # with its tag or digest: `host:5000/name` has neither
-# Where there is no block: the action as JSON, and tasks that differ in their seed.
+IMAGE = re.compile(r"[^./~].*[:@][^/]+")  # `host:5000/name`, without tag or digest, does not match
+# The defaults without a block: actions as JSON, and tasks that differ in the seed.
 NO_BLOCK = (
     "env=base",
     "env/adapter=json",
@@ -31,7 +31,7 @@ NO_BLOCK = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """An environment, where it runs, and what an experiment says of it."""
+    """An environment, its host, and whether an experiment named it."""
 
     serving: ServingConfig
     is_experiment: bool
@@ -39,10 +39,13 @@ class Target:
 
 
 def find_target(name: str, overrides: Sequence[str]) -> Target:
-    """The block `env=name`, an experiment `conf=...`, a package's folder, a server's URL, or an
+    """Find what `name` means.
+
+    It is a block `env=name`, an experiment `conf=...`, a package's folder, a server's URL, or an
     image with its tag or digest.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: It is none of these, or an override is wrong.
     """
     if "=" in name:
         overrides = [name, *overrides]
@@ -59,7 +62,7 @@ def find_target(name: str, overrides: Sequence[str]) -> Target:
 
 
 def _overrides(name: str) -> list[str]:
-    """What composes a target that is no override itself."""
+    """Return the overrides for a target that is not an override itself."""
     if "://" in name:
         return [*NO_BLOCK, "env.name=remote", "host=attach", f"host.urls=['{name}']"]
     if IMAGE.fullmatch(name) and not Path(name).exists():
@@ -70,7 +73,7 @@ def _overrides(name: str) -> list[str]:
     blocks = group_options("env")
     if name not in blocks:
         raise ConfigError(
-            f"{name!r} is no environment; there are {', '.join(blocks)}"
+            f"{name!r} is not an environment; there are {', '.join(blocks)}"
             f"{did_you_mean(name, blocks)}; or give conf=NAME, the folder of a package such as "
             "./my_env, the URL of a server, or an image with its tag, such as my_env:latest"
         )
@@ -78,7 +81,7 @@ def _overrides(name: str) -> list[str]:
 
 
 async def open_tasks(env: EnvConfig, split: Literal["train", "eval"], host: Host) -> TaskSet:
-    """The tasks of one split. Raises ConfigError."""
+    """Open the tasks of one split. Raises ConfigError."""
     known = await asyncio.to_thread(read_known_sets, env.tasks)
     if split in known:
         return known[split]
@@ -91,10 +94,10 @@ async def open_tasks(env: EnvConfig, split: Literal["train", "eval"], host: Host
 async def one_server(
     serving: ServingConfig, *, num_sessions: int = 1, variables: Mapping[str, str] | None = None
 ) -> AsyncIterator[Host]:
-    """A host of one server, which is told that it may have `num_sessions` sessions.
+    """Start a host of one server that may have `num_sessions` sessions.
 
-    The host's own pool has one, and holds none while it is not asked: sessions beside the pool
-    may use all. The server's logs are gone afterwards. Raises ConfigError and HostError.
+    The host's pool has one session and holds none while unused, so sessions beside the pool may
+    use all. The server's logs are deleted at the end. Raises ConfigError and HostError.
     """
     told = {"MAX_CONCURRENT_ENVS": str(num_sessions), **serving.env.variables, **(variables or {})}
     changes = {"sessions_per_server": 1, "num_servers": 1, "max_restarts": 0}
@@ -114,7 +117,7 @@ async def one_server(
         except HostError as error:
             if error.log is None:
                 raise
-            told = str(error).replace(f" (log: {error.log})", "")  # where nothing will be
+            told = str(error).replace(f" (log: {error.log})", "")  # The log is deleted.
             raise HostError(told) from error
         finally:
             await host.close()

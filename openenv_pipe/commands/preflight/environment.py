@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.commands.env.episodes import ScriptedPolicy, begin, play_on, scripted
+from openenv_pipe.commands.env.episodes import ScriptedPolicy, play_to_end, scripted, start_episode
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.environments.adapters import Adapter, adapter_for
@@ -93,11 +93,11 @@ async def _play(
 
     Raises ConfigError where a template names a field that is not there.
     """
-    play = await begin(session, task, env)
+    play = await start_episode(session, task, env)
     ask = partial(step_aside, session, env.step_timeout_s)
     opening = await adapter.open(play.results[0].observation, ask)
     if policy is not None:
-        await play_on(session, play, scripted(policy, adapter, opening), env, random.Random(0))
+        await play_to_end(session, play, scripted(policy, adapter, opening), env, random.Random(0))
     if play.refusals and not play.actions:
         raise play.refusals[0]
     for observation in play.observations[1:]:

@@ -1,10 +1,10 @@
-"""The same run again, and whether it is the same: `openenv-pipe reproduce`.
+"""`openenv-pipe reproduce`: run a run again and compare the two.
 
-command      what is run, what is refused first, what is said in the end
-replaying    training from recorded episodes: no environment, no engine
+command      the command: what is refused, what is run, the verdict
+replaying    training from recorded episodes, without environment and engine
 recording    a run folder without weights, small enough for version control
-comparing    two folders: the first thing that differs
-bands        how far two runs may be apart where a sampler is not exact
+comparing    the first difference between two folders
+bands        tolerances for runs whose sampler is not exact
 """
 
 from openenv_pipe.commands.reproduce.command import reproduce

@@ -1,17 +1,17 @@
-"""How far two runs of one configuration may be apart where the sampler is not exact.
+"""Tolerances between two runs of one configuration whose sampler is not exact.
 
 A sampler that differs from the trainer by m, the recorded mean of |log p_sampler - log p_trainer|
-a token, differs from itself on another day by about as much. Two runs with the same seeds then
-choose another token with a probability of about m / 2 (the total variation between distributions
-whose log ratio is m on average, to first order), an episode of L tokens goes another way with
+per token, differs between two runs by about as much. Two runs with equal seeds then choose
+different tokens with a probability of about m / 2 (the total variation between distributions
+whose log ratio is m on average, to first order), and an episode of L tokens differs with
 
-    p = 1 - exp(-L t m / 2)        at step t: what has gone another way is trained on, t times over
+    p = 1 - exp(-L t m / 2)        at step t: differences are trained on, t times over
 
-and of n episodes at most K = n p + 4 sqrt(n p (1 - p)), rounded up, do so. Each may change its
-reward by the whole spread of the step, so the step's mean by K / n of it; never by more than two
-independent samples would, 4 sqrt(2) standard errors of the mean over groups.
+Of n episodes at most K = n p + 4 sqrt(n p (1 - p)), rounded up, differ. Each may change its reward
+by the whole spread of the step, so the step's mean by K / n of it, but never by more than two
+independent samples would: 4 sqrt(2) standard errors of the mean over groups.
 
-Refused here: checkpoints, which differ to the byte as soon as one token does.
+Checkpoints are not compared: they differ as soon as one token does.
 """
 
 import math
@@ -22,12 +22,12 @@ from statistics import fmean, stdev
 from openenv_pipe.types import Episode, Group
 
 NUM_DEVIATIONS = 4.0
-MISMATCH_FACTOR = 3.0  # that the mismatch itself may grow by: the same sampler on another day
+MISMATCH_FACTOR = 3.0  # by which the mismatch itself may grow between two runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
-    """One number of both runs, and how far they may be apart."""
+    """One number of both runs, and the allowed distance between them."""
 
     step: int
     metric: str
@@ -43,7 +43,10 @@ class Band:
 def step_bands(
     step: int, mismatch: float, expected: Sequence[Group], seen: Sequence[Group]
 ) -> list[Band]:
-    """Mean reward and success rate of a step. `mismatch`: recorded, the mean up to the step."""
+    """Return the bands of a step's mean reward and success rate.
+
+    mismatch: the recorded mean up to the step.
+    """
     found = []
     for metric, value in (("reward/mean", _reward), ("success/rate", _success)):
         old = [[value(episode) for episode in group.scored] for group in expected]
@@ -59,7 +62,7 @@ def step_bands(
 
 
 def mismatch_band(step: int, expected: float, seen: float) -> Band:
-    """The mismatch itself: a sampler that became worse is no other day's."""
+    """Return the band of the mismatch itself, which detects a sampler that became worse."""
     width = (MISMATCH_FACTOR - 1.0) * expected + 1e-6
     return Band(step=step, metric="mismatch/mean", expected=expected, seen=seen, width=width)
 

@@ -1,7 +1,7 @@
-"""Runs a run again and says whether it is the same: 0 it is, 3 it is not, 2 it cannot be told.
+"""Run a run again and compare: exit code 0 if equal, 3 if different, 2 if it cannot be compared.
 
-What differs beforehand, code or versions or data, is refused by name unless it is allowed.
-Another machine is said and tried: whether numbers are equal there is for the comparison to say.
+Differences in code, versions or data known beforehand are refused unless allowed. A different
+machine is only reported; the comparison shows whether the numbers are equal there.
 """
 
 from collections.abc import Collection, Sequence
@@ -38,7 +38,12 @@ def reproduce(
     command: Sequence[str],
     control: RunControl,
 ) -> int:
-    """Runs it again in a new folder; returns the exit code. Raises RunFolderError, ConfigError."""
+    """Run it again in a new folder and return the exit code.
+
+    Raises:
+        RunFolderError: The run cannot be reproduced as it is.
+        ConfigError: Its configuration cannot run here.
+    """
     _refuse_unknown(allow)
     recorded = find_run(name, runs_dir or Path("runs"))
     _refuse_fork(recorded)
@@ -71,7 +76,7 @@ def _refuse_fork(recorded: RunFolder) -> None:
     if lineage is not None and lineage.kind == "fork":
         raise RunFolderError(
             f"{recorded.path} is a fork of {lineage.run} from {lineage.checkpoint}: it begins with "
-            "weights that its configuration does not make; name a run from its beginning"
+            "weights that its configuration does not produce; name a run from its beginning"
         )
 
 
@@ -83,7 +88,7 @@ def _compare(
     *,
     is_replay: bool,
 ) -> int:
-    """Says and writes down whether the runs are the same."""
+    """Write and report whether the runs are equal."""
     num_steps = common_steps(recorded.path, folder.path)
     what = f"{folder.path} against {recorded.path}, {num_steps} steps"
     if why := _why_inexact(recorded, folder, config, is_replay=is_replay):
@@ -96,7 +101,7 @@ def _compare(
         found = first_mismatches(recorded.path, folder.path, only_learner=is_replay)
         verdict = f"different: {found[0]}" if found else "the same, byte for byte"
         parts = "metrics and checkpoints" if is_replay else "metrics, episodes, checkpoints, evals"
-        lines = [f"Compared: {parts}; time/* aside.", "", *(f"- {each}" for each in found)]
+        lines = [f"Compared: {parts}; time/* is ignored.", "", *(f"- {each}" for each in found)]
         code = DIFFERENT if found else SAME
     path = folder.path / "reproduction.md"
     write_text(path, "\n".join([f"# {what}", "", f"**{verdict}**", "", *lines]) + "\n")
@@ -107,10 +112,10 @@ def _compare(
 def _why_inexact(
     recorded: RunFolder, folder: RunFolder, config: RunConfig, *, is_replay: bool
 ) -> str | None:
-    """Why bytes cannot be expected to be equal; None if they can."""
+    """Say why the bytes may differ; None if they must be equal."""
     devices = {str(each.record.facts.get("device")) for each in (recorded, folder)} - {"None"}
     if devices != {"cpu"}:
-        return f"it ran on {' and '.join(sorted(devices))}, where sums have no fixed order"
+        return f"it ran on {' and '.join(sorted(devices))}, where the order of sums is not fixed"
     if not config.engine.capabilities.is_exact and not is_replay:
         return f"engine={config.engine.type} may sample other tokens for an equal request"
     return None
@@ -150,7 +155,7 @@ def _table(bands: Sequence[Band]) -> str:
 def _as_text(band: Band) -> str:
     return (
         f"grpo step {band.step}: {band.metric} was {band.expected:.6g}, is {band.seen:.6g}, "
-        f"outside of ± {band.width:.3g}"
+        f"outside ± {band.width:.3g}"
     )
 
 
@@ -166,7 +171,7 @@ def _refuse_or_tell(
         raise RunFolderError(
             "it would not be the same run:\n"
             + "\n".join(f"  {each}" for each in refused)
-            + f"\nbring that back, or see what difference it makes: --allow {kinds}"
+            + f"\nrestore that, or allow the difference: --allow {kinds}"
         )
 
 
@@ -177,7 +182,7 @@ def _refuse_unknown(allow: Collection[str]) -> None:
 
 
 def _end(config: RunConfig, num_recorded: int, steps: int | None) -> int | None:
-    """Where to stop: None at the configuration's own end, which has an evaluation."""
+    """Return the step to stop after; None for the configuration's own end with its evaluation."""
     end = min(num_recorded, steps or num_recorded)
     return end if end < config.trainer.steps else None
 

@@ -1,7 +1,7 @@
-"""Two run folders, byte for byte: the first thing that differs, by its step and name.
+"""Compare two run folders byte for byte, and find the first difference by step and name.
 
-In the order in which a run writes: each step's metrics, its episodes, its checkpoint; then the
-evaluations. `time/*` never counts. Refused here: how far apart is near enough (see `bands`).
+The order is that in which a run writes: each step's metrics, its episodes, its checkpoint; then
+the evaluations. `time/*` is ignored. Tolerances are in `bands`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from openenv_pipe.runs.evals import read_stages
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import read_json
 
-RECORDED_DIGESTS = "checkpoints.json"  # of a recording, which has no checkpoints themselves
+RECORDED_DIGESTS = "checkpoints.json"  # in a recording, which has no checkpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """One thing that is not the same in both runs."""
+    """One difference between the runs."""
 
     where: str  # "grpo step 3"
     what: str  # "loss/policy"
@@ -33,10 +33,10 @@ class Mismatch:
 
 
 def first_mismatches(expected: Path, seen: Path, *, only_learner: bool = False) -> list[Mismatch]:
-    """What differs in the first place of `seen` where anything does; [] if nothing does.
+    """Return all differences of the first place that has any; [] if there are none.
 
-    only_learner: `seen` trained on the episodes of `expected`, and has neither evaluations nor the
-    metrics of an engine.
+    only_learner: `seen` trained on the episodes of `expected`, and has neither evaluations nor an
+    engine's metrics.
     """
     found: list[Mismatch] = []
     for mismatch in _mismatches(expected, seen, only_learner=only_learner):
@@ -47,7 +47,7 @@ def first_mismatches(expected: Path, seen: Path, *, only_learner: bool = False) 
 
 
 def common_steps(expected: Path, seen: Path) -> int:
-    """How many steps of GRPO both have."""
+    """Count the GRPO steps that both have."""
     return min(len(_records(folder, "grpo")) for folder in (expected, seen))
 
 
@@ -107,7 +107,7 @@ def _episodes(where: str, expected: Path, seen: Path, step: int) -> Iterator[Mis
 def _files(
     where: str, old: dict[str, str] | None, new: dict[str, str] | None
 ) -> Iterator[Mismatch]:
-    """Of a checkpoint that both have. The part for a resume goes after a while: no difference."""
+    """Compare a checkpoint's files. A missing resume part is no difference: it is deleted later."""
     for name in sorted({*(old or {})} & {*(new or {})}):
         if old[name] != new[name]:
             what = f"the sha256 of the checkpoint's {name}"
@@ -127,7 +127,7 @@ def _evaluations(expected: Path, seen: Path) -> Iterator[Mismatch]:
 
 
 def checkpoint_digests(folder: Path) -> dict[str, dict[str, str]]:
-    """The sha256 of every file of every checkpoint, by the checkpoint's name."""
+    """Return the sha256 of every file of every checkpoint, by the checkpoint's name."""
     recorded = folder / RECORDED_DIGESTS
     if recorded.exists():
         return read_json(recorded)
@@ -142,5 +142,5 @@ def _digests_of(path: Path) -> dict[str, str]:
             inner = read_json(path / RESUME / DIGESTS)
             digests |= {f"{RESUME}/{name}": digest for name, digest in inner.items()}
     except RunFolderError:
-        return {}  # damaged: `find_damage` says so where it matters
+        return {}  # Damaged files are reported by `find_damage`.
     return digests

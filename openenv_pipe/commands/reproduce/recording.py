@@ -1,9 +1,9 @@
-"""A recording: what a run folder says of its run, without weights. Small enough to be committed.
+"""A recording: a run folder without weights, small enough for version control.
 
-    run.json config.json metrics.jsonl episodes/ eval/     as they are
+    run.json config.json metrics.jsonl episodes/ eval/     copied
     checkpoints.json                                       the sha256 of every checkpoint's files
 
-`reproduce` takes it for the run that it is of. Refuses to overwrite anything.
+`reproduce` accepts it in place of its run. Nothing is overwritten.
 """
 
 import json
@@ -17,16 +17,16 @@ from openenv_pipe.system.files import write_json, write_text
 
 
 def record(name: str, to: Path, *, steps: int | None, runs_dir: Path) -> None:
-    """Writes the recording of a run, or of its first steps. Raises RunFolderError."""
+    """Write the recording of a run, or of its first steps. Raises RunFolderError."""
     folder = find_run(name, runs_dir)
     lines = folder.metrics_path.read_text().splitlines() if folder.metrics_path.exists() else []
     kept = [line for line in lines if _is_kept(json.loads(line), steps)]
     if not kept:
-        raise RunFolderError(f"{folder.path} has no step yet, and so nothing to record")
+        raise RunFolderError(f"{folder.path} has no step yet, so there is nothing to record")
     try:
         to.mkdir(parents=True)
     except OSError as error:
-        raise RunFolderError(f"cannot make the recording {to}: {error}") from None
+        raise RunFolderError(f"cannot write the recording {to}: {error}") from None
     for file in ("config.json", "overrides.txt"):
         shutil.copyfile(folder.path / file, to / file)
     write_text(to / "metrics.jsonl", "".join(line + "\n" for line in kept))

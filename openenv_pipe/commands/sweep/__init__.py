@@ -1,9 +1,9 @@
-"""Sweeps: many runs from one command line, one after another or side by side.
+"""Sweeps: many runs from one command line, one after another or in parallel.
 
-story           the sweep from its command line to its table
-job             one run, in the process that a launcher calls it in
+command         a sweep from its command line to its table
+job             one run, in the process in which a launcher calls it
 shared_servers  servers that one job after another leases
-watch           progress of the jobs: a line each, and sweep.json kept up to date
+watch           progress of the jobs: a line each, and updates of sweep.json
 search          values that Optuna proposes, and jobs that it prunes
 folder          the sweep's folder on disk
 """

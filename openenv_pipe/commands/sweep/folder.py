@@ -1,15 +1,15 @@
-"""The sweep's folder: what its jobs are, and how each of them ended.
+"""The sweep's folder: its jobs, and how each of them ended.
 
     runs/sweeps/2026-11-20_14-30-05/
-      sweep.json              the command, and of each job: overrides, run, status, cause
-      jobs/0003.json          where the process that has the job says which run it is
-      jobs/0003.log           what that run told
-      jobs/0003.stop          the sweep asks that job to stop
-      stop_1                  the sweep asks all jobs of its first attempt to stop
+      sweep.json              the command, and for each job: overrides, run, status, cause
+      jobs/0003.json          written by the job's process: which run it is
+      jobs/0003.log           the output of that run
+      jobs/0003.stop          asks that job to stop
+      stop_1                  asks all jobs of the sweep's first attempt to stop
       servers/attempt_1/1/    logs of servers that jobs shared
 
-Only the sweep's own process writes sweep.json, and only a job's own process its file, so that jobs
-may run wherever this folder can be seen. What a run did is in the run's own folder, and read there.
+Only the sweep's own process writes sweep.json, and only a job's own process its file, so jobs may
+run wherever this folder is visible. The results of a run are in the run's own folder.
 """
 
 from collections.abc import Sequence
@@ -33,25 +33,25 @@ OVER: frozenset[JobStatus] = frozenset({"finished", "failed", "pruned"})  # not 
 
 
 class JobFile(Record):
-    """jobs/NNNN.json: the run that a job became, or why it became none."""
+    """jobs/NNNN.json: the run that a job became, or why it did not."""
 
-    attempt: int  # of the sweep
+    attempt: int  # the sweep's
     run: str | None = None  # its id
-    folder: str | None = None  # of the run, as seen from the sweep's
-    error: str | None = None  # why there is no run, or what its own record does not say
+    folder: str | None = None  # the run's, relative to the sweep's
+    error: str | None = None  # why there is no run, or what the run's record does not say
 
 
 class Job(Record):
-    """One job, as sweep.json has it."""
+    """One job in sweep.json."""
 
     index: int
     overrides: list[str]
     status: JobStatus = "waiting"
     cause: str | None = None
     run: str | None = None  # "wordle/0007"
-    folder: str | None = None  # of the run, as seen from the sweep's
-    trial: int | None = None  # of a search
-    value: float | None = None  # what a search judged it by
+    folder: str | None = None  # the run's, relative to the sweep's
+    trial: int | None = None  # in a search
+    value: float | None = None  # by which a search judged it
 
 
 class SweepRecord(Record):
@@ -59,7 +59,7 @@ class SweepRecord(Record):
 
     stamp: str
     status: Literal["running", "finished", "failed", "interrupted"]
-    attempt: int  # 1, and one more each time it goes on
+    attempt: int  # 1, and one more for each resume
     command: list[str]
     overrides: list[str]
     created: datetime
@@ -79,7 +79,7 @@ class SweepFolder:
     def create(
         cls, runs_dir: Path, overrides: Sequence[str], command: Sequence[str]
     ) -> "SweepFolder":
-        """A new folder below `runs_dir`/sweeps. Raises RunFolderError if it cannot be written."""
+        """Create a folder below `runs_dir`/sweeps. Raises RunFolderError."""
         now = datetime.now(UTC)
         path = _allocate(runs_dir / SWEEPS, f"{now:%Y-%m-%d_%H-%M-%S}")
         (path / "jobs").mkdir()
@@ -101,7 +101,7 @@ class SweepFolder:
 
     @classmethod
     def open(cls, path: Path) -> "SweepFolder":
-        """An existing sweep. Raises RunFolderError."""
+        """Open an existing sweep. Raises RunFolderError."""
         if not (path / "sweep.json").is_file():
             raise RunFolderError(
                 f"{path} is not the folder of a sweep: it has no sweep.json; expected one such as "
@@ -113,7 +113,7 @@ class SweepFolder:
             raise RunFolderError(f"{path / 'sweep.json'} is damaged: {error}") from error
 
     def write(self, **changes: Any) -> None:
-        """Replace sweep.json, with changes to the record."""
+        """Write sweep.json with changes to the record."""
         self.record = self.record.model_copy(update=changes)
         write_json(self.path / "sweep.json", self.record.model_dump(mode="json"))
 
@@ -122,7 +122,7 @@ class SweepFolder:
         self.write(status=status, ended=datetime.now(UTC))
 
     def add_job(self, overrides: Sequence[str], trial: int | None = None) -> Job:
-        """One more job at the end; the caller writes."""
+        """Append a job; the caller writes."""
         secrets = known_secrets({})
         job = Job(
             index=len(self.record.jobs),
@@ -133,13 +133,14 @@ class SweepFolder:
         return job
 
     def change_job(self, index: int, **changes: Any) -> None:
-        """Replace what is known of a job; the caller writes."""
+        """Change the record of a job; the caller writes."""
         self.record.jobs[index] = self.record.jobs[index].model_copy(update=changes)
 
     def resume(self) -> None:
-        """Take over a sweep that has stopped, in this process: stopped jobs wait again.
+        """Take over a stopped sweep in this process; its stopped jobs wait again.
 
-        Raises RunFolderError while it, or one of its jobs, still runs on this machine.
+        Raises:
+            RunFolderError: The sweep, or one of its jobs, still runs on this machine.
         """
         record = self.record
         if record.status == "running" and record.process.alive:
@@ -152,7 +153,7 @@ class SweepFolder:
             if job.status == "running" and self._runs_here(job.index):
                 raise RunFolderError(
                     f"job {job.index} of sweep {record.stamp} is still running in {job.run}; wait "
-                    "for its end, or end it"
+                    "for it to end, or stop it"
                 )
             if job.status not in OVER:
                 self.change_job(job.index, status="waiting", cause=None)
@@ -164,7 +165,7 @@ class SweepFolder:
         )
 
     def refresh(self, index: int) -> Job:
-        """Look at a job's file and its run, and keep what is new; the caller writes."""
+        """Update a job from its file and its run; the caller writes."""
         job, found = self.record.jobs[index], read_job_file(self.path, index)
         if found is None or found.attempt < self.record.attempt or job.status in OVER:
             return job
@@ -181,33 +182,33 @@ class SweepFolder:
         return self.record.jobs[index]
 
     def _runs_here(self, index: int) -> bool:
-        """Of a running job. On another machine nobody can tell the living from the dead."""
+        """True if a running job is alive here; jobs on other machines cannot be checked."""
         run = self.run_folder(index)
         return run is not None and run.record.process.host == self.record.process.host
 
     def run_folder(self, index: int) -> RunFolder | None:
-        """The run of a job, once there is one."""
+        """Return the run of a job; None if there is none yet."""
         folder = self.record.jobs[index].folder
         return None if folder is None else RunFolder.open(self.path / folder)
 
 
 def job_file(sweep: Path, index: int) -> Path:
-    """Where a job's own process writes."""
+    """Return the path of the file that a job's own process writes."""
     return sweep / "jobs" / f"{index:04d}.json"
 
 
 def stop_mark(sweep: Path, index: int) -> Path:
-    """A file that asks one job to stop, and not to be run again."""
+    """Return the path of the file that asks one job to stop for good."""
     return sweep / "jobs" / f"{index:04d}.stop"
 
 
 def stop_all_mark(sweep: Path, attempt: int) -> Path:
-    """A file that asks the jobs of an attempt to stop; queued ones read it when they begin."""
+    """Return the path of the file that asks all jobs of an attempt to stop, queued ones too."""
     return sweep / f"stop_{attempt}"
 
 
 def read_job_file(sweep: Path, index: int) -> JobFile | None:
-    """None before the job began."""
+    """Read a job's file; None before the job began."""
     path = job_file(sweep, index)
     return JobFile.model_validate(read_json(path)) if path.exists() else None
 
@@ -223,7 +224,7 @@ def _allocate(parent: Path, stamp: str) -> Path:
             continue
         except OSError as error:
             raise RunFolderError(
-                f"cannot make the folder of a sweep in {parent}: {error}; set runs_dir to a "
+                f"cannot create the sweep's folder in {parent}: {error}; set runs_dir to a "
                 "writable folder"
             ) from error
-    raise AssertionError("numbers do not end")
+    raise AssertionError("an endless loop ended")

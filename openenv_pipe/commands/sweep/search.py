@@ -1,8 +1,8 @@
-"""Values that Optuna proposes, and jobs that it gives up: the search of a sweep.
+"""The search of a sweep: Optuna proposes values and prunes jobs.
 
-Optuna's own API is used, not the sweeper that Hydra's plugin makes of it: that one cannot stop a
-job, and needs Optuna 2. The study is a file in the sweep's folder, and a stopped search goes on
-with it. Refused here: several goals at once, and pruning by anything but the median of the others.
+It uses Optuna's own API and not Hydra's sweeper plugin, which cannot stop a job and needs Optuna 2.
+The study is a file in the sweep's folder, so a stopped search can be resumed. There is one goal,
+and pruning is by the median of the other jobs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ from openenv_pipe.config.schema import SearchSweep
 from openenv_pipe.runs.metrics import read_metrics
 
 STUDY = "study.journal"
-STAGE = "grpo"  # whose records count
+STAGE = "grpo"  # the stage whose records count
 DIRECTIONS = {"max": "maximize", "min": "minimize"}
 
 
 class Search:
-    """One study, which proposes jobs and judges them."""
+    """One study, which proposes and judges jobs."""
 
     def __init__(
         self, folder: SweepFolder, config: SearchSweep, parameters: Sequence[Parameter]
@@ -38,8 +38,8 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._folder = folder
         self._config = config
-        self._trials: dict[int, Trial] = {}  # of the jobs that are not over, by job
-        self._reported: dict[int, int] = {}  # the last step, by job
+        self._trials: dict[int, Trial] = {}  # trials of unfinished jobs, by job
+        self._reported: dict[int, int] = {}  # last reported step, by job
         self._parameters = parameters
         self._space = {each.key: _distribution(each) for each in parameters}
         self._study = optuna.create_study(
@@ -47,7 +47,7 @@ class Search:
             study_name=folder.record.stamp,
             load_if_exists=True,
             direction=DIRECTIONS[config.goal],
-            # Its own seed for each attempt: a search that goes on repeats no proposal.
+            # Each attempt has its own seed, so that a resumed search repeats no proposal.
             sampler=optuna.samplers.TPESampler(
                 n_startup_trials=config.num_random, seed=config.seed + folder.record.attempt - 1
             ),
@@ -59,7 +59,7 @@ class Search:
         )
 
     def propose(self, shared: Sequence[str]) -> list[Job]:
-        """Add the next jobs to the sweep; none if it has as many as it may."""
+        """Add the next jobs to the sweep; none if it is complete."""
         num_left = self._config.num_jobs - len(self._folder.record.jobs)
         proposed = []
         for _ in range(min(num_left, self._config.at_a_time)):
@@ -72,8 +72,10 @@ class Search:
         return proposed
 
     def try_again(self, job: Job) -> None:
-        """A job that was stopped runs again, with the same values: as another trial of the study,
-        which is told anew what the run's records say."""
+        """Run a stopped job again with the same values, as another trial of the study.
+
+        The new trial is told what the run's records say.
+        """
         assert job.trial is not None
         self._study.enqueue_trial(self._study.trials[job.trial].params)
         self._study.tell(job.trial, state=TrialState.FAIL)
@@ -82,7 +84,7 @@ class Search:
         self._folder.change_job(job.index, trial=trial.number)
 
     def see(self, job: Job, records: Sequence[Mapping[str, Any]]) -> None:
-        """Report a running job's steps to the study, and mark it as hopeless where it is."""
+        """Report a running job's steps to the study, and mark the job if it is to be pruned."""
         for step, value in self._values(records):
             if step > self._reported.get(job.index, 0) and job.status == "running":
                 self._reported[job.index] = step
@@ -91,9 +93,9 @@ class Search:
                     stop_mark(self._folder.path, job.index).touch()
 
     def conclude(self, job: Job) -> None:
-        """Tell the study what came of a job that is over, and keep what it was judged by.
+        """Report a finished job to the study, and store the value that it was judged by.
 
-        Also of one that ended when nobody looked any more. May be called again.
+        This also works for jobs that ended unobserved, and may be repeated.
         """
         if job.status not in OVER or job.trial is None:
             return
@@ -109,14 +111,14 @@ class Search:
         self._folder.change_job(job.index, value=value)
 
     def best(self) -> Job | None:
-        """The job with the best value of those that went to their end."""
+        """Return the job with the best value among finished jobs."""
         done = [job for job in self._folder.record.jobs if job.status == "finished"]
         sign = 1 if self._config.goal == "max" else -1
         judged = [(sign * job.value, job) for job in done if job.value is not None]
         return max(judged, key=lambda pair: pair[0])[1] if judged else None
 
     def _values(self, records: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-        """By step, the mean of the metric over the last steps."""
+        """Return the metric's mean over the last steps, by step."""
         key, mean_of = self._config.metric, self._config.mean_of
         found = [
             (record["step"], record[key])
@@ -140,5 +142,5 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 
 
 def _text(value: Any) -> str:
-    """A value as an override has it; choices are such texts already."""
+    """Format a value as an override; choices are such texts already."""
     return value if isinstance(value, str) else repr(value)

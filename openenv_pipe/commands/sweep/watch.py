@@ -1,7 +1,7 @@
-"""How the jobs of a sweep do: a line for each, and sweep.json kept up to date while they run.
+"""Show the progress of a sweep's jobs, and keep sweep.json up to date while they run.
 
-Looks at folders only, so it sees jobs in other processes and on other machines alike. Computes
-nothing: numbers are those of a run's last record.
+It reads only folders, so jobs in other processes and on other machines are shown alike. Numbers are
+those of a run's last record.
 """
 
 import sys
@@ -21,20 +21,20 @@ from openenv_pipe.reports.runs_table import STATUS_STYLES
 from openenv_pipe.runs.metrics import read_metrics
 
 LOOK_EVERY_S = 0.5
-TELL_EVERY_S = 15.0  # of a running job, where lines cannot change in place
+TELL_EVERY_S = 15.0  # between lines of a running job when not on a terminal
 NUMBERS = {"reward": "reward/mean", "success": "success/rate", "loss": "loss/supervised"}
 STYLES = {**STATUS_STYLES, "waiting": "dim", "pruned": "yellow"}
 
 
 class Judge(Protocol):
-    """Told of each record of the jobs that run."""
+    """Receives the records of running jobs."""
 
     def see(self, job: Job, records: Sequence[Mapping[str, Any]]) -> None:
-        """All records of a job's run so far, each time there are more of them."""
+        """Handle all records of a job's run so far; called whenever there are more."""
 
 
 class Watch:
-    """The jobs of one sweep, seen by people and by the judge of a search."""
+    """The jobs of one sweep, shown to people and to the judge of a search."""
 
     def __init__(
         self, folder: SweepFolder, judge: Judge | None = None, stream: TextIO | None = None
@@ -44,16 +44,16 @@ class Watch:
         stream = stream or sys.stderr
         self._stream = stream
         self._console = Console(file=stream, soft_wrap=not stream.isatty())
-        self._told: dict[int, tuple[str, float]] = {}  # by job: the line, and when it was told
-        self._seen: dict[int, tuple[str, int]] = {}  # by job: its run, and the metrics' size
-        self._last: dict[int, Mapping[str, Any]] = {}  # record, by job
+        self._told: dict[int, tuple[str, float]] = {}  # job -> last line, and when it was shown
+        self._seen: dict[int, tuple[str, int]] = {}  # job -> its run, and the metrics' size
+        self._last: dict[int, Mapping[str, Any]] = {}  # job -> last record
         self._live: Live | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look now and then while the block runs, and once more at its end.
+        """Look regularly while the block runs, and once more at its end.
 
-        Inside the block the sweep's record belongs to the watch.
+        Inside the block, only the watch writes the sweep's record.
         """
         over = threading.Event()
         thread = threading.Thread(target=self._watch, args=(over,), name="watch", daemon=True)
@@ -66,7 +66,7 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """See what has changed, tell it and write it down."""
+        """Find what has changed, show it and write it down."""
         before = list(self._folder.record.jobs)
         for job in before:
             self._follow(self._folder.refresh(job.index))
@@ -76,11 +76,11 @@ class Watch:
             self._live.update(self.table())
 
     def table(self) -> Table:
-        """A row for each job, with what it has of its own."""
+        """Make a table with a row for each job and its own overrides."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("job", "status", "run", "overrides", "last step"):
             table.add_column(title, no_wrap=True)
-        table.add_column("", style="dim")  # the one that gives way on a narrow terminal
+        table.add_column("", style="dim")  # the column to shrink on a narrow terminal
         for job in self._folder.record.jobs:
             table.add_row(
                 str(job.index),
@@ -104,7 +104,7 @@ class Watch:
         self._live = None
 
     def _follow(self, job: Job) -> None:
-        """Read what a job has done since it was looked at, and tell it where that is due."""
+        """Read a job's progress, and show it if that is due."""
         run = self._folder.run_folder(job.index)
         if run is not None:
             metrics = run.metrics_path
@@ -120,7 +120,7 @@ class Watch:
         told, line = line, self._line(job)
         if due and line != told and job.status != "waiting":
             self._told[job.index] = (line, time.monotonic())
-            if not self._stream.isatty():  # there the table says it
+            if not self._stream.isatty():  # On a terminal the table shows it.
                 self._console.print(line, markup=False, highlight=False)
 
     def _line(self, job: Job) -> str:
@@ -136,13 +136,13 @@ class Watch:
         return " ".join([record["stage"], str(record["step"]), *numbers]) if record else ""
 
     def own_overrides(self, job: Job) -> str:
-        """Those that not all jobs have, by the last part of their keys."""
+        """Return the overrides that not all jobs have, by the last part of their keys."""
         own = [each for each in job.overrides if each not in self._folder.record.overrides]
         return " ".join(_short(override) for override in own)
 
 
 def _shown_cause(job: Job) -> str:
-    """Its first sentence, where that says more than the status."""
+    """Return the cause's first sentence if it says more than the status."""
     first, _, rest = (job.cause or "").partition("\n")
     if first.endswith(":"):
         first = f"{first} {rest.partition(chr(10))[0].strip()}"
@@ -150,7 +150,7 @@ def _shown_cause(job: Job) -> str:
 
 
 def _short(override: str) -> str:
-    """`lr=0.0001568` of `trainer.optimizer.lr=0.00015676677195506063`."""
+    """Shorten `trainer.optimizer.lr=0.00015676677195506063` to `lr=0.0001568`."""
     key, _, value = override.partition("=")
     with suppress(ValueError):
         value = f"{float(value):.4g}"

@@ -9,6 +9,10 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN, Access, fetch_object
 
 TIME_LIMIT_S = 10.0
+# Observation fields of these names probably contain the answer and are not shown to a model.
+ANSWER_FIELD_NAMES = frozenset(
+    {"answer", "solution", "secret", "ground_truth", "correct_answer", "expected_answer"}
+)
 
 Schema = Mapping[str, Any]
 

@@ -1,18 +1,18 @@
-"""The story of `env check`: start the server, probe it, stop it, and say what was found."""
+"""Run the probes of `env check`: start the server, probe it, stop it, report the findings."""
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
+from openenv_pipe.commands.env.check.groups import probe_groups
 from openenv_pipe.commands.env.check.memory import probe_memory
-from openenv_pipe.commands.env.check.played import probe_played
 from openenv_pipe.commands.env.check.protocol import probe_protocol
 from openenv_pipe.commands.env.check.seeds import probe_seeds
 from openenv_pipe.commands.env.check.sessions import probe_sessions
 from openenv_pipe.commands.env.check.speed import probe_speed
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import Chooser, begin, scripted
+from openenv_pipe.commands.env.episodes import Chooser, scripted, start_episode
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
 from openenv_pipe.commands.findings import Line, failed
 from openenv_pipe.config.schema import EnvConfig
@@ -34,19 +34,22 @@ PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
     "protocol": probe_protocol,
     "sessions": probe_sessions,
     "seeds": probe_seeds,
-    "rewards": probe_played,
+    "rewards": probe_groups,
     "speed": probe_speed,
     "memory": probe_memory,
 }
 
 
-def check_environment(
+def probe_environment(
     target: Target, *, policy: str | None, num_episodes: int, tell: Callable[[str], None]
 ) -> list[Line]:
-    """All probes, each with what it found. `tell` is called with what goes on.
+    """Run all probes and return their findings. `tell` receives progress messages.
 
-    Raises ConfigError for a policy that cannot be used, HostError for a server that does not
-    start; whatever the environment does wrong is a line. Leaves nothing behind.
+    Whatever the environment does wrong becomes a line. Nothing is left running or on disk.
+
+    Raises:
+        ConfigError: The policy cannot be used.
+        HostError: The server does not start.
     """
     scripted_policy = load_callable(policy) if policy else None
     return asyncio.run(_check(target, scripted_policy, num_episodes, tell))
@@ -74,7 +77,7 @@ async def _check(
         try:
             async with host.session():
                 pass
-        except PipeError as error:  # it died meanwhile: its last words explain what failed
+        except PipeError as error:  # The server died; the error has the end of its log.
             lines.append(failed("server", error))
         return lines
 
@@ -82,7 +85,7 @@ async def _check(
 async def _choosers(
     env: EnvConfig, host: Host, task: Task, policy: ScriptedPolicy | None
 ) -> dict[str, Chooser]:
-    """How actions are chosen: by chance, and by the policy if there is one."""
+    """Return how actions are chosen: at random, and by the policy if there is one."""
     schema = (await fetch_metadata(host.urls[0], host.access)).action
     choosers = {"random": _random_actions(schema, await _tools(env, host, task, schema))}
     if policy is not None:
@@ -93,7 +96,7 @@ async def _choosers(
 
 
 def _random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
-    """One random action a turn, whatever the adapter: a call of one of the tools, if any."""
+    """Choose one random action per turn for any adapter: a call of a tool if there are tools."""
     own = without_metadata(schema)
 
     def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
@@ -103,9 +106,9 @@ def _random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
 
 
 async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> Opening:
-    """What the adapter opens the task's conversation with."""
+    """Return the adapter's opening of the task's conversation."""
     async with host.session() as session:
-        play = await begin(session, task, env)
+        play = await start_episode(session, task, env)
         ask = partial(step_aside, session, env.step_timeout_s)
         opening = await adapter.open(play.results[0].observation, ask)
         await session.close()
@@ -113,11 +116,11 @@ async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> 
 
 
 async def _tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequence[Tool]:
-    """The tools of an MCP environment; none of any other."""
+    """Return the tools of an MCP environment; none for any other."""
     if "tool_name" not in schema.get("properties", {}):
         return ()
     async with host.session() as session:
-        await begin(session, task, env)
+        await start_episode(session, task, env)
         listing = await step_aside(session, env.step_timeout_s, LIST_TOOLS)
         await session.close()
         return tools_of(listing)

@@ -1,4 +1,4 @@
-"""Whether the server's processes grow with the episodes that they have served."""
+"""Check whether the server's memory grows with the number of episodes."""
 
 import itertools
 from collections.abc import AsyncIterator, Sequence
@@ -13,21 +13,21 @@ from openenv_pipe.environments.hosts.process import ProcessHost
 
 NUM_SESSIONS = 8
 NUM_SAMPLES = 50
-NUM_TOLD = 10  # samples from one word of progress to the next
+NUM_TOLD = 10  # samples between two progress messages
 LIMIT_S = 120.0
-WARM_UP_SHARE = 0.2  # caches fill up, and are no leak
-NUM_ERRORS = 3.0  # standard errors that a slope must be above zero
-NOISE_BYTES = 2 * 2**20  # allocators take and give back this much for no reason of ours
-LONG_RUN = 100_000  # episodes, to say what a slope means
+WARM_UP_SHARE = 0.2  # fraction of first samples to skip, in which caches fill
+NUM_ERRORS = 3.0  # standard errors by which a slope must exceed zero
+NOISE_BYTES = 2 * 2**20  # growth that allocators alone can cause
+LONG_RUN = 100_000  # episodes over which a slope is extrapolated
 GIB, MIB = 2**30, 2**20
 
 Sample = tuple[int, int]  # episodes played, bytes of memory
 
 
 async def probe_memory(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """Plays `subject.num_episodes` episodes, or as many as the time limit allows."""
+    """Play `subject.num_episodes` episodes, or as many as the time limit allows."""
     if not isinstance(subject.host, ProcessHost):
-        yield Line("memory", Result.OK, "not measured: the server is not a process that we started")
+        yield Line("memory", Result.OK, "not measured: the server is not our child process")
         return
     (pid,) = subject.host.pids
     samples: list[Sample] = []
@@ -52,7 +52,7 @@ async def probe_memory(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 def tree_bytes(pid: int) -> int:
-    """Resident memory of the process and all below it."""
+    """Return the resident memory of the process and all its descendants."""
     total = 0
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
@@ -64,7 +64,7 @@ def tree_bytes(pid: int) -> int:
 
 
 def growth_line(samples: Sequence[Sample]) -> Line:
-    """A straight line through the samples after the warm-up, and what its slope means."""
+    """Fit a straight line to the samples after the warm-up and judge its slope."""
     samples = samples[int(WARM_UP_SHARE * len(samples)) :]
     if len(samples) < 4:
         return Line("memory", Result.OK, "too few episodes to tell; raise --episodes")
@@ -81,5 +81,5 @@ def growth_line(samples: Sequence[Sample]) -> Line:
         return Line("memory", Result.OK, text, measured)
     long_run = slope * LONG_RUN
     result = Result.FAIL if long_run > GIB else Result.WARN
-    text += f"; {LONG_RUN:,} episodes would add {long_run / GIB:.1f} GiB: what is kept after done?"
+    text += f"; {LONG_RUN:,} episodes would add {long_run / GIB:.1f} GiB: free memory after done"
     return Line("memory", result, text, measured)

@@ -1,21 +1,21 @@
-"""Whether the frames are what OpenEnv's protocol says, also where something is wrong."""
+"""Check the server's answers against OpenEnv's protocol, also to wrong messages."""
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import begin, take
+from openenv_pipe.commands.env.episodes import start_episode, take_step
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import SessionError, StepRefusedError
 from openenv_pipe.types import Action
 
-NUM_PLAYS = 5  # to see one that ends
+NUM_PLAYS = 5  # attempts to see an episode that ends
 UNKNOWN_FIELD = {"no_such_field_of_any_action": 1}
 
 
 async def probe_protocol(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """One line for each part of the protocol; each has a session of its own."""
+    """Yield one line for each part of the protocol, each checked in its own session."""
     for name, probe in PROBES.items():
         try:
             async with subject.session() as session:
@@ -26,7 +26,7 @@ async def probe_protocol(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 async def _reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    result = (await begin(session, subject.task(0), subject.env)).results[0]
+    result = (await start_episode(session, subject.task(0), subject.env)).results[0]
     text = f"{len(result.observation)} fields, reward {result.reward}"
     if result.done:
         return Result.WARN, f"{text}, and done at once: is a reset keyword missing?"
@@ -42,34 +42,34 @@ async def _step(subject: EnvironmentUnderTest, session: Session) -> tuple[Result
     if worst is None or subject.env.step_exception == "unusable":
         return Result.OK, f"{what}, as unusable replies are: {play.refusals[0]!s:.200}"
     return Result.WARN, (
-        f"{what} by an exception, which ends an episode of a run as failed; answer what cannot "
-        "be used with an observation, or, where it is the action that is wrong, set "
+        f"{what} by an exception, which makes an episode of a run fail; answer unusable actions "
+        "with an observation, or, if the action is at fault, set "
         f"env.step_exception=unusable: {worst!s:.200}"
     )
 
 
 async def _state(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    play = await begin(session, subject.task(0), subject.env)
+    play = await start_episode(session, subject.task(0), subject.env)
     before = await session.state(subject.env.step_timeout_s)
-    await take(session, play, _random_action(subject), subject.env)
+    await take_step(session, play, _random_action(subject), subject.env)
     after = await session.state(subject.env.step_timeout_s)
     if missing := {"episode_id", "step_count"} - set(after):
         return Result.WARN, f"has no {', '.join(sorted(missing))}"
     if play.actions and after["step_count"] == before["step_count"]:
-        return Result.WARN, f"step_count stays {after['step_count']} when a step is taken"
+        return Result.WARN, f"step_count stays {after['step_count']} after a step"
     return Result.OK, f"step_count {before['step_count']}, then {after['step_count']}"
 
 
 async def _bad_action(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    play = await begin(session, subject.task(0), subject.env)
+    play = await start_episode(session, subject.task(0), subject.env)
     try:
         await session.step(UNKNOWN_FIELD, subject.env.step_timeout_s)
     except StepRefusedError as refusal:
         await session.state(subject.env.step_timeout_s)
         if refusal.code == "VALIDATION_ERROR":
-            return Result.OK, "an unknown field is a VALIDATION_ERROR, and the session goes on"
+            return Result.OK, "an unknown field is a VALIDATION_ERROR, and the session continues"
         return Result.WARN, f"an unknown field is answered with {refusal!s:.200}"
-    return Result.WARN, f"an unknown field is taken for an action of {play.task.id}"
+    return Result.WARN, f"an unknown field is accepted as an action of {play.task.id}"
 
 
 async def _unknown_message(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
@@ -87,12 +87,12 @@ async def _before_reset(subject: EnvironmentUnderTest, session: Session) -> tupl
     except StepRefusedError as refusal:
         return Result.OK, f"refused: {refusal.code}"
     if result.reward:
-        return Result.WARN, f"is rewarded with {result.reward:g}, though there is no episode"
+        return Result.WARN, f"is rewarded with {result.reward:g} although there is no episode"
     return Result.OK, "answered with done" if result.done else "answered without a reward"
 
 
 async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    """The last action once more, after the end of some episodes: rescoring shows where it earns."""
+    """Repeat the last action after the end of episodes, which shows whether it earns again."""
     answer = f"no episode of {NUM_PLAYS} was done within {subject.env.max_turns} turns"
     for index in range(NUM_PLAYS):
         play = await subject.play(session, index, subject.best)
@@ -106,10 +106,10 @@ async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[
         if again.reward:
             return (
                 Result.WARN,
-                f"is rewarded with {again.reward:g}: a total can be driven up",
+                f"is rewarded with {again.reward:g}: a policy could repeat it to raise its total",
             )
         if not again.done:
-            return Result.WARN, "goes on as if the episode had not ended"
+            return Result.WARN, "continues as if the episode had not ended"
         answer = "answered with done and no reward"
     return Result.OK, answer
 

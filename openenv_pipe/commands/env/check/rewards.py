@@ -1,34 +1,34 @@
-"""What rewards there are, and whether members of a group earn different ones."""
+"""Check the rewards of episodes, and whether they differ within groups."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 
-from openenv_pipe.commands.env.episodes import Play
+from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line, Result
 
 ADVICE = (
-    "a model that starts like this has nothing to compare; reward part of the way "
-    "(reward.terms), or begin with a warm start (trainer.warm_start)"
+    "GRPO has nothing to compare at the start; reward partial progress (reward.terms), or begin "
+    "with a warm start (trainer.warm_start)"
 )
-SAME = 1e-9  # rewards that differ by less are the same: they are sums of floats
+SAME = 1e-9  # Rewards are sums of floats; smaller differences do not count.
 
-Groups = Mapping[str, Sequence[Sequence[Play]]]
+Groups = Mapping[str, Sequence[Sequence[PlayedEpisode]]]
 
 
 def reward_lines(groups: Groups, success_reward: float) -> Iterator[Line]:
-    """One line for each policy, and one that draws the conclusion."""
+    """Yield one line for each policy, and one with the conclusion."""
     summaries = {name: _summary(each, success_reward) for name, each in groups.items() if each}
     for name, summary in summaries.items():
         yield Line(f"rewards, {name}", Result.OK, _text(summary), summary)
     if summaries:
         yield _learnable(summaries)
     else:
-        text = "episodes take too long to play groups of them here"
+        text = "episodes take too long to play groups of them within the time limit"
         yield Line("learnable", Result.WARN, text)
 
 
-def _summary(groups: Sequence[Sequence[Play]], success_reward: float) -> dict[str, float]:
-    """Over episodes the totals' range, mean and successes; over groups their spread."""
+def _summary(groups: Sequence[Sequence[PlayedEpisode]], success_reward: float) -> dict[str, float]:
+    """Summarise rewards and successes over episodes, and the spread within groups."""
     rewards = [[play.reward for play in group] for group in groups]
     every = [reward for group in rewards for reward in group]
     num_flat = sum(max(group) - min(group) <= SAME for group in rewards)
@@ -61,5 +61,5 @@ def _learnable(summaries: Mapping[str, Mapping[str, float]]) -> Line:
     if "scripted" in summaries or highest > 0.0:
         text = f"every episode earns {highest:.3g}: there is nothing to learn"
         return Line("learnable", Result.FAIL, text)
-    text = f"random actions never earn anything: {ADVICE}; --policy tries a player that does better"
+    text = f"random actions never earn anything: {ADVICE}; --policy tries a better policy"
     return Line("learnable", Result.WARN, text)

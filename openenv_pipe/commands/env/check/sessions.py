@@ -1,4 +1,4 @@
-"""How many sessions one server has, against what the run asks of it."""
+"""Check how many sessions one server allows, against what the run needs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,13 +7,13 @@ from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.errors import ServerFullError
 
-MOST_SESSIONS = 64
+MAX_SESSIONS = 64
 
 
 async def probe_sessions(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """Opens them all at once, and leaves their number in `subject.num_sessions`."""
-    wanted = min(subject.num_declared, MOST_SESSIONS)
-    async with subject.session():  # the first one may have to wait for those of other probes
+    """Open all sessions at once, and store their number in `subject.num_sessions`."""
+    wanted = min(subject.num_declared, MAX_SESSIONS)
+    async with subject.session():  # The first may have to wait for slots of other probes.
         pass
     opened = await asyncio.gather(*(subject.open() for _ in range(wanted)), return_exceptions=True)
     errors = [each for each in opened if isinstance(each, BaseException)]

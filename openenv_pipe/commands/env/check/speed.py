@@ -1,4 +1,4 @@
-"""How fast the server answers, to one session and to many at once, asked by one process."""
+"""Measure how fast the server answers one session and many, asked by one process."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -6,24 +6,24 @@ from collections.abc import AsyncIterator
 import numpy
 
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import Play
+from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.session import Session
 
 NUM_SESSIONS = (1, 8, 64)
-LIMIT_S = 2.0  # of each, and what the episodes that are then played need
+LIMIT_S = 2.0  # for each, plus the time that running episodes need to end
 PERCENTILES = (50, 95, 99)
 
 
 async def probe_speed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """One line for each number of sessions that the server has."""
+    """Yield one line for each number of sessions that the server allows."""
     for num_sessions in NUM_SESSIONS:
         if num_sessions <= subject.num_sessions:
             yield await _measure(subject, num_sessions)
 
 
 async def _measure(subject: EnvironmentUnderTest, num_sessions: int) -> Line:
-    plays: list[Play] = []
+    plays: list[PlayedEpisode] = []
 
     async def do(session: Session, number: int) -> None:
         plays.append(await subject.play(session, number, subject.best))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from openenv_pipe.commands.env.episodes import Chooser, Play, begin, play_on
+from openenv_pipe.commands.env.episodes import Chooser, PlayedEpisode, play_to_end, start_episode
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.base import Host
@@ -19,7 +19,7 @@ from openenv_pipe.types import Task
 
 Work = TypeVar("Work")
 
-SLOT_WAIT_S = 5.0  # how long a server may take to free the slot of a session that was closed
+SLOT_WAIT_S = 5.0  # for a server to free the slot of a closed session
 SLOT_POLL_S = 0.05
 
 
@@ -28,31 +28,31 @@ class EnvironmentUnderTest:
     """A running server, its tasks, and the policies that choose actions for the probes."""
 
     env: EnvConfig
-    host: Host  # of one server; sessions are opened beside its pool
+    host: Host  # one server; probes open sessions beside its pool
     tasks: TaskSet
     choosers: dict[str, Chooser]  # "random", and "scripted" if there is a policy
-    is_experiment: bool  # of a run, whose training needs what it declares
-    num_declared: int  # sessions that the block asks of one server
-    num_episodes: int  # to watch the memory over
-    tell: Callable[[str], None]  # shows what goes on
-    num_sessions: int = 1  # that the server really has: the probe of them says
+    is_experiment: bool  # True for an experiment's environment, which training will use
+    num_declared: int  # sessions per server in the configuration
+    num_episodes: int  # for the memory probe
+    tell: Callable[[str], None]  # receives progress messages
+    num_sessions: int = 1  # that the server really allows; set by the session probe
 
     @property
     def best(self) -> Chooser:
-        """The scripted policy if there is one: it gets further."""
+        """The scripted policy if there is one, because it gets further."""
         return self.choosers.get("scripted", self.choosers["random"])
 
     def task(self, index: int) -> Task:
-        """A task of the train split; beyond its end from the start again."""
+        """Return a task of the train split; indices wrap around at its end."""
         return self.tasks[index % len(self.tasks)]
 
     async def open(self) -> Session:
-        """A session that the server has accepted. Raises SessionError."""
+        """Open a session that the server has accepted. Raises SessionError."""
         return await open_session(self.env, self.host.urls[0], self.host.access)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """One session, closed at the end. Waits a moment for a slot. Raises SessionError."""
+        """Open a session and close it at the end. Waits briefly for a slot. Raises SessionError."""
         session = await self._open_when_free()
         try:
             yield session
@@ -77,11 +77,11 @@ class EnvironmentUnderTest:
         *,
         member: int = 0,
         with_states: bool = False,
-    ) -> Play:
+    ) -> PlayedEpisode:
         """Play a task; equal arguments choose equal actions. Raises SessionError."""
         draw = random.Random(f"{index}/{member}")
-        play = await begin(session, self.task(index), self.env)
-        await play_on(session, play, chooser, self.env, draw, with_states=with_states)
+        play = await start_episode(session, self.task(index), self.env)
+        await play_to_end(session, play, chooser, self.env, draw, with_states=with_states)
         return play
 
     async def spread(
@@ -92,9 +92,9 @@ class EnvironmentUnderTest:
         num_sessions: int,
         limit_s: float,
     ) -> float:
-        """Do the work over sessions that are open at the same time; the seconds that it took.
+        """Do the work over sessions that are open at once; return the seconds that it took.
 
-        After `limit_s` nothing new is begun. Raises SessionError.
+        After `limit_s` no new work is started. Raises SessionError.
         """
         queue = iter(work)
 

@@ -1,24 +1,24 @@
-"""Groups of episodes, played as training plays them; rewards and leaks are read from them."""
+"""Play groups of episodes as training does, and check their rewards and leaks."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from openenv_pipe.commands.env.check.leaks import leak_lines
 from openenv_pipe.commands.env.check.rewards import reward_lines
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import Play
+from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line
 from openenv_pipe.environments.client.session import Session
 
 NUM_TASKS = 16
 GROUP_SIZE = 6
 NUM_SESSIONS = 8
-LIMIT_S = 30.0  # of each policy
+LIMIT_S = 30.0  # for each policy
 
-Groups = Mapping[str, Sequence[Sequence[Play]]]  # by policy; each group has one task
+Groups = Mapping[str, Sequence[Sequence[PlayedEpisode]]]  # by policy; a group has one task
 
 
-async def probe_played(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
-    """What the rewards of groups teach, and whether what is told at the end was told before."""
+async def probe_groups(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
+    """Check whether rewards within groups differ, and whether answers leak before the end."""
     groups: Groups = {name: await _groups(subject, name) for name in subject.choosers}
     for line in reward_lines(groups, subject.env.success_reward):
         yield line
@@ -26,10 +26,10 @@ async def probe_played(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         yield line
 
 
-async def _groups(subject: EnvironmentUnderTest, name: str) -> list[list[Play]]:
-    """Full groups only: those that the time limit cut short are left out."""
+async def _groups(subject: EnvironmentUnderTest, name: str) -> list[list[PlayedEpisode]]:
+    """Play groups; those that the time limit cut short are left out."""
     num_tasks = min(NUM_TASKS, len(subject.tasks))
-    groups: list[list[Play]] = [[] for _ in range(num_tasks)]
+    groups: list[list[PlayedEpisode]] = [[] for _ in range(num_tasks)]
 
     async def do(session: Session, place: tuple[int, int]) -> None:
         index, member = place

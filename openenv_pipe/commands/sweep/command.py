@@ -1,7 +1,7 @@
-"""The story of a sweep: its jobs are known or proposed, launched, watched, and told at the end.
+"""Run a sweep: list or propose its jobs, launch and watch them, and report at the end.
 
-One bad job is a line of the table; the others go on, and the exit code says so at the end. Ctrl-C
-asks all jobs to stop, wherever they run: they save, and `train -m --resume` goes on from there.
+A failed job is a line of the table; the others continue, and the exit code tells at the end. Ctrl-C
+asks all jobs, wherever they run, to save and stop; `train -m --resume` continues them.
 """
 
 import os
@@ -28,10 +28,11 @@ Tell = Callable[[str], None]  # shows a line to the person
 
 
 def sweep(overrides: Sequence[str], command: Sequence[str], tell: Tell) -> bool:
-    """Run a job for each combination of values, or search; True if every job did well.
+    """Run a job for each combination of values, or a search; return True if every job succeeded.
 
-    Raises ConfigError if no job's configuration composes. Ends the process with SystemExit if it
-    is stopped.
+    Raises:
+        ConfigError: No job's configuration composes.
+        SystemExit: The sweep was stopped by a signal.
     """
     request = read_request(overrides)
     _keep_secrets(request)
@@ -44,7 +45,7 @@ def sweep(overrides: Sequence[str], command: Sequence[str], tell: Tell) -> bool:
 
 
 def resume(path: Path, tell: Tell) -> bool:
-    """Go on with a sweep that was stopped: jobs that are over stay as they are."""
+    """Resume a sweep that was stopped; finished jobs stay as they are."""
     folder = SweepFolder.open(path)
     request = read_request(restore_in_config(folder.record.overrides))
     folder.resume()
@@ -52,10 +53,12 @@ def resume(path: Path, tell: Tell) -> bool:
 
 
 def _keep_secrets(request: Request) -> None:
-    """Put secrets of the command line where jobs find them: nobody writes them down.
+    """Put secrets of the command line into the environment, under the names of their marks.
 
-    That is the environment, by the names that their marks have. Raises ConfigError where one name
-    would have two values.
+    Jobs read them there, because secrets are not written to files.
+
+    Raises:
+        ConfigError: A name would have two values.
     """
     secrets = known_secrets({})
     for override in {each: None for job in request.jobs for each in job}:
@@ -63,13 +66,13 @@ def _keep_secrets(request: Request) -> None:
             if os.environ.setdefault(name, value) != value:
                 raise ConfigError(
                     f"{name} has several values in this sweep, or another one in the environment; "
-                    "secrets are not written down, so jobs find them by their names; put each one "
-                    "into an environment variable, and give ${oc.env:NAME} in its place"
+                    "jobs read secrets from the environment by name; put each value into its own "
+                    "environment variable, and write ${oc.env:NAME} in its place"
                 )
 
 
 def _find_runs_dir(request: Request) -> Path:
-    """Of the first job that composes. Raises the first one's ConfigError if none does."""
+    """Return runs_dir of the first job that composes. Raises the first ConfigError if none does."""
     first_error: ConfigError | None = None
     proposed = [f"{each.key}={each.values[0]}" for each in request.parameters]
     for job in request.jobs:
@@ -101,7 +104,7 @@ def _carry_out(folder: SweepFolder, request: Request, tell: Tell) -> bool:
 def _launch(
     folder: SweepFolder, request: Request, servers: SharedServers, watch: Watch, jobs: Sequence[Job]
 ) -> None:
-    """Do the jobs that wait, as the launcher has it, and watch them."""
+    """Run the waiting jobs as the launcher decides, and watch them."""
     waiting = [job for job in jobs if job.status == "waiting"]
     orders = Orders(
         sweep=folder.path,
@@ -119,7 +122,7 @@ def _launch(
 
 
 def _search(folder: SweepFolder, request: Request, servers: SharedServers, tell: Tell) -> Watch:
-    """Propose, launch and judge, a few jobs at a time, until there are enough."""
+    """Propose, launch and judge a few jobs at a time until there are enough."""
     try:
         from openenv_pipe.commands.sweep.search import Search
     except ModuleNotFoundError as error:
@@ -132,7 +135,7 @@ def _search(folder: SweepFolder, request: Request, servers: SharedServers, tell:
     for job in list(folder.record.jobs):
         if job.status == "waiting":
             search.try_again(job)
-        elif job.value is None:  # it ended when the sweep's process was gone
+        elif job.value is None:  # It ended when the sweep's process was gone.
             search.conclude(job)
     batch = [job for job in folder.record.jobs if job.status == "waiting"]
     while not stop_all_mark(folder.path, folder.record.attempt).exists():
@@ -151,7 +154,7 @@ def _search(folder: SweepFolder, request: Request, servers: SharedServers, tell:
 def _conclude(
     folder: SweepFolder, servers: SharedServers, watch: Watch, received: list[int], tell: Tell
 ) -> bool:
-    """Write down and say what came of it all; True if every job did well."""
+    """Write and report the results; return True if every job succeeded."""
     done_well = all(job.status in ("finished", "pruned") for job in folder.record.jobs)
     folder.end("interrupted" if received else "finished" if done_well else "failed")
     Console(soft_wrap=not sys.stdout.isatty()).print(watch.table())
@@ -159,15 +162,15 @@ def _conclude(
         times = _times(servers.num_starts[kind])
         tell(f"{NAMES[kind]} servers: started {times}, used {_times(number)}")
     if received:
-        tell(f"go on with: openenv-pipe train -m --resume {short_path(folder.path)}")
+        tell(f"resume with: openenv-pipe train -m --resume {short_path(folder.path)}")
         raise SystemExit(128 + received[0])
-    tell(f"all of it: {short_path(folder.path)}")
+    tell(f"results: {short_path(folder.path)}")
     return done_well
 
 
 @contextmanager
 def _running(servers: SharedServers) -> Iterator[None]:
-    """Run the shared servers' event loop in a thread of its own, and stop them with the block."""
+    """Run the shared servers' event loop in its own thread, and stop them with the block."""
     with start_blocking_portal() as portal:
         portal.call(servers.start)
         try:
@@ -178,7 +181,7 @@ def _running(servers: SharedServers) -> Iterator[None]:
 
 @contextmanager
 def _stop_on_signals(folder: SweepFolder, received: list[int], tell: Tell) -> Iterator[None]:
-    """SIGINT or SIGTERM asks all jobs to stop; a second one kills those of this machine."""
+    """Make SIGINT or SIGTERM ask all jobs to stop; a second one kills those of this machine."""
 
     def stop(number: int, _: object) -> None:
         if received:
@@ -186,7 +189,7 @@ def _stop_on_signals(folder: SweepFolder, received: list[int], tell: Tell) -> It
             raise KeyboardInterrupt
         received.append(number)
         stop_all_mark(folder.path, folder.record.attempt).touch()
-        tell("stopping the jobs, which save; once more to give up at once")
+        tell("stopping the jobs, which save first; repeat to kill them")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
