@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 # Pages that lie outside docs/, because people look for them there.
 OUTSIDE_PAGES = {
+    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "tests/README.md": "tests.md",
@@ -42,7 +43,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         pages[f"reference/config/{key}.md"] = _block_page(key, annotation)
     for source, target in OUTSIDE_PAGES.items():
         text = (ROOT / source).read_text().replace("](docs/", "](")
-        pages[target] = text.replace("](tests/README.md)", "](tests.md)")
+        for other, page in OUTSIDE_PAGES.items():
+            text = text.replace(f"]({other})", f"]({page})")
+        pages[target] = text
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     return files
