@@ -27,7 +27,7 @@ from pathlib import Path
 from websockets.asyncio.client import connect
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.base import Completion, Request
+from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
@@ -72,7 +72,7 @@ class ReadyEngine(ScriptedEngine):
         self.max_episodes = max_episodes
         self._ready: Completion | None = None
 
-    async def generate(self, request: Request) -> Completion:
+    async def generate(self, request: TokenRequest) -> Completion:
         if self._ready is None:
             self._ready = await super().generate(request)
         return self._ready

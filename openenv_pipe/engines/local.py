@@ -1,9 +1,9 @@
 """Engine `local`: transformers in this process, in waves.
 
-A wave starts when every episode that is playing waits for a completion, and serves them all in
-one batch, in the order of their numbers. Which episode's environment answered first therefore
-changes nothing: the same requests give the same batches, and so the same tokens to the bit.
-Keys and values stay from turn to turn, so a wave computes only what is new.
+A wave starts when all episodes that are playing wait for a completion, and serves them in one
+batch, in the order of their numbers. The order in which environments answer therefore has no
+effect: the same requests give the same batches, and the same tokens and logprobs to the bit. Keys
+and values are cached from turn to turn, so a wave computes new tokens only.
 
 Shape letters: R conversations of a wave, Q new tokens, V vocabulary.
 """
@@ -26,7 +26,7 @@ from openenv_pipe.types import Finish
 
 
 class CausalModel(Protocol):
-    """What the engine needs of a model; the learner's policy is one."""
+    """What the engine needs of a model; `models.policy.Policy` has it."""
 
     device: torch.device
     num_layers: int
@@ -39,10 +39,10 @@ class CausalModel(Protocol):
         mask: torch.Tensor,
         cache: RaggedCache,
     ) -> torch.Tensor:
-        """Last hidden states, [R, Q, hidden size]."""
+        """Compute the last hidden states, [R, Q, hidden size]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of hidden states [..., hidden size]."""
+        """Compute logits [..., V] of hidden states [..., hidden size]."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -50,8 +50,8 @@ class _Conversation:
     """One episode's place in the cache."""
 
     row: int = -1
-    length: int = 0  # tokens whose keys and values are cached
-    pending: list[int] = field(default_factory=list)  # tokens that are not: the last one sampled
+    length: int = 0  # number of tokens whose keys and values are cached
+    pending: list[int] = field(default_factory=list)  # the tokens after those
     num_sampled: int = 0
 
 
@@ -62,10 +62,10 @@ class _Waiting:
 
 
 class LocalEngine:
-    """Generates with the very weights that the learner updates: publishing only counts.
+    """Samples with the model that the learner updates, so that `publish` only counts versions.
 
-    Where the learner works while episodes are played, the model is one of its own, in a thread of
-    its own, and `refresh` gives it the learner's weights.
+    If the learner works while episodes are played, the engine has a copy of the model and a thread
+    of its own, and `refresh` copies the learner's weights.
     """
 
     capabilities = LocalEngineConfig.capabilities
@@ -105,7 +105,7 @@ class LocalEngine:
         self._start_if_all_wait()
 
     async def begin_update(self, *, idle: bool) -> None:
-        """Its weights are the learner's, and its cache goes with each collection."""
+        """Do nothing: the cache is dropped with each collection."""
 
     async def publish(self, version: int) -> None:
         if self._refresh is not None:
@@ -113,11 +113,9 @@ class LocalEngine:
         self._version = version
 
     async def metrics(self) -> Mapping[str, float]:
-        """Nothing is measured."""
         return {}
 
     def facts(self) -> Mapping[str, JsonValue]:
-        """The configuration says it all."""
         return {}
 
     def _start_if_all_wait(self) -> None:
@@ -132,8 +130,10 @@ class LocalEngine:
 
 
 class _Conversations:
-    """Those of one collection, and their cache. A wave that a cancelled collection has left
-    behind runs on its own collection's, never on the next one's."""
+    """The conversations of one collection, and their cache.
+
+    A wave that still runs after its collection was cancelled uses the cache of that collection.
+    """
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
@@ -144,7 +144,7 @@ class _Conversations:
         self._by_episode.pop(episode, None)
 
     def run_wave(self, requests: Sequence[TokenRequest], version: int) -> dict[int, Completion]:
-        """A completion for each episode. Runs in the executor's thread."""
+        """Compute a completion for each episode, in the executor's thread."""
         with torch.inference_mode():
             requests = self._seat(requests)
             conversations = [self._by_episode[request.episode] for request in requests]
@@ -153,11 +153,11 @@ class _Conversations:
             return _Wave(self._model, self._cache, requests, conversations).run(version)
 
     def _seat(self, requests: Sequence[TokenRequest]) -> list[TokenRequest]:
-        """Makes cache row r belong to request r of the list that is returned."""
+        """Assign cache row r to request r of the list that is returned."""
         known = [request for request in requests if request.episode in self._by_episode]
         new = [request for request in requests if request.episode not in self._by_episode]
         rows = [self._by_episode[request.episode].row for request in known]
-        if rows != list(range(self._cache.num_rows)):  # somebody finished: close the gaps
+        if rows != list(range(self._cache.num_rows)):  # episodes have ended: close the gaps
             index = torch.tensor(rows, dtype=torch.int64, device=self._model.device)
             self._cache = self._cache.copy_rows(index)
         self._cache.add_rows(len(new))
@@ -169,7 +169,7 @@ class _Conversations:
 
 
 def _hand_out(running: asyncio.Future[dict[int, Completion]], wave: Sequence[_Waiting]) -> None:
-    """Gives each waiting episode its completion, or the error that the wave ended with."""
+    """Give each waiting episode its completion, or the error that ended the wave."""
     error = None if running.cancelled() else running.exception()
     for waiting in wave:
         if waiting.completion.done():
@@ -183,7 +183,7 @@ def _hand_out(running: asyncio.Future[dict[int, Completion]], wave: Sequence[_Wa
 
 
 class _Wave:
-    """One batch of completions: a forward pass over what is new, then token by token."""
+    """One batch of completions: a forward pass over new tokens, then one for each token."""
 
     def __init__(
         self,
@@ -218,9 +218,9 @@ class _Wave:
         }
 
     def _continue_from(self, cache: RaggedCache, rows: list[int]) -> None:
-        """Generates until all `rows` are done; cache row k belongs to rows[k].
+        """Generate until all `rows` are done; cache row k belongs to rows[k].
 
-        Once half of them are, the others go on in a smaller copy of the cache.
+        Once half of them are done, the others continue in a smaller copy of the cache.
         """
         active = rows
         while active:
@@ -241,7 +241,7 @@ class _Wave:
         )
 
     def _forward_and_sample(self, cache: RaggedCache, rows: list[int], active: set[int]) -> None:
-        """One token more for every active row. The other rows compute along, unseen."""
+        """Sample a token for every active row. The results of the other rows are dropped."""
         last_R = self._forward(cache, rows, active)
         index = np.array(rows)
         counters_R = np.array([self._conversations[row].num_sampled for row in rows])
@@ -259,7 +259,7 @@ class _Wave:
                 self._conversations[row].num_sampled += 1
 
     def _forward(self, cache: RaggedCache, rows: list[int], active: set[int]) -> torch.Tensor:
-        """Logits [R, V] after each row's last pending token; pending becomes cached."""
+        """Compute logits [R, V] after each row's pending tokens, which are then cached."""
         conversations = [self._conversations[row] for row in rows]
         pending = [conversation.pending or [0] for conversation in conversations]
         width = max(len(ids) for row, ids in zip(rows, pending, strict=True) if row in active)

@@ -1,4 +1,4 @@
-"""Sampling that depends on a seed and a counter, never on who else is in the batch.
+"""Sampling that depends on a seed and a counter, and not on the other rows of the batch.
 
 Shape letters: B rows, V vocabulary.
 """
@@ -11,7 +11,7 @@ _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def uniforms(seeds_B: np.ndarray, counters_B: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) per row, float64, a hash of (seed, counter); both uint64.
+    """Return a number in [0, 1) per row, float64 [B]: a hash of (seed, counter), both uint64.
 
     SplitMix64's finaliser (Steele et al. 2014, doi 10.1145/2714064.2660195), applied twice.
     """
@@ -29,10 +29,10 @@ def _mix(values_B: np.ndarray) -> np.ndarray:
 def sample(
     logits_BV: torch.Tensor, temperatures_B: torch.Tensor, uniforms_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [B] int64 and their logprobs [B] float32 at each row's temperature.
+    """Sample token ids [B] int64, with their logprobs [B] float32 at each row's temperature.
 
-    By inversion of the cumulative distribution; temperature 0 takes the most likely token and
-    reports its logprob at temperature 1.
+    It inverts the cumulative distribution. Temperature 0 takes the most likely token, with its
+    logprob at temperature 1.
     """
     greedy_B = temperatures_B == 0
     divisors_B = torch.where(greedy_B, 1.0, temperatures_B)
@@ -40,8 +40,8 @@ def sample(
     cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
     totals_B1 = cumulative_BV[:, -1:].contiguous()
     drawn_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * totals_B1, right=True)
-    last_B1 = torch.searchsorted(cumulative_BV, totals_B1)  # the last that is not impossible
-    drawn_B = torch.minimum(drawn_B1, last_B1)[:, 0]  # a product rounded up to the total is past it
-    drawn_B = drawn_B.clamp(max=logits_BV.shape[1] - 1)  # NaN is past everything
+    last_B1 = torch.searchsorted(cumulative_BV, totals_B1)  # the last token of positive probability
+    drawn_B = torch.minimum(drawn_B1, last_B1)[:, 0]  # a product may be rounded up to the total
+    drawn_B = drawn_B.clamp(max=logits_BV.shape[1] - 1)  # NaN gives an index past the end
     ids_B = torch.where(greedy_B, logprobs_BV.argmax(dim=-1), drawn_B)
     return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]

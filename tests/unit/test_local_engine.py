@@ -355,11 +355,11 @@ async def test_the_cache_of_a_collection_is_freed_when_the_next_one_begins():
     engine = local_engine(tiny_policy())
     gc.disable()
     try:
-        engine.expect(2, 2)
+        engine.begin_collection(2, 2)
         await generate(engine, [request(0, [5]), request(1, [6])])
         cache = weakref.ref(engine._conversations._cache)
         assert cache().num_rows == 2
-        engine.expect(1, 1)
+        engine.begin_collection(1, 1)
         await generate(engine, [request(2, [5])])
         assert cache() is None
     finally:

@@ -41,7 +41,7 @@ def numbers(router: Router, *episodes: tuple[int, int | None]) -> list[int]:
 
 def test_an_episode_goes_where_the_fewest_are_and_stays():
     router = Router(stubs(3))
-    router.expect(6)
+    router.begin_collection(6)
     first = [(episode, None) for episode in range(6)]
     assert numbers(router, *first) == [0, 1, 2, 0, 1, 2]
     for episode in (1, 4, 5):
@@ -52,7 +52,7 @@ def test_an_episode_goes_where_the_fewest_are_and_stays():
 
 def test_a_group_stays_together_up_to_its_server_s_share():
     router = Router(stubs(2))
-    router.expect(24)  # a share is 12
+    router.begin_collection(24)  # a share is 12
     groups = [[(8 * group + member, group) for member in range(8)] for group in range(3)]
     assert [numbers(router, *group) for group in groups] == [
         [0] * 8,
@@ -64,7 +64,7 @@ def test_a_group_stays_together_up_to_its_server_s_share():
 def test_episodes_of_a_dead_server_move_together_and_do_not_come_back():
     replicas = stubs(3)
     router = Router(replicas)
-    router.expect(12)
+    router.begin_collection(12)
     episodes = [(episode, episode // 4) for episode in range(12)]
     assert numbers(router, *episodes) == [0] * 4 + [1] * 4 + [2] * 4
     replicas[1].may_play = False

@@ -1,6 +1,6 @@
-"""Responses on disk, keyed by the whole request: the same question is paid for once.
+"""Responses on disk, so that the same request is paid for once.
 
-The key is a digest of the address and the body. Headers, and so secrets, are no part of it.
+The key is a digest of the address and the body, without headers and therefore without secrets.
 """
 
 import hashlib
@@ -15,9 +15,10 @@ from openenv_pipe.errors import ConfigError
 
 
 class ResponseCache:
-    """A folder with a file for each response, written whole or not at all."""
+    """A folder with a file for each response. Files are replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
+        """Make the folder. Raises ConfigError if that is not possible."""
         self._folder = folder.expanduser()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -28,13 +29,14 @@ class ResponseCache:
             ) from error
 
     def read(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The response to this request, or None; a file that is no JSON counts as none."""
+        """Return the response to this request, or None; a file that is no JSON counts as none."""
         try:
             return json.loads(self._path(url, body).read_bytes())
         except (OSError, ValueError):
             return None
 
     def write(self, url: str, body: Mapping[str, Any], response: Mapping[str, Any]) -> None:
+        """Keep a response. Raises OSError."""
         path = self._path(url, body)
         path.parent.mkdir(exist_ok=True)
         handle, aside = tempfile.mkstemp(dir=path.parent)

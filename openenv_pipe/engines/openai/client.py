@@ -1,6 +1,6 @@
-"""Chat completions over HTTP, with limits, retries and a cache. For engines and for judges.
+"""Chat completions over HTTP, with rate limits, retries and a cache.
 
-Refused: following redirects, which would carry the key to another host.
+It follows no redirects, which would send the key to another host.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from openenv_pipe.engines.openai.cache import ResponseCache
 from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import ConfigError, EngineError
 
-_PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses worth another try
+_PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses after which it tries again
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
 _LONGEST_QUOTE = 300  # characters of an answer in an error
 
 
 class ChatClient:
-    """One endpoint. Use it in `async with`; all requests share its connections."""
+    """The client of one endpoint. Use it in `async with`; all requests share its connections."""
 
     def __init__(self, config: OpenAIEngineConfig) -> None:
         self._config = config
@@ -47,9 +47,14 @@ class ChatClient:
         await self._http.close()
 
     async def complete(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
-        """The endpoint's JSON for this body; `num_tokens` is what it may cost, for the limit.
+        """Return the endpoint's JSON for this body.
 
-        Raises ConfigError for a request that will never do, EngineError when retries are used up.
+        Args:
+            num_tokens: what the request may cost at most, for the limit of tokens per minute.
+
+        Raises:
+            ConfigError: the endpoint refuses the request, and would refuse it again.
+            EngineError: there was no answer in `max_retries` further tries.
         """
         if self._cache and (known := self._cache.read(self._url, body)) is not None:
             return known
@@ -105,7 +110,7 @@ class ChatClient:
 
 
 class _PassingError(Exception):
-    """Another try may do, after `wait_s` if the endpoint said so."""
+    """A failure after which a retry may succeed, `wait_s` later if the endpoint names a time."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
@@ -113,7 +118,7 @@ class _PassingError(Exception):
 
 
 def _asked_wait_s(response: aiohttp.ClientResponse) -> float | None:
-    """Seconds of Retry-After, bounded; a date in its place is left to our own waiting."""
+    """Return the seconds of Retry-After, bounded; None if it is missing or is a date."""
     try:
         return min(float(response.headers["Retry-After"]), _LONGEST_WAIT_S)
     except (KeyError, ValueError):
@@ -121,7 +126,7 @@ def _asked_wait_s(response: aiohttp.ClientResponse) -> float | None:
 
 
 def _backoff_s(attempt: int) -> float:
-    """Doubles from try to try; spread, so that those who failed together do not come together."""
+    """Return a wait that doubles with each try, spread so that clients do not retry together."""
     longest = min(_FIRST_WAIT_S * 2**attempt, _LONGEST_WAIT_S)
     return longest * (0.5 + random.random() / 2)
 

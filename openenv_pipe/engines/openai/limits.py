@@ -1,13 +1,13 @@
-"""Rate limits: so many a minute, spread evenly, whoever asks."""
+"""A rate limit per minute that all requests share."""
 
 import asyncio
 import time
 
 
 class RateLimit:
-    """A budget that fills up by `per_minute` a minute, and holds a minute's worth at most.
+    """A budget that grows by `per_minute` each minute, up to that amount; None: no limit.
 
-    What is taken beyond it is owed: the next to ask waits until the debt is paid.
+    It may be overdrawn: then the next caller waits until it is balanced.
     """
 
     def __init__(self, per_minute: int | None) -> None:
@@ -16,7 +16,7 @@ class RateLimit:
         self._filled_at = time.monotonic()
 
     async def take(self, amount: float) -> None:
-        """Waits for its turn, at most as long as what was taken before it takes to fill up."""
+        """Take an amount, and wait as long as the budget is overdrawn."""
         if self._per_minute is None:
             return
         now = time.monotonic()

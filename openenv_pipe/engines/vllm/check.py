@@ -1,4 +1,4 @@
-"""What `openenv-pipe check` says of a server before there is one."""
+"""What `openenv-pipe check` can find out about vLLM servers without starting one."""
 
 import asyncio
 import shutil
@@ -14,17 +14,21 @@ ANSWER_LIMIT_S = 10.0
 
 
 def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
-    """What is there. Raises ConfigError for what is not, and for what does not fit together."""
+    """Describe what is installed, or which servers answer.
+
+    Raises:
+        ConfigError: vLLM is missing, a server does not answer, or settings do not fit together.
+    """
     way = publishing(config, lora_rank)
-    refuse_broadcast(
-        config, LearnerFootprint(on_gpu=False), way
-    )  # which GPUs there are is not asked here
+    refuse_broadcast(config, LearnerFootprint(on_gpu=False), way)  # without a look at the GPUs
     sleep_level(config, LearnerFootprint(on_gpu=build == "cuda"), way=way)
     if config.launch == "attach":
         return _check_attached(config)
     if config.launch == "docker":
         if shutil.which("docker") is None:
-            raise ConfigError("engine.launch=docker needs the `docker` command, not on PATH here")
+            raise ConfigError(
+                "engine.launch=docker needs the `docker` command, which is not on PATH"
+            )
         return f"a container of {config.image}"
     installed = find_installed(build)
     if installed is None:

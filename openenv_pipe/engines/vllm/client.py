@@ -1,7 +1,7 @@
-"""The HTTP side of one vLLM server: completions by token id, adapters, weights, metrics.
+"""The HTTP client of one vLLM server: completions by token id, adapters, weights, metrics.
 
-Refused: retrying. A request that met no server raises ServerGoneError; whether there will be one
-again is for `life.py` to say.
+It does not retry. A request that gets no answer raises ServerGoneError; `supervisor.py` decides
+whether the server is started again.
 """
 
 import asyncio
@@ -19,25 +19,25 @@ BASE = "base"  # the model's name without an adapter
 KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer
 CALL_LIMIT_S = 120.0  # of calls that are no completions
 NO_LOGPROB = -9999.0
-REFUSED = range(400, 500)  # statuses
-QUOTE = 500  # characters of an answer in an error
+REFUSED = range(400, 500)  # statuses of requests that the server refuses
+QUOTE = 500  # characters of an answer that an error message quotes
 
 
 class ServerGoneError(Exception):
-    """No answer: the connection broke, or the server's engine has died."""
+    """There was no answer: the connection broke, or the server's engine has died."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """One completion. `versions` names the weights that sampled it, in their order."""
+    """One completion."""
 
     token_ids: list[int]
     logprobs: list[float]
-    versions: list[str]
+    versions: list[str]  # names of the weights that sampled it, in order
 
 
 class VllmClient:
-    """One server. Use it in `async with`; all requests share its connections."""
+    """The client of one server. Use it in `async with`; all requests share its connections."""
 
     def __init__(self, url: str, *, api_key: str | None, request_timeout_s: float) -> None:
         self.url = url.rstrip("/")
@@ -60,7 +60,12 @@ class VllmClient:
     async def generate(
         self, model: str, token_ids: Sequence[int], sampling: Mapping[str, Any]
     ) -> list[Sampled]:
-        """sampling["n"] completions of one prompt, in the order of their numbers."""
+        """Sample sampling["n"] completions of one prompt, in the order of their numbers.
+
+        Raises:
+            ServerGoneError: there was no answer.
+            EngineError: the server refused the request.
+        """
         answer = await self._generate(model, token_ids, {"logprobs": 0, **sampling})
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         return [_sampled(choice) for choice in choices]
@@ -68,7 +73,12 @@ class VllmClient:
     async def next_logprobs(
         self, model: str, token_ids: Sequence[int], wanted: Sequence[int], temperature: float
     ) -> list[float]:
-        """What the server samples from after the prompt: the logprobs of the `wanted` ids."""
+        """Return the logprobs of the `wanted` ids in the distribution after the prompt.
+
+        Raises:
+            ServerGoneError: there was no answer.
+            EngineError: the server refused the request.
+        """
         # The sampled id comes first in the answer, which is cut to the number of ids asked for.
         asked = [*wanted, wanted[0]]
         sampling = {
@@ -84,7 +94,7 @@ class VllmClient:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its server has been given up."""
+        """Whether the client was closed, because its server is gone or was replaced."""
         return self._http.is_closed
 
     async def check_health(self, limit_s: float) -> str | None:
@@ -96,17 +106,19 @@ class VllmClient:
         return None if status == 200 else str(status)
 
     async def is_healthy(self, limit_s: float) -> bool:
+        """Whether the server answers its health check within `limit_s` seconds."""
         return await self.check_health(limit_s) is None
 
     async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter from a folder that the server can read, to be requested by its name."""
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     async def unload_adapter(self, name: str) -> None:
-        """One that is not there needs no more."""
+        """Unload an adapter. One that is not loaded is no error."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name}, fine=(404,))
 
     async def adapters(self) -> dict[str, Path]:
-        """Those that are loaded: their names, and the folders that they were read from."""
+        """Return the loaded adapters: their names, and the folders that they were read from."""
         status, content = await self._call("GET", "/v1/models", None, CALL_LIMIT_S)
         if status != 200:
             raise EngineError(f"{self.url}/v1/models answered with status {status}")
@@ -114,15 +126,15 @@ class VllmClient:
         return {model["id"]: Path(model["root"]) for model in served if model["id"] != BASE}
 
     async def reset_prefix_cache(self) -> None:
-        """Forget keys and values, also those of requests that are under way."""
+        """Drop all cached keys and values, also those of requests that are under way."""
         await self._post("/reset_prefix_cache?reset_running_requests=true")
 
     @asynccontextmanager
     async def replacing_weights(self) -> AsyncIterator[None]:
-        """Inside, the server gets other weights. Requests under way go on with them from their
-        next token.
+        """Pause the server for the time in which its weights are replaced.
 
-        However it ends, also by a cancellation, the server is not left paused.
+        Requests under way continue with the new weights from their next token. The server is
+        resumed however the block ends, also by a cancellation.
         """
         pausing = asyncio.ensure_future(self._post("/pause?mode=keep"))
         try:
@@ -130,38 +142,41 @@ class VllmClient:
             yield
             await self.reset_prefix_cache()  # of the old weights
         finally:
-            # A pause that nobody waits for any more may come after the end of it.
+            # After a cancellation the pause may still be on its way: resume only after it.
             await asyncio.gather(pausing, return_exceptions=True)
             await self._post("/resume", fine=REFUSED)
 
     async def load_weights(self, folder: Path, version: str) -> None:
-        """All weights from a folder, for a server that is paused, or asleep but for its weights."""
+        """Load all weights from a folder.
+
+        The server is paused, or only the memory for its weights is awake.
+        """
         await self._tell_workers("reload_policy", weights_path=str(folder))
         await self._name_weights(version)
 
     async def join_broadcast(self, meeting: Path) -> None:
-        """Its workers wait for a learner there. Returns when it has come."""
+        """Let the workers wait for a learner at `meeting`, until it has connected."""
         await self._tell_workers("join_broadcast", meeting=str(meeting))
 
     async def leave_broadcast(self) -> None:
-        """Its workers expect nothing from a learner any more."""
+        """Disconnect the workers from the learner."""
         await self._tell_workers("leave_broadcast")
 
     async def receive_weights(self, version: str) -> None:
-        """All weights from the learner, as `load_weights`. Returns when it has sent them."""
+        """Receive all weights from the learner, under the conditions of `load_weights`."""
         await self._tell_workers("receive_policy")
         await self._name_weights(version)
 
     async def resume(self) -> None:
         """Wake a server that a killed run has left asleep or paused; others stay as they are.
 
-        One that refuses has no development mode, or hides it: then nobody like us paused it.
+        A server that refuses has no development mode, so no run can have paused it.
         """
         await self._post("/wake_up", fine=REFUSED)
         await self._post("/resume", fine=REFUSED)
 
     async def can_sleep(self) -> bool:
-        """Whether it has its development mode, and was started so that it gives memory back."""
+        """Whether the server has its development mode and was started with sleep mode."""
         path = "/server_info?config_format=json"
         status, content = await self._call("GET", path, None, CALL_LIMIT_S)
         if status != 200:
@@ -169,11 +184,11 @@ class VllmClient:
         return json.loads(content)["vllm_config"]["model_config"]["enable_sleep_mode"]
 
     async def sleep(self, level: int) -> None:
-        """Give memory back. Requests under way end first, and new ones wait until it is awake."""
+        """Free the GPU's memory. Requests under way end first; new ones wait until `wake`."""
         await self._post(f"/sleep?level={level}&mode=wait")
 
     async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
-        """Take memory again, for a part of what needs it. With both it serves."""
+        """Allocate memory again for one of the two; the server serves when it has both."""
         await self._post(f"/wake_up?tags={what}")
 
     async def metrics_text(self) -> str:
@@ -181,14 +196,14 @@ class VllmClient:
         return content.decode()
 
     async def _tell_workers(self, method: str, **arguments: str) -> None:
-        """Calls a method of the worker extension, in each. Raises EngineError."""
+        """Call a method of the worker extension in each worker. Raises EngineError."""
         body = {"method": method, "kwargs": arguments}
         results = json.loads(await self._post("/collective_rpc", body))["results"]
         if problems := [each["problem"] for each in results if each["problem"]]:
             raise EngineError(f"{method} at {self.url}: {problems[0]}")
 
     async def _name_weights(self, version: str) -> None:
-        """What completions from now on say that they were sampled by."""
+        """Set the version that completions from now on report."""
         await self._post("/update_weight_version", {"new_version": version})
 
     async def _generate(
@@ -209,7 +224,7 @@ class VllmClient:
         limit_s: float = CALL_LIMIT_S,
         fine: Container[int] = (),
     ) -> bytes:
-        """The content of an answer of status 200, or of one that is `fine` too."""
+        """Return the content of an answer with status 200, or with one that is in `fine`."""
         status, content = await self._call("POST", path, body, limit_s)
         if status == 200 or status in fine:
             return content
@@ -219,8 +234,8 @@ class VllmClient:
         raise EngineError(f"{self.url}{path} answered with status {status}: {quoted}")
 
     async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:
-        """Status and content. A cancellation closes the connection: the server then aborts."""
-        if self._http.is_closed:  # its server has been given up meanwhile
+        """Return status and content. A cancellation closes the connection: the server aborts."""
+        if self._http.is_closed:  # the supervisor has closed it meanwhile
             raise ServerGoneError(f"{path}: the server has been replaced")
         try:
             response = await self._http.request(method, path, timeout_s=limit_s, body=body)
@@ -229,13 +244,13 @@ class VllmClient:
         return response.status, response.content
 
     async def _survived(self) -> bool:
-        """Whether the engine is there after an error of the server: it ends soon if it is not."""
+        """Whether the server still runs after an internal error: a dead engine ends it soon."""
         await asyncio.sleep(1.0)
         return await self.is_healthy(5.0)
 
 
 def _logprob(entry: Mapping[str, Any]) -> float:
-    """The server writes NaN, and a logprob that is missing, as -9999: nothing to train on."""
+    """Return the logprob; NaN where the server writes -9999, for NaN or a missing value."""
     return entry["logprob"] if entry["logprob"] > NO_LOGPROB else float("nan")
 
 
@@ -243,7 +258,10 @@ def _sampled(choice: Mapping[str, Any]) -> Sampled:
     content = choice["logprobs"]["content"]
     for token_id, entry in zip(choice["token_ids"], content, strict=True):
         if token_id != entry["token_id"]:
-            raise EngineError(f"logprobs are of {entry['token_id']}, sampled was {token_id}")
+            raise EngineError(
+                f"the server sampled the token {token_id}, and gave the logprob of the token "
+                f"{entry['token_id']}; expected the same one: is it vLLM of the tested version?"
+            )
     return Sampled(
         token_ids=choice["token_ids"],
         logprobs=[_logprob(entry) for entry in content],

@@ -1,7 +1,7 @@
-"""Engine `vllm`: a server's completions, for a policy that is trained here.
+"""Engine `vllm`: completions of vLLM servers, which are given every new policy.
 
-Every token was sampled by the server from the model's own distribution at the temperature, with the
-logprob that it gives; its random numbers come from the episode's seed and the turn.
+Every token is sampled by a server from the model's own distribution at the temperature, and comes
+with its logprob. The random numbers follow from the episode's seed and the turn.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class VllmEngine:
-    """See `engines.base.Engine`. Opened by `opening.py`."""
+    """An `engines.base.Engine`. `build.open_engine` makes it."""
 
     capabilities = VllmEngineConfig.capabilities
 
@@ -63,14 +63,15 @@ class VllmEngine:
         return self._facts
 
     def begin_collection(self, num_episodes: int, limit: int) -> int:
-        """Collections may overlap, so no number comes again."""
+        """See `Engine`. Collections may overlap, so no episode's number is used twice."""
         first, self._next_number = self._next_number, self._next_number + num_episodes
-        self._router.expect(limit)
+        self._router.begin_collection(limit)
         for replica in self.replicas:
             replica.metrics.begin()
         return first
 
     async def generate(self, request: TokenRequest) -> Completion:
+        """Sample a completion. Raises EngineError when no server answers."""
         ids = self._ids.setdefault(request.episode, [])
         ids += request.new_ids
         sampled = await self._sample(request, tuple(ids))
@@ -82,7 +83,7 @@ class VllmEngine:
         self._router.forget(episode)
 
     async def begin_update(self, *, idle: bool) -> None:
-        """Memory goes to the learner where it must, until the next publish."""
+        """Put the servers to sleep where the learner needs their memory, until `publish`."""
         self._publisher.begin_update()
         if idle and self._sleep_level:
             started = time.perf_counter()
@@ -90,9 +91,14 @@ class VllmEngine:
             self._measured["time/sleep_s"] = time.perf_counter() - started
 
     async def publish(self, version: int) -> None:
-        """Writes once, sends to all, and has the canary look at each. Requests under way go on.
+        """Write the policy once, send it to all servers, and check the logprobs of each.
 
-        A server that is being started again gets it then; only when all are is there a wait.
+        Requests under way continue. A server that is being restarted gets the policy when it is
+        up; only if all are being restarted does this wait for them.
+
+        Raises:
+            EngineError: a server is down for good, or refuses the policy.
+            TrainingError: a server has another policy than the learner afterwards.
         """
         self._router.refuse_lost()
         started = time.perf_counter()
@@ -125,7 +131,7 @@ class VllmEngine:
         return measured | summarise(servers)
 
     async def _sample(self, request: TokenRequest, prompt: tuple[int, ...]) -> Sampled:
-        """Asks until a server has answered: the episode's own, or another when that is gone."""
+        """Ask the episode's server, and another one if that is gone, until one answers."""
         cause: Exception | None = None
         for _ in range(MOST_TRIES):
             replica = self._router.replica_of(request.episode, request.group_seed)
@@ -140,11 +146,11 @@ class VllmEngine:
         raise EngineError(f"{MOST_TRIES} requests in a row got no answer, the last: {cause}")
 
     async def _computed(self, function: Callable[[], Result]) -> Result:
-        """In torch's thread."""
+        """Run a function in torch's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     async def _ask(self, asked: Asked, seed: int, count: int) -> list[Sampled]:
-        """So many completions, with the seeds from `seed` on. Raises ServerGoneError."""
+        """Sample `count` completions with the seeds from `seed` on. Raises ServerGoneError."""
         sampling = {**asked.sampling, "seed": seed, "n": count}
         return await self.replicas[asked.server].sample(asked.prompt, sampling)
 
@@ -154,7 +160,7 @@ class VllmEngine:
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "stop_token_ids": [self._trainee.end_id],
-            "ignore_eos": True,  # a model may name more than one; a turn has one end
+            "ignore_eos": True,  # a model may have several end tokens; a turn has one
         }
 
     def _completion(self, sampled: Sampled) -> Completion:

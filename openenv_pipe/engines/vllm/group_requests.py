@@ -1,7 +1,7 @@
-"""The first completions of a group's members, in one request where their prompts are equal.
+"""Ask for the first completions of a group's members in one request if their prompts are equal.
 
-vLLM gives completion i of a request the request's seed plus i. So member m's seed is its group's
-plus m, and which members happen to be asked together changes nothing of what any of them gets.
+vLLM samples completion i of a request with the request's seed plus i. Member m therefore has the
+seed of its group plus m, and gets the same completion whichever members share its request.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from typing import Any
 
 from openenv_pipe.engines.vllm.client import Sampled
 
-LINGER_S = 0.003  # after the last that came; the members of a group come at about the same time
+LINGER_S = 0.003  # wait after the last member; those of a group ask at about the same time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What is to be continued, where, and how; the seed apart."""
+    """The prompt, the server and the sampling parameters of a request, without its seed."""
 
     server: int  # its number
     prompt: tuple[int, ...]
@@ -24,7 +24,7 @@ class Asked:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for what can be asked for in one request."""
+        """A key that is equal for members that can share a request."""
         return self.server, self.prompt, tuple(map(str, self.sampling.items()))
 
 
@@ -36,16 +36,20 @@ class _Waiting:
 
 
 class FirstTurns:
-    """Lets members wait for each other for a moment."""
+    """Collects the members of a group for a moment, then asks for them together."""
 
     def __init__(self, ask: Callable[[Asked, int, int], Awaitable[list[Sampled]]]) -> None:
-        """`ask` samples so many completions, with the seeds from a seed on."""
+        """ask: called with a prompt, the first seed and the number of completions."""
         self._ask = ask
         self._waiting: dict[tuple[Any, ...], _Waiting] = {}
         self._requests: set[asyncio.Task[None]] = set()
 
     async def sample(self, asked: Asked, group_seed: int, member: int) -> Sampled:
-        """One member's completion. A cancelled member does not take the others along."""
+        """Return one member's completion. Cancelling one member does not cancel the others.
+
+        Raises:
+            ServerGoneError, EngineError: as `ask` does.
+        """
         key = (group_seed, *asked.key)
         waiting = self._waiting.setdefault(key, _Waiting(asked=asked, members={}))
         future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
@@ -65,7 +69,7 @@ class FirstTurns:
             )
             self._requests.add(request)
             request.add_done_callback(self._requests.discard)
-            for future in futures:  # when nobody wants it any more, the server need not go on
+            for future in futures:  # when all members are cancelled, so is the request
                 future.add_done_callback(
                     lambda _, futures=futures, request=request: (
                         request.cancel() if all(each.cancelled() for each in futures) else None
@@ -88,7 +92,7 @@ class FirstTurns:
 
 
 def consecutive(numbers: Sequence[int]) -> list[list[int]]:
-    """Sorted numbers, cut where one is missing."""
+    """Split sorted numbers into runs without gaps."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

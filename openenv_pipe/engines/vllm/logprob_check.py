@@ -1,9 +1,9 @@
-"""The canary: what a server computes against what the trainer does, on two fixed prompts.
+"""The canary: compare logprobs of a server with the trainer's, on two fixed prompts.
 
-It finds an old adapter or one that is not applied, keys and values of old weights, logprobs
-without the temperature, and a model that is another. Its temperature is not 1, so that raw logprobs
-show; its prompts are longer than a block of the server's cache, and the same every time, so that
-what is kept of them from older weights shows.
+It finds an adapter that is old or not applied, cached keys and values of old weights, logprobs
+without the temperature, and another model. Its temperature is not 1, so that raw logprobs are
+noticed. Its prompts are longer than a block of the server's cache and always the same, so that keys
+and values that were cached with older weights are noticed.
 
 Shape letters: P prompts, V vocabulary, K ids that are compared.
 """
@@ -18,29 +18,31 @@ from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.policy_source import Trainee
 from openenv_pipe.errors import TrainingError
 
-BOUNDS = {"float32": 1e-4, "bfloat16": 0.3}  # of a logprob
+BOUNDS = {"float32": 1e-4, "bfloat16": 0.3}  # of the difference of two logprobs
 TEMPERATURE = 0.7
 LONGEST_PROMPT = 160  # tokens; a block of the cache is 128 on a CPU, 16 on a GPU
-NUM_COMPARED = 16  # the likeliest ids: the server tells up to 20
-PROBE_MOVES = 10  # bounds
+NUM_COMPARED = 16  # of the likeliest ids; the server reports at most 20
+PROBE_MOVES = 10  # the probe's adapter moves logprobs by so many bounds
 
 
 class Canary:
-    """Knows what the trainer expects, and how far its last policy is from the one before."""
+    """Keeps the logprobs of the trainer's last policy, and compares servers with them."""
 
     def __init__(self, trainee: Trainee, *, dtype: str, max_model_len: int) -> None:
         self.bound = BOUNDS[dtype]
-        self.moved: float | None = None  # by the last policy; under the bound, nothing can be told
+        self.moved: float | None = (
+            None  # by the last policy; below the bound an old policy is not noticed
+        )
         self._trainee = trainee
         self._expected_PV: np.ndarray | None = None
         self.prompts = fixed_prompts(trainee.vocabulary_size, max_model_len)
 
     def compute(self) -> np.ndarray:
-        """Logprobs [P, V] of the policy as it is now. Blocks: for torch's thread."""
+        """Compute logprobs [P, V] of the policy as it is now. Call it in torch's thread."""
         return self._trainee.next_logprobs(self.prompts, TEMPERATURE)
 
     def expect(self, expected_PV: np.ndarray) -> None:
-        """The trainer's policy has these logprobs now."""
+        """Set the logprobs [P, V] of the trainer's policy."""
         if self._expected_PV is not None:
             self.moved = float(np.abs(expected_PV - self._expected_PV).max())
         self._expected_PV = expected_PV
@@ -48,7 +50,14 @@ class Canary:
     async def check(
         self, client: VllmClient, model: str, expected_PV: np.ndarray, what: str
     ) -> float:
-        """The largest difference of a logprob. Raises TrainingError if it is over the bound."""
+        """Return the largest difference of a logprob.
+
+        Args:
+            what: begins the error message: which server at which time.
+
+        Raises:
+            TrainingError: it is above the bound.
+        """
         answers = await asyncio.gather(
             *(
                 _compared(client, model, ids, expected_V)
@@ -56,7 +65,7 @@ class Canary:
             )
         )
         difference, server, trainer = max(answers, key=_worst_first)
-        if not difference <= self.bound:  # NaN is no agreement
+        if not difference <= self.bound:  # also for NaN
             raise TrainingError(
                 f"{what}: the server at {client.url} has another policy than the trainer. The "
                 f"logprob of a token after a fixed prompt is {server:.6f} there and {trainer:.6f} "
@@ -66,7 +75,11 @@ class Canary:
         return difference
 
     async def check_probe(self, client: VllmClient, model: str, probe_PV: np.ndarray) -> None:
-        """An adapter of made-up values must count. Raises TrainingError if it does not."""
+        """Check that the server applies an adapter of made-up values as the trainer does.
+
+        Raises:
+            TrainingError: it does not.
+        """
         assert self._expected_PV is not None
         moved = float(np.abs(probe_PV - self._expected_PV).max())
         allowed = max(self.bound, moved / 4)
@@ -81,7 +94,7 @@ class Canary:
 
 
 def fixed_prompts(vocabulary_size: int, max_model_len: int) -> list[list[int]]:
-    """Two that differ in their last token only."""
+    """Return two prompts of made-up token ids that differ in their last token only."""
     length = min(LONGEST_PROMPT, max_model_len - 1)
     ids = [(7919 * place + 17) % vocabulary_size for place in range(length + 1)]
     return [ids[:length], [*ids[: length - 1], ids[length]]]
@@ -90,7 +103,7 @@ def fixed_prompts(vocabulary_size: int, max_model_len: int) -> list[list[int]]:
 async def _compared(
     client: VllmClient, model: str, ids: Sequence[int], expected_V: np.ndarray
 ) -> tuple[float, float, float]:
-    """The largest difference among the likeliest ids, with the server's value and the trainer's."""
+    """Return the largest difference among the likeliest ids, the server's, the trainer's."""
     likeliest_K = np.argsort(-expected_V, kind="stable")[:NUM_COMPARED]
     wanted = [int(id) for id in likeliest_K]
     server_K = np.array(await client.next_logprobs(model, ids, wanted, TEMPERATURE))

@@ -1,4 +1,4 @@
-"""What the engine needs of the policy that is trained. The learner's `Publication` is one."""
+"""What the engine needs of the policy that is trained; `models.weights.Publication` has it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class Trainee(Protocol):
-    """Its methods block, and run in torch's thread. P prompts, V vocabulary."""
+    """The policy that is trained. Its methods block; call them in torch's thread.
+
+    Shape letters: P prompts, V vocabulary.
+    """
 
     lora_rank: int  # 0: all weights are trained
     precision: str  # "float32" or "bfloat16": of the matrix products
@@ -19,24 +22,28 @@ class Trainee(Protocol):
     end_id: int
 
     def write_base(self, folder: Path) -> None:
-        """The model without its adapter, and the tokenizer."""
+        """Write the model without its adapter, and the tokenizer."""
 
     def write_adapter(self, folder: Path) -> None:
-        """The adapter alone."""
+        """Write the adapter alone."""
 
     def write_weights(self, folder: Path) -> None:
-        """All weights, the adapter merged into them."""
+        """Write all weights, with the adapter merged into them."""
 
     def weights(self) -> "Mapping[str, torch.Tensor]":
-        """The same, in memory: as a checkpoint names them, and where the learner has them."""
+        """Return the same weights by their names in a checkpoint, on the learner's device."""
 
     def write_probe(
         self, folder: Path, prompts: Sequence[Sequence[int]], temperature: float, *, moves: float
     ) -> np.ndarray:
-        """An adapter of made-up values that moves logprobs by `moves`; the logprobs [P, V]."""
+        """Write an adapter of made-up values that moves logprobs by about `moves`.
+
+        Returns:
+            The logprobs [P, V] with that adapter.
+        """
 
     def free_memory(self) -> None:
-        """Gives back what was taken for an update and is kept for the next one, on a GPU."""
+        """Free the GPU memory that torch keeps after an update for the next one."""
 
     def next_logprobs(self, prompts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
-        """Logprobs [P, V] of what follows each prompt."""
+        """Compute the logprobs [P, V] of what follows each prompt."""

@@ -1,9 +1,9 @@
-"""How a new policy gets to servers: as an adapter under a fresh name, or as all its weights.
+"""Publish policies to servers through files: as an adapter with a new name, or as all weights.
 
-A publisher writes in torch's thread, once for all servers, sends on the event loop, and can give a
-server that has just started what it has to know. It never changes a file that a server may still
-read. Which server has which version is for `replica.py` to know. Weights that go from memory to
-memory, without files, are for `publish_broadcast.py`.
+A publisher writes a policy once for all servers, in torch's thread, and sends it on the event loop.
+It gives a server that has just started the policies that requests may name. It never changes a file
+that a server may still read. `replica.py` keeps which server has which version;
+`publish_broadcast.py` sends weights from memory to memory.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from openenv_pipe.engines.vllm.policy_source import Trainee
 from openenv_pipe.engines.vllm.server_command import MOST_ADAPTERS_KEPT
 from openenv_pipe.errors import EngineError
 
-MOST_WEIGHTS_KEPT = 2  # the last but one may be read by a server that is being restarted
+MOST_WEIGHTS_KEPT = 2  # a server that is being restarted may still read the last but one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """One version of the policy on its way, or there."""
+    """One version of the policy."""
 
     name: str
     version: int
@@ -35,48 +35,49 @@ class Published:
 
 
 class Publisher(Protocol):
-    """One way to publish."""
+    """A way to publish. The methods that have a client raise EngineError and ServerGoneError."""
 
     def begin_update(self) -> None:
-        """The policy changes from now on, until the next `adopt`."""
+        """Expect the policy to change from now on, until the next `adopt`."""
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
-        """The policy as it is now, ready to be sent."""
+        """Prepare the policy as it is now for sending."""
 
     @property
     def latest(self) -> Published | None:
-        """What was adopted last."""
+        """The version that was adopted last."""
 
     def adopt(self, published: Published) -> None:
-        """From now on a server that has to be started again gets it."""
+        """Make it the version that restarted servers get."""
 
     def model(self, published: Published | None) -> str:
-        """What a request names to get this policy; None: a server as it starts."""
+        """Return the model's name in requests for this version; None: a server as it starts."""
 
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
-        """Makes it the current policy of a server. May be called again.
+        """Make it the policy of a server. It may be called again.
 
-        paused: it takes no requests, and goes on doing so.
+        Args:
+            paused: the server takes no requests, and stays so.
         """
 
     async def restore(self, client: VllmClient) -> Published | None:
-        """Gives a server that has just started what it must have; what it serves then."""
+        """Give a server that has just started the versions it needs; return the latest."""
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:
-        """Lets old versions go, on the servers first."""
+        """Drop old versions, on the servers first."""
 
     async def withdraw(self, client: VllmClient) -> None:
-        """Leaves nothing on a server that goes on without us and cannot read our files then."""
+        """Remove what this run has left on a server that keeps running after it."""
 
     async def clear(self, client: VllmClient) -> None:
-        """Takes from a server what runs before this one could not, because they were killed."""
+        """Remove from a server what killed runs have left."""
 
     def close(self) -> None:
-        """Nothing will be sent any more."""
+        """Free what the publisher holds. Nothing is sent afterwards."""
 
 
 class _Versions:
-    """A folder of its own for each version, written in torch's thread, and which of them count."""
+    """The versions that are kept, each written into its own folder in torch's thread."""
 
     def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
         self._trainee = trainee
@@ -93,10 +94,10 @@ class _Versions:
         self._kept.append(published)
 
     def begin_update(self) -> None:
-        """Files stay as they are."""
+        """Do nothing: files do not change with the policy."""
 
     def close(self) -> None:
-        """The folders go with their root."""
+        """Do nothing: whoever made the root removes it."""
 
     def _folder(self, published: Published) -> Path:
         return self._root / published.name
@@ -105,7 +106,7 @@ class _Versions:
         self, version: int, expected_PV: np.ndarray, write: Callable[[Path], None]
     ) -> Published:
         self._num_written += 1
-        # The root sets runs apart that attach to the same server.
+        # The root's name differs between runs that attach to the same server.
         name = f"{self._root.name}-{self._num_written}-step-{version}"
         published = Published(name=name, version=version, expected=expected_PV)
         folder = self._folder(published)
@@ -115,8 +116,10 @@ class _Versions:
 
 
 class AdapterPublisher(_Versions):
-    """LoRA: a server keeps the base and the last adapters, each under a name of its own, so that
-    requests under way end with the adapter that they began with."""
+    """Publishes LoRA adapters, each under its own name.
+
+    A server keeps the last ones, so that a request ends with the adapter it began with.
+    """
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
         return await self._written(version, expected_PV, self._trainee.write_adapter)
@@ -127,12 +130,12 @@ class AdapterPublisher(_Versions):
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
         try:
             await client.load_adapter(published.name, self._folder(published))
-        except EngineError as error:  # no other one has ever had this name
+        except EngineError as error:  # names are never reused, so it is this adapter
             if "already been loaded" not in str(error):
                 raise
 
     async def restore(self, client: VllmClient) -> Published | None:
-        """All that requests may still ask for, and what is adopted meanwhile."""
+        """Send all versions that requests may name, also those that are adopted meanwhile."""
         latest = None
         while self._kept and latest is not self._kept[-1]:
             for latest in list(self._kept):
@@ -144,15 +147,19 @@ class AdapterPublisher(_Versions):
         return latest
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:
-        """Unloaded first, deleted later: a server reads adapters again when it lacks room, and one
-        whose folder is gone dies of it."""
+        """Unload old adapters, then delete their files.
+
+        A server reads an adapter again when it had no room for it, and dies if the file is gone.
+        """
         while len(self._kept) > MOST_ADAPTERS_KEPT:
             old = self._kept.pop(0)
             unloading = (client.unload_adapter(old.name) for client in clients)
             results = await asyncio.gather(*unloading, return_exceptions=True)
             failures = [each for each in results if each is not None]
             for failure in failures:
-                if not isinstance(failure, ServerGoneError):  # its next one never hears of it
+                if not isinstance(
+                    failure, ServerGoneError
+                ):  # a restarted server does not get this adapter
                     raise failure
             if not failures:
                 await asyncio.to_thread(shutil.rmtree, self._folder(old), True)
@@ -162,8 +169,10 @@ class AdapterPublisher(_Versions):
             await client.unload_adapter(published.name)
 
     async def clear(self, client: VllmClient) -> None:
-        """Adapters named after a folder beside ours that is gone: a run that lives keeps its files
-        until the server has let go of them."""
+        """Unload the adapters of dead runs: those whose files are gone.
+
+        A running run keeps an adapter's files until the server has unloaded it.
+        """
         for name, folder in (await client.adapters()).items():
             run = folder.parent
             is_of_a_run = run.parent == self._root.parent and name.startswith(f"{run.name}-")
@@ -172,12 +181,12 @@ class AdapterPublisher(_Versions):
 
 
 def replacing_weights(client: VllmClient, *, paused: bool) -> AbstractAsyncContextManager[None]:
-    """See `VllmClient.replacing_weights`. paused: the server takes no requests as it is."""
+    """As `VllmClient.replacing_weights`, for a server that may be paused already."""
     return nullcontext() if paused else client.replacing_weights()
 
 
 class WeightsPublisher(_Versions):
-    """All weights, an adapter merged into them if there is one, into a server that goes on."""
+    """Publishes all weights, with an adapter merged into them if there is one."""
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
         return await self._written(version, expected_PV, self._trainee.write_weights)
@@ -201,7 +210,7 @@ class WeightsPublisher(_Versions):
             await asyncio.to_thread(shutil.rmtree, self._folder(self._kept.pop(0)), True)
 
     async def withdraw(self, client: VllmClient) -> None:
-        """Weights that were read need no files."""
+        """Do nothing: a server that has read weights needs no files."""
 
     async def clear(self, client: VllmClient) -> None:
-        """There is one policy, and the next one replaces it."""
+        """Do nothing: the next policy replaces the one that the server has."""

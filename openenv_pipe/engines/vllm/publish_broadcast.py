@@ -1,7 +1,7 @@
-"""How all weights get to servers without files: from the learner's memory into theirs.
+"""Publish all weights without files: from the learner's memory into that of the servers.
 
-The learner has the policy only as it is now. So a server that is started again while it changes
-waits for the next one that is published.
+The learner has the policy only as it is now. A server that is restarted during an update therefore
+waits until the next version is published.
 """
 
 import asyncio
@@ -19,8 +19,11 @@ from openenv_pipe.errors import EngineError
 
 
 class BroadcastPublisher:
-    """See `publish.Publisher`. A group of learner and workers for each server, which ends with it:
-    so no server's death is felt by another."""
+    """A `publish.Publisher`.
+
+    The learner and the workers of each server form a process group of their own, so that the
+    death of one server does not affect the others.
+    """
 
     def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
         """root: a folder in which the servers' processes can write."""
@@ -29,7 +32,7 @@ class BroadcastPublisher:
         self._root = root
         self._executor = executor
         self._is_current = asyncio.Event()  # the policy is what was adopted last
-        self._turn = asyncio.Lock()  # torch's thread serves one server after another
+        self._turn = asyncio.Lock()  # one server at a time uses torch's thread
         self._senders: dict[VllmClient, Sender] = {}
         self._num_meetings = 0
 
@@ -37,7 +40,7 @@ class BroadcastPublisher:
         self._is_current.clear()
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
-        """There is nothing to write."""
+        """Return the version; there is nothing to write."""
         return Published(name=f"step-{version}", version=version, expected=expected_PV)
 
     def adopt(self, published: Published) -> None:
@@ -67,14 +70,14 @@ class BroadcastPublisher:
         return latest
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:
-        """Nothing is kept."""
+        """Do nothing: no old version is kept."""
 
     async def withdraw(self, client: VllmClient) -> None:
-        """Weights that were received need us no more; what received them can go."""
+        """Disconnect the server's workers from the learner."""
         await client.leave_broadcast()
 
     async def clear(self, client: VllmClient) -> None:
-        """There is one policy, and the next one replaces it."""
+        """Do nothing: the next policy replaces the one that the server has."""
 
     def close(self) -> None:
         for sender in self._senders.values():
@@ -82,8 +85,15 @@ class BroadcastPublisher:
         self._senders.clear()
 
     async def _hand_over(self, client: VllmClient, published: Published) -> None:
-        """The policy as it is now. What torch's thread is to do is queued before any wait: so it
-        comes before the learner's next update. Raises EngineError and ServerGoneError."""
+        """Send the policy as it is now.
+
+        The work of torch's thread is queued before anything is awaited, so it comes before the
+        learner's next update.
+
+        Raises:
+            EngineError: the two ends cannot transfer the weights.
+            ServerGoneError: the server does not answer.
+        """
         sender = self._sender(client)
         has_joined = sender.is_connected
         loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
@@ -94,7 +104,7 @@ class BroadcastPublisher:
             sender.send(weights)
 
         async def take() -> None:
-            await is_ready.wait()  # a server that waits for us does nothing else
+            await is_ready.wait()  # a server that waits for the learner does nothing else
             if not has_joined:
                 await client.join_broadcast(sender.meeting)
             await client.receive_weights(str(published.version))
@@ -104,14 +114,14 @@ class BroadcastPublisher:
         try:
             await asyncio.wait((taking, sending), return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            if not is_ready.is_set():  # nobody at the server's end has begun
+            if not is_ready.is_set():  # then the server has not been asked either
                 taking.cancel()
                 sending.cancel()
             if any(_has_failed(end) for end in (taking, sending)):
                 self._senders.pop(client, None)
                 await asyncio.to_thread(sender.close)
             there, here = await asyncio.gather(taking, sending, return_exceptions=True)
-        if isinstance(there, Exception):  # the server knows more of what was wrong
+        if isinstance(there, Exception):  # the server's error says more
             raise there
         if here is not None:
             raise EngineError(f"the weights cannot be sent to {client.url}: {here}") from here

@@ -1,4 +1,4 @@
-"""Which way a policy gets to servers: what is published of it, and over what."""
+"""What is published of a policy, and whether that fits the configuration."""
 
 from typing import Literal
 
@@ -10,7 +10,11 @@ Publishing = Literal["adapter", "merged", "full"]
 
 
 def publishing(config: VllmEngineConfig, lora_rank: int) -> Publishing:
-    """Raises ConfigError if the model cannot be published as it is asked for."""
+    """Return what of the policy is published.
+
+    Raises:
+        ConfigError: `engine.publish` does not fit the model.
+    """
     if config.publish == "auto":
         return "adapter" if lora_rank else "full"
     if (config.publish == "full") == bool(lora_rank):
@@ -25,7 +29,7 @@ def publishing(config: VllmEngineConfig, lora_rank: int) -> Publishing:
 def refuse_broadcast(
     config: VllmEngineConfig, footprint: LearnerFootprint, way: Publishing
 ) -> None:
-    """Raises ConfigError if weights are to be sent from memory to memory and cannot be."""
+    """Raise ConfigError if `engine.weight_transfer=broadcast` is set and cannot work."""
     if config.weight_transfer == "files":
         return
     if way == "adapter":
@@ -37,5 +41,5 @@ def refuse_broadcast(
     if config.launch == "managed" and footprint.on_gpu and not footprint.free_gpus:
         raise ConfigError(
             "engine.weight_transfer=broadcast: the servers are on the learner's GPU, and NCCL "
-            "connects different ones only; set engine.weight_transfer=files"
+            "connects different GPUs only; set engine.weight_transfer=files"
         )

@@ -1,10 +1,9 @@
-"""Which server an episode is played on: where the fewest are, and there to its end.
+"""Choose the server of each episode: the one with the fewest episodes.
 
-A server keeps keys and values of what it has read, so an episode's next turn costs only what is new
-there, and its group's first prompt is read once where the group is together. So a group stays
-together as far as no server gets more than its share of the episodes in flight. What counts is
-episodes and not requests: one whose environment is at work comes back. Refused: moving an episode
-for balance; it moves when its server is gone.
+An episode stays on its server, which caches keys and values of the earlier turns; it moves only
+when that server is gone. The episodes of a group share a server, which then computes their first
+prompt once, as long as no server gets more than its share of the episodes in flight. Episodes are
+counted and not requests, because an episode whose environment is at work will ask again.
 """
 
 import math
@@ -17,31 +16,34 @@ from openenv_pipe.engines.vllm.replica import Replica
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Home:
-    """Where an episode is played."""
+    """The server of an episode."""
 
     replica: Replica
     group: int | None
 
 
 class Router:
-    """Knows where each unfinished episode is."""
+    """Keeps the server of each unfinished episode."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._homes: dict[int, _Home] = {}  # by episode
         self._limit = 0
 
-    def expect(self, limit: int) -> None:
-        """So many episodes play at once from now on."""
+    def begin_collection(self, limit: int) -> None:
+        """Set how many episodes play at once from now on."""
         self._limit = limit
 
     def replica_of(self, episode: int, group: int | None) -> Replica:
-        """The server for the episode's next turn; its own if all are down: it may come back.
+        """Return the server for the episode's next turn.
 
-        Raises EngineError when one is down for good.
+        That is its own server if all servers are down, because they may come back.
+
+        Raises:
+            EngineError: a server is down for good.
         """
         self.refuse_lost()
-        # Of those that have the last policy, that is: there is always one, up or about to be.
+        # At least one server has the last policy, or is being started with it.
         replicas = [replica for replica in self._replicas if replica.may_play]
         replicas = replicas or [replica for replica in self._replicas if not replica.is_late]
         home = self._homes.get(episode)
@@ -51,12 +53,13 @@ class Router:
         return home.replica
 
     def refuse_lost(self) -> None:
-        """Raises EngineError when a server is down for good."""
+        """Raise EngineError if a server is down for good."""
         for replica in self._replicas:
             if replica.supervisor.failure is not None:
                 raise replica.supervisor.failure
 
     def forget(self, episode: int) -> None:
+        """Drop an episode that has ended."""
         self._homes.pop(episode, None)
 
     def _choose(self, replicas: Sequence[Replica], group: int | None) -> Replica:

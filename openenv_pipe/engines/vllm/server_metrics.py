@@ -1,6 +1,6 @@
-"""A server's own metrics, for each step: what was highest while it worked, and what was counted.
+"""Metrics that a server reports, summed up for each step: maxima of gauges, growth of counters.
 
-Names are vLLM's, without their prefix; see https://docs.vllm.ai, "Production Metrics".
+The server's names are vLLM's without their prefix; see https://docs.vllm.ai, "Production Metrics".
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 _LINE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 LOOK_EVERY_S = 1.0
-GAUGES = {  # ours: the server's, of which the highest is kept
+GAUGES = {  # our name: the server's; the maximum is kept
     "engine/running_max": "num_requests_running",
     "engine/waiting_max": "num_requests_waiting",
     "engine/cache_use_max": "kv_cache_usage_perc",
 }
-COUNTERS = {  # ours: the server's, of which the growth is kept
+COUNTERS = {  # our name: the server's; the growth is kept
     "engine/prompt_tokens": "prompt_tokens_total",
     "engine/generated_tokens": "generation_tokens_total",
     "engine/preemptions": "num_preemptions_total",
@@ -25,7 +25,7 @@ HITS, QUERIES = "prefix_cache_hits_total", "prefix_cache_queries_total"
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Values by name from the server's page, those of several engines added."""
+    """Read values by name from the server's page; those of several engines are added."""
     values: dict[str, float] = {}
     for name, value in _LINE.findall(text):
         values[name] = values.get(name, 0.0) + float(value)
@@ -34,15 +34,14 @@ def read_metrics(text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Of one server; empty where there was none."""
+    """The measurements of one server; empty if it was down."""
 
-    highest: dict[str, float]  # gauges, by our names
-    grown: dict[str, float]  # counters, by the server's
+    highest: dict[str, float]  # maxima of gauges, by our names
+    grown: dict[str, float]  # growth of counters, by the server's names
 
 
 def summarise(servers: Sequence[Measured]) -> dict[str, float]:
-    """By our names: the highest of all servers, and what all of them counted; then, where there
-    are several, the same of each under its number."""
+    """Return maxima and sums over all servers, and if there are several, those of each server."""
     summary = _of_all(servers)
     if len(servers) > 1:
         for number, server in enumerate(servers):
@@ -66,10 +65,10 @@ def _of_all(servers: Sequence[Measured]) -> dict[str, float]:
 
 
 class ServerMetrics:
-    """Looks every second while requests are under way, and whenever a step is summed up."""
+    """Reads a server's metrics every second, and whenever a step is summed up."""
 
     def __init__(self, read: Callable[[], Awaitable[str | None]]) -> None:
-        """`read` gives the page's text, None while there is no server."""
+        """read: returns the text of the metrics page, None while the server is down."""
         self._read = read
         self._before: dict[str, float] = {}  # counters at the last summary
         self._last: dict[str, float] = {}
@@ -77,6 +76,7 @@ class ServerMetrics:
         self._looking: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
+        """Begin to read every second."""
         if self._looking is None:
             self._looking = asyncio.create_task(self._look_on())
 
@@ -87,7 +87,7 @@ class ServerMetrics:
                 await self._looking
 
     async def measured(self) -> Measured:
-        """Since the last call."""
+        """Return what was measured since the last call."""
         await self._look()
         grown = {
             name: max(0.0, value - self._before.get(name, 0.0))
@@ -108,7 +108,7 @@ class ServerMetrics:
             return
         found = read_metrics(text)
         if any(found.get(name, 0.0) < self._last.get(name, 0.0) for name in COUNTERS.values()):
-            self._before = {}  # another server: it counts from 0
+            self._before = {}  # a restarted server counts from 0
         self._last = found
         for ours, name in GAUGES.items():
             self._highest[ours] = max(self._highest.get(ours, 0.0), found.get(name, 0.0))

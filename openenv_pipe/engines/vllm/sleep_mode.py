@@ -1,7 +1,7 @@
-"""Whether a server gives its memory to the learner between two publishes: only where it has to.
+"""Decide whether servers sleep, which gives their GPU memory to the learner during an update.
 
-Asleep it keeps none of its GPU's memory: at level 1 its weights wait in the machine's, at level 2
-they are dropped, and the next policy brings all of them. Refused: sleep where nothing is gained.
+At level 1 a sleeping server keeps its weights in the machine's memory; at level 2 it drops them,
+and the next policy brings all of them.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,21 @@ LEVELS = {"never": 0, "level1": 1, "level2": 2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerFootprint:
-    """The learner, as far as servers on the same machine have to mind it."""
+    """What the learner takes of the machine that it shares with the servers."""
 
     on_gpu: bool
-    free_gpus: Sequence[str] = ()  # that it leaves alone, as CUDA_VISIBLE_DEVICES names them
-    gpu_bytes: int = 0  # of memory its GPU has
-    needs_bytes: int = 0  # of them while it learns, estimated; 0: nobody knows
-    plays_ahead: bool = False  # servers have to sample while it learns
+    free_gpus: Sequence[str] = ()  # that it does not use, as CUDA_VISIBLE_DEVICES names them
+    gpu_bytes: int = 0  # memory of its GPU
+    needs_bytes: int = 0  # estimate of what it takes of them during an update; 0: unknown
+    plays_ahead: bool = False  # servers sample during updates
 
 
 def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, way: str) -> int:
-    """0: it stays awake. Raises ConfigError where sleep was asked for and would gain nothing."""
+    """Return the level of sleep, 0 for servers that stay awake.
+
+    Raises:
+        ConfigError: sleep was asked for where it would free no memory for the learner.
+    """
     shares_gpu = footprint.on_gpu and not footprint.free_gpus
     if config.sleep == "auto":
         if config.launch == "attach" or not shares_gpu or footprint.plays_ahead:

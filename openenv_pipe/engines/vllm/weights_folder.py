@@ -1,6 +1,6 @@
-"""Where weights lie between the trainer and the server: a folder in memory, gone with its owner.
+"""A folder, in memory where possible, through which the trainer passes weights to servers.
 
-A killed trainer cannot remove its folder; the next one of the same user does.
+It is removed at the end of the run. A killed run cannot do that; the next run of the user does.
 """
 
 import contextlib
@@ -21,7 +21,11 @@ OWNER = "owner.json"
 
 @contextlib.contextmanager
 def weights_folder(configured: str | None) -> Iterator[Path]:
-    """A new folder in the configured one, in memory where that is null. Raises ConfigError."""
+    """Make a new folder in the configured one, or in memory if that is None.
+
+    Raises:
+        ConfigError: the configured folder cannot be written.
+    """
     parent = _parent(configured)
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +34,7 @@ def weights_folder(configured: str | None) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(f"engine.weights_dir={configured!r} cannot be used: {error}") from error
     try:
-        folder.chmod(0o755)  # a container's user is not ours
+        folder.chmod(0o755)  # a container has another user
         (folder / OWNER).write_text(ProcessId.of_this_process().model_dump_json())
         yield folder
     finally:

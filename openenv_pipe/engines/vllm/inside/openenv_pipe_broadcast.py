@@ -1,11 +1,11 @@
-"""All weights of a policy, from the learner's memory into that of a server's workers: both ends.
+"""Send all weights of a policy from the learner's memory into that of a server's workers.
 
-They form a group of their own, the learner with rank 0, and meet in a file that only their user may
-open. NCCL carries the weights between GPUs, gloo between CPUs, over loopback. Each wait for the
-other end is bounded. Refused here: one GPU for both ends, which NCCL cannot.
+Learner and workers form a process group in which the learner has rank 0. They exchange addresses in
+a file that only their user may open. NCCL carries the weights between GPUs, gloo between CPUs, over
+loopback. Each wait for the other end is bounded. NCCL cannot connect two ends on one GPU.
 
-The learner has this file as a part of openenv_pipe, vLLM's workers have it by its name alone, so
-nothing of either is imported.
+The learner imports this file as a part of openenv_pipe and vLLM's workers by its name alone, so it
+imports neither package.
 """
 
 import contextlib
@@ -19,32 +19,35 @@ import torch
 import torch.distributed as dist
 
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
-LONGEST_WAIT = timedelta(seconds=60)  # for the other end: to come, or to go on
+LONGEST_WAIT = timedelta(seconds=60)  # for the other end to connect or to continue
 FILES_INSTEAD = "set engine.weight_transfer=files"
 
 
 class BroadcastError(RuntimeError):
-    """The two ends do not get together, for a reason that the message tells."""
+    """The two ends cannot connect, for the reason in the message."""
 
 
 class Sender:
-    """The learner's end, for one server. `close` may come from another thread than `send`."""
+    """The learner's end, for one server. Another thread than that of `send` may call `close`."""
 
     def __init__(self, meeting: Path) -> None:
-        """meeting: a file that is not there yet, in a folder that both ends can write."""
+        """meeting: the path of a new file, in a folder that both ends can write."""
         meeting.touch(mode=0o600)
         self.meeting = meeting
-        self.is_connected = False  # the workers have come
+        self.is_connected = False  # to the workers
         self._store = _store(meeting)
         self._layout: list[tuple[str, str, list[int]]] = []
         self._group: dist.Backend | None = None
         self._is_closed = False
 
     def send(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Blocks until the workers have all of them; the first time it waits for the workers.
+        """Send weights, and block until the workers have all of them.
 
-        Names, types and shapes are the same every time, and all on one device. Raises
-        BroadcastError, and RuntimeError if a worker does not come, or is gone.
+        Names, types and shapes are the same in each call, and all tensors are on one device.
+
+        Raises:
+            BroadcastError: this end is closed, or the two ends cannot connect.
+            RuntimeError: a worker does not connect in time, or is gone.
         """
         if not self.is_connected:
             self._connect(weights)
@@ -56,7 +59,7 @@ class Sender:
             _broadcast(group, tensor.detach().contiguous())
 
     def close(self) -> None:
-        """Who waits for this end, or at it, gives up. May be called again."""
+        """Disconnect, and let both ends stop waiting. It may be called again."""
         self._is_closed = True
         if not self.is_connected:
             self._tell("the learner has left")
@@ -78,7 +81,7 @@ class Sender:
         self.is_connected = True
 
     def _tell(self, problem: str) -> None:
-        """To whoever waits in the meeting, at either end."""
+        """Report a problem to both ends, which may be waiting for each other."""
         for key in ("policy", "workers"):
             self._store.set(key, json.dumps({"problem": problem}))
 
@@ -87,9 +90,16 @@ class Receiver:
     """The end of one worker."""
 
     def __init__(self, meeting: Path, rank: int, num_workers: int, device: torch.device) -> None:
-        """Waits for the learner. rank: of this worker, from 0 on. Raises BroadcastError, and
-        RuntimeError if the learner does not come."""
-        if not meeting.is_file():  # torch would look for it again and again, and stop the process
+        """Wait for the learner, and connect to it.
+
+        Args:
+            rank: of this worker, from 0 on.
+
+        Raises:
+            BroadcastError: the two ends cannot connect.
+            RuntimeError: the learner does not connect in time.
+        """
+        if not meeting.is_file():  # torch would retry, and then end the process
             raise BroadcastError(f"the server does not see {meeting}; {FILES_INSTEAD}")
         store = _store(meeting)
         store.set("workers", json.dumps({"count": num_workers, "transport": _transport(device)}))
@@ -99,7 +109,7 @@ class Receiver:
         _broadcast(self._group, torch.zeros(1, device=device))
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those of one `send`, as they come. Raises RuntimeError if the learner is gone."""
+        """Receive the weights of one `send`. Raises RuntimeError if the learner is gone."""
         assert self._group is not None, "this end is closed"
         for name, dtype, shape in self._layout:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
@@ -107,7 +117,7 @@ class Receiver:
             yield name, tensor
 
     def close(self) -> None:
-        """The learner, should it send, sees that nobody is there. May be called again."""
+        """Disconnect, so that the learner's next `send` fails. It may be called again."""
         group, self._group = self._group, None
         _leave(group)
 
@@ -119,7 +129,7 @@ def _store(meeting: Path) -> dist.Store:
 
 
 def _read(store: dist.Store, key: str) -> dict:
-    """What the other end says, once it has come."""
+    """Wait for what the other end writes, and return it."""
     told = json.loads(store.get(key))
     if "problem" in told:
         raise BroadcastError(told["problem"])
@@ -127,7 +137,7 @@ def _read(store: dist.Store, key: str) -> dict:
 
 
 def _transport(device: torch.device) -> str:
-    """What has to be the same at both ends: versions of NCCL do not understand each other."""
+    """Describe the transport, which must be equal at both ends: NCCL versions do not mix."""
     if device.type == "cpu":
         return "gloo"
     return "nccl " + ".".join(map(str, torch.cuda.nccl.version()))
@@ -152,15 +162,17 @@ def _group(store: dist.Store, rank: int, size: int, device: torch.device) -> dis
 
 
 def _nccl_group(store: dist.Store, rank: int, size: int) -> dist.Backend:
-    """Connecting can be given up, as torchft has it, too; and a wait that is over is an error of
-    ours: torch's own watchdog, which blocking waits do without, would end the process."""
+    """Make a group whose connecting can be aborted, as in torchft, and whose timeouts are errors.
+
+    With blocking waits, torch's watchdog does not end the process after a timeout.
+    """
     os.environ.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK_INTERFACE)
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(LONGEST_WAIT.seconds))
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = LONGEST_WAIT
     options.config.blocking = 0
     before = os.environ.get("TORCH_NCCL_BLOCKING_WAIT")
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # read here and nowhere else
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # only the constructor reads it
     try:
         return dist.ProcessGroupNCCL(store, rank, size, options)
     finally:
@@ -170,14 +182,14 @@ def _nccl_group(store: dist.Store, rank: int, size: int) -> dist.Backend:
 
 
 def _leave(group: dist.Backend | None) -> None:
-    """gloo's connections end with the last reference; its own `abort` would end the process."""
+    """Leave a group. gloo disconnects with the last reference; its `abort` ends the process."""
     if group is not None and group.name() != "gloo":
-        with contextlib.suppress(RuntimeError):  # it is over in any case
+        with contextlib.suppress(RuntimeError):  # the group may have failed already
             group.abort()
 
 
 def _broadcast(group: dist.Backend, tensor: torch.Tensor) -> None:
-    """Bytes from rank 0, of any type."""
+    """Broadcast a tensor of any type from rank 0, as bytes."""
     group.broadcast(tensor.view(-1).view(torch.uint8), 0, LONGEST_WAIT).wait(LONGEST_WAIT)
 
 

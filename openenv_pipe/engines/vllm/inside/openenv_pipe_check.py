@@ -1,9 +1,9 @@
-"""Generates one token with random weights: does this environment's vLLM work?
+"""Generate one token with random weights, to check that this environment's vLLM works.
 
     python openenv_pipe_check.py FOLDER
 
-`install.py` runs it with the new environment's Python; FOLDER is empty and gets the model. Runs in
-vLLM's environment, so nothing of openenv_pipe is imported here.
+`install.py` runs it with the new environment's Python. FOLDER is empty; the model is written there.
+It runs in vLLM's environment, so it imports nothing of openenv_pipe.
 """
 
 import json
@@ -46,5 +46,5 @@ def main() -> None:
     print("generated", list(answer.outputs[0].token_ids))
 
 
-if __name__ == "__main__":  # vLLM starts its processes by importing this file again
+if __name__ == "__main__":  # vLLM's processes import this file
     main()

@@ -1,7 +1,7 @@
-"""What we add to vLLM's workers: loading a whole policy into a server that goes on serving.
+"""An extension of vLLM's workers: load a whole policy into a server that keeps serving.
 
 vLLM imports it by `--worker-extension-cls openenv_pipe_worker.PolicyWorker`, in its own
-environment, so nothing of openenv_pipe is imported here. The class is mixed into vLLM's Worker.
+environment, so it imports nothing of openenv_pipe. vLLM mixes the class into its Worker.
 """
 
 from pathlib import Path
@@ -15,16 +15,18 @@ from vllm.utils.nccl import unpinned_nccl_env
 
 
 class PolicyWorker:
-    """Its public methods are called over HTTP, by /collective_rpc, in every worker. They answer
-    {"problem": ""} if all went well."""
+    """Methods that /collective_rpc calls in every worker.
+
+    They return {"problem": text}; the text is empty after success.
+    """
 
     _receiver: Receiver | None = None
 
     def reload_policy(self, weights_path: str) -> dict[str, str]:
-        """Loads all weights of a folder.
+        """Load all weights of a folder.
 
-        A path without weights is refused before anything is touched: vLLM would go on with half of
-        the old weights, and die at the next request.
+        A folder without weights is refused first: vLLM would drop half of the old weights, and
+        die at the next request.
         """
         if not any(Path(weights_path).glob("*.safetensors")):
             return {
@@ -34,33 +36,33 @@ class PolicyWorker:
         return {"problem": ""}
 
     def join_broadcast(self, meeting: str) -> dict[str, str]:
-        """From now on policies come from the learner that waits there, and from no other."""
+        """Connect to the learner that waits at `meeting`, in the place of any other."""
         self.leave_broadcast()
         size = self.parallel_config.world_size
         try:
-            with unpinned_nccl_env():  # what vLLM sets for its own groups, the learner does not
+            with unpinned_nccl_env():  # vLLM's settings of NCCL, which the learner lacks
                 self._receiver = Receiver(Path(meeting), self.rank, size, self.device)
         except BroadcastError as error:
             return {"problem": str(error)}
         return {"problem": ""}
 
     def leave_broadcast(self) -> dict[str, str]:
-        """The opposite, whether it has joined or not."""
+        """Disconnect from the learner, if there is a connection."""
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.close()
         return {"problem": ""}
 
     def receive_policy(self) -> dict[str, str]:
-        """Loads all weights, while the learner sends them."""
+        """Load all weights while the learner sends them."""
         assert self._receiver is not None, "join_broadcast first"
         coming = self._receiver.weights()
         try:
             self._load(weights_iterator=coming)
-            for _ in coming:  # what the model has no use for
+            for _ in coming:  # weights that the model does not read
                 pass
         except BaseException:
-            self.leave_broadcast()  # or the learner would wait for its end
+            self.leave_broadcast()  # else the learner would wait for this end
             raise
         return {"problem": ""}
 
@@ -71,8 +73,11 @@ class PolicyWorker:
 
     @torch.inference_mode()
     def _repack_heads(self) -> None:
-        """On a CPU a head computes with a packed copy of its weights. vLLM's reload renews the
-        copies of the layers that it has read; a head tied to the embeddings is not one of them."""
+        """Pack the weights of output heads again, with which a CPU computes.
+
+        vLLM's reload packs the layers that it has read; a head tied to the embeddings is not
+        among them.
+        """
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
