@@ -27,6 +27,7 @@ from pathlib import Path
 from websockets.asyncio.client import connect
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.adapters import build_adapter
@@ -37,7 +38,7 @@ from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
-from openenv_pipe.types import Task
+from openenv_pipe.types import Finish, Task
 
 GUESS = "zzzzz"  # This is not a word, so every episode has six steps.
 NUM_STEPS = 6
@@ -65,17 +66,23 @@ class Clock:
 
 
 class ReadyEngine(ScriptedEngine):
-    """An engine that answers every request at once with the same scripted completion."""
+    """An engine that answers every request at once with the same completion."""
+
+    capabilities = VllmEngineConfig.capabilities
 
     def __init__(self, reply: str, chat: ChatFormat, max_episodes: int) -> None:
-        super().__init__(lambda observations, draw: reply, chat)
+        super().__init__(lambda observations, draw: reply)
         self.max_episodes = max_episodes
-        self._ready: Completion | None = None
+        token_ids = chat.reply_ids(reply)
+        self._completion = Completion(
+            token_ids=token_ids,
+            logprobs=[0.0] * len(token_ids),
+            finish=Finish.STOP,
+            policy_versions=[0],
+        )
 
     async def generate(self, request: TokenRequest) -> Completion:
-        if self._ready is None:
-            self._ready = await super().generate(request)
-        return self._ready
+        return self._completion
 
 
 async def bare(url: str, num_sessions: int) -> Speed:
