@@ -1,7 +1,37 @@
-"""openenv-pipe: from one YAML file to a trained, evaluated agent on any OpenEnv environment."""
+"""openenv-pipe: from one YAML file to a trained, evaluated agent on any OpenEnv environment.
+
+    from openenv_pipe import train
+
+    run = train("conf=wordle", "trainer.steps=10")
+    run.metrics.to_pandas()
+
+Importing the package is quick: each name below is imported when it is used.
+"""
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from openenv_pipe.commands.api import compose, evaluate, reproduce, train
+    from openenv_pipe.runs.run import Run, open_run
 
 __version__ = "0.1.0"
+__all__ = ["Run", "compose", "evaluate", "open_run", "reproduce", "train"]
+
+_MODULES = {
+    **dict.fromkeys(("compose", "evaluate", "reproduce", "train"), "openenv_pipe.commands.api"),
+    **dict.fromkeys(("Run", "open_run"), "openenv_pipe.runs.run"),
+}
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -37,6 +37,8 @@ from openenv_pipe.errors import ConfigError, FailureError, PipeError
 if TYPE_CHECKING:
     from openenv_pipe.pipeline import RunControl
 
+DIFFERENT = 3  # the exit code of a reproduction that is not the same
+
 app = typer.Typer(
     name="openenv-pipe",
     help="From one YAML file to a trained, evaluated agent on any OpenEnv environment.",
@@ -204,7 +206,7 @@ def reproduce(
         return
     kinds = [kind.strip() for kind in allow.split(",") if kind.strip()]
     with _controlled() as control:
-        code = reproducing.reproduce(
+        reproduction = reproducing.reproduce(
             run,
             steps=steps,
             allow=kinds,
@@ -213,7 +215,7 @@ def reproduce(
             command=_command(),
             control=control,
         )
-    raise typer.Exit(code)
+    raise typer.Exit(0 if reproduction.is_same else DIFFERENT)
 
 
 app.command("eval")(cli_results.evaluate)

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from openenv_pipe.cli.completion import complete_run, complete_subject
+from openenv_pipe.cli.progress import tell_person
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.progress import LineProgress
 
 
 class CompareFormat(StrEnum):
@@ -59,25 +61,15 @@ def evaluate(
     openenv-pipe eval runs/wordle/latest eval.temperature=1 eval.greedy=true
     openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
     """
-    runs = [word for word in subjects if _is_run(word)]
-    overrides = [word for word in subjects if not _is_run(word)]
-    for word in overrides:
-        if "=" not in word:
-            raise RunFolderError(
-                f"{word!r} is not a folder; expected a run folder such as runs/wordle/latest "
-                "(`openenv-pipe runs` lists them), or overrides such as conf=wordle"
-            )
-    if runs:
-        from openenv_pipe.commands.evaluate import evaluate_runs
+    from openenv_pipe.commands.evaluate import evaluate as evaluate_words
+    from openenv_pipe.pipeline import RunControl
+    from openenv_pipe.reports.eval_table import print_rows
 
-        evaluate_runs(runs, overrides)
-        return
-    from openenv_pipe.config.compose import compose
-
-    composed = compose(overrides)
-    from openenv_pipe.commands.evaluate import evaluate_config
-
-    evaluate_config(composed, ["openenv-pipe", *sys.argv[1:]])
+    control = RunControl(progress=LineProgress(tell_person))
+    result = evaluate_words(subjects, ["openenv-pipe", *sys.argv[1:]], control)
+    print_rows(result.shown, result.config.eval, result.config.seed)
+    for folder in result.folders:
+        print(f"{folder}/eval")
 
 
 def compare(
@@ -113,11 +105,3 @@ def compare(
     from openenv_pipe.reports import compare
 
     compare.compare(targets, form=form.value, output=output)
-
-
-def _is_run(word: str) -> bool:
-    """True for a folder, an id or `latest`, with or without a checkpoint: RUN, RUN@40."""
-    names = {word, word.rpartition("@")[0]} - {""}
-    return any(
-        name == "latest" or Path(name).is_dir() or Path("runs", name).is_dir() for name in names
-    )

@@ -5,55 +5,96 @@ prompts remain each run's own. Runs of different environments are refused. Each 
 into its own run's folder.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from openenv_pipe.config.compose import Composed
+from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines
-from openenv_pipe.reports.eval_table import Row, print_rows
+from openenv_pipe.pipeline.run import RunControl
+from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.evals import read_reports, save_evaluation
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.runs.folder import RunFolder
 
 
-def evaluate_runs(words: Sequence[str], overrides: Sequence[str]) -> None:
-    """Evaluate what the words name (`RUN`, `RUN@40`, `RUN@best`, `RUN@start`); print a table.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """The result of an evaluation, and how to show it."""
+
+    played: list[Row]  # the new reports
+    shown: list[Row]  # the same or, for a single run, all reports that it has
+    config: RunConfig  # of the first subject
+    folders: list[Path]  # run folders, whose eval/ has the reports
+
+
+def evaluate(words: Sequence[str], command: Sequence[str], control: RunControl) -> Evaluated:
+    """Evaluate the runs that the words name (`RUN`, `RUN@40`, `RUN@best`, `RUN@start`).
+
+    The other words are overrides; without a run they describe the model to evaluate.
 
     Raises:
         RunFolderError: A run or a checkpoint does not exist.
-        ConfigError: The runs cannot be compared.
+        ConfigError: The overrides do not compose, or the runs cannot be compared.
+        FailureError: A server or an engine failed.
     """
+    runs = [word for word in words if _is_run(word)]
+    overrides = [word for word in words if not _is_run(word)]
+    for word in overrides:
+        if "=" not in word:
+            raise RunFolderError(
+                f"{word!r} is not a folder; expected a run folder such as runs/wordle/latest "
+                "(`openenv-pipe runs` lists them), or overrides such as conf=wordle"
+            )
+    if runs:
+        return _evaluate_runs(runs, overrides, control)
+    return _evaluate_config(compose(overrides), command, control)
+
+
+def _is_run(word: str) -> bool:
+    """True for a folder, an id or `latest`, with or without a checkpoint: RUN, RUN@40."""
+    names = {word, word.rpartition("@")[0]} - {""}
+    return any(
+        name == "latest" or Path(name).is_dir() or Path("runs", name).is_dir() for name in names
+    )
+
+
+def _evaluate_runs(
+    words: Sequence[str], overrides: Sequence[str], control: RunControl
+) -> Evaluated:
     subjects = on_the_same_tasks([find_model(word, overrides) for word in words])
     logs = [_open_logs(subject.folder.path) for subject in subjects]
     rows: list[Row] = []
     baselines: list[Row] = []
     for subject, folder in zip(subjects, logs, strict=True):
-        played = asyncio.run(_play(subject, folder, with_baselines=subject is subjects[0]))
+        work = _play(subject, folder, control, with_baselines=subject is subjects[0])
+        played = control.stop.run(work)
         rows += played.own
         baselines += played.baselines
-    first = subjects[0]
+    shown = played_rows = [*rows, *baselines]
     if len(subjects) == 1:  # The table also has the run's earlier evaluations.
-        earlier = read_reports(first.folder.path)
-        rows = [Row(name=name, report=report) for name, report in earlier.items()]
-        baselines = []
-    print_rows([*rows, *baselines], first.config.eval, first.config.seed)
-    for path in dict.fromkeys(subject.folder.path for subject in subjects):
-        print(f"{path}/eval")
+        earlier = read_reports(subjects[0].folder.path)
+        shown = [Row(name=name, report=report) for name, report in earlier.items()]
+    return Evaluated(
+        played=played_rows,
+        shown=shown,
+        config=subjects[0].config,
+        folders=list(dict.fromkeys(subject.folder.path for subject in subjects)),
+    )
 
 
-def evaluate_config(composed: Composed, command: Sequence[str]) -> None:
+def _evaluate_config(composed: Composed, command: Sequence[str], control: RunControl) -> Evaluated:
     """Evaluate a model that no run has trained, in a new run folder."""
     config = composed.config
     folder = RunFolder.create(config, overrides=composed.overrides, command=command)
     label = "start" if config.engine.capabilities.can_train else config.engine.type
     subject = SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
     try:
-        played = asyncio.run(_play(subject, folder.logs, with_baselines=True, is_new_run=True))
+        work = _play(subject, folder.logs, control, with_baselines=True, is_new_run=True)
+        played = control.stop.run(work)
     except KeyboardInterrupt:
         folder.finish("interrupted", cause="interrupted")
         raise
@@ -61,8 +102,8 @@ def evaluate_config(composed: Composed, command: Sequence[str]) -> None:
         folder.finish("failed", cause=f"{type(error).__name__}: {error}")
         raise
     folder.finish("finished")
-    print_rows([*played.own, *played.baselines], config.eval, config.seed)
-    print(f"{folder.path}/eval")
+    rows = [*played.own, *played.baselines]
+    return Evaluated(played=rows, shown=rows, config=config, folders=[folder.path])
 
 
 def on_the_same_tasks(subjects: list[SelectedModel]) -> list[SelectedModel]:
@@ -104,10 +145,16 @@ class _Played:
 
 
 async def _play(
-    subject: SelectedModel, logs: Path, *, with_baselines: bool, is_new_run: bool = False
+    subject: SelectedModel,
+    logs: Path,
+    control: RunControl,
+    *,
+    with_baselines: bool,
+    is_new_run: bool = False,
 ) -> _Played:
     """Play and save the evaluations; a new run also records the code and image it played."""
-    async with assembled(subject.config, logs, subject.checkpoint) as components:
+    tell = control.progress.note
+    async with assembled(subject.config, logs, subject.checkpoint, tell) as components:
         rollout = components.rollout
         assert rollout is not None
         if is_new_run:

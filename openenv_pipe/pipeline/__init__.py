@@ -8,7 +8,8 @@ saving      checkpoints, written and gone back to
 beginning   what is run: a new folder, one that goes on, one made from another's checkpoint
 """
 
+from openenv_pipe.pipeline.callbacks import Callback
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.pipeline.start import begin, fork, resume, train
 
-__all__ = ["RunControl", "begin", "fork", "resume", "train"]
+__all__ = ["Callback", "RunControl", "begin", "fork", "resume", "train"]

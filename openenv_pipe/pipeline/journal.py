@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.pipeline.callbacks import Callback, call_back
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
+from openenv_pipe.runs.run import Run
 from openenv_pipe.system.progress import Progress
 from openenv_pipe.trackers import Tracker, build_tracker
 
@@ -15,12 +17,21 @@ Result = TypeVar("Result")
 
 
 class Journal:
-    """Each step's metrics: to metrics.jsonl, to the tracker, and to the person who watches."""
+    """Passes each step's metrics to metrics.jsonl, the tracker, the progress and the callbacks."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        progress: Progress,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         self._metrics = MetricsFile(folder.metrics_path)
         self._tracker: Tracker = build_tracker(config.tracker, folder.path)
         self._progress = progress
+        self._callbacks = callbacks
+        self._run = Run(folder.path)
+        self._last: Mapping[str, Any] = {}
         for record in read_metrics(folder.metrics_path):  # of attempts before this one
             self._tracker.log(record)
 
@@ -37,6 +48,17 @@ class Journal:
         self._metrics.append(record)
         self._tracker.log(record)
         self._progress.advance(record)
+        self._last = record
+
+    async def call_back(self) -> str | None:
+        """Call the callbacks with the last step's metrics; why the run is to stop, if it is.
+
+        They run in a thread, so that a slow one does not keep sessions from being served.
+        """
+        if not self._callbacks:
+            return None
+        work = asyncio.to_thread(call_back, self._callbacks, self._run, self._last)
+        return await to_the_end(work)
 
     def note(self, text: str) -> None:
         self._progress.note(text)

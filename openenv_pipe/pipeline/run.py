@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from openenv_pipe.errors import ConfigError, PipeError, UserError
 from openenv_pipe.learner.distributed.workers import refuse_missing_devices
 from openenv_pipe.models.load import select_device
 from openenv_pipe.pipeline.build import assembled
+from openenv_pipe.pipeline.callbacks import Callback
 from openenv_pipe.pipeline.evaluations import Evaluations
 from openenv_pipe.pipeline.facts import find_facts
 from openenv_pipe.pipeline.group_sources import PlayedGroups
@@ -52,6 +53,7 @@ class RunControl:
 
     progress: Progress = field(default_factory=lambda: LineProgress(_log.info))
     stop: StopRequest = field(default_factory=StopRequest)
+    callbacks: Sequence[Callback] = ()
 
 
 # Returns why it ended before its last step, if it did.
@@ -87,18 +89,18 @@ def run(course: Course, control: RunControl, training: Training | None = None) -
     any error that made the run fail. In every case the run folder says why.
     """
     folder, progress = course.folder, control.progress
-    progress.note(f"run {folder.record.id} in {folder.path}")
-    try:
-        folder.hold()
-        reason = control.stop.run((training or _play_and_learn)(course, control))
-        folder.finish("finished", cause=reason)
-    except BaseException as error:
-        _end_early(folder, progress, error)
-        raise
-    progress.close()
-    if reason is not None:
-        progress.note(reason)
-    progress.note(f"report: {write_report(folder)}")
+    with folder.held():
+        progress.note(f"run {folder.record.id} in {folder.path}")
+        try:
+            reason = control.stop.run((training or _play_and_learn)(course, control))
+            folder.finish("finished", cause=reason)
+        except BaseException as error:
+            _end_early(folder, progress, error)
+            raise
+        progress.close()
+        if reason is not None:
+            progress.note(reason)
+        progress.note(f"report: {write_report(folder)}")
 
 
 async def _play_and_learn(course: Course, control: RunControl) -> str | None:
@@ -126,6 +128,7 @@ async def _play_and_learn(course: Course, control: RunControl) -> str | None:
             evaluations=Evaluations(config, rollout, folder, progress, publisher.clear_engine),
             origin=_origin(folder),
             stop_after=course.stop_after,
+            callbacks=control.callbacks,
         )
         try:
             return await story.run(course.checkpoint)

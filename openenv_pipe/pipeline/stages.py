@@ -3,9 +3,11 @@
 The same story is told from the beginning, and from any checkpoint on.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from openenv_pipe.pipeline.callbacks import Callback
 from openenv_pipe.pipeline.checkpoints import Saver
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.group_sources import GroupSource
@@ -44,6 +46,7 @@ class Story:
         evaluations: Evaluator,
         origin: Place | None = None,
         stop_after: int | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """origin: where the run began, of a fork. stop_after: of the steps of GRPO so many."""
         self._components = components
@@ -54,7 +57,7 @@ class Story:
         self._evaluations = evaluations
         self._origin = origin
         self._stop_after = stop_after
-        self._journal = Journal(components.config, folder, progress)
+        self._journal = Journal(components.config, folder, progress, callbacks)
         self._saver = Saver(components.config, folder, components.policy, source, progress.note)
         self._warm_start: WarmStartStage | None = None
         self._reinforce: ReinforceStage | None = None
@@ -73,7 +76,10 @@ class Story:
             await self._evaluations.baselines()
             await self._evaluations.stage("start", place.step if place else 0)
         if self._trainer.warm_start.steps and (place is None or place.stage == "warm_start"):
-            await self._run_warm_start(checkpoint)
+            reason = await self._run_warm_start(checkpoint)
+            if reason is not None:
+                await self._evaluations.stage("trained", 0)
+                return reason
             checkpoint, place = None, Place("grpo", 0)
         if place == Place("grpo", 0) != self._origin:
             await self._evaluations.stage("warm_start", 0)
@@ -89,7 +95,7 @@ class Story:
             self._journal.close()
             await self._source.close()
 
-    async def _run_warm_start(self, checkpoint: Path | None) -> None:
+    async def _run_warm_start(self, checkpoint: Path | None) -> str | None:
         stage = WarmStartStage(
             self._components,
             self._source,
@@ -101,10 +107,12 @@ class Story:
         self._warm_start = stage
         if checkpoint:
             await self._components.compute(stage.load, checkpoint)
-        await stage.run()
-        await to_the_end(self._components.compute(self._saver.save, Place("grpo", 0), None))
+        reason = await stage.run()
+        if reason is None:
+            await to_the_end(self._components.compute(self._saver.save, Place("grpo", 0), None))
+            self._warm_start = None
         await self._publisher.publish(0)
-        self._warm_start = None
+        return reason
 
     async def _run_grpo(self, checkpoint: Path | None) -> str | None:
         stage = ReinforceStage(
@@ -124,6 +132,9 @@ class Story:
             if reason is not None:
                 break
             await stage.advance()
+            reason = await self._journal.call_back()
+            if reason is not None:
+                break
         best = self._trainer.checkpoint.best
         if stage.step == self._trainer.steps and best and best.metric.startswith("eval/"):
             await self._evaluations.during(stage.step)  # or the last could not be the best

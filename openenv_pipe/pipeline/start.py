@@ -17,6 +17,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
+from openenv_pipe.pipeline.callbacks import STOPPED
 from openenv_pipe.pipeline.run import Course, RunControl, refuse_what_cannot_learn, run
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.source_state import AHEAD, ORDER
@@ -72,7 +73,19 @@ def resume(
     """Continue a run from its last sound checkpoint. Raises RunFolderError and ConfigError."""
     runs_dir, overrides = _split_runs_dir(overrides)
     folder = find_run(name, runs_dir)
-    folder.hold()
+    with folder.held():
+        run(_continued(folder, overrides, command, control, servers), control)
+    return folder
+
+
+def _continued(
+    folder: RunFolder,
+    overrides: Sequence[str],
+    command: Sequence[str],
+    control: RunControl,
+    servers: ServerProvider | None,
+) -> Course:
+    """A new attempt at a run, whose folder is rewound to its last sound checkpoint."""
     config = amend(folder.config, overrides)
     changed = changed_keys(folder.config, config)
     _refuse_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
@@ -92,7 +105,7 @@ def resume(
     )
     rewind(folder, place)
     progress.note(f"going on from {checkpoint.name if checkpoint else 'the beginning'}")
-    course = Course(
+    return Course(
         folder=folder,
         config=config,
         checkpoint=checkpoint,
@@ -100,8 +113,6 @@ def resume(
         on_differences=partial(_tell, progress),
         servers=servers or OwnServers(),
     )
-    run(course, control)
-    return folder
 
 
 def fork(
@@ -180,7 +191,8 @@ def _refuse_the_end(
     folder: RunFolder, config: RunConfig, place: Place | None, changed: Changed
 ) -> None:
     """Refuses a run with nothing left to do, and one with nothing to go on from."""
-    lineage, steps = folder.record.lineage, config.trainer.steps
+    record, steps = folder.record, config.trainer.steps
+    lineage, cause = record.lineage, record.cause or ""
     if lineage and lineage.kind != "reproduction" and place is None:
         raise RunFolderError(
             f"{folder.path} has no sound checkpoint, and as a {lineage.kind} of {lineage.run} it "
@@ -191,7 +203,7 @@ def _refuse_the_end(
             f"trainer.steps={steps} is less than the {place.step} that {folder.record.id} has "
             "behind it; set more, or fork an earlier checkpoint"
         )
-    if folder.status == "finished" and not changed:
+    if folder.status == "finished" and not changed and not cause.startswith(STOPPED):
         raise RunFolderError(
             f"{folder.record.id} is finished: nothing is left to do; "
             f"trainer.steps={2 * steps} would go on"

@@ -53,8 +53,11 @@ class WarmStartStage:
         self.step = Place.of(checkpoint).step
         self._saver.load_progress(checkpoint, self._stage.optimizer, self._stage)
 
-    async def run(self) -> None:
-        """The steps that are left. What can be gone on from is kept now and then."""
+    async def run(self) -> str | None:
+        """Take the steps that are left, with a checkpoint now and then to go on from.
+
+        Returns why a callback stopped it, if one did.
+        """
         samples = _build_samples(await self._demonstrations())
         self._journal.begin("warm_start", self._num_steps)
         await self._publisher.begin_update()
@@ -62,6 +65,10 @@ class WarmStartStage:
             await to_the_end(self._imitate(samples))
             if self.step % self._every == 0 and self.step < self._num_steps:
                 await to_the_end(self.save_passing())
+            reason = await self._journal.call_back()
+            if reason is not None:
+                return reason
+        return None
 
     async def save_passing(self) -> None:
         """A checkpoint of where this stage is, to go on from, unless there is one."""

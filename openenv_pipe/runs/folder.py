@@ -13,7 +13,8 @@ Folders and checkpoints that exist are never overwritten.
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from openenv_pipe.runs.allocation import (
 )
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, LineageKind, RunRecord
-from openenv_pipe.system.file_lock import hold
+from openenv_pipe.system.file_lock import locked
 from openenv_pipe.system.files import (
     digest_of_file,
     point_symlink,
@@ -57,7 +58,7 @@ class RunFolder:
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
         self.record = record
-        self._lock: int | None = None
+        self._is_held = False
 
     @classmethod
     def create(
@@ -172,14 +173,24 @@ class RunFolder:
         """List all complete checkpoints, the oldest first."""
         return all_checkpoints(self.path)
 
-    def hold(self) -> None:
-        """Lock the run against other processes until this one ends.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the run against others, in this process or another, while the block runs.
+
+        May be entered again within the block.
 
         Raises:
-            RunFolderError: Another process holds the lock.
+            RunFolderError: Somebody else holds the lock.
         """
-        if self._lock is None:
-            self._lock = hold(self.path)
+        if self._is_held:
+            yield
+            return
+        with locked(self.path):
+            self._is_held = True
+            try:
+                yield
+            finally:
+                self._is_held = False
 
     def adopt(self) -> None:
         """Make this process the run's own; another process created the folder for it."""

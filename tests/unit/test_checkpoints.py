@@ -169,18 +169,21 @@ def test_a_folder_is_rewound_to_a_place_in_the_warm_start(folder):
     assert read_metrics(folder.metrics_path) == []
 
 
-HOLD = "import sys; from openenv_pipe.runs.folder import RunFolder as R; R.open(sys.argv[1]).hold()"
+HOLD = (
+    "import sys; from openenv_pipe.runs.folder import RunFolder\n"
+    "with RunFolder.open(sys.argv[1]).held(): pass"
+)
 
 
-def test_one_process_at_a_time_works_on_a_folder(folder):
+def test_one_at_a_time_works_on_a_folder(folder):
     command = [sys.executable, "-c", HOLD, str(folder.path)]
-    folder.hold()
-    folder.hold()  # its own
-    refused = subprocess.run(command, capture_output=True, text=True)
-    assert "another process works in" in refused.stderr
-    again = RunFolder.open(folder.path)
-    with pytest.raises(RunFolderError, match="another process"):
-        again.hold()
+    with folder.held(), folder.held():  # the second time its own
+        refused = subprocess.run(command, capture_output=True, text=True)
+        assert "somebody else works in" in refused.stderr
+        again = RunFolder.open(folder.path)
+        with pytest.raises(RunFolderError, match="somebody else"), again.held():
+            pass
+    subprocess.run(command, check=True)
 
 
 def test_each_attempt_is_written_down(folder):

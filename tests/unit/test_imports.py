@@ -56,7 +56,8 @@ def imported_rooms(path: str) -> set[str]:
     return {room if room in LEVELS else "__init__" for room in rooms}
 
 
-@pytest.mark.parametrize("path", FILES)
+# `openenv_pipe/__init__.py` offers the API of the rooms above it, and imports them when it is used.
+@pytest.mark.parametrize("path", [path for path in FILES if path != "__init__.py"])
 def test_imports_point_downward(path):
     room = room_of(path)
     assert room in LEVELS, f"{path}: say in ROOMS where the room {room!r} belongs"

@@ -7,7 +7,7 @@ comparing    the first difference between two folders
 bands        tolerances for runs whose sampler is not exact
 """
 
-from openenv_pipe.commands.reproduce.command import reproduce
+from openenv_pipe.commands.reproduce.command import Reproduction, reproduce
 from openenv_pipe.commands.reproduce.recording import record
 
-__all__ = ["record", "reproduce"]
+__all__ = ["Reproduction", "record", "reproduce"]

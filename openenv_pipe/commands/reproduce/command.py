@@ -1,10 +1,11 @@
-"""Run a run again and compare: exit code 0 if equal, 3 if different, 2 if it cannot be compared.
+"""Run a run again and say whether the two are the same.
 
 Differences in code, versions or data known beforehand are refused unless allowed. A different
 machine is only reported; the comparison shows whether the numbers are equal there.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -24,8 +25,18 @@ from openenv_pipe.system.files import write_text
 from openenv_pipe.system.markdown import table
 from openenv_pipe.system.progress import Progress
 
-SAME, DIFFERENT = 0, 3
 ALLOWABLE = ("code", "versions", "data", "model")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reproduction:
+    """What came of running a run again."""
+
+    path: Path  # the folder of the new run; its reproduction.md has the details
+    num_steps: int  # of GRPO, that both runs have
+    is_same: bool  # byte for byte, or within the bands where bytes cannot be expected to be equal
+    is_exact: bool  # whether bytes were compared
+    first_difference: str | None  # None if the runs are the same
 
 
 def reproduce(
@@ -37,8 +48,8 @@ def reproduce(
     runs_dir: Path | None,
     command: Sequence[str],
     control: RunControl,
-) -> int:
-    """Run it again in a new folder and return the exit code.
+) -> Reproduction:
+    """Run it again in a new folder, and compare the two.
 
     Raises:
         RunFolderError: The run cannot be reproduced as it is.
@@ -87,26 +98,32 @@ def _compare(
     progress: Progress,
     *,
     is_replay: bool,
-) -> int:
-    """Write and report whether the runs are equal."""
+) -> Reproduction:
+    """Write and report whether the runs are the same."""
     num_steps = common_steps(recorded.path, folder.path)
     what = f"{folder.path} against {recorded.path}, {num_steps} steps"
     if why := _why_inexact(recorded, folder, config, is_replay=is_replay):
         bands = list(_bands(recorded.path, folder.path))
         failed = next((band for band in bands if not band.holds), None)
-        verdict = "within the bands" if failed is None else f"different: {_as_text(failed)}"
+        difference = None if failed is None else _as_text(failed)
+        verdict = "within the bands" if difference is None else f"different: {difference}"
         lines = [f"Not byte for byte: {why}.", "", _table(bands)]
-        code = SAME if failed is None else DIFFERENT
     else:
         found = first_mismatches(recorded.path, folder.path, only_learner=is_replay)
-        verdict = f"different: {found[0]}" if found else "the same, byte for byte"
+        difference = str(found[0]) if found else None
+        verdict = f"different: {difference}" if found else "the same, byte for byte"
         parts = "metrics and checkpoints" if is_replay else "metrics, episodes, checkpoints, evals"
         lines = [f"Compared: {parts}; time/* is ignored.", "", *(f"- {each}" for each in found)]
-        code = DIFFERENT if found else SAME
     path = folder.path / "reproduction.md"
     write_text(path, "\n".join([f"# {what}", "", f"**{verdict}**", "", *lines]) + "\n")
     progress.note(f"{what}: {verdict}\n{path}")
-    return code
+    return Reproduction(
+        path=folder.path,
+        num_steps=num_steps,
+        is_same=difference is None,
+        is_exact=why is None,
+        first_difference=difference,
+    )
 
 
 def _why_inexact(

@@ -1,0 +1,154 @@
+"""The Python API: `from openenv_pipe import compose, train, evaluate, reproduce, open_run`.
+
+All of it works in any thread and inside a running event loop such as a notebook's: the work is
+done in a thread of its own. No signal handler is installed. KeyboardInterrupt, which a notebook's
+stop button raises, saves the run and ends it; a second one gives up saving.
+"""
+
+import contextvars
+import os
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.run import Run
+
+if TYPE_CHECKING:  # these import torch
+    from openenv_pipe.commands.reproduce import Reproduction
+    from openenv_pipe.pipeline import Callback, RunControl
+
+Result = TypeVar("Result")
+RunName = Run | str | os.PathLike[str]
+
+
+def compose(*overrides: str) -> RunConfig:
+    """The validated configuration that overrides such as "conf=wordle" ask for.
+
+    Raises ConfigError.
+    """
+    from openenv_pipe.config import compose as composing
+
+    return composing.compose(overrides).config
+
+
+def train(
+    *overrides: str,
+    resume: RunName | None = None,
+    fork: RunName | None = None,
+    callbacks: Sequence["Callback"] = (),
+    on_progress: Callable[[str], object] | None = None,
+) -> Run:
+    """Train until the run ends: `train("conf=wordle", "trainer.steps=10")`.
+
+    resume: a run to go on with, which keeps its configuration but for a few keys.
+    fork: a run, or its checkpoint as "RUN@40" or "RUN@best", to start a new run from.
+    callbacks: called as `on_step(run, metrics)` after each step; see `pipeline.callbacks`.
+    on_progress: receives each line of progress; default: the log, at level INFO.
+    Raises ConfigError and RunFolderError before anything starts, FailureError if the run fails,
+    and KeyboardInterrupt if it was interrupted. The run folder says why in every case.
+    """
+    if resume is not None and fork is not None:
+        raise ConfigError("resume goes on with a run, fork starts a new one; give one of them")
+    from openenv_pipe import pipeline
+
+    control = _control(on_progress, callbacks)
+    command = ["openenv_pipe.train", *overrides]
+
+    def work() -> Run:
+        if resume is not None:
+            folder = pipeline.resume(_name(resume), overrides, command, control)
+        elif fork is not None:
+            folder = pipeline.fork(_name(fork), overrides, command, control)
+        else:
+            from openenv_pipe.config.compose import compose
+
+            folder = pipeline.train(compose(overrides), command, control)
+        return Run(folder.path)
+
+    return _in_thread(work, control)
+
+
+def evaluate(
+    *subjects: RunName, on_progress: Callable[[str], object] | None = None
+) -> dict[str, EvalReport]:
+    """Evaluate runs side by side on the same tasks, or a model that no run has trained.
+
+    subjects: runs, or their checkpoints as "RUN@40" and "RUN@best", and overrides such as
+    "eval.num_tasks=20"; without a run, "conf=NAME" and overrides.
+    Returns the new reports by name, "wordle/0007 step_000040"; they are kept in the run folders.
+    Raises ConfigError, RunFolderError and FailureError.
+    """
+    from openenv_pipe.commands.evaluate import evaluate as evaluate_words
+
+    control = _control(on_progress)
+    words = [_name(subject) for subject in subjects]
+    result = _in_thread(
+        lambda: evaluate_words(words, ["openenv_pipe.evaluate", *words], control), control
+    )
+    return {row.name: row.report for row in result.played}
+
+
+def reproduce(
+    run: RunName,
+    *,
+    steps: int | None = None,
+    allow: Collection[str] = (),
+    replay: bool = False,
+    runs_dir: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[str], object] | None = None,
+) -> "Reproduction":
+    """Run a run again in a new folder, and say whether it is the same.
+
+    steps: the first so many steps of GRPO; default: all that the run has.
+    allow: what may differ beforehand: code, versions, data, model.
+    replay: train on the recorded episodes and play none.
+    runs_dir: where the new run goes; default: as the run says.
+    Raises ConfigError, RunFolderError and FailureError.
+    """
+    from openenv_pipe.commands import reproduce as reproducing
+
+    control = _control(on_progress)
+    return _in_thread(
+        lambda: reproducing.reproduce(
+            _name(run),
+            steps=steps,
+            allow=allow,
+            is_replay=replay,
+            runs_dir=None if runs_dir is None else Path(runs_dir),
+            command=["openenv_pipe.reproduce", _name(run)],
+            control=control,
+        ),
+        control,
+    )
+
+
+def _name(run: RunName) -> str:
+    return str(run.path) if isinstance(run, Run) else os.fspath(run)
+
+
+def _control(
+    on_progress: Callable[[str], object] | None, callbacks: Sequence["Callback"] = ()
+) -> "RunControl":
+    from openenv_pipe.pipeline import RunControl
+    from openenv_pipe.system.progress import LineProgress
+
+    if on_progress is None:
+        return RunControl(callbacks=callbacks)
+    return RunControl(progress=LineProgress(on_progress), callbacks=callbacks)
+
+
+def _in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
+    """Do the work in a new thread and wait: the caller's may be running an event loop."""
+    with ThreadPoolExecutor(1, "openenv_pipe") as executor:
+        future = executor.submit(contextvars.copy_context().run, work)
+        while True:
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if future.done():  # the work has ended, by an interrupt or before this one
+                    raise
+                control.stop.make()

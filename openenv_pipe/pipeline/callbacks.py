@@ -1,0 +1,43 @@
+"""Functions of the caller that are called after each step, and may stop a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from openenv_pipe.runs.run import Run
+
+STOPPED = "stopped by a callback"  # begins the cause of such a run, which may be resumed
+
+OnStep = Callable[[Run, Mapping[str, Any]], str | None]
+
+
+class StepCallback(Protocol):
+    """An object whose `on_step` is called after each step of the warm start and of GRPO."""
+
+    def on_step(self, run: Run, metrics: Mapping[str, Any]) -> str | None:
+        """Return None to go on, or a sentence that says why the run is to stop.
+
+        run: reads the run's folder. metrics: the step's line of metrics.jsonl, which is written.
+        """
+
+
+Callback = OnStep | StepCallback
+
+
+def call_back(callbacks: Sequence[Callback], run: Run, metrics: Mapping[str, Any]) -> str | None:
+    """Call all of them; why the run is to stop, if one of them says so.
+
+    Raises TypeError if one returns something else than None or text, and whatever they raise.
+    """
+    reasons = []
+    for callback in callbacks:
+        reason = getattr(callback, "on_step", callback)(run, metrics)
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError(
+                f"the callback {callback!r} returned {reason!r}; expected None to go on, or the "
+                "reason to stop as text"
+            )
+        if reason is not None:
+            reasons.append(reason)
+    if not reasons:
+        return None
+    return f"{STOPPED} after {metrics['stage']} step {metrics['step']}: {'; '.join(reasons)}"

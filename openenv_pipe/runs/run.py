@@ -1,0 +1,131 @@
+"""A run as a program sees it: `Run` reads a run folder, while the run goes on or afterwards."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.checkpoints import find_checkpoint
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import read_during, read_reports
+from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.types import Group
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from openenv_pipe.models.policy import Policy
+
+
+class Metrics(list[dict[str, Any]]):
+    """The records of metrics.jsonl, one a step; docs/metrics.md says what each key means."""
+
+    def to_pandas(self) -> "DataFrame":
+        """A data frame with one row a step. Raises ModuleNotFoundError without pandas."""
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "to_pandas needs the package pandas: pip install pandas; "
+                "without it, the metrics are a list of dictionaries",
+                name="pandas",
+            ) from error
+        return pandas.DataFrame.from_records(list(self))
+
+
+class Run:
+    """One run. Everything but `path` and `id` is read anew from its folder when it is asked for."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises RunFolderError if `path` is not a run folder."""
+        folder = RunFolder.open(Path(path))
+        self.path = folder.path
+        self.id = folder.record.id  # "wordle/0007"
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, status={self.status!r})"
+
+    @property
+    def status(self) -> str:
+        """`running`, `finished`, `failed`, `interrupted`, or `died` if its process is gone."""
+        return self._folder.status
+
+    @property
+    def cause(self) -> str | None:
+        """Why the run ended early, in a sentence; None if it did not."""
+        return self._folder.record.cause
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration as it was written, without secrets."""
+        return self._folder.written_config
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics of every step, the warm start's first. Empty before the first step."""
+        return Metrics(read_metrics(self._folder.metrics_path))
+
+    @property
+    def evals(self) -> dict[str, EvalReport]:
+        """The evaluations by label: `start`, `trained`, `baseline_...`, `during_000010` and so on.
+
+        A second evaluation of the same label has a number: `trained_2`.
+        """
+        during = {report.label: report for report in read_during(self.path)}
+        return {**read_reports(self.path), **during}
+
+    @property
+    def report(self) -> Path:
+        """The page about the run, written when it ends. Raises RunFolderError before that."""
+        path = self.path / "report.md"
+        if not path.exists():
+            raise RunFolderError(f"{path} does not exist yet: it is written when the run ends")
+        return path
+
+    def episodes(self, step: int) -> list[Group]:
+        """The groups of episodes that a GRPO step learned from; step 0: the demonstrations.
+
+        Raises RunFolderError if the run has none of that step.
+        """
+        path = episodes_path(self.path, step)
+        if not path.exists():
+            raise RunFolderError(f"{path} does not exist: the run has no episodes of step {step}")
+        return read_episodes(path)
+
+    def checkpoint(self, which: str | int = "last") -> Path:
+        """The folder of a checkpoint: `last`, `best`, or that of a GRPO step.
+
+        Raises RunFolderError if it does not exist, or its files are damaged.
+        """
+        return find_checkpoint(self.path, "" if which == "last" else str(which))
+
+    def load_policy(self, which: str | int = "last", *, device: str = "auto") -> "Policy":
+        """Load the model of a checkpoint (see `checkpoint`), with its tokenizer. Imports torch.
+
+        device: `auto`, `cpu` or `cuda`. Raises RunFolderError and ConfigError.
+        """
+        from openenv_pipe.models.load import load_policy, select_device
+
+        config = self.config
+        return load_policy(
+            config.model,
+            seed=config.seed,
+            device=select_device(device),
+            checkpoint=self.checkpoint(which),
+        )
+
+    @property
+    def _folder(self) -> RunFolder:
+        return RunFolder.open(self.path)
+
+
+def open_run(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> Run:
+    """An existing run by its folder, its id such as `wordle/0007`, or `latest`.
+
+    runs_dir: where ids and `latest` are looked up. Raises RunFolderError.
+    """
+    return Run(find_run(os.fspath(name), Path(runs_dir)).path)

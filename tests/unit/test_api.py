@@ -1,0 +1,145 @@
+"""The Python API without training: imports, reading a run, callbacks, and requests to stop."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+import run_samples
+
+import openenv_pipe
+from openenv_pipe import Run, compose, open_run, train
+from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.pipeline.callbacks import STOPPED, call_back
+from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.system.stop_request import StopRequest
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = run_samples.create(tmp_path)
+    metrics = MetricsFile(made.metrics_path)
+    for step in (1, 2):
+        metrics.append(run_samples.record(step))
+    metrics.close()
+    return made
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = (
+        "import sys, openenv_pipe\n"
+        "heavy = {'torch', 'transformers', 'hydra', 'numpy', 'pydantic', 'typer', 'rich'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "assert set(openenv_pipe.__all__) <= set(dir(openenv_pipe))\n"
+        "run = openenv_pipe.open_run\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_name_of_the_api_exists():
+    for name in openenv_pipe.__all__:
+        assert callable(getattr(openenv_pipe, name))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        openenv_pipe.trian  # noqa: B018
+
+
+def test_compose_returns_the_configuration():
+    assert compose("conf=echo", "trainer.steps=7").trainer.steps == 7
+    with pytest.raises(ConfigError, match=r"trainer\.steps"):
+        compose("conf=echo", "trainer.stpes=7")
+
+
+def test_a_run_is_opened_by_its_folder_its_id_and_as_the_latest(folder):
+    runs_dir = folder.path.parents[1]
+    for name in (folder.path, str(folder.path), folder.record.id, "latest"):
+        run = open_run(name, runs_dir)
+        assert (run.path.resolve(), run.id) == (folder.path.resolve(), folder.record.id)
+    with pytest.raises(RunFolderError, match="no folder"):
+        open_run("nothing/0001", runs_dir)
+
+
+def test_a_run_shows_what_its_folder_has_at_that_moment(folder):
+    run = Run(folder.path)
+    assert (run.status, run.cause) == ("running", None)
+    assert [record["step"] for record in run.metrics] == [1, 2]
+    assert run.config == folder.written_config
+    for missing in (lambda: run.report, lambda: run.episodes(1), run.checkpoint):
+        with pytest.raises(RunFolderError):
+            missing()
+    folder.finish("finished", cause="enough")
+    (folder.path / "report.md").write_text("# It")
+    assert (run.status, run.cause) == ("finished", "enough")
+    assert run.report.read_text() == "# It"
+
+
+def test_metrics_become_a_data_frame_where_pandas_is(folder, monkeypatch):
+    metrics = Run(folder.path).metrics
+    frame = metrics.to_pandas()
+    assert list(frame["step"]) == [1, 2]
+    assert frame["reward/mean"].tolist() == [each["reward/mean"] for each in metrics]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install pandas"):
+        metrics.to_pandas()
+
+
+class Recorder:
+    def __init__(self, answer):
+        self.answer = answer
+        self.calls = []
+
+    def on_step(self, run, metrics):
+        self.calls.append((run, metrics))
+        return self.answer
+
+
+def test_callbacks_are_functions_or_objects_and_may_give_a_reason_to_stop():
+    metrics = {"stage": "grpo", "step": 3}
+    silent, asking = Recorder(None), Recorder("it is good")
+    assert call_back([silent, lambda run, metrics: None], "run", metrics) is None
+    reason = call_back([silent, asking, lambda *_: "it is late"], "run", metrics)
+    assert reason == f"{STOPPED} after grpo step 3: it is good; it is late"
+    assert silent.calls == [("run", metrics)] * 2
+
+
+def test_a_callback_that_returns_something_else_is_an_error():
+    with pytest.raises(TypeError, match=r"returned 0\.5; expected None"):
+        call_back([lambda *_: 0.5], "run", {"stage": "grpo", "step": 3})
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_request_from_another_thread_ends_the_work_which_may_save(early):
+    stop, begun, saved = StopRequest(), threading.Event(), []
+
+    async def work():
+        try:
+            begun.set()
+            await asyncio.sleep(3600)
+        finally:
+            saved.append("all")
+
+    if early:
+        stop.make()
+    else:
+        threading.Thread(target=lambda: begun.wait() and stop.make()).start()
+    with pytest.raises(KeyboardInterrupt):
+        stop.run(work())
+    assert saved == ["all"]
+    stop.make()  # after the end it asks for nothing
+
+
+def test_work_that_nobody_stops_returns_its_result():
+    async def work():
+        return 3
+
+    assert StopRequest().run(work()) == 3
+
+
+def test_an_error_in_the_configuration_is_raised_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="did you mean trainer"):
+        train("conf=echo", "trainer.stpes=1")
+    with pytest.raises(ConfigError, match="give one of them"):
+        train(resume="latest", fork="latest")
+    assert not (tmp_path / "runs").exists()
