@@ -47,7 +47,7 @@ def test_in_a_thread_with_a_running_loop_a_callback_stops_and_a_resume_goes_on()
     resumed = train(resume=run)
     assert (resumed.path, resumed.status, resumed.cause) == (run.path, "finished", None)
     assert [record["step"] for record in resumed.metrics] == [1, 2, 3]
-    assert {group.size for step in (1, 2, 3) for group in run.episodes(step)} == {2}
+    assert {len(group.episodes) for step in (1, 2, 3) for group in run.episodes(step)} == {2}
     assert run.load_policy(3, device="cpu").num_parameters > 0
     same = reproduce(run)
     assert (same.is_same, same.is_exact, same.num_steps, same.first_difference) == (

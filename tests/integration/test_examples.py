@@ -1,0 +1,98 @@
+"""The programs and the notebook of examples/ do what they say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    *("trainer.steps=2", "trainer.tasks_per_step=1", "trainer.group_size=2"),
+    *("eval.num_tasks=2", "eval.baselines=false"),
+)
+LISTED = {
+    *("train_echo.py", "stop_early.py", "compare_learning_rates.py", "read_episodes.py"),
+    *("evaluate_checkpoint.py", "notebook.ipynb"),
+}
+NOTEBOOK = """
+import sys
+import nbclient
+import nbformat
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+assert any("image/png" in output.get("data", {}) for output in outputs), outputs
+assert not any(output.output_type == "error" for output in outputs), outputs
+"""
+
+
+def run_python(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_example(folder: Path, name: str, *arguments: str) -> str:
+    return run_python(folder, str(ROOT / "examples" / name), *arguments)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with the run of train_echo.py, and what that printed."""
+    folder = tmp_path_factory.mktemp("examples")
+    return folder, run_example(folder, "train_echo.py", *SMALL)
+
+
+def test_the_examples_are_listed():
+    files = {path.name for path in (ROOT / "examples").iterdir()} - {"README.md", "__pycache__"}
+    assert files == LISTED
+    text = (ROOT / "examples" / "README.md").read_text()
+    assert all(f"({name})" in text for name in LISTED)
+
+
+def test_train_echo(trained):
+    folder, out = trained
+    assert "grpo 2/2" in out
+    assert (folder / out.splitlines()[-1]).is_file()
+
+
+def test_read_episodes(trained):
+    folder, _ = trained
+    lines = run_example(folder, "read_episodes.py").splitlines()
+    assert lines[0].startswith("echo/0001 step 2: reward")
+    assert sum(line.startswith("  reply") for line in lines) == 8  # four turns of two episodes
+
+
+def test_evaluate_checkpoint(trained):
+    folder, _ = trained
+    lines = run_example(folder, "evaluate_checkpoint.py", "echo/0001").splitlines()
+    names = [line.partition(":")[0] for line in lines]
+    assert names == ["echo/0001 untrained", "echo/0001 step_000002"]
+
+
+def test_stop_early_and_go_on(tmp_path):
+    target = "-100"  # which a random model reaches as soon as there are three steps
+    out = run_example(tmp_path, "stop_early.py", target, *SMALL, "trainer.steps=4")
+    first, second = out.splitlines()
+    assert first.startswith("echo/0001 finished after 3 steps: stopped by a callback")
+    assert second == "echo/0001 finished after 4 steps"
+
+
+def test_compare_learning_rates(tmp_path):
+    lines = run_example(tmp_path, "compare_learning_rates.py", *SMALL).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["echo/0001 lr=0.001", "echo/0002 lr=0.004"]
+
+
+def test_notebook(tmp_path):
+    run_python(tmp_path, "-c", NOTEBOOK, str(ROOT / "examples" / "notebook.ipynb"))
+    assert (tmp_path / "runs" / "echo" / "0001" / "report.md").is_file()
