@@ -24,7 +24,7 @@ help:
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
 	@echo "make test      install with the tools for development, then run the tests"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
-	@echo "make lint      check style and formatting"
+	@echo "make lint      check style, formatting and types"
 
 install: $(USER_STAMP)
 
@@ -40,6 +40,7 @@ vllm: $(DEV_STAMP)
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 $(BIN)/python:
 	@echo "==> creating .venv"

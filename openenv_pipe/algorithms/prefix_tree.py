@@ -62,6 +62,10 @@ def merged(rows: Sequence[Ids]) -> Trie:
     return Trie(token_ids=np.concatenate(builder.parts), nodes=builder.nodes, paths=paths)
 
 
+# (first row, one past the last, depth, parent), or the number of a node to close
+Stack = list[tuple[int, int, int, int] | int]
+
+
 class _Builder:
     """Walks sorted rows; an explicit stack, for a thousand rows may branch one after the other."""
 
@@ -75,8 +79,7 @@ class _Builder:
         self._build()
 
     def _build(self) -> None:
-        # (first row, one past the last, depth, parent), or the number of a node to close
-        stack: list[tuple[int, int, int, int] | int] = []
+        stack: Stack = []
         self._push_branches(stack, 0, len(self._rows), 0, -1)
         while stack:
             task = stack.pop()
@@ -104,7 +107,7 @@ class _Builder:
             self.paths[row].append(number)
         return number
 
-    def _push_branches(self, stack: list, first: int, last: int, depth: int, parent: int) -> None:
+    def _push_branches(self, stack: Stack, first: int, last: int, depth: int, parent: int) -> None:
         """One task for each run of rows that agree on their token at `depth`; the first on top."""
         starts = [row for row in range(first, last) if row == first or self._next[row - 1] <= depth]
         for start, end in reversed(list(pairwise([*starts, last]))):

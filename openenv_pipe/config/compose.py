@@ -142,7 +142,8 @@ def open_loader() -> "ConfigLoaderImpl":
         search_path.append("openenv-pipe", str(folder))
     search_path.append("schema", "structured://")  # Hydra insists that it is the last
     loader = ConfigLoaderImpl(search_path)
-    loader.repository = CachingConfigRepository(loader.repository)  # each file is read once
+    # Each file is read once. The class has the methods of a repository, but not its base class.
+    loader.repository = CachingConfigRepository(loader.repository)  # type: ignore[assignment]
     return loader
 
 
@@ -235,7 +236,7 @@ def load_values(
                 tree[key] = _literal(saved[key])
     if not may_miss and (missing := OmegaConf.missing_keys(tree)):
         raise ConfigError(explain_missing(sorted(missing)))
-    values = OmegaConf.to_container(tree, resolve=True)
+    values: Any = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(values, dict)
     return {key: value for key, value in values.items() if key not in others}
 

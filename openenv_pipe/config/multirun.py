@@ -181,13 +181,15 @@ def _parameter(override: "Override") -> Parameter:
     key, sweep = override.get_key_element(), override.value()
     log = "log" in getattr(sweep, "tags", ())
     if isinstance(sweep, IntervalSweep | RangeSweep):
+        ends: tuple[Any, ...]
         if isinstance(sweep, RangeSweep):
             ends, step = tuple(override.sweep_iterator()), abs(sweep.step)  # in any order
         else:
             ends, step = (sweep.start, sweep.end), None
         if not ends:
             raise ConfigError(f"{override.input_line!r} matches nothing")
-        kind = "whole" if all(isinstance(each, int) for each in ends) else "real"
+        is_whole = all(isinstance(each, int) for each in ends)
+        kind: Literal["whole", "real"] = "whole" if is_whole else "real"
         found = Parameter(key=key, kind=kind, values=(min(ends), max(ends)), step=step, log=log)
         if log:
             _refuse_logarithm(found, override.input_line or "")

@@ -12,8 +12,8 @@ import torch
 def embed(embedding: torch.nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     """Look up the ids; a module that does more than look up is called as it is."""
     is_plain = type(embedding) is torch.nn.Embedding and not embedding._forward_hooks
-    if is_plain and adds_in_place(embedding.weight):
-        return _Rows.apply(embedding.weight, token_ids, embedding.padding_idx)
+    if is_plain and isinstance(weight := embedding.weight, torch.Tensor) and adds_in_place(weight):
+        return _Rows.apply(weight, token_ids, embedding.padding_idx)
     return embedding(token_ids)
 
 

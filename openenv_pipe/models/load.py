@@ -76,7 +76,7 @@ def _build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None
     if checkpoint is not None:
         return _read(str(checkpoint), dtype=_DTYPES[config.dtype])
     torch.manual_seed(config.seed)
-    model = Qwen3ForCausalLM(tiny.model_config(config, tokenizer))
+    model: Any = Qwen3ForCausalLM(tiny.model_config(config, tokenizer))
     return model.to(_DTYPES[config.dtype])
 
 
@@ -128,7 +128,7 @@ def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> A
         return PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
     lora = LoraConfig(
         r=config.lora.rank,
-        lora_alpha=config.lora.alpha,
+        lora_alpha=config.lora.alpha,  # type: ignore[arg-type]  # fractions work
         lora_dropout=config.lora.dropout,
         target_modules=config.lora.target_modules,
         task_type="CAUSAL_LM",

@@ -51,7 +51,7 @@ class Policy:
         self.packs_rows = True  # `check_forward` clears it for architectures without packed rows.
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
-        self._checkpointed: list[torch.nn.Module] = []
+        self._checkpointed: list[Any] = []
         if activation_checkpointing:
             layers = (m for m in inner.modules() if isinstance(m, GradientCheckpointingLayer))
             self._checkpointed = list(layers)

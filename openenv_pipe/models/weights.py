@@ -120,7 +120,7 @@ class Publication:
 def _plain_weights(base: Any, with_adapter: bool) -> dict[str, torch.Tensor]:
     """Return the weights by their names without peft, with the low-rank products added or not."""
     products = {
-        f"{name}.weight": module.get_delta_weight("default")
+        f"{name}.weight": module.get_delta_weight("default")  # type: ignore[attr-defined]  # all of peft's have it
         for name, module in base.named_modules()
         if with_adapter and isinstance(module, LoraLayer)
     }

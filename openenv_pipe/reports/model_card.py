@@ -4,6 +4,7 @@ It contains only what the run's files say, so no licence.
 """
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -27,12 +28,12 @@ def model_card(folder: RunFolder, checkpoint: Path, name: str) -> str:
 
 
 def _metadata(config: RunConfig) -> str:
-    values = {
+    values: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["openenv", "openenv-pipe", "reinforcement-learning", config.trainer.loss.type],
     }
-    if _is_of_hub(config):
+    if isinstance(config.model, HubModelConfig) and _is_of_hub(config.model):
         values["base_model"] = config.model.path
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
 
@@ -93,12 +94,10 @@ prompt = tokenizer.apply_chat_template(
 ```"""
 
 
-def _is_of_hub(config: RunConfig) -> bool:
+def _is_of_hub(model: HubModelConfig) -> bool:
     """True for a base model with an id such as Qwen/Qwen3-0.6B, false for a local folder."""
-    model = config.model
     return (
-        isinstance(model, HubModelConfig)
-        and not Path(model.path).expanduser().is_dir()
+        not Path(model.path).expanduser().is_dir()
         and model.path.count("/") == 1
         and not model.path.startswith((".", "/", "~"))
     )

@@ -21,7 +21,7 @@ Records = Sequence[Mapping[str, Any]]
 
 BLUE, GREEN, ORANGE, GREY = "#2f6db5", "#2b8a5b", "#d9772b", "#8a8f98"
 INK = "#2b2f36"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -191,7 +191,7 @@ def canvas(path: Path, num_rows: int, width_ratios: Sequence[float]) -> "Iterato
 def _label(axis: "Axes", title: str, x_label: str) -> None:
     axis.set_title(title)
     axis.set_xlabel(x_label)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)
 
 
 def _of_stage(records: Records, stage: str) -> list[Mapping[str, Any]]:

@@ -95,6 +95,7 @@ def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
     if not (change.success and change.reward):
         return "Every episode of an evaluation failed: there is nothing to compare."
     success, reward = change.success, change.reward
+    assert before.success and before.reward and after.success and after.reward
     verdict = "" if success.excludes_zero else " The interval includes 0: no proof of a change."
     return (
         f"**success rate {before.success.mean:.0%} → {after.success.mean:.0%}** "
@@ -193,7 +194,7 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
 
 def _history(record: RunRecord) -> dict[str, str]:
     """Describe the run that this one was made from, and its attempts if there were several."""
-    rows = {}
+    rows: dict[str, str] = {}
     if (lineage := record.lineage) is not None:
         at = f" at {lineage.checkpoint}" if lineage.checkpoint else ""
         changes = ", ".join(f"{key}={values[1]}" for key, values in lineage.changed.items())

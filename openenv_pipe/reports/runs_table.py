@@ -1,5 +1,6 @@
 """The table of all runs. A broken folder is shown as unreadable."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -8,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -84,7 +86,7 @@ def _row(path: Path) -> RunRow:
         return RunRow(id=name, status="unreadable", problem=str(error))
 
 
-def _success(reports: dict, name: str) -> float | None:
+def _success(reports: Mapping[str, EvalReport], name: str) -> float | None:
     report = reports.get(name)
     return report.success.mean if report and report.success else None
 

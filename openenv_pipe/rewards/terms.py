@@ -9,6 +9,7 @@ import numbers
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from openenv_pipe.config.schema import (
     EnvTerm,
@@ -65,7 +66,7 @@ def matching_replies(episode: Episode, *, pattern: re.Pattern[str]) -> list[floa
 
 
 def from_python(
-    episode: Episode, *, name: str, function: Callable, term: PythonTerm
+    episode: Episode, *, name: str, function: Callable[..., Any], term: PythonTerm
 ) -> list[float]:
     """A callable's value: a number for the episode, or a sequence with one number per turn."""
     try:

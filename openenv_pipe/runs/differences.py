@@ -44,10 +44,10 @@ def find_differences(record: RunRecord) -> list[Difference]:
         before = f"{_short(record.code_digest)}{sha}"
         found.append(Difference("code", "openenv_pipe", before, _short(code)))
     found += _unequal("versions", "", record.versions, find_versions())
-    now, before = find_machine(), record.machine
+    now, then = find_machine(), record.machine
     for name in ("cpu", "num_cpus", "gpus"):
-        if getattr(now, name) != getattr(before, name):
-            texts = str(getattr(before, name)), str(getattr(now, name))
+        if getattr(now, name) != getattr(then, name):
+            texts = str(getattr(then, name)), str(getattr(now, name))
             found.append(Difference("machine", name, *texts))
     return found
 
@@ -63,7 +63,7 @@ def find_other_facts(
     return found
 
 
-def _unequal(kind: Kind, name: str, before: JsonValue, now: JsonValue) -> list[Difference]:
+def _unequal(kind: Kind, name: str, before: object, now: object) -> list[Difference]:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         inner = (
             _unequal(kind, f"{name}.{key}" if name else key, before.get(key), now.get(key))
@@ -73,6 +73,6 @@ def _unequal(kind: Kind, name: str, before: JsonValue, now: JsonValue) -> list[D
     return [] if before == now else [Difference(kind, name, _short(before), _short(now))]
 
 
-def _short(value: JsonValue) -> str:
+def _short(value: object) -> str:
     text = "absent" if value is None else str(value)
     return text[:12] if len(text) == 64 else text

@@ -164,7 +164,7 @@ def _pack(values: Sequence[float]) -> str:
 
 def _unpack(text: str) -> list[float]:
     name, _, packed = text.partition(":")
-    values = array(CODES[name], base64.b64decode(packed))
+    values: array[float] = array(CODES[name], base64.b64decode(packed))
     if byteorder == "big":
         values.byteswap()
     return values.tolist()

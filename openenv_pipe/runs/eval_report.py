@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -93,7 +94,7 @@ def summarise(
             seed=seed,
         )
 
-    pass_at = {k: interval(lambda task, k=k: _pass_at_k(task, k)) for k in _ks(samples_per_task)}
+    pass_at = {k: interval(partial(_pass_at_k, k=k)) for k in _ks(samples_per_task)}
     return EvalReport(
         label=label,
         model=model,

@@ -63,7 +63,8 @@ def _set_evaluations_aside(folder: Path, grpo_step: int, aside: Path) -> None:
 def _cut_metrics(path: Path, order: tuple[bool, int], aside: Path) -> None:
     if not path.exists():
         return
-    kept, cut = [], []
+    kept: list[bytes] = []
+    cut: list[bytes] = []
     for line in path.read_bytes().splitlines(keepends=True):
         (kept if _is_kept(line, order) else cut).append(line)
     if cut:

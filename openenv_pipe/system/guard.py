@@ -24,6 +24,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -126,7 +127,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def send_signal(send, pid: int, number: int) -> bool:
+def send_signal(send: Callable[[int, int], None], pid: int, number: int) -> bool:
     """Send a signal; False if the process does not exist."""
     try:
         send(pid, number)

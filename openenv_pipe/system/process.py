@@ -64,6 +64,8 @@ class ManagedProcess:
                 cwd=cwd,
                 start_new_session=True,  # The terminal's Ctrl-C does not reach it.
             )
+        assert self._guard.stdin is not None
+        self._stdin = self._guard.stdin
 
     @property
     def pid(self) -> int:
@@ -89,7 +91,7 @@ class ManagedProcess:
     def begin_stop(self, timeout_s: float) -> None:
         """Request the end and return at once: SIGTERM to the tree, SIGKILL after `timeout_s`."""
         with suppress(BrokenPipeError, ValueError):  # It has ended, or was stopped already.
-            self._guard.stdin.write(f"{timeout_s}\n".encode())
+            self._stdin.write(f"{timeout_s}\n".encode())
 
     def stop(self, timeout_s: float) -> int | None:
         """End the whole tree and return the return code. May be called again.
@@ -101,7 +103,7 @@ class ManagedProcess:
         if self.wait(timeout_s + KILL_MARGIN_S) is None:
             self._guard.kill()
             self.wait(1.0)
-        self._guard.stdin.close()
+        self._stdin.close()
         return self.returncode
 
     async def exited(self) -> str:

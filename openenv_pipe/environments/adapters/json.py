@@ -100,7 +100,7 @@ def _validator(schema: Schema) -> Any:
     """Build a validator that resolves references only within the schema."""
     kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:
-        kind.check_schema(schema)
+        kind.check_schema(dict(schema))
     except jsonschema.SchemaError as error:
         raise ConfigError(
             f"the environment's action schema is not a JSON Schema: {error.message}; fix the "

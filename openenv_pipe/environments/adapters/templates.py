@@ -10,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Message, Observation
 
-EMPTY = (None, "", [], {})
+EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 def compile_template(key: str, source: str) -> jinja2.Template:

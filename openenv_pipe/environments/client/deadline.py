@@ -21,7 +21,7 @@ class Deadline:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task | None = None  # the task that waits now
+        self._task: asyncio.Task[object] | None = None  # the task that waits now
         self._at_s = 0.0  # the limit, in the loop's time
         self._num_cancelled = 0  # cancellations that were pending before the wait
         self._expired = False
@@ -47,7 +47,7 @@ class Deadline:
         traceback: TracebackType | None,
     ) -> None:
         task, self._task = self._task, None
-        if self._expired:
+        if self._expired and task is not None:
             self._expired = False
             if task.uncancel() <= self._num_cancelled and kind is asyncio.CancelledError:
                 raise TimeoutError from error

@@ -36,8 +36,8 @@ async def fetch_metadata(url: str, access: Access = OPEN) -> ServerMetadata:
     """
     get = partial(fetch_object, url, timeout_s=TIME_LIMIT_S, access=access)
     schemas = await get("/schema")
-    observation = schemas.get("observation")
-    first = schemas.get("reset_observation", observation)  # older servers have one for both
+    observation: Any = schemas.get("observation")
+    first: Any = schemas.get("reset_observation", observation)  # older servers have one for both
     if not all(isinstance(each, dict) for each in (schemas.get("action"), observation, first)):
         raise ConfigError(
             f"{url}/schema has no schemas of an action and an observation, but "

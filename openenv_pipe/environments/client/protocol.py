@@ -34,7 +34,7 @@ def parse_frame(text: str | bytes, url: str) -> dict[str, Any]:
         SessionError: The frame is not a JSON object.
     """
     try:
-        frame = decode(text if type(text) is str else text.decode())
+        frame = decode(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError) as error:
         raise SessionError(f"{url}: answer is not JSON ({error}): {text[:80]!r}") from error
     if type(frame) is not dict:

@@ -187,9 +187,9 @@ class Session:
         if frame.get("type") == answer_kind and type(data) is dict:
             self._in_sync = True
             return data
-        error = error_of_frame(frame, kind, self.url)
-        self._in_sync = isinstance(error, StepRefusedError)
-        raise error
+        refused = error_of_frame(frame, kind, self.url)
+        self._in_sync = isinstance(refused, StepRefusedError)
+        raise refused
 
     async def _exchange(self, kind: str, text: str, timeout_s: float) -> str | bytes:
         """Send one message and receive one; raise typed errors for silence and lost connections."""

@@ -21,7 +21,7 @@ class ServerRows(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
+    def __getitem__(self, index: int) -> Mapping[str, Any]:  # type: ignore[override]  # no slices
         return {"split": self._split, "index": self._indices[index]}
 
 

@@ -174,7 +174,7 @@ def _backward_bucket(
     found = _backward_part(grad, q, k, v, out, lse, 0.0, True, scale=scale)
     for number, (total, part) in enumerate(zip(grads, found, strict=True)):
         part = part.transpose(1, 2).reshape(-1, *total.shape[1:])
-        if number == 0 or bucket.used_slots is None:
+        if number == 0 or bucket.used_slots is None or bucket.used_places is None:
             total.index_copy_(0, bucket.own_places, part.index_select(0, bucket.own_slots))
         else:
             total.index_add_(0, bucket.used_places, part.index_select(0, bucket.used_slots))

@@ -38,7 +38,7 @@ def draw_curves(path: Path, comparison: Comparison) -> bool:
         for axis, title in zip(axes, [*PANELS, "Eval success rate"], strict=True):
             axis.set_title(title)
             axis.set_xlabel("GRPO step")
-            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.locator_params(axis="x", integer=True)
         for axis in axes[1:]:
             axis.set_ylim(-0.04, 1.04)
         figure = axes[0].figure

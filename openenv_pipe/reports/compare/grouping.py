@@ -7,6 +7,7 @@ tasks of the one run. Runs without a final evaluation are listed but not counted
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -156,10 +157,7 @@ def _measures(runs: Sequence[FoundRun]) -> dict[str, Callable[[FoundRun], Figure
     passes = sorted({k for run in runs if run.final for k in run.final.pass_at})
     return {
         "success": lambda run: _of_tasks(run, lambda report: report.success),
-        **{
-            f"pass@{k}": lambda run, k=k: _of_tasks(run, lambda report: report.pass_at.get(k))
-            for k in passes
-        },
+        **{f"pass@{k}": partial(_pass_at, k=k) for k in passes},
         "reward": lambda run: _of_tasks(run, lambda report: report.reward),
         "turns": lambda run: _of_tasks(run, lambda report: report.turns),
         "train reward": _train_reward,
@@ -176,6 +174,10 @@ def _of_tasks(run: FoundRun, of: Callable[[EvalReport], Interval | None]) -> Fig
     if interval is None:
         return None
     return Figure(mean=interval.mean, low=interval.low, high=interval.high, over="tasks")
+
+
+def _pass_at(run: FoundRun, k: int) -> Figure | None:
+    return _of_tasks(run, lambda report: report.pass_at.get(k))
 
 
 def _train_reward(run: FoundRun) -> Figure | None:
@@ -210,7 +212,8 @@ def _rank(setting: Setting) -> tuple[bool, float, float]:
 def _best_run(best: Setting) -> FoundRun:
     def worth(run: FoundRun) -> tuple[float, float]:
         assert run.final
-        return tuple(i.mean if i else -1.0 for i in (run.final.success, run.final.reward))
+        success, reward = run.final.success, run.final.reward
+        return success.mean if success else -1.0, reward.mean if reward else -1.0
 
     return max(best.counted, key=worth)
 
