@@ -1,10 +1,13 @@
 """Who tells the sampler that the policy has new weights, and when it may take them."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from openenv_pipe.engines.base import Engine
+
+_log = logging.getLogger(__name__)
 
 
 class WeightPublisher(Protocol):
@@ -52,6 +55,7 @@ class EnginePublisher:
         """Publish the weights that `publish` has kept back, if there are any."""
         if not self._is_published:
             await self._engine.publish(self.version)
+            _log.debug("published the weights of step %d", self.version)
             self._is_published = True
 
     async def clear_engine(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Iterator, Sequence
 
@@ -12,6 +13,7 @@ from openenv_pipe.rollout.episode import Player
 from openenv_pipe.types import Episode, Group, Status, Task
 
 DEATH_SEEN_WITHIN_S = 2.0
+_log = logging.getLogger(__name__)
 
 
 async def collect_groups(
@@ -80,6 +82,8 @@ async def play_groups(
     ]
     num_episodes = len(groups) * group_size
     limit = min(num_episodes, context.host.capacity, context.engine.max_episodes)
+    started_s = time.monotonic()
+    _log.debug("%s: playing %d episodes, %d at a time", label, num_episodes, limit)
     first_number = context.engine.begin_collection(num_episodes, limit)
     players = _players(context, groups, first_number, temperature)
     try:
@@ -88,6 +92,7 @@ async def play_groups(
                 workers.create_task(_play_in_turn(context, players))
     except BaseExceptionGroup as errors:
         raise_first(errors)
+    _log.debug("%s: played them in %.1f s", label, time.monotonic() - started_s)
     return groups
 
 

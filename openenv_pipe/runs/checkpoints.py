@@ -95,6 +95,7 @@ def new_checkpoint(folder: Path, place: Place) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync(path.parent)
+    _log.info("saved the checkpoint %s", path)
 
 
 def write_digests(path: Path) -> None:

@@ -8,6 +8,7 @@ The report is written last, so an evaluation with a report is complete. None is 
 second one of the same label is `trained_2`, unless it is equal.
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ STAGES = ("start", "warm_start", "trained")  # labels that the pipeline writes, 
 GREEDY = "_greedy"  # suffix of the same model's label at temperature 0
 BASELINE = "baseline_"  # prefix of a scripted policy's label
 DURING = "during_"  # prefix of an evaluation between steps, followed by the step's number
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,7 @@ def save_evaluation(folder: Path, evaluation: Evaluation) -> Path:
             write_episodes(path.with_name(f"{name}.jsonl.gz"), evaluation.groups)
             write_text(path.with_name(f"{name}.md"), eval_page(name, report, evaluation.groups))
             write_text(path, text)
+            _log.info("saved the evaluation %s", path)
             return path
         if path.read_text(encoding="utf-8") == text:
             return path

@@ -1,11 +1,14 @@
 """Supervision of servers: notice that one has died, and start it again, within a budget."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
 from openenv_pipe.errors import FailureError, PipeError
+
+_log = logging.getLogger(__name__)
 
 
 class RestartableServer(Protocol):
@@ -44,9 +47,7 @@ Restart = Callable[[RestartableServer, FailureError], Coroutine[Any, Any, None]]
 class RestartBudget:
     """A number of restarts, over the whole run, for all servers that share the budget."""
 
-    def __init__(
-        self, limit: int, key: str, tell: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, limit: int, key: str, tell: Callable[[str], None] = _log.warning) -> None:
         """key: the configuration key that sets `limit`. tell: is called with each restart."""
         self.num_used = 0
         self._limit = limit

@@ -1,6 +1,7 @@
 """The commands as a person meets them: processes, exit codes, what is printed where."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import yaml
 
 from openenv_pipe.cli import main as cli
 from openenv_pipe.cli.completion import complete_override
+from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.system import resources
 
@@ -199,3 +201,37 @@ def test_environments_are_found_by_name_or_folder(tmp_path, monkeypatch):
     for name, expected in (("wordel", "did you mean wordle"), ("./nowhere", "is not a folder")):
         with pytest.raises(ConfigError, match=expected):
             resources.find_env(name)
+
+
+def _log_lines(capsys, verbosity, form):
+    configure_logging(verbosity, form)
+    logger = logging.getLogger("openenv_pipe.runs.checkpoints")
+    logger.debug("a detail")
+    logger.info("saved %s", "it")
+    logger.warning("damaged")
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(("verbosity", "num_lines"), [(0, 1), (1, 2), (2, 3), (5, 3)])
+def test_the_log_goes_to_stderr_and_v_shows_more_of_it(capsys, package_log, verbosity, num_lines):
+    lines = _log_lines(capsys, verbosity, LogFormat.TEXT)
+    assert len(lines) == num_lines
+    assert lines[-1].endswith("damaged")
+    assert ("openenv_pipe.runs.checkpoints" in lines[-1]) == (verbosity > 0)
+    assert len(_log_lines(capsys, verbosity, LogFormat.TEXT)) == num_lines  # no handler is doubled
+
+
+def test_the_log_as_json_has_one_object_a_line(capsys, package_log):
+    info, warning = map(json.loads, _log_lines(capsys, 1, LogFormat.JSON))
+    assert (info["level"], info["message"]) == ("info", "saved it")
+    assert (warning["level"], warning["logger"]) == ("warning", "openenv_pipe.runs.checkpoints")
+
+
+@pytest.fixture
+def package_log():
+    """The package's logger, as it was before the test."""
+    logger = logging.getLogger("openenv_pipe")
+    handlers, level = logger.handlers, logger.level
+    yield
+    logger.handlers = handlers
+    logger.setLevel(level)

@@ -5,6 +5,7 @@ takes its sessions with it: their episodes end with SessionClosedError, and noth
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from openenv_pipe.system.supervisor import Restart, RestartableServer, Superviso
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
+
+_log = logging.getLogger(__name__)
 
 
 class SupervisedHost:
@@ -72,6 +75,7 @@ class SupervisedHost:
             raise
         for supervisor in self._supervisors:
             supervisor.watch()
+        _log.info("env %r: started the servers %s", self._env.name, ", ".join(self.urls))
 
     async def _open_all(self) -> None:
         """Open all sessions. An error shows a server's log, which may tell why it refuses."""
@@ -111,3 +115,4 @@ class SupervisedHost:
         await asyncio.gather(*(each.stop_watching() for each in self._supervisors))
         await self._pool.close()
         await asyncio.gather(*(server.stop() for server in self._servers))
+        _log.info("env %r: stopped the servers", self._env.name)
