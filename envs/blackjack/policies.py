@@ -1,4 +1,4 @@
-"""Scripted players, for baselines and for tests of whatever plays.
+"""Scripted policies, for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
 `random.Random`; it returns the text that a model would write: here, the action.
@@ -25,5 +25,5 @@ def basic_strategy(observations: Sequence[Mapping[str, Any]], rng: random.Random
 
 
 def random_action(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """Hit or stand, whatever the cards are."""
+    """Hit or stand, ignoring the cards."""
     return rng.choice(observations[-1]["legal_actions"])

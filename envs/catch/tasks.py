@@ -8,8 +8,8 @@ NUM_TASKS = {"train": 10_000, "eval": 1_000}
 class TaskError(ValueError, IndexError):
     """A split, index, seed or size that does not exist.
 
-    It is a ValueError for who calls `reset`, and an IndexError because that is what OpenEnv's
-    task routes answer with status 400 instead of 500.
+    It is a ValueError for callers of `reset`, and an IndexError because OpenEnv's task routes
+    answer that with status 400 instead of 500.
     """
 
 
@@ -30,8 +30,8 @@ def chance_of(split: str, index: int | None, seed: int | None) -> random.Random:
 
 
 def count_tasks(split: str) -> int:
-    """How many tasks a split has; raises TaskError for an unknown split."""
-    if split not in tuple(NUM_TASKS):  # A tuple, because a client may send what has no hash.
+    """Return the number of tasks of a split. Raises TaskError for an unknown split."""
+    if split not in tuple(NUM_TASKS):  # A tuple, because a client may send values without a hash.
         raise TaskError(f"split must be one of {', '.join(NUM_TASKS)}, got {split!r}")
     return NUM_TASKS[split]
 

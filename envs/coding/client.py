@@ -1,4 +1,4 @@
-"""A typed client on OpenEnv's own: for notebooks and scripts."""
+"""A typed OpenEnv client for notebooks and scripts."""
 
 from typing import Any
 

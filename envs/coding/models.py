@@ -1,4 +1,4 @@
-"""What crosses the wire: the action an agent takes and the observation it sees."""
+"""The action and observation types of the protocol."""
 
 from typing import Literal
 

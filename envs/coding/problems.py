@@ -27,8 +27,8 @@ WORDS = ("an", "ant", "apple", "banana", "bee", "blue", "eagle", "green", "moon"
 class TaskError(ValueError, IndexError):
     """A split, index, seed or number of attempts that does not exist.
 
-    It is a ValueError for who calls `reset`, and an IndexError because that is what OpenEnv's
-    task routes answer with status 400 instead of 500.
+    It is a ValueError for callers of `reset`, and an IndexError because OpenEnv's task routes
+    answer that with status 400 instead of 500.
     """
 
 

@@ -1,4 +1,4 @@
-"""What crosses the wire: the action an agent takes and the observation it sees."""
+"""The action and observation types of the protocol."""
 
 from openenv.core.env_server.types import Action, Observation
 from pydantic import Field

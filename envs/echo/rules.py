@@ -1,6 +1,6 @@
 """The rules of Echo as pure functions: which letters a task asks for, and what a message earns.
 
-The reward is a ladder that even a random model stands on: a message of random bytes earns
+Partial credit gives even a random model some reward: a message of random bytes earns
 about 0.02, writing lowercase letters of any kind earns 0.2 and more, always the same letter of
 the five 0.36, and only reading which letter is asked for earns 1.0.
 """
@@ -16,8 +16,8 @@ NUM_TASKS = {"train": 400, "eval": 100}
 class TaskError(ValueError, IndexError):
     """A split, index, seed or number of turns that does not exist.
 
-    It is a ValueError for who calls `reset`, and an IndexError because that is what OpenEnv's
-    task routes answer with status 400 instead of 500.
+    It is a ValueError for callers of `reset`, and an IndexError because OpenEnv's task routes
+    answer that with status 400 instead of 500.
     """
 
 
@@ -55,7 +55,7 @@ def choose_letters(split: str, index: int | None, seed: int | None) -> str:
 
 
 def count_tasks(split: str) -> int:
-    """How many tasks a split has; raises TaskError for an unknown split."""
-    if split not in tuple(NUM_TASKS):  # A tuple, because a client may send what has no hash.
+    """Return the number of tasks of a split. Raises TaskError for an unknown split."""
+    if split not in tuple(NUM_TASKS):  # A tuple, because a client may send values without a hash.
         raise TaskError(f"split must be one of {', '.join(NUM_TASKS)}, got {split!r}")
     return NUM_TASKS[split]

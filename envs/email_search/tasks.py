@@ -15,8 +15,8 @@ MAILBOXES = {"train": range(12), "eval": range(1000, 1003)}
 class TaskError(ValueError, IndexError):
     """A split, index, seed or number of calls that does not exist.
 
-    It is a ValueError for who calls `reset`, and an IndexError because that is what OpenEnv's
-    task routes answer with status 400 instead of 500.
+    It is a ValueError for callers of `reset`, and an IndexError because OpenEnv's task routes
+    answer that with status 400 instead of 500.
     """
 
 
@@ -29,8 +29,8 @@ class Task:
 
 
 def num_tasks(split: str) -> int:
-    """How many tasks a split has; raises TaskError for an unknown split."""
-    if split not in tuple(MAILBOXES):  # A tuple, because a client may send what has no hash.
+    """Return the number of tasks of a split. Raises TaskError for an unknown split."""
+    if split not in tuple(MAILBOXES):  # A tuple, because a client may send values without a hash.
         raise TaskError(f"split must be one of {', '.join(MAILBOXES)}, got {split!r}")
     return len(MAILBOXES[split]) * QUESTIONS_PER_MAILBOX
 

@@ -1,4 +1,4 @@
-"""What crosses the wire: the action a player takes and the observation a player sees."""
+"""The action and observation types of the protocol."""
 
 from typing import Literal
 

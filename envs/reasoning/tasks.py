@@ -40,8 +40,8 @@ ALLOW_EVAL = "REASONING_ALLOW_EVAL"
 class TaskError(ValueError, IndexError):
     """A task, split, index, seed, size or config that does not exist.
 
-    It is a ValueError for who calls `reset`, and an IndexError because that is what OpenEnv's
-    task routes answer with status 400 instead of 500.
+    It is a ValueError for callers of `reset`, and an IndexError because OpenEnv's task routes
+    answer that with status 400 instead of 500.
     """
 
 
@@ -96,7 +96,7 @@ def choose_question(
 
 def require_split(split: object) -> None:
     """Raise TaskError for an unknown split."""
-    if split not in tuple(SPLIT_SEEDS):  # A tuple, because a client may send what has no hash.
+    if split not in tuple(SPLIT_SEEDS):  # A tuple, because a client may send values without a hash.
         raise TaskError(f"split must be one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
 
 

@@ -1,4 +1,4 @@
-"""One game of Wordle: whose answer is fixed, whose board grows, and which ends once."""
+"""One game of Wordle: with a fixed answer, a board of guesses, and one end."""
 
 from dataclasses import dataclass, field
 

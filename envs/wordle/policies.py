@@ -1,4 +1,4 @@
-"""Scripted players, for baselines and for tests of whatever plays.
+"""Scripted policies, for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
 `random.Random`; it returns the text that a model would write: here, the guess. It knows what a
@@ -31,7 +31,7 @@ def consistent(observations: Sequence[Mapping[str, Any]], rng: random.Random) ->
 
 
 def random_word(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """Any word of the list, whatever the board says."""
+    """Any word of the list, ignoring the board."""
     return rng.choice(load(observations[-1]["words"]))
 
 

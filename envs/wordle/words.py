@@ -23,8 +23,8 @@ _DATA = Path(__file__).parent / "data"
 class TaskError(ValueError, IndexError):
     """A list, split, index or seed that does not exist.
 
-    It is a ValueError for who calls `reset`, and an IndexError because that is what OpenEnv's
-    task routes answer with status 400 instead of 500.
+    It is a ValueError for callers of `reset`, and an IndexError because OpenEnv's task routes
+    answer that with status 400 instead of 500.
     """
 
 

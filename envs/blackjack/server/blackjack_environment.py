@@ -1,4 +1,4 @@
-"""Blackjack as an OpenEnv environment: arguments in, observations out; the game is elsewhere."""
+"""Blackjack as an OpenEnv environment; the game is in modules of its own."""
 
 from typing import Any
 from uuid import uuid4
@@ -36,7 +36,7 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, St
         """Start a hand whose cards are given by `index`, else by `seed`, else random.
 
         Raises TaskError (a ValueError) for a split, index or seed that does not exist; the
-        hand in progress then goes on.
+        hand in progress then continues.
         """
         self._game = Game(chance_of(split, index, seed))
         self._state = State(episode_id=episode_id or str(uuid4()))
@@ -50,7 +50,7 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, St
         split: str = "train",
         index: int | None = None,
     ) -> BlackjackObservation:
-        """`reset`, on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
         return self.reset(seed, episode_id, split=split, index=index)
 
     def step(
@@ -71,7 +71,7 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, St
     async def step_async(
         self, action: BlackjackAction, timeout_s: float | None = None, **_: Any
     ) -> BlackjackObservation:
-        """`step`, on the server's loop."""
+        """Run `step` on the server's loop."""
         return self.step(action)
 
     @property
@@ -80,13 +80,13 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, St
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `GET /metadata` answers."""
+        """Return the answer to `GET /metadata`."""
         return EnvironmentMetadata(
             name="blackjack", description="Hit or stand against a dealer", version="0.1.0"
         )
 
     def list_splits(self) -> list[dict[str, Any]]:
-        """The splits and their numbers of tasks."""
+        """List the splits with their numbers of tasks."""
         return [
             {
                 "name": split,
@@ -97,11 +97,11 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, St
         ]
 
     def num_tasks(self, split: str) -> int:
-        """How many tasks the split has."""
+        """Return the number of tasks of a split."""
         return count_tasks(split)
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The reset keywords of one task; raises TaskError."""
+        """Return the reset keywords of one task. Raises TaskError."""
         if not 0 <= index < count_tasks(split):
             raise TaskError(f"split {split!r} has {count_tasks(split)} tasks, got index {index}")
         return {"split": split, "index": index}
@@ -109,12 +109,12 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, St
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        """Return the reset keywords of the tasks `start:stop`."""
         indices = range(count_tasks(split))[start:stop]
         return [{"split": split, "index": index} for index in indices]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The reset keywords of all tasks of the split."""
+        """Return the reset keywords of all tasks of the split."""
         return self.get_task_range(split)
 
 

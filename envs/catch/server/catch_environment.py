@@ -1,4 +1,4 @@
-"""Catch as an OpenEnv environment: arguments in, observations out; the game is elsewhere."""
+"""Catch as an OpenEnv environment; the game is in modules of its own."""
 
 from typing import Any
 from uuid import uuid4
@@ -38,7 +38,7 @@ class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
         """Start a game whose ball is given by `index`, else by `seed`, else random.
 
         Raises TaskError (a ValueError) for a split, index, seed or size that does not exist;
-        the game in progress then goes on.
+        the game in progress then continues.
         """
         require_integer("rows", rows, *ROWS)
         require_integer("columns", columns, *COLUMNS)
@@ -57,7 +57,7 @@ class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
         rows: int = DEFAULT_ROWS,
         columns: int = DEFAULT_COLUMNS,
     ) -> CatchObservation:
-        """`reset`, on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
         return self.reset(seed, episode_id, split=split, index=index, rows=rows, columns=columns)
 
     def step(
@@ -78,7 +78,7 @@ class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
     async def step_async(
         self, action: CatchAction, timeout_s: float | None = None, **_: Any
     ) -> CatchObservation:
-        """`step`, on the server's loop."""
+        """Run `step` on the server's loop."""
         return self.step(action)
 
     @property
@@ -87,13 +87,13 @@ class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `GET /metadata` answers."""
+        """Return the answer to `GET /metadata`."""
         return EnvironmentMetadata(
             name="catch", description="Move a paddle under a falling ball", version="0.1.0"
         )
 
     def list_splits(self) -> list[dict[str, Any]]:
-        """The splits and their numbers of tasks."""
+        """List the splits with their numbers of tasks."""
         return [
             {
                 "name": split,
@@ -104,11 +104,11 @@ class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
         ]
 
     def num_tasks(self, split: str) -> int:
-        """How many tasks the split has."""
+        """Return the number of tasks of a split."""
         return count_tasks(split)
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The reset keywords of one task; raises TaskError."""
+        """Return the reset keywords of one task. Raises TaskError."""
         if not 0 <= index < count_tasks(split):
             raise TaskError(f"split {split!r} has {count_tasks(split)} tasks, got index {index}")
         return {"split": split, "index": index}
@@ -116,12 +116,12 @@ class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        """Return the reset keywords of the tasks `start:stop`."""
         indices = range(count_tasks(split))[start:stop]
         return [{"split": split, "index": index} for index in indices]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The reset keywords of all tasks of the split."""
+        """Return the reset keywords of all tasks of the split."""
         return self.get_task_range(split)
 
 

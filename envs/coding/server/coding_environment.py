@@ -1,4 +1,4 @@
-"""Coding as an OpenEnv environment: arguments in, observations out; the rules are elsewhere."""
+"""Coding as an OpenEnv environment; its rules are in modules of their own."""
 
 from typing import Any
 from uuid import uuid4
@@ -37,7 +37,7 @@ class CodingEnvironment(Environment[CodingAction, CodingObservation, State]):
         """Start an episode whose problem is given by `index`, else by `seed`, else random.
 
         Raises TaskError (a ValueError) for a split, index, seed or number of attempts that does
-        not exist; the episode in progress then goes on.
+        not exist; the episode in progress then continues.
         """
         if type(attempts) is not int or not 1 <= attempts <= MAX_ATTEMPTS:
             raise TaskError(f"attempts must be an integer from 1 to {MAX_ATTEMPTS}: {attempts!r}")
@@ -62,7 +62,7 @@ class CodingEnvironment(Environment[CodingAction, CodingObservation, State]):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `GET /metadata` answers."""
+        """Return the answer to `GET /metadata`."""
         return EnvironmentMetadata(
             name="coding",
             description="Write a small Python function that passes hidden tests",
@@ -70,7 +70,7 @@ class CodingEnvironment(Environment[CodingAction, CodingObservation, State]):
         )
 
     def list_splits(self) -> list[dict[str, Any]]:
-        """The splits and their numbers of tasks."""
+        """List the splits with their numbers of tasks."""
         return [
             {
                 "name": split,
@@ -81,23 +81,23 @@ class CodingEnvironment(Environment[CodingAction, CodingObservation, State]):
         ]
 
     def num_tasks(self, split: str) -> int:
-        """How many tasks the split has."""
+        """Return the number of tasks of a split."""
         return num_tasks(split)
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The reset keywords of one task; raises TaskError."""
+        """Return the reset keywords of one task. Raises TaskError."""
         choose_problem(split, index, seed=None)
         return {"split": split, "index": index}
 
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        """Return the reset keywords of the tasks `start:stop`."""
         indices = range(len(problems(split)))[start:stop]
         return [{"split": split, "index": index} for index in indices]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The reset keywords of all tasks of the split."""
+        """Return the reset keywords of all tasks of the split."""
         return self.get_task_range(split)
 
 

@@ -33,7 +33,7 @@ def main() -> None:
         port=arguments.port,
         # Compressing small frames costs more than a turn.
         ws_per_message_deflate=False,
-        # Clients hold their sockets open: without a bound a stop would wait for them.
+        # Clients keep their sockets open; without a limit a stop would wait for them.
         timeout_graceful_shutdown=2,
     )
 

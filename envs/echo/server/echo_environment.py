@@ -1,4 +1,4 @@
-"""Echo as an OpenEnv environment: arguments in, observations out; the rules are elsewhere."""
+"""Echo as an OpenEnv environment; its rules are in modules of their own."""
 
 from typing import Any
 from uuid import uuid4
@@ -37,7 +37,7 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
         """Start an episode whose letters are given by `index`, else by `seed`, else random.
 
         Raises TaskError (a ValueError) for a split, index, seed or number of turns that does
-        not exist; the episode in progress then goes on.
+        not exist; the episode in progress then continues.
         """
         if type(turns) is not int or not 1 <= turns <= MAX_TURNS:
             raise TaskError(f"turns must be an integer from 1 to {MAX_TURNS}, got {turns!r}")
@@ -55,7 +55,7 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
         index: int | None = None,
         turns: int = 1,
     ) -> EchoObservation:
-        """`reset`, on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
         return self.reset(seed, episode_id, split=split, index=index, turns=turns)
 
     def step(self, action: EchoAction, timeout_s: float | None = None, **_: Any) -> EchoObservation:
@@ -75,7 +75,7 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
     async def step_async(
         self, action: EchoAction, timeout_s: float | None = None, **_: Any
     ) -> EchoObservation:
-        """`step`, on the server's loop."""
+        """Run `step` on the server's loop."""
         return self.step(action)
 
     @property
@@ -84,13 +84,13 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `GET /metadata` answers."""
+        """Return the answer to `GET /metadata`."""
         return EnvironmentMetadata(
             name="echo", description="Write the letter that is asked for", version="0.1.0"
         )
 
     def list_splits(self) -> list[dict[str, Any]]:
-        """The splits and their numbers of tasks."""
+        """List the splits with their numbers of tasks."""
         return [
             {
                 "name": split,
@@ -101,11 +101,11 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
         ]
 
     def num_tasks(self, split: str) -> int:
-        """How many tasks the split has."""
+        """Return the number of tasks of a split."""
         return count_tasks(split)
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The reset keywords of one task; raises TaskError."""
+        """Return the reset keywords of one task. Raises TaskError."""
         if not 0 <= index < count_tasks(split):
             raise TaskError(f"split {split!r} has {count_tasks(split)} tasks, got index {index}")
         return {"split": split, "index": index}
@@ -113,12 +113,12 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        """Return the reset keywords of the tasks `start:stop`."""
         indices = range(count_tasks(split))[start:stop]
         return [{"split": split, "index": index} for index in indices]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The reset keywords of all tasks of the split."""
+        """Return the reset keywords of all tasks of the split."""
         return self.get_task_range(split)
 
     def _observe(self, echoed: str, reward: float | None) -> EchoObservation:

@@ -44,7 +44,7 @@ class EmailSearchEnvironment(MCPEnvironment):
         """Start an episode whose question is given by `index`, else by `seed`, else random.
 
         Raises TaskError (a ValueError) for a split, index, seed or number of calls that does not
-        exist; the episode in progress then goes on.
+        exist; the episode in progress then continues.
         """
         if type(max_calls) is not int or not 1 <= max_calls <= MAX_CALLS:
             raise TaskError(f"max_calls must be an integer from 1 to {MAX_CALLS}: {max_calls!r}")
@@ -129,7 +129,7 @@ class EmailSearchEnvironment(MCPEnvironment):
         return self._episode
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `GET /metadata` answers."""
+        """Return the answer to `GET /metadata`."""
         return EnvironmentMetadata(
             name="email_search",
             description="Answer a question about a mailbox with tools to search and read it",
@@ -137,7 +137,7 @@ class EmailSearchEnvironment(MCPEnvironment):
         )
 
     def list_splits(self) -> list[dict[str, Any]]:
-        """The splits and their numbers of tasks."""
+        """List the splits with their numbers of tasks."""
         return [
             {
                 "name": split,
@@ -148,21 +148,21 @@ class EmailSearchEnvironment(MCPEnvironment):
         ]
 
     def num_tasks(self, split: str) -> int:
-        """How many tasks the split has."""
+        """Return the number of tasks of a split."""
         return num_tasks(split)
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The reset keywords of one task; raises TaskError."""
+        """Return the reset keywords of one task. Raises TaskError."""
         choose_task(split, index, seed=None)
         return {"split": split, "index": index}
 
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        """Return the reset keywords of the tasks `start:stop`."""
         indices = range(num_tasks(split))[start:stop]
         return [{"split": split, "index": index} for index in indices]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The reset keywords of all tasks of the split."""
+        """Return the reset keywords of all tasks of the split."""
         return self.get_task_range(split)

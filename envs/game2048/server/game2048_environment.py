@@ -1,4 +1,4 @@
-"""2048 as an OpenEnv environment: arguments in, observations out; the game is elsewhere."""
+"""2048 as an OpenEnv environment; the game is in modules of its own."""
 
 from typing import Any
 from uuid import uuid4
@@ -41,7 +41,7 @@ class Game2048Environment(Environment[Game2048Action, Game2048Observation, State
         """Start a game whose tiles are given by `index`, else by `seed`, else random.
 
         Raises TaskError (a ValueError) for a split, index, seed, limit or scale that does not
-        exist; the game in progress then goes on.
+        exist; the game in progress then continues.
         """
         require_integer("max_moves", max_moves, *MAX_MOVES)
         _require_scale(reward_scale)
@@ -61,7 +61,7 @@ class Game2048Environment(Environment[Game2048Action, Game2048Observation, State
         max_moves: int = DEFAULT_MAX_MOVES,
         reward_scale: float = 1.0,
     ) -> Game2048Observation:
-        """`reset`, on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
         return self.reset(
             seed,
             episode_id,
@@ -89,7 +89,7 @@ class Game2048Environment(Environment[Game2048Action, Game2048Observation, State
     async def step_async(
         self, action: Game2048Action, timeout_s: float | None = None, **_: Any
     ) -> Game2048Observation:
-        """`step`, on the server's loop."""
+        """Run `step` on the server's loop."""
         return self.step(action)
 
     @property
@@ -98,13 +98,13 @@ class Game2048Environment(Environment[Game2048Action, Game2048Observation, State
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `GET /metadata` answers."""
+        """Return the answer to `GET /metadata`."""
         return EnvironmentMetadata(
             name="game2048", description="Slide tiles, merge equal ones", version="0.1.0"
         )
 
     def list_splits(self) -> list[dict[str, Any]]:
-        """The splits and their numbers of tasks."""
+        """List the splits with their numbers of tasks."""
         return [
             {
                 "name": split,
@@ -115,11 +115,11 @@ class Game2048Environment(Environment[Game2048Action, Game2048Observation, State
         ]
 
     def num_tasks(self, split: str) -> int:
-        """How many tasks the split has."""
+        """Return the number of tasks of a split."""
         return count_tasks(split)
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The reset keywords of one task; raises TaskError."""
+        """Return the reset keywords of one task. Raises TaskError."""
         if not 0 <= index < count_tasks(split):
             raise TaskError(f"split {split!r} has {count_tasks(split)} tasks, got index {index}")
         return {"split": split, "index": index}
@@ -127,12 +127,12 @@ class Game2048Environment(Environment[Game2048Action, Game2048Observation, State
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        """Return the reset keywords of the tasks `start:stop`."""
         indices = range(count_tasks(split))[start:stop]
         return [{"split": split, "index": index} for index in indices]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The reset keywords of all tasks of the split."""
+        """Return the reset keywords of all tasks of the split."""
         return self.get_task_range(split)
 
 

@@ -78,7 +78,7 @@ class ReasoningEnvironment(Environment[ReasoningAction, ReasoningObservation, St
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `GET /metadata` answers."""
+        """Return the answer to `GET /metadata`."""
         return EnvironmentMetadata(
             name="reasoning",
             description="The questions and scorers of reasoning-gym",

@@ -1,4 +1,4 @@
-"""Wordle as an OpenEnv environment: arguments in, observations out; the rules are elsewhere."""
+"""Wordle as an OpenEnv environment; its rules are in modules of their own."""
 
 from typing import Any
 from uuid import uuid4
@@ -39,7 +39,7 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         """Start a game whose answer is given by `index`, else by `seed`, else random.
 
         Raises TaskError (a ValueError) for a list, split, index or seed that does not exist;
-        the game in progress then goes on.
+        the game in progress then continues.
         """
         answer = choose_answer(split, words, index, seed, holdout)
         self._game = Game(answer=answer, words=words)
@@ -57,7 +57,7 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         words: str = DEFAULT_LIST,
         holdout: bool = True,
     ) -> WordleObservation:
-        """`reset`, on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
         return self.reset(seed, episode_id, split=split, index=index, words=words, holdout=holdout)
 
     def step(
@@ -78,7 +78,7 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
     async def step_async(
         self, action: WordleAction, timeout_s: float | None = None, **_: Any
     ) -> WordleObservation:
-        """`step`, on the server's loop."""
+        """Run `step` on the server's loop."""
         return self.step(action)
 
     @property
@@ -87,7 +87,7 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `GET /metadata` answers."""
+        """Return the answer to `GET /metadata`."""
         return EnvironmentMetadata(
             name="wordle", description="Guess a five-letter word in six turns", version="0.1.0"
         )
@@ -105,11 +105,11 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         ]
 
     def num_tasks(self, split: str) -> int:
-        """How many tasks the split has, with the default list."""
+        """Return the number of tasks of a split, with the default list."""
         return num_tasks(split)
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The reset keywords of one task, with the default list; raises TaskError."""
+        """Return the reset keywords of one task of the default list. Raises TaskError."""
         if not 0 <= index < num_tasks(split):
             raise TaskError(f"split {split!r} has {num_tasks(split)} tasks, got index {index}")
         return {"split": split, "index": index}
@@ -117,12 +117,12 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        """Return the reset keywords of the tasks `start:stop`."""
         indices = range(num_tasks(split))[start:stop]
         return [{"split": split, "index": index} for index in indices]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The reset keywords of all tasks of the split, with the default list."""
+        """Return the reset keywords of all tasks of the split, with the default list."""
         return self.get_task_range(split)
 
 

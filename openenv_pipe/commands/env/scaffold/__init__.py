@@ -1,7 +1,7 @@
-"""`openenv-pipe env new`: an environment that trains as it stands, to be made one's own.
+"""`openenv-pipe env new`: create a small working environment to start from.
 
-`template/` is a working environment called my_env, with its configuration. A new one is a copy in
-which that name is replaced, in all its forms; nothing else is generated.
+`template/` is an environment called my_env with its configuration. A new environment is a copy in
+which that name is replaced in all its forms.
 """
 
 import importlib.util
@@ -17,9 +17,12 @@ TEMPLATE = Path(__file__).parent / "template"
 
 
 def create_environment(name: str, folder: Path) -> list[Path]:
-    """Write `envs/name` and its `conf/` files below the folder; the files, sorted.
+    """Write `envs/name` and its `conf/` files below the folder; return the sorted files.
 
-    Raises ConfigError for a name that cannot be one, or is taken; nothing is overwritten.
+    Nothing is overwritten.
+
+    Raises:
+        ConfigError: The name is invalid or taken.
     """
     _refuse_bad_name(name)
     files = {
@@ -40,7 +43,7 @@ def create_environment(name: str, folder: Path) -> list[Path]:
 
 
 def _renamed(text: str, name: str) -> str:
-    """The text with my_env, MyEnv and My env in the new name's forms."""
+    """Replace my_env, MyEnv and My env by the new name's forms."""
     words = name.split("_")
     text = text.replace("MyEnv", "".join(word.capitalize() for word in words))
     text = text.replace("My env", " ".join(words).strip().capitalize())
@@ -50,7 +53,7 @@ def _renamed(text: str, name: str) -> str:
 def _refuse_bad_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"{name!r} is no name for an environment; expected a Python package's, of lowercase "
+            f"{name!r} is not a name for an environment; expected a Python package's, of lowercase "
             "letters, digits and single _, such as my_env"
         )
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:

@@ -1,4 +1,4 @@
-"""My env as an OpenEnv environment: arguments in, observations out; the rules are elsewhere."""
+"""My env as an OpenEnv environment; its rules are in modules of their own."""
 
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,7 @@ class MyEnvEnvironment(Environment[MyEnvAction, MyEnvObservation, State]):
     """One episode at a time; `reset` starts the next.
 
     The asynchronous methods are there for speed: OpenEnv runs them on the server's loop, and the
-    synchronous ones in a thread for each session. Where a step takes long, leave them out.
+    synchronous ones in a thread for each session. Leave them out if a step takes long.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -35,8 +35,8 @@ class MyEnvEnvironment(Environment[MyEnvAction, MyEnvObservation, State]):
     ) -> MyEnvObservation:
         """Start the task given by `index`, else by `seed`, else a random one.
 
-        All that is random comes from them: the members of a group play the same task. Raises
-        TaskError (a ValueError) for what does not exist; the episode in progress then goes on.
+        All randomness comes from them, so the members of a group play the same task. Raises
+        TaskError (a ValueError) if it does not exist; the episode in progress then continues.
         """
         self._task = choose_task(split, index, seed)
         self._turn = 0
@@ -51,7 +51,7 @@ class MyEnvEnvironment(Environment[MyEnvAction, MyEnvObservation, State]):
         split: str = "train",
         index: int | None = None,
     ) -> MyEnvObservation:
-        """`reset`, on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
         return self.reset(seed, episode_id, split=split, index=index)
 
     def step(
@@ -72,7 +72,7 @@ class MyEnvEnvironment(Environment[MyEnvAction, MyEnvObservation, State]):
     async def step_async(
         self, action: MyEnvAction, timeout_s: float | None = None, **_: Any
     ) -> MyEnvObservation:
-        """`step`, on the server's loop."""
+        """Run `step` on the server's loop."""
         return self.step(action)
 
     @property
@@ -81,11 +81,11 @@ class MyEnvEnvironment(Environment[MyEnvAction, MyEnvObservation, State]):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What `GET /metadata` answers."""
+        """Return the answer to `GET /metadata`."""
         return EnvironmentMetadata(name="my_env", description="A letter's place", version="0.1.0")
 
     def list_splits(self) -> list[dict[str, Any]]:
-        """The splits and their numbers of tasks."""
+        """List the splits with their numbers of tasks."""
         return [
             {
                 "name": split,
@@ -96,11 +96,11 @@ class MyEnvEnvironment(Environment[MyEnvAction, MyEnvObservation, State]):
         ]
 
     def num_tasks(self, split: str) -> int:
-        """How many tasks the split has."""
+        """Return the number of tasks of a split."""
         return len(tasks(split))
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The reset keywords of one task; raises TaskError."""
+        """Return the reset keywords of one task. Raises TaskError."""
         if not 0 <= index < len(tasks(split)):
             raise TaskError(f"split {split!r} has {len(tasks(split))} tasks, got index {index}")
         return {"split": split, "index": index}
@@ -108,12 +108,12 @@ class MyEnvEnvironment(Environment[MyEnvAction, MyEnvObservation, State]):
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """The reset keywords of the tasks from `start` to `stop`, as a slice has them."""
+        """Return the reset keywords of the tasks `start:stop`."""
         indices = range(len(tasks(split)))[start:stop]
         return [{"split": split, "index": index} for index in indices]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The reset keywords of all tasks of the split."""
+        """Return the reset keywords of all tasks of the split."""
         return self.get_task_range(split)
 
     def _observe(self, reward: float | None) -> MyEnvObservation:
