@@ -1,11 +1,13 @@
 """A run from its configuration to its report: new, resumed, or forked.
 
-run         the process: folder, the record, the end
-story       the stages, in order
-warm_start, reinforce    one stage each, step by step
-sources     where each step's groups come from
-saving      checkpoints, written and gone back to
-beginning   what is run: a new folder, one that goes on, one made from another's checkpoint
+run                 one attempt: its folder, its record, its end
+start               what an attempt works on: a new folder, one that goes on, a fork
+build, components   what the stages work with
+stages              the list of stages, run in order
+warm_start_stage, grpo_stage, evaluation_stages    the stages
+group_sources       where the groups of each step come from
+weight_publisher    who gives new weights to the sampler
+checkpoints         checkpoints, written and gone back to
 """
 
 from openenv_pipe.pipeline.callbacks import Callback

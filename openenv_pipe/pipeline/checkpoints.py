@@ -11,7 +11,7 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.runs.checkpoints import (
     RESUME,
-    Place,
+    StageStep,
     all_checkpoints,
     checkpoint_path,
     is_passing,
@@ -52,12 +52,12 @@ class Saver:
         self._say = say
         self._said_missing = False
 
-    def is_saved(self, place: Place) -> bool:
-        return checkpoint_path(self._folder, place).exists()
+    def is_saved(self, at: StageStep) -> bool:
+        return checkpoint_path(self._folder, at).exists()
 
     def save(
         self,
-        place: Place,
+        at: StageStep,
         optimizer: Optimizer | None,
         *,
         warm_start: WarmStart | None = None,
@@ -67,13 +67,13 @@ class Saver:
 
         warm_start: the stage that is going on. passing: to go on from only, not to be kept.
         """
-        in_warm_start = place.stage == "warm_start"
-        with new_checkpoint(self._folder, place) as path:
+        in_warm_start = at.stage == "warm_start"
+        with new_checkpoint(self._folder, at) as path:
             save_weights(
                 path,
                 self._policy,
-                steps=0 if in_warm_start else place.step,
-                warm_start_steps=place.step if in_warm_start else self._num_warm_start_steps,
+                steps=0 if in_warm_start else at.step,
+                warm_start_steps=at.step if in_warm_start else self._num_warm_start_steps,
             )
             (path / RESUME).mkdir()
             save_progress(path / RESUME, self._policy, optimizer)
@@ -127,7 +127,7 @@ class Saver:
             means = {name: interval.mean for name, interval in found.items() if interval}
             records[report.step] = {**records.get(report.step, {}), **means}
         metric = self._config.best.metric
-        steps = {path: Place.of(path).step for path in paths}
+        steps = {path: StageStep.of(path).step for path in paths}
         return {path: records.get(step, {}).get(metric) for path, step in steps.items()}
 
     def _say_missing(self, measured: dict[Path, float | None]) -> None:
@@ -137,7 +137,7 @@ class Saver:
         if self._said_missing or path is None or best is None or best.metric.startswith("eval/"):
             return
         records = read_metrics(self._metrics_path)
-        if records and Place.of(path).step and measured[path] is None:
+        if records and StageStep.of(path).step and measured[path] is None:
             self._said_missing = True
             metric = best.metric
             known = sorted(records[-1])

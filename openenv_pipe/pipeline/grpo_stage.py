@@ -10,109 +10,126 @@ from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.algorithms.custom_advantages import custom_advantages
 from openenv_pipe.algorithms.samples import build_sample
 from openenv_pipe.config.schema import AdvantageConfig, PythonAdvantageConfig
-from openenv_pipe.learner.distributed.joint import build_learner
+from openenv_pipe.learner.distributed.joint import JointLearner, build_learner
+from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
-from openenv_pipe.pipeline.checkpoints import Saver
-from openenv_pipe.pipeline.components import Components
-from openenv_pipe.pipeline.group_sources import GroupSource
-from openenv_pipe.pipeline.journal import Journal, to_the_end
-from openenv_pipe.pipeline.weight_publisher import WeightPublisher
+from openenv_pipe.pipeline.journal import finish_despite_cancel
+from openenv_pipe.pipeline.stage import StageContext
 from openenv_pipe.rollout.metrics import summarise_groups, summarise_staleness
-from openenv_pipe.runs.checkpoints import Place
+from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.system.python_targets import bind_function
 from openenv_pipe.types import Group, Sample
 
 
-class ReinforceStage:
+class GrpoStage:
     """Learns step by step; knows how far it is."""
 
-    def __init__(
-        self,
-        components: Components,
-        source: GroupSource,
-        publisher: WeightPublisher,
-        saver: Saver,
-        journal: Journal,
-        folder: Path,
-    ) -> None:
-        self.step = 0
-        self.in_step = False  # weights are between two steps: not to be saved
-        self._trainer = components.config.trainer
-        self._seed = components.config.seed
-        self._components = components
-        self._source = source
-        self._publisher = publisher
-        self._saver = saver
-        self._journal = journal
-        self._folder = folder
-        journal.begin("grpo", self._trainer.steps)
+    _learner: Learner | JointLearner  # from `run` on: the warm start changes what it is built from
+
+    def __init__(self, context: StageContext, stop_after: int | None) -> None:
+        """stop_after: the step to stop after; None: the last that the configuration asks for."""
+        self.stop_reason: str | None = None  # why training ended before its last step
+        self._step = 0
+        self._in_step = False  # True: the weights are between two steps and must not be saved
+        self._context = context
+        self._config = context.components.config
+        self._trainer = self._config.trainer
+        self._stop_after = stop_after
         self._advantages = build_advantages(self._trainer.advantage)
-        self._learner = build_learner(components.policy, components.config, components.workers)
 
-    def load(self, checkpoint: Path) -> None:
-        """Goes on from a checkpoint of this stage. Touches tensors."""
-        self.step = Place.of(checkpoint).step
-        self._saver.load_progress(checkpoint, self._learner.optimizer)
+    def is_done(self, at: StageStep | None) -> bool:
+        is_stopped_before = at is not None and at.stage == "warm_start"
+        return self._trainer.steps == 0 or is_stopped_before
 
-    async def advance(self) -> None:
-        """One step, and its checkpoint if one is due."""
-        started = time.perf_counter()
-        seed_step(self._seed, "grpo", self.step + 1)
-        groups = await self._source.groups(self.step + 1)
-        await to_the_end(self._learn(groups, started))
-        if self._is_due():
-            await to_the_end(self._save())
+    async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep:
+        context = self._context
+        components, evaluator = context.components, context.evaluator
+        context.journal.begin("grpo", self._trainer.steps)
+        self._learner = build_learner(components.policy, self._config, components.workers)
+        if checkpoint and StageStep.of(checkpoint).stage == "grpo":
+            await components.compute(self._load, checkpoint)
+        while self._step < self._trainer.steps and self._step != self._stop_after:
+            self.stop_reason = await evaluator.during(self._step)
+            if self.stop_reason is not None:
+                break
+            await self._advance()
+            self.stop_reason = await context.journal.call_back()
+            if self.stop_reason is not None:
+                break
+        best = self._trainer.checkpoint.best
+        if self._step == self._trainer.steps and best and best.metric.startswith("eval/"):
+            await evaluator.during(self._step)  # or the last could not be the best
+        await self._conclude()
+        return StageStep("grpo", self._step)
 
-    async def conclude(self) -> None:
-        """No step follows: its weights stay, whether a checkpoint was due or not."""
-        if self.step and not self._saver.is_saved(Place("grpo", self.step)):
-            await to_the_end(self._save())
-        await self._components.compute(self._saver.tidy)
-
-    async def save_passing(self) -> None:
-        """A checkpoint of where this stage is, to go on from, unless there is one."""
+    async def save_unsaved(self) -> None:
+        if not self._step or self._in_step or self._is_saved():
+            return
         if self._trainer.max_staleness:
-            self._journal.note("finishing the episodes that are played ahead")
-        if not self._saver.is_saved(Place("grpo", self.step)):
-            await self._save(passing=not self._is_due())
+            self._context.journal.note("finishing the episodes that are played ahead")
+        await self._save(passing=not self._is_due())
+
+    def _load(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint of this stage. Touches tensors."""
+        self._step = StageStep.of(checkpoint).step
+        self._context.saver.load_progress(checkpoint, self._learner.optimizer)
+
+    async def _advance(self) -> None:
+        """Take one step, and save its checkpoint if one is due."""
+        started = time.perf_counter()
+        seed_step(self._config.seed, "grpo", self._step + 1)
+        groups = await self._context.source.groups(self._step + 1)
+        await finish_despite_cancel(self._learn(groups, started))
+        if self._is_due():
+            await finish_despite_cancel(self._save())
+
+    async def _conclude(self) -> None:
+        """Keep the weights of the last step, whether a checkpoint was due or not."""
+        if self._step and not self._is_saved():
+            await finish_despite_cancel(self._save())
+        await self._context.components.compute(self._context.saver.tidy)
+
+    def _is_saved(self) -> bool:
+        return self._context.saver.is_saved(StageStep("grpo", self._step))
 
     def _is_due(self) -> bool:
-        is_last = self.step == self._trainer.steps
-        return is_last or self.step % self._trainer.checkpoint.every == 0
+        is_last = self._step == self._trainer.steps
+        return is_last or self._step % self._trainer.checkpoint.every == 0
 
     async def _save(self, *, passing: bool = False) -> None:
-        await self._source.settle()
-        place, optimizer = Place("grpo", self.step), self._learner.optimizer
-        await self._components.compute(self._saver.save, place, optimizer, passing=passing)
+        await self._context.source.settle()
+        at, optimizer = StageStep("grpo", self._step), self._learner.optimizer
+        save = self._context.saver.save
+        await self._context.components.compute(save, at, optimizer, passing=passing)
 
     async def _learn(self, groups: Sequence[Group], started: float) -> None:
-        """Updates the policy on the groups and writes down what happened, all or nothing."""
-        collected = time.perf_counter()
-        step = self.step + 1
+        """Update the policy on the groups and log what happened, all or nothing."""
+        collected, context = time.perf_counter(), self._context
+        step = self._step + 1
         advantages = self._advantages(groups)
-        path = episodes_path(self._folder, step)
+        path = episodes_path(context.folder, step)
         await asyncio.to_thread(write_episodes, path, groups, advantages)
         metrics = summarise_groups(groups) | summarise_staleness(
-            groups, version=self._publisher.version
+            groups, version=context.publisher.version
         )
         metrics["groups/trained"] = sum(values is not None for values in advantages)
         metrics["groups/skipped"] = sum(values is None for values in advantages)
         samples = build_samples(groups, advantages)
-        self.in_step = True
+        self._in_step = True
         if samples:
-            await self._publisher.begin_update()
-            metrics |= await self._components.compute(self._learner.update, samples, step)
-            await self._publisher.publish(step)
+            await context.publisher.begin_update()
+            metrics |= await context.components.compute(self._learner.update, samples, step)
+            await context.publisher.publish(step)
         metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
-        metrics |= await self._publisher.metrics()
-        self.step = step
-        self.in_step = False
+        metrics |= await context.publisher.metrics()
+        self._step = step
+        self._in_step = False
         ended = time.perf_counter()
         metrics["time/rollout_s"] = collected - started
         metrics["time/learner_s"] = ended - collected
         metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
-        self._journal.write("grpo", step, metrics, started)
+        context.journal.write("grpo", step, metrics, started)
 
 
 def build_advantages(

@@ -58,7 +58,7 @@ class Journal:
         if not self._callbacks:
             return None
         work = asyncio.to_thread(call_back, self._callbacks, self._run, self._last)
-        return await to_the_end(work)
+        return await finish_despite_cancel(work)
 
     def note(self, text: str) -> None:
         self._progress.note(text)
@@ -68,8 +68,8 @@ class Journal:
         self._tracker.close()
 
 
-async def to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Awaits work that must not stop halfway: a cancellation is kept back until it is done."""
+async def finish_despite_cancel(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await work that must not stop halfway; raise a cancellation only after it is done."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -19,12 +19,12 @@ from openenv_pipe.pipeline.callbacks import Callback
 from openenv_pipe.pipeline.evaluations import Evaluations
 from openenv_pipe.pipeline.facts import find_facts
 from openenv_pipe.pipeline.group_sources import PlayedGroups
-from openenv_pipe.pipeline.journal import to_the_end
+from openenv_pipe.pipeline.journal import finish_despite_cancel
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
-from openenv_pipe.pipeline.stages import Story
+from openenv_pipe.pipeline.stages import StageRunner
 from openenv_pipe.pipeline.weight_publisher import EnginePublisher
 from openenv_pipe.reports.run_report import write_report
-from openenv_pipe.runs.checkpoints import Place, all_checkpoints
+from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
 from openenv_pipe.runs.differences import Difference, find_other_facts
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import LineProgress, Progress
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
+class Attempt:
     """One attempt at a run: where it begins, and how far it goes."""
 
     folder: RunFolder
@@ -57,7 +57,7 @@ class RunControl:
 
 
 # Returns why it ended before its last step, if it did.
-Training = Callable[[Course, RunControl], Coroutine[Any, Any, str | None]]
+Training = Callable[[Attempt, RunControl], Coroutine[Any, Any, str | None]]
 
 
 def refuse_what_cannot_learn(config: RunConfig) -> None:
@@ -81,18 +81,18 @@ def refuse_what_cannot_learn(config: RunConfig) -> None:
     refuse_missing_devices(config.trainer.devices, select_device(config.device))
 
 
-def run(course: Course, control: RunControl, training: Training | None = None) -> None:
+def run(attempt: Attempt, control: RunControl, training: Training | None = None) -> None:
     """Work on a run until it ends, and write its record and its report.
 
     training: what to do instead of playing episodes and learning from them.
     Raises KeyboardInterrupt if `control.stop` ended the run, which then has saved its state, and
     any error that made the run fail. In every case the run folder says why.
     """
-    folder, progress = course.folder, control.progress
+    folder, progress = attempt.folder, control.progress
     with folder.held():
         progress.note(f"run {folder.record.id} in {folder.path}")
         try:
-            reason = control.stop.run((training or _play_and_learn)(course, control))
+            reason = control.stop.run((training or _play_and_learn)(attempt, control))
             folder.finish("finished", cause=reason)
         except BaseException as error:
             _end_early(folder, progress, error)
@@ -103,43 +103,43 @@ def run(course: Course, control: RunControl, training: Training | None = None) -
         progress.note(f"report: {write_report(folder)}")
 
 
-async def _play_and_learn(course: Course, control: RunControl) -> str | None:
-    folder, progress = course.folder, control.progress
+async def _play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
+    folder, progress = attempt.folder, control.progress
     async with assembled(
-        course.config, folder.logs, tell=progress.note, servers=course.servers
+        attempt.config, folder.logs, tell=progress.note, servers=attempt.servers
     ) as components:
-        config, rollout = course.config, components.rollout
+        config, rollout = attempt.config, components.rollout
         assert rollout is not None
         facts = {
             **rollout.host.facts(),
             **rollout.engine.facts(),
             **await components.compute(find_facts, config, components.policy, rollout.splits),
         }
-        if course.on_differences:
-            course.on_differences(find_other_facts(course.expected, facts))
+        if attempt.on_differences:
+            attempt.on_differences(find_other_facts(attempt.expected, facts))
         folder.update(**facts)
         publisher = EnginePublisher(rollout.engine)
-        story = Story(
+        runner = StageRunner(
             components,
             PlayedGroups(config, rollout, publisher),
             publisher,
             folder,
             progress,
-            evaluations=Evaluations(config, rollout, folder, progress, publisher.clear_engine),
+            evaluator=Evaluations(config, rollout, folder, progress, publisher.clear_engine),
             origin=_origin(folder),
-            stop_after=course.stop_after,
+            stop_after=attempt.stop_after,
             callbacks=control.callbacks,
         )
         try:
-            return await story.run(course.checkpoint)
+            return await runner.run(attempt.checkpoint)
         finally:
-            await to_the_end(story.close())
+            await finish_despite_cancel(runner.close())
 
 
-def _origin(folder: RunFolder) -> Place | None:
+def _origin(folder: RunFolder) -> StageStep | None:
     """The place of the checkpoint that a fork began with; None for any other run."""
     lineage = folder.record.lineage
-    return Place.of(Path(lineage.checkpoint)) if lineage and lineage.kind == "fork" else None
+    return StageStep.of(Path(lineage.checkpoint)) if lineage and lineage.kind == "fork" else None
 
 
 def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> None:

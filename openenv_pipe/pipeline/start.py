@@ -18,12 +18,12 @@ from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.callbacks import STOPPED
-from openenv_pipe.pipeline.run import Course, RunControl, refuse_what_cannot_learn, run
+from openenv_pipe.pipeline.run import Attempt, RunControl, refuse_what_cannot_learn, run
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.source_state import AHEAD, ORDER
 from openenv_pipe.runs.checkpoints import (
     RESUME,
-    Place,
+    StageStep,
     all_checkpoints,
     find_checkpoint,
     is_resumable,
@@ -51,7 +51,7 @@ def train(composed: Composed, command: Sequence[str], control: RunControl) -> Ru
     """Start a new run in a new folder. Raises ConfigError, and whatever `run` raises."""
     refuse_what_cannot_learn(composed.config)
     folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
-    run(Course(folder=folder, config=composed.config), control)
+    run(Attempt(folder=folder, config=composed.config), control)
     return folder
 
 
@@ -60,7 +60,7 @@ def begin(folder: RunFolder, servers: ServerProvider, control: RunControl) -> No
     folder.adopt()
     config = folder.config
     refuse_what_cannot_learn(config)
-    run(Course(folder=folder, config=config, servers=servers), control)
+    run(Attempt(folder=folder, config=config, servers=servers), control)
 
 
 def resume(
@@ -84,7 +84,7 @@ def _continued(
     command: Sequence[str],
     control: RunControl,
     servers: ServerProvider | None,
-) -> Course:
+) -> Attempt:
     """A new attempt at a run, whose folder is rewound to its last sound checkpoint."""
     config = amend(folder.config, overrides)
     changed = changed_keys(folder.config, config)
@@ -92,7 +92,7 @@ def _continued(
     refuse_what_cannot_learn(config)
     progress = control.progress
     checkpoint = newest_sound(folder.path, resumable=True)
-    place = Place.of(checkpoint) if checkpoint else None
+    place = StageStep.of(checkpoint) if checkpoint else None
     _refuse_the_end(folder, config, place, changed)
     differences = find_differences(folder.record)
     _tell(progress, differences)
@@ -105,7 +105,7 @@ def _continued(
     )
     rewind(folder, place)
     progress.note(f"going on from {checkpoint.name if checkpoint else 'the beginning'}")
-    return Course(
+    return Attempt(
         folder=folder,
         config=config,
         checkpoint=checkpoint,
@@ -127,7 +127,7 @@ def fork(
     config = amend(source.config, overrides)
     changed = changed_keys(source.config, config)
     checkpoint = find_checkpoint(source.path, which)
-    place = Place.of(checkpoint)
+    place = StageStep.of(checkpoint)
     refuse_what_cannot_learn(config)
     _refuse_other_model(source, changed)
     if place.stage == "warm_start":
@@ -146,7 +146,7 @@ def fork(
     if left_out:
         progress.note(f"beginning anew: {', '.join(left_out)}")
     own = all_checkpoints(folder.path)[-1]
-    run(Course(folder=folder, config=config, checkpoint=own), control)
+    run(Attempt(folder=folder, config=config, checkpoint=own), control)
     return folder
 
 
@@ -156,7 +156,7 @@ def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:
     Returns what was left out.
     """
     left_out = [] if is_resumable(checkpoint) else ["the optimizer, which it no longer has"]
-    with new_checkpoint(to, Place.of(checkpoint)) as path:
+    with new_checkpoint(to, StageStep.of(checkpoint)) as path:
         for file in checkpoint.iterdir():
             if file.is_file():
                 shutil.copyfile(file, path / file.name)
@@ -188,7 +188,7 @@ def _refuse_changes(folder: RunFolder, changed: Changed) -> None:
 
 
 def _refuse_the_end(
-    folder: RunFolder, config: RunConfig, place: Place | None, changed: Changed
+    folder: RunFolder, config: RunConfig, place: StageStep | None, changed: Changed
 ) -> None:
     """Refuses a run with nothing left to do, and one with nothing to go on from."""
     record, steps = folder.record, config.trainer.steps

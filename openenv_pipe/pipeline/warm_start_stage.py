@@ -8,12 +8,9 @@ from pathlib import Path
 from openenv_pipe.algorithms.samples import build_sample
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.learner.supervised import WarmStart
-from openenv_pipe.pipeline.checkpoints import Saver
-from openenv_pipe.pipeline.components import Components
-from openenv_pipe.pipeline.group_sources import GroupSource
-from openenv_pipe.pipeline.journal import Journal, to_the_end
-from openenv_pipe.pipeline.weight_publisher import WeightPublisher
-from openenv_pipe.runs.checkpoints import Place
+from openenv_pipe.pipeline.journal import finish_despite_cancel
+from openenv_pipe.pipeline.stage import StageContext
+from openenv_pipe.runs.checkpoints import WARM_START_END, StageStep
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.types import Group, Sample
 
@@ -21,78 +18,82 @@ from openenv_pipe.types import Group, Sample
 class WarmStartStage:
     """Imitates step by step; knows how far it is."""
 
-    def __init__(
-        self,
-        components: Components,
-        source: GroupSource,
-        publisher: WeightPublisher,
-        saver: Saver,
-        journal: Journal,
-        folder: Path,
-    ) -> None:
-        trainer = components.config.trainer
-        self.step = 0
-        self.in_step = False  # weights are between two steps: not to be saved
-        self._every = trainer.checkpoint.every
-        self._num_steps = trainer.warm_start.steps
-        self._components = components
-        self._source = source
-        self._publisher = publisher
-        self._saver = saver
-        self._journal = journal
-        self._episodes = episodes_path(folder, 0)
-        self._stage = WarmStart(
-            components.policy,
+    def __init__(self, context: StageContext) -> None:
+        self.stop_reason: str | None = None  # why a callback stopped it before its last step
+        self._context = context
+        self._config = context.components.config
+        self._num_steps = self._config.trainer.warm_start.steps
+        self._step = 0
+        self._in_step = False  # True: the weights are between two steps and must not be saved
+        self._episodes = episodes_path(context.folder, 0)
+        self._warm_start: WarmStart  # from `run` on
+
+    def is_done(self, at: StageStep | None) -> bool:
+        return self._num_steps == 0 or (at is not None and at.stage == "grpo")
+
+    async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep:
+        """Do the steps that are left, and save the weights that GRPO starts with.
+
+        A run that a callback stops stays at its step of the warm start.
+        """
+        context, trainer = self._context, self._config.trainer
+        self._warm_start = WarmStart(
+            context.components.policy,
             trainer.warm_start,
             tokens_per_batch=trainer.tokens_per_batch,
-            seed=components.config.seed,
+            seed=self._config.seed,
         )
-
-    def load(self, checkpoint: Path) -> None:
-        """Goes on from a checkpoint of this stage. Touches tensors."""
-        self.step = Place.of(checkpoint).step
-        self._saver.load_progress(checkpoint, self._stage.optimizer, self._stage)
-
-    async def run(self) -> str | None:
-        """Take the steps that are left, with a checkpoint now and then to go on from.
-
-        Returns why a callback stopped it, if one did.
-        """
+        if checkpoint:
+            await context.components.compute(self._load, checkpoint)
         samples = _build_samples(await self._demonstrations())
-        self._journal.begin("warm_start", self._num_steps)
-        await self._publisher.begin_update()
-        while self.step < self._num_steps:
-            await to_the_end(self._imitate(samples))
-            if self.step % self._every == 0 and self.step < self._num_steps:
-                await to_the_end(self.save_passing())
-            reason = await self._journal.call_back()
-            if reason is not None:
-                return reason
-        return None
+        context.journal.begin("warm_start", self._num_steps)
+        await context.publisher.begin_update()
+        while self._step < self._num_steps and self.stop_reason is None:
+            await finish_despite_cancel(self._imitate(samples))
+            if self._step % trainer.checkpoint.every == 0 and self._step < self._num_steps:
+                await finish_despite_cancel(self.save_unsaved())
+            self.stop_reason = await context.journal.call_back()
+        if self.stop_reason is not None:
+            await finish_despite_cancel(self.save_unsaved())
+            await context.publisher.publish(0)
+            return StageStep("warm_start", self._step)
+        save = context.components.compute(context.saver.save, WARM_START_END, None)
+        await finish_despite_cancel(save)
+        await context.publisher.publish(0)
+        return WARM_START_END
 
-    async def save_passing(self) -> None:
-        """A checkpoint of where this stage is, to go on from, unless there is one."""
-        place, stage = Place("warm_start", self.step), self._stage
-        if not self._saver.is_saved(place):
-            await self._components.compute(
-                self._saver.save, place, stage.optimizer, warm_start=stage, passing=True
+    async def save_unsaved(self) -> None:
+        at, context = StageStep("warm_start", self._step), self._context
+        if self._step and not self._in_step and not context.saver.is_saved(at):
+            await context.components.compute(
+                context.saver.save,
+                at,
+                self._warm_start.optimizer,
+                warm_start=self._warm_start,
+                passing=True,
             )
 
+    def _load(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint of this stage. Touches tensors."""
+        self._step = StageStep.of(checkpoint).step
+        optimizer = self._warm_start.optimizer
+        self._context.saver.load_progress(checkpoint, optimizer, self._warm_start)
+
     async def _demonstrations(self) -> list[Group]:
-        """Played once in a run's life."""
+        """The groups to imitate, which are played once in a run's life."""
         if not self._episodes.exists():
-            groups = await self._source.demonstrations()
+            groups = await self._context.source.demonstrations()
             await asyncio.to_thread(write_episodes, self._episodes, groups)
         return await asyncio.to_thread(read_episodes, self._episodes)
 
     async def _imitate(self, samples: Sequence[Sample]) -> None:
         started = time.perf_counter()
-        seed_step(self._components.config.seed, "warm_start", self.step + 1)
-        self.in_step = True
-        metrics = await self._components.compute(self._stage.step, samples)
-        self.step += 1
-        self.in_step = False
-        self._journal.write("warm_start", self.step, metrics, started)
+        seed_step(self._config.seed, "warm_start", self._step + 1)
+        self._in_step = True
+        metrics = await self._context.components.compute(self._warm_start.step, samples)
+        self._step += 1
+        self._in_step = False
+        self._context.journal.write("warm_start", self._step, metrics, started)
 
 
 def _build_samples(groups: Sequence[Group]) -> list[Sample]:

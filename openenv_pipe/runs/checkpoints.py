@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StageStep:
     """The progress of a run: `step` steps of a stage are done."""
 
     stage: Stage
@@ -55,32 +55,35 @@ class Place:
         return self.stage == "grpo", self.step
 
     @classmethod
-    def of(cls, path: Path) -> "Place":
+    def of(cls, path: Path) -> "StageStep":
         """Return the progress that a checkpoint folder is named after."""
         found = NAME.fullmatch(path.name)
         assert found, path
         return cls(STAGES[found[1]], int(found[2]))
 
 
+WARM_START_END = StageStep("grpo", 0)  # where GRPO begins after a warm start
+
+
 def all_checkpoints(folder: Path) -> list[Path]:
     """List the checkpoints of a run folder, the oldest first."""
     found = (path for path in (folder / "checkpoints").glob("*_*") if NAME.fullmatch(path.name))
     whole = [path for path in found if path.is_dir() and not path.is_symlink()]
-    return sorted(whole, key=lambda path: Place.of(path).order)
+    return sorted(whole, key=lambda path: StageStep.of(path).order)
 
 
-def checkpoint_path(folder: Path, place: Place) -> Path:
-    return folder / "checkpoints" / place.name
+def checkpoint_path(folder: Path, at: StageStep) -> Path:
+    return folder / "checkpoints" / at.name
 
 
 @contextmanager
-def new_checkpoint(folder: Path, place: Place) -> Iterator[Path]:
+def new_checkpoint(folder: Path, at: StageStep) -> Iterator[Path]:
     """Yield a folder to fill, which becomes the checkpoint unless the block raises.
 
     Raises:
         RunFolderError: The checkpoint exists already.
     """
-    path = checkpoint_path(folder, place)
+    path = checkpoint_path(folder, at)
     if path.exists():
         raise RunFolderError(f"{path} exists already and is not overwritten")
     partial = path.parent / f".{path.name}.partial"
@@ -150,7 +153,7 @@ def find_checkpoint(folder: Path, which: str) -> Path:
         RunFolderError: It does not exist or is damaged.
     """
     paths = {path.name: path for path in all_checkpoints(folder)}
-    by_step = {str(Place.of(path).step): path for path in paths.values() if "step" in path.name}
+    by_step = {str(StageStep.of(path).step): path for path in paths.values() if "step" in path.name}
     best = folder / "checkpoints" / "best"
     if not which:
         found = newest_sound(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from openenv_pipe.config.compose import amend
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.checkpoints import Place, find_checkpoint
+from openenv_pipe.runs.checkpoints import StageStep, find_checkpoint
 from openenv_pipe.runs.folder import RunFolder
 
 AT_START = "untrained"  # the label of RUN@start; `start` belongs to the run's own first stage
@@ -69,7 +69,7 @@ def find_model(word: str, overrides: Sequence[str]) -> SelectedModel:
     if which == "start":
         return SelectedModel(folder=folder, config=config, checkpoint=None, label=AT_START, step=0)
     checkpoint = find_checkpoint(folder.path, which)
-    place = Place.of(checkpoint)
+    place = StageStep.of(checkpoint)
     return SelectedModel(
         folder=folder,
         config=config,

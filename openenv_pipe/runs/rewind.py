@@ -11,20 +11,20 @@ from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.allocation import SUBFOLDERS
-from openenv_pipe.runs.checkpoints import Place, all_checkpoints
+from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
 from openenv_pipe.runs.evals import DURING, STAGES, read_report
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.files import write_bytes
 
 
-def rewind(folder: RunFolder, place: Place | None) -> None:
+def rewind(folder: RunFolder, place: StageStep | None) -> None:
     """Set aside what the run did after `place`; None: all but the evaluation of its start."""
     order = place.order if place else (False, 0)
     grpo_step = place.step if place and place.stage == "grpo" else 0
     aside = folder.logs / "set_aside"
     _remove_halves(folder.path)
     for path in all_checkpoints(folder.path):
-        if Place.of(path).order > order:
+        if StageStep.of(path).order > order:
             _move(path, aside / "checkpoints")
     for path in sorted((folder.path / "episodes").glob("step_*.jsonl.gz")):
         if int(path.name.removeprefix("step_").partition(".")[0]) > grpo_step:

@@ -68,7 +68,7 @@ def test_a_changed_constant_in_the_loss_is_found(recorded, clone, tmp_path):
     """By replay, which plays nothing: refused first, then found in the first step that learns."""
     code, said = pipe(clone, tmp_path, "reproduce", str(recorded), "--replay", "--steps", "1")
     assert code == 0, said
-    path = clone / "openenv_pipe" / "grpo" / "losses" / "policy.py"
+    path = clone / "openenv_pipe" / "algorithms" / "losses" / "policy.py"
     text = path.read_text()
     assert text.count("ratios(logprobs_N - old_logprobs_N)") == 1
     path.write_text(text.replace("ratios(logprobs_N -", "1.001 * ratios(logprobs_N -"))

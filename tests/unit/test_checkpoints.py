@@ -11,7 +11,7 @@ from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import (
     RESUME,
-    Place,
+    StageStep,
     all_checkpoints,
     find_checkpoint,
     find_damage,
@@ -35,13 +35,13 @@ def folder(tmp_path):
 
 
 def save(folder, step, *, stage="grpo", passing=False):
-    with new_checkpoint(folder.path, Place(stage, step)) as path:
+    with new_checkpoint(folder.path, StageStep(stage, step)) as path:
         (path / "weights").write_text(f"weights {stage} {step}")
         (path / RESUME).mkdir()
         (path / RESUME / "optimizer").write_text(f"optimizer {step}")
         if passing:
             mark_passing(path)
-    return path.parent / Place(stage, step).name
+    return path.parent / StageStep(stage, step).name
 
 
 def names(folder):
@@ -63,7 +63,7 @@ def test_a_warm_starts_checkpoints_come_before_all_others(folder):
     save(folder, 0)
     save(folder, 30, stage="warm_start")
     save(folder, 10)
-    assert [Place.of(path).name for path in all_checkpoints(folder.path)] == [
+    assert [StageStep.of(path).name for path in all_checkpoints(folder.path)] == [
         *("warm_start_000030", "step_000000", "step_000010"),
     ]
 
@@ -108,7 +108,9 @@ def test_the_last_ones_and_the_best_stay(folder):
 def test_none_goes_whose_metric_is_missing(folder):
     for step in range(1, 6):
         save(folder, step)
-    measured = {path: None if Place.of(path).step == 2 else 1.0 for path in folder.checkpoints()}
+    measured = {
+        path: None if StageStep.of(path).step == 2 else 1.0 for path in folder.checkpoints()
+    }
     tidy(folder, keep_last=1, measured=measured)
     assert names(folder) == ["02", "05"]
 
@@ -141,7 +143,7 @@ def test_a_folder_is_rewound_and_nothing_of_it_deleted(folder):
     with folder.metrics_path.open("a") as metrics:
         metrics.write('{"step":5,"sta')
     before = folder.metrics_path.read_text()
-    rewind(folder, Place("grpo", 2))
+    rewind(folder, StageStep("grpo", 2))
     assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
     assert names(folder) == ["02"]
     assert not list(folder.path.rglob(".*"))
@@ -154,7 +156,7 @@ def test_a_folder_is_rewound_and_nothing_of_it_deleted(folder):
         *("checkpoints/step_000004", "episodes/step_000003.jsonl.gz"),
         "episodes/step_000004.jsonl.gz",
     }
-    rewind(folder, Place("grpo", 2))  # as after a kill in the middle of it
+    rewind(folder, StageStep("grpo", 2))  # as after a kill in the middle of it
     assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
 
 
@@ -163,7 +165,7 @@ def test_a_folder_is_rewound_to_a_place_in_the_warm_start(folder):
     for stage, step in [*(("warm_start", n) for n in (1, 2, 3)), ("grpo", 1)]:
         metrics.append({"stage": stage, "step": step})
     metrics.close()
-    rewind(folder, Place("warm_start", 2))
+    rewind(folder, StageStep("warm_start", 2))
     assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
     rewind(folder, None)
     assert read_metrics(folder.metrics_path) == []

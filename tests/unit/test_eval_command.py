@@ -7,7 +7,7 @@ from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.evaluate import stop_reason
-from openenv_pipe.runs.checkpoints import Place, new_checkpoint
+from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.find import find_model
 
 
@@ -16,7 +16,7 @@ def folder(tmp_path):
     """A run with checkpoints after 10 and 20 steps, of which the first is the best."""
     made = run_samples.create(tmp_path)
     for step in (10, 20):
-        with new_checkpoint(made.path, Place("grpo", step)) as path:
+        with new_checkpoint(made.path, StageStep("grpo", step)) as path:
             (path / "weights").write_text(str(step))
     (made.path / "checkpoints" / "best").symlink_to("step_000010")
     return made

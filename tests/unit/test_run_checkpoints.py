@@ -10,7 +10,7 @@ from fakes import run_config, tiny_policy
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.pipeline.checkpoints import Saver
-from openenv_pipe.runs.checkpoints import Place
+from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.metrics import MetricsFile
 
 SOURCE = SimpleNamespace(save=lambda folder: None)
@@ -33,8 +33,8 @@ def run(folder, values, *, metric="reward/mean", direction="max", keep_last=1):
         for step, value in enumerate(values, start=1):
             measured = {} if value is None else {"reward/mean": value}
             metrics.append({"stage": "grpo", "step": step, **measured})
-            saver.save(Place("grpo", step), None)
-    return [Place.of(path).step for path in folder.checkpoints()], said
+            saver.save(StageStep("grpo", step), None)
+    return [StageStep.of(path).step for path in folder.checkpoints()], said
 
 
 def best_of(folder):

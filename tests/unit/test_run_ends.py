@@ -4,8 +4,8 @@ import pytest
 import run_samples
 
 from openenv_pipe.errors import ConfigError, HostError
-from openenv_pipe.pipeline.run import Course, run
-from openenv_pipe.runs.checkpoints import Place, new_checkpoint
+from openenv_pipe.pipeline.run import Attempt, RunControl, run
+from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 from openenv_pipe.runs.folder import RunFolder
 
 
@@ -26,11 +26,11 @@ def end_with(error, folder):
     """The last note of a run whose training raises this error."""
     progress = Notes()
 
-    async def training(course, progress):
+    async def training(attempt, control):
         raise error
 
     with pytest.raises(type(error)):
-        run(Course(folder=folder, config=folder.config), progress, training)
+        run(Attempt(folder=folder, config=folder.config), RunControl(progress=progress), training)
     record = RunFolder.open(folder.path).record
     assert (record.status, record.cause) == ("failed", f"{type(error).__name__}: {error}")
     return progress.texts[-1]
@@ -48,7 +48,7 @@ def test_a_refused_run_that_trained_nothing_is_not_to_be_resumed(tmp_path):
 def test_a_refused_run_with_a_checkpoint_can_be_resumed(tmp_path):
     """A reward function that raises at step 10 is mended in its own code."""
     folder = run_samples.create(tmp_path)
-    with new_checkpoint(folder.path, Place("grpo", 10)):
+    with new_checkpoint(folder.path, StageStep("grpo", 10)):
         pass
     note = end_with(ConfigError("reward.terms.it.target raised ValueError"), folder)
     assert f"openenv-pipe train --resume {folder.path}" in note

@@ -14,11 +14,11 @@ import run_samples
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.checkpoints import Place, checkpoint_path, new_checkpoint
+from openenv_pipe.runs.checkpoints import StageStep, checkpoint_path, new_checkpoint
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system import files
 
-TEN = Place("grpo", 10)
+TEN = StageStep("grpo", 10)
 
 
 def _create_some(runs_dir, num):
@@ -152,12 +152,12 @@ RUN_UNTIL_KILLED = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 import run_samples
-from openenv_pipe.runs.checkpoints import Place, new_checkpoint
+from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
 folder = run_samples.create(sys.argv[3])
 run_samples.train(folder)
-with new_checkpoint(folder.path, Place("grpo", 1)) as path:
+with new_checkpoint(folder.path, StageStep("grpo", 1)) as path:
     (path / "weights").write_text("whole")
-with new_checkpoint(folder.path, Place("grpo", 2)) as path:
+with new_checkpoint(folder.path, StageStep("grpo", 2)) as path:
     (path / "weights").write_text("half")
     with folder.metrics_path.open("a") as file:
         file.write('{"step":3,"sta')
@@ -186,12 +186,12 @@ def killed(tmp_path):
 def test_a_killed_run_has_died_and_shows_whole_checkpoints_only(killed):
     assert killed.status == "died"
     assert killed.record.status == "running"
-    assert [Place.of(path).step for path in killed.checkpoints()] == [1]
+    assert [StageStep.of(path).step for path in killed.checkpoints()] == [1]
     assert killed.duration_s < 60
 
 
 def test_the_half_checkpoint_of_a_killed_run_is_made_anew(killed):
-    with new_checkpoint(killed.path, Place("grpo", 2)) as path:
+    with new_checkpoint(killed.path, StageStep("grpo", 2)) as path:
         assert not list(path.iterdir())  # nothing is left of the half one
         (path / "weights").write_text("whole")
     assert [path.name for path in killed.checkpoints()] == ["step_000001", "step_000002"]

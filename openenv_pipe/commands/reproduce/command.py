@@ -15,7 +15,7 @@ from openenv_pipe.commands.reproduce.comparing import common_steps, first_mismat
 from openenv_pipe.commands.reproduce.replaying import replay
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.pipeline.run import Course, RunControl, refuse_what_cannot_learn, run
+from openenv_pipe.pipeline.run import Attempt, RunControl, refuse_what_cannot_learn, run
 from openenv_pipe.runs.differences import Difference, find_differences
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run
@@ -68,7 +68,7 @@ def reproduce(
     judge = partial(_refuse_or_tell, allow, control.progress)
     judge(find_differences(recorded.record))
     folder = _new_folder(recorded, config, command)
-    course = Course(
+    attempt = Attempt(
         folder=folder,
         config=config,
         stop_after=_end(config, num_recorded, steps),
@@ -76,9 +76,9 @@ def reproduce(
         on_differences=judge,
     )
     if is_replay:
-        replay(course, recorded.path, control)
+        replay(attempt, recorded.path, control)
     else:
-        run(course, control)
+        run(attempt, control)
     return _compare(recorded, folder, config, control.progress, is_replay=is_replay)
 
 

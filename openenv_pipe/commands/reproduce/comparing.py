@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.checkpoints import DIGESTS, RESUME, Place, all_checkpoints, is_passing
+from openenv_pipe.runs.checkpoints import DIGESTS, RESUME, StageStep, all_checkpoints, is_passing
 from openenv_pipe.runs.episodes import episodes_path, read_rows
 from openenv_pipe.runs.evals import read_stages
 from openenv_pipe.runs.metrics import read_metrics
@@ -63,11 +63,11 @@ def _mismatches(expected: Path, seen: Path, *, only_learner: bool) -> Iterator[M
             yield from _metrics(where, old[step], new[step], only_learner=only_learner)
             if stage == "grpo":
                 yield from _episodes(where, expected, seen, step)
-                name = Place("grpo", step).name
+                name = StageStep("grpo", step).name
                 yield from _files(where, theirs.get(name), ours.get(name))
         if stage == "warm_start":
             yield from _episodes("warm start", expected, seen, 0)
-            name = Place("grpo", 0).name
+            name = StageStep("grpo", 0).name
             yield from _files("warm start", theirs.get(name), ours.get(name))
     if not only_learner:
         yield from _evaluations(expected, seen)

@@ -9,9 +9,9 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.pipeline.build import learner_alone
 from openenv_pipe.pipeline.evaluations import NoEvaluations
 from openenv_pipe.pipeline.facts import policy_facts
-from openenv_pipe.pipeline.journal import to_the_end
-from openenv_pipe.pipeline.run import Course, RunControl, run
-from openenv_pipe.pipeline.stages import Story
+from openenv_pipe.pipeline.journal import finish_despite_cancel
+from openenv_pipe.pipeline.run import Attempt, RunControl, run
+from openenv_pipe.pipeline.stages import StageRunner
 from openenv_pipe.runs.differences import find_other_facts
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.types import Group
@@ -67,27 +67,27 @@ class NoSampler:
         return {}
 
 
-def replay(course: Course, recorded: Path, control: RunControl) -> None:
-    """Trains as `course` says, on the episodes of another folder."""
-    run(course, control, partial(_learn_again, recorded))
+def replay(attempt: Attempt, recorded: Path, control: RunControl) -> None:
+    """Trains as `attempt` says, on the episodes of another folder."""
+    run(attempt, control, partial(_learn_again, recorded))
 
 
-async def _learn_again(recorded: Path, course: Course, control: RunControl) -> str | None:
-    async with learner_alone(course.config, course.folder.logs) as components:
+async def _learn_again(recorded: Path, attempt: Attempt, control: RunControl) -> str | None:
+    async with learner_alone(attempt.config, attempt.folder.logs) as components:
         facts = await components.compute(policy_facts, components.policy)
-        if course.on_differences:
-            course.on_differences(find_other_facts(course.expected, facts))
-        course.folder.update(**facts)
-        story = Story(
+        if attempt.on_differences:
+            attempt.on_differences(find_other_facts(attempt.expected, facts))
+        attempt.folder.update(**facts)
+        runner = StageRunner(
             components,
             RecordedGroups(recorded),
             NoSampler(),
-            course.folder,
+            attempt.folder,
             control.progress,
-            evaluations=NoEvaluations(),
-            stop_after=course.stop_after,
+            evaluator=NoEvaluations(),
+            stop_after=attempt.stop_after,
         )
         try:
-            return await story.run()
+            return await runner.run()
         finally:
-            await to_the_end(story.close())
+            await finish_despite_cancel(runner.close())
