@@ -4,7 +4,8 @@ Shape letter: G scored episodes of a group, or of all groups.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import fmean
 
@@ -13,15 +14,30 @@ from openenv_pipe.types import Episode, Group
 STD_EPSILON = 1e-4  # as in TRL and verl: keeps the quotient bounded where rewards barely differ
 ZERO_SPREAD = 1e-8  # differences below this are rounding, not signal
 
-
 Values = list[list[float]]  # of each episode: one for each turn, or one in all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupAdvantages:
+    """A group and the advantages of its scored episodes: one value for each turn."""
+
+    group: Group
+    by_member: Mapping[int, list[float]]  # by the episode's number; empty: nothing to learn from
+
+    @property
+    def has_signal(self) -> bool:
+        """True if members of the group have different advantages, so that they teach something."""
+        return bool(self.by_member)
+
+    def of(self, episode: Episode) -> list[float] | None:
+        """The advantages of an episode's turns; None for an episode that is not trained on."""
+        return self.by_member.get(episode.member)
 
 
 def step_advantages(
     groups: Sequence[Group], *, baseline: str, scale: str, discount: float
-) -> list[dict[int, list[float]] | None]:
-    """Of each group the advantages of its scored episodes' turns, by member number; None for a
-    group without a signal.
+) -> list[GroupAdvantages]:
+    """Compute the advantages of each group, in the order of the groups.
 
     An advantage is what an episode earned beyond a baseline, over a standard deviation, the same
     for each of its turns.
@@ -37,8 +53,8 @@ def step_advantages(
     own and later per-turn rewards, plus the episode's part of the reward; its baseline the mean
     over the episodes that reached the same turn; the divisor the root mean square.
 
-    Failed episodes count nowhere. A group without any spread is None, and so is one with fewer
-    than two scored episodes, unless it is compared with all others.
+    Failed episodes count nowhere. A group without any spread has no signal, and neither has one
+    with fewer than two scored episodes, unless it is compared with all others.
     """
     alone = 1 if baseline == "batch" else 2
     counted = [group.scored if len(group.scored) >= alone else [] for group in groups]
@@ -57,21 +73,22 @@ def step_advantages(
     elif scale == "group":
         centred = [_scaled(each, ddof=ddof) for each in centred]
     return [
-        _by_member(episodes, each, by_turn=by_turn)
-        for episodes, each in zip(counted, centred, strict=True)
+        GroupAdvantages(group=group, by_member=_by_member(episodes, each, by_turn=by_turn))
+        for group, episodes, each in zip(groups, counted, centred, strict=True)
     ]
 
 
 def has_signal(group: Group, *, discount: float) -> bool:
-    """True if members of the group have different advantages."""
-    return step_advantages([group], baseline="group", scale="none", discount=discount) != [None]
+    """Whether members of the group have different advantages when compared with each other."""
+    (found,) = step_advantages([group], baseline="group", scale="none", discount=discount)
+    return found.has_signal
 
 
 def _by_member(
     episodes: Sequence[Episode], advantages_G: Values, *, by_turn: bool
-) -> dict[int, list[float]] | None:
+) -> dict[int, list[float]]:
     if not any(any(values) for values in advantages_G):
-        return None
+        return {}
     return {
         episode.member: values if by_turn else values * len(episode.turns)
         for episode, values in zip(episodes, advantages_G, strict=True)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Group
 
@@ -22,18 +23,16 @@ class CustomAdvantages(Protocol):
         ...
 
 
-def custom_advantages(
-    function: CustomAdvantages, groups: Sequence[Group]
-) -> list[dict[int, list[float]] | None]:
+def custom_advantages(function: CustomAdvantages, groups: Sequence[Group]) -> list[GroupAdvantages]:
     """Call the function, whose options are filled in, and check what it returns.
 
-    Returns as `advantages.step_advantages` does. Raises ConfigError if a number is missing, too
+    Raises ConfigError if a number is missing, too
     many or not finite.
     """
     found = function(groups)
     _check_length("one entry per group", found, len(groups))
     return [
-        None if values is None else _by_member(group, values)
+        GroupAdvantages(group=group, by_member={} if values is None else _by_member(group, values))
         for group, values in zip(groups, found, strict=True)
     ]
 

@@ -2,7 +2,20 @@
 
 from collections.abc import Sequence
 
+from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.types import Episode, Sample
+
+
+def build_samples(advantages: Sequence[GroupAdvantages]) -> list[Sample]:
+    """The samples of groups that have a signal; an episode that ended before its first turn has
+    none."""
+    return [
+        build_sample(each.group.id, episode, each.by_member[episode.member])
+        for each in advantages
+        if each.has_signal
+        for episode in each.group.scored
+        if episode.turns
+    ]
 
 
 def build_sample(group: str, episode: Episode, advantages: Sequence[float]) -> Sample:

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.algorithms.advantages import GroupAdvantages, step_advantages
 from openenv_pipe.algorithms.custom_advantages import custom_advantages
-from openenv_pipe.algorithms.samples import build_sample
+from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.config.schema import AdvantageConfig, PythonAdvantageConfig
 from openenv_pipe.learner.distributed.joint import JointLearner, build_learner
 from openenv_pipe.learner.learner import Learner
@@ -19,7 +19,7 @@ from openenv_pipe.rollout.metrics import summarise_groups, summarise_staleness
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.system.python_targets import bind_function
-from openenv_pipe.types import Group, Sample
+from openenv_pipe.types import Group
 
 
 class GrpoStage:
@@ -113,9 +113,9 @@ class GrpoStage:
         metrics = summarise_groups(groups) | summarise_staleness(
             groups, version=context.publisher.version
         )
-        metrics["groups/trained"] = sum(values is not None for values in advantages)
-        metrics["groups/skipped"] = sum(values is None for values in advantages)
-        samples = build_samples(groups, advantages)
+        metrics["groups/trained"] = sum(each.has_signal for each in advantages)
+        metrics["groups/skipped"] = len(advantages) - metrics["groups/trained"]
+        samples = build_samples(advantages)
         self._in_step = True
         if samples:
             await context.publisher.begin_update()
@@ -134,7 +134,7 @@ class GrpoStage:
 
 def build_advantages(
     config: AdvantageConfig,
-) -> Callable[[Sequence[Group]], list[dict[int, list[float]] | None]]:
+) -> Callable[[Sequence[Group]], list[GroupAdvantages]]:
     """Build the function from a step's groups to their advantages.
 
     Raises ConfigError if a target cannot be used.
@@ -144,16 +144,3 @@ def build_advantages(
     return partial(
         step_advantages, baseline=config.baseline, scale=config.scale, discount=config.discount
     )
-
-
-def build_samples(
-    groups: Sequence[Group], advantages: Sequence[Mapping[int, list[float]] | None]
-) -> list[Sample]:
-    """The samples of groups that have a signal; episodes over before their first turn have none."""
-    return [
-        build_sample(group.id, episode, by_member[episode.member])
-        for group, by_member in zip(groups, advantages, strict=True)
-        if by_member is not None
-        for episode in group.scored
-        if episode.turns
-    ]

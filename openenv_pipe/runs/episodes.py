@@ -18,11 +18,11 @@ import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import zip_longest
 from pathlib import Path
 from sys import byteorder
 from typing import Any
 
+from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.files import write_bytes
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn, Usage
@@ -34,20 +34,20 @@ CODES = {"f4": "f", "f8": "d"}  # to the array module's type codes
 
 
 def write_episodes(
-    path: Path,
-    groups: Sequence[Group],
-    advantages: Sequence[Mapping[int, Sequence[float]] | None] = (),
+    path: Path, groups: Sequence[Group], advantages: Sequence[GroupAdvantages] = ()
 ) -> None:
     """Write the episodes of one step atomically.
 
-    advantages: for each group, one value per turn by member; None for a group without a signal.
-    They are stored for readers of the file, as null for an episode that was not trained on.
+    advantages: those of the groups, if they were trained on. They are stored for readers of the
+    file, as null for an episode that was not trained on.
     """
+    by_group = {each.group.id: each for each in advantages}
     lines = []
-    for group, by_member in zip_longest(groups, advantages):
+    for group in groups:
+        known = by_group.get(group.id)
         for episode in group.episodes:
             row = _row_of_episode(group.id, episode)
-            row["advantages"] = by_member and by_member.get(episode.member)
+            row["advantages"] = known.of(episode) if known else None
             lines.append(LINE.encode(row) + "\n")
     write_bytes(path, zlib.compress("".join(lines).encode(), FASTEST, GZIP))
 

@@ -8,15 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.advantages import step_advantages
-from openenv_pipe.pipeline.grpo_stage import build_samples
+from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.types import Group, Status
 
 REWARDS = st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=8)
 
 
-def advantages(group, scale="group", discount=1.0, baseline="group"):
-    (found,) = step_advantages([group], baseline=baseline, scale=scale, discount=discount)
-    return found
+def of_groups(*groups, scale="group", discount=1.0, baseline="group"):
+    return step_advantages(groups, baseline=baseline, scale=scale, discount=discount)
+
+
+def advantages(group, **options):
+    """Of one group, by member; empty if it has no signal."""
+    (found,) = of_groups(group, **options)
+    assert found.group is group
+    assert found.has_signal == bool(found.by_member)
+    return found.by_member
 
 
 def first_values(by_member):
@@ -62,7 +69,7 @@ def test_every_turn_of_an_episode_gets_its_advantage():
 def test_advantages_sum_to_zero_and_are_bounded(rewards):
     """Trap 13: also where rewards barely differ, no advantage is beyond (G - 1) / sqrt(G)."""
     by_member = advantages(made_up_group(rewards))
-    if by_member is None:
+    if not by_member:
         return
     values = list(first_values(by_member).values())
     bound = (len(values) - 1) / math.sqrt(len(values))
@@ -81,20 +88,19 @@ def test_a_tiny_spread_gives_no_large_advantage(spread):
 def test_constant_rewards_give_no_sample_and_so_no_forward_pass(reward):
     """Trap 13."""
     group = made_up_group([reward] * 4)
-    by_member = advantages(group)
-    assert by_member is None
-    assert build_samples([group], [by_member]) == []
+    assert advantages(group) == {}
+    assert build_samples(of_groups(group)) == []
 
 
 def test_rounding_is_no_signal():
     """Trap 13: 0.1 + 0.2 and 0.3 are one reward."""
-    assert advantages(made_up_group([0.1 + 0.2, 0.3, 0.3])) is None
+    assert advantages(made_up_group([0.1 + 0.2, 0.3, 0.3])) == {}
 
 
 def test_only_groups_with_a_signal_become_samples():
     """Trap 13."""
     flat, alive = made_up_group([1.0, 1.0], id="0"), made_up_group([0.0, 1.0], id="1")
-    samples = build_samples([flat, alive], [advantages(flat), advantages(alive)])
+    samples = build_samples(of_groups(flat, alive))
     assert [sample.group for sample in samples] == ["1", "1"]
 
 
@@ -110,14 +116,14 @@ def test_a_failed_episode_counts_neither_in_mean_nor_in_deviation():
 def test_a_group_below_two_scored_episodes_is_dropped(failed):
     """Trap 14."""
     group = made_up_group([1.0, 2.0, 3.0], failed=failed)
-    assert advantages(group) is None
-    assert build_samples([group], [None]) == []
+    assert advantages(group) == {}
+    assert build_samples(of_groups(group)) == []
 
 
 def test_a_failed_episode_is_never_a_sample():
     """Trap 14."""
     group = made_up_group([1.0, 99.0, 2.0], failed=[1])
-    samples = build_samples([group], [advantages(group)])
+    samples = build_samples(of_groups(group))
     assert len(samples) == 2
 
 
@@ -125,7 +131,7 @@ def test_equal_prompts_in_two_groups_have_baselines_of_their_own():
     """Trap 15: prompts are the same ids, so only the explicit group keeps them apart."""
     low, high = made_up_group([0.0, 1.0], id="0"), made_up_group([10.0, 11.0], id="1")
     assert low.episodes[0].turns[0].prompt_ids == high.episodes[0].turns[0].prompt_ids
-    samples = build_samples([low, high], [advantages(low), advantages(high)])
+    samples = build_samples(of_groups(low, high))
     assert [sample.group for sample in samples] == ["0", "0", "1", "1"]
     assert [sample.advantages[1] for sample in samples[:2]] == pytest.approx(
         [sample.advantages[1] for sample in samples[2:]]
@@ -162,7 +168,7 @@ def test_an_episode_without_turns_counts_in_its_group():
     group.episodes[0].status = Status.TOKEN_LIMIT
     values = advantages(group, scale="none")
     assert values == {0: [], 1: [0.5]}
-    assert len(build_samples([group], [values])) == 1
+    assert len(build_samples(of_groups(group))) == 1
 
 
 def test_shipped_configurations_name_a_known_scale():

@@ -4,10 +4,11 @@ import pytest
 from fakes import made_up_group, run_config
 
 from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.pipeline.grpo_stage import build_advantages, build_samples
+from openenv_pipe.pipeline.grpo_stage import build_advantages
 
 GROUPS = [made_up_group([1.0, 3.0, 5.0], failed=[1], id="0"), made_up_group([2.0, 2.0], id="1")]
 
@@ -43,8 +44,9 @@ def build(name, /, **options):
 
 def test_numbers_belong_to_the_scored_episodes_in_their_order():
     advantages = build("above", threshold=2.0)(GROUPS)
-    assert advantages == [{0: [-1.0], 2: [1.0]}, None]
-    samples = build_samples(GROUPS, advantages)
+    assert [each.by_member for each in advantages] == [{0: [-1.0], 2: [1.0]}, {}]
+    assert [each.has_signal for each in advantages] == [True, False]
+    samples = build_samples(advantages)
     assert [max(sample.advantages, key=abs) for sample in samples] == [-1.0, 1.0]
 
 

@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.algorithms.packing import pack, shared_share
+from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner import batches as batches_module
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer, rate_share
 from openenv_pipe.models import logprobs as logprobs_module
-from openenv_pipe.pipeline.grpo_stage import build_samples
 
 LOSSES = [  # type and normaliser
     ("grpo", "sample"),
@@ -398,7 +398,7 @@ async def train_a_little(*, order, lora_rank, updates_per_step, autocast):
             policy, engine=engine, host=host, temperature=0.9, group_size=3, label=f"step {step}"
         )
         advantages = step_advantages(groups, baseline="group", scale="group", discount=1.0)
-        learner.update(build_samples(groups, advantages), step)
+        learner.update(build_samples(advantages), step)
         await engine.publish(step)
     return weights_of(policy)
 

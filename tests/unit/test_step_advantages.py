@@ -14,10 +14,10 @@ REWARDS = st.lists(st.lists(st.floats(-10.0, 10.0), min_size=2, max_size=5), min
 
 
 def advantages(*rewards, baseline, scale="none", discount=1.0, **options):
-    """First values of each group's episodes, in order of the members."""
+    """First values of each group's episodes, in order of the members; None without a signal."""
     groups = [made_up_group(each, id=str(number), **options) for number, each in enumerate(rewards)]
     found = step_advantages(groups, baseline=baseline, scale=scale, discount=discount)
-    return [each and [values[0] for values in each.values()] for each in found]
+    return [[values[0] for values in each.by_member.values()] or None for each in found]
 
 
 def test_leave_one_out_by_hand():
@@ -49,7 +49,7 @@ def test_a_turn_that_one_member_alone_reached_has_nobody_to_be_compared_with():
     ]
     group = Group(id="0", task=episodes[0].task, episodes=episodes)
     (found,) = step_advantages([group], baseline="leave_one_out", scale="none", discount=0.0)
-    assert found == {0: [-2.0], 1: [2.0, 0.0]}
+    assert found.by_member == {0: [-2.0], 1: [2.0, 0.0]}
 
 
 def test_reinforce_plus_plus_by_hand():
@@ -100,9 +100,9 @@ def test_a_failed_episode_is_not_among_those_compared_with():
 def test_one_scored_episode_is_enough_only_to_be_compared_with_other_groups():
     lone, pair = made_up_group([5.0, 3.0], failed=[0]), made_up_group([0.0, 0.0], id="1")
     by_group = step_advantages([lone, pair], baseline="group", scale="none", discount=1.0)
-    assert by_group == [None, None]
+    assert [each.has_signal for each in by_group] == [False, False]
     by_batch = step_advantages([lone, pair], baseline="batch", scale="none", discount=1.0)
-    assert by_batch == [{1: [2.0]}, {0: [-1.0], 1: [-1.0]}]
+    assert [each.by_member for each in by_batch] == [{1: [2.0]}, {0: [-1.0], 1: [-1.0]}]
 
 
 def test_a_scale_by_group_for_a_baseline_of_all_is_refused():

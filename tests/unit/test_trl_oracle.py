@@ -254,6 +254,6 @@ def test_group_advantages_are_trls(scale, num_generations):
         expected = expected / (nanstd(rewards, dim=1)[:, None] + 1e-4)
     for row, values in zip(rewards.tolist(), expected.tolist(), strict=True):
         (ours,) = step_advantages([made_up_group(row)], baseline="group", scale=scale, discount=1.0)
-        assert [ours[member][0] for member in range(num_generations)] == pytest.approx(
+        assert [ours.by_member[member][0] for member in range(num_generations)] == pytest.approx(
             values, abs=1e-4
         )
