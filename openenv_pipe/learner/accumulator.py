@@ -1,30 +1,30 @@
-"""Sums and extremes over the batches of a step, kept on the device until they are asked for.
+"""Sums and maxima over the batches of a step, kept on the device until they are read.
 
-Nothing here knows what is counted: names are given by whoever counts.
+Callers choose the names of what they count.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-Values = tuple[dict[str, float], dict[str, float]]  # sums and extremes
+Values = tuple[dict[str, float], dict[str, float]]  # sums and maxima
 
 
-class Tally:
-    """Adds up in float64, so that the split into batches shows in no printed digit."""
+class MetricAccumulator:
+    """Adds up in float64, so that the split into batches changes no printed digit."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
         self._highest: dict[str, torch.Tensor] = {}
 
     def add(self, **values: torch.Tensor | float) -> None:
-        """Adds each value, a tensor with all its entries, to the sum of its name."""
+        """Add each value, of a tensor all its entries, to the sum of its name."""
         for name, value in values.items():
             total = torch.as_tensor(value).detach().sum().double()
             self._sums[name] = self._sums[name] + total if name in self._sums else total
 
     def highest(self, **values_N: torch.Tensor) -> None:
-        """Keeps the largest entry of each name; of no entries, nothing."""
+        """Keep the largest entry of each name; an empty tensor changes nothing."""
         for name, values in values_N.items():
             if values.numel():
                 top = values.detach().max().double()
@@ -34,8 +34,8 @@ class Tally:
         sums = {name: total.item() for name, total in self._sums.items()}
         return sums, {name: top.item() for name, top in self._highest.items()}
 
-    def become(self, parts: Sequence[Values]) -> None:
-        """Holds what others have counted, and nothing else; in their order."""
+    def replace(self, parts: Sequence[Values]) -> None:
+        """Hold what several accumulators have counted, added in their order, and nothing else."""
         self._sums, self._highest = {}, {}
         for sums, highest in parts:
             self.add(**{name: torch.tensor(value).double() for name, value in sums.items()})
@@ -45,7 +45,7 @@ class Tally:
         return self._sums[name].item() if name in self._sums else 0.0
 
     def max(self, name: str) -> float:
-        """Of a name that was never seen: 0."""
+        """The largest entry of a name; 0 for a name that was never seen."""
         return self._highest[name].item() if name in self._highest else 0.0
 
     def has(self, name: str) -> bool:

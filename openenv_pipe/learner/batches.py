@@ -1,8 +1,12 @@
-"""A policy's batches: packed rows, sharing what samples begin with where that is worth it."""
+"""A policy's batches: packed rows that share what samples begin with where that is worth it."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import torch
+
+from openenv_pipe.algorithms.losses.normalization import Counts
 from openenv_pipe.algorithms.packing import pack, shared_share, split_by_budget
 from openenv_pipe.learner.ranks import ALONE, Ranks
 from openenv_pipe.models.policy import Policy
@@ -11,11 +15,25 @@ from openenv_pipe.types import Batch, Sample
 MIN_SHARED = 0.05  # of all tokens; below, sorting out what is shared saves nothing
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateBatches:
+    """The batches of one optimizer update. N: the trained tokens of a batch."""
+
+    batches: Sequence[Batch]
+    counts: Counts  # over all batches of the update, those of other ranks included
+    # Of each batch [N]: the trainer's logprobs when the step began. None for the first update of a
+    # step, whose own forward pass computes them, and for a loss that does not need them.
+    start_logprobs: Sequence[torch.Tensor] | None
+    is_first: bool  # of its step
+
+
 def batches_of(
     samples: Sequence[Sample], tokens_per_batch: int, policy: Policy, ranks: Ranks = ALONE
 ) -> Iterator[Batch]:
-    """All samples that have trained tokens, each in one batch, under the token budget; of several
-    ranks, this one's batches."""
+    """Pack all samples that have trained tokens, each into one batch, under the token budget.
+
+    Of several ranks, this one's batches.
+    """
     trained = [sample for sample in samples if any(sample.loss_mask)]
     share = policy.packs_rows and shared_share(trained) >= MIN_SHARED
     rows = split_by_budget(trained, tokens_per_batch, share=share, num_ranks=ranks.size)

@@ -26,7 +26,7 @@ class Size:
     num_predicted: int  # that go through the head
 
 
-class Work:
+class ModelFlops:
     """Floating point operations of passes through one model."""
 
     def __init__(self, model: Any) -> None:

@@ -5,17 +5,16 @@ Shape letter: N trained tokens of a batch.
 
 import random
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from openenv_pipe.algorithms.losses.normalization import Counts
 from openenv_pipe.config.schema import TrainerConfig
 from openenv_pipe.errors import TrainingError
-from openenv_pipe.learner.accumulator import Tally
-from openenv_pipe.learner.batches import batches_of
-from openenv_pipe.learner.flops import Size, Work, matrix_flops_per_s
+from openenv_pipe.learner.accumulator import MetricAccumulator
+from openenv_pipe.learner.batches import UpdateBatches, batches_of
+from openenv_pipe.learner.flops import ModelFlops, Size, matrix_flops_per_s
 from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
@@ -47,98 +46,102 @@ class Learner:
         )
         self._config = config
         self._objective = Objective(config.loss)
-        self._work = Work(policy.model)
+        self._flops = ModelFlops(policy.model)
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
         if self._objective.needs_reference:
             policy.keep_reference()
 
     def update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
-        """Trains on the samples of a step once, in `updates_per_step` optimizer steps.
+        """Train on the samples of a step once, in `updates_per_step` optimizer steps.
 
         Returns the step's metrics. Raises TrainingError where a number is not finite.
         """
         _refuse_broken(samples)
         started = time.perf_counter()
-        tally = Tally()
+        accumulator = MetricAccumulator()
         norms: list[float] = []
         lr = self.optimizer.lr
-        parts = self._parts(samples, step)
-        start_logprobs = self._start_logprobs(parts[1:], tally)
-        for number, part in enumerate(parts):
-            self._accumulate(part, tally, start_logprobs, first=number == 0)
+        for update in self._updates(samples, step, accumulator):
+            self._accumulate(update, accumulator)
             self._ranks.sum_gradients(values for _, values in self.policy.trained_parameters())
             norms.append(self.optimizer.step())
-        self._ranks.merge(tally)
-        metrics = step_metrics(tally, norms, lr)  # waits for the device
-        return metrics | self._speed(tally, time.perf_counter() - started)
+        self._ranks.merge(accumulator)
+        metrics = step_metrics(accumulator, norms, lr)  # waits for the device
+        return metrics | self._speed(accumulator, time.perf_counter() - started)
 
-    def _speed(self, tally: Tally, took_s: float) -> dict[str, float]:
+    def _speed(self, accumulator: MetricAccumulator, took_s: float) -> dict[str, float]:
         """Of all ranks, against what the matrix product reaches, which is measured once."""
         reachable = matrix_flops_per_s(
             self.policy.device, self.policy.precision, torch.get_num_threads()
         )
         return {
-            "time/learner_tokens_per_s": tally.sum("num_computed") / took_s,
+            "time/learner_tokens_per_s": accumulator.sum("num_computed") / took_s,
             "time/matrix_tflops": reachable / 1e12,
-            "time/mfu": tally.sum("flops") / took_s / (reachable * self._ranks.size),
+            "time/mfu": accumulator.sum("flops") / took_s / (reachable * self._ranks.size),
         }
 
-    def _parts(self, samples: Sequence[Sample], step: int) -> list[list[Sample]]:
-        """The samples of each optimizer update, of about equal number, drawn by seed and step."""
-        count = min(self._config.updates_per_step, len(samples))
-        order = list(range(len(samples)))
-        if count > 1:
-            random.Random(f"{self._seed}/{step}").shuffle(order)
-        return [[samples[index] for index in order[part::count]] for part in range(count)]
+    def _updates(
+        self, samples: Sequence[Sample], step: int, accumulator: MetricAccumulator
+    ) -> list[UpdateBatches]:
+        """The optimizer updates of a step, on about equally many samples, drawn by seed and step.
 
-    def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
-        return batches_of(samples, self._config.tokens_per_batch, self.policy, self._ranks)
+        All are built before the first of them changes the weights.
+        """
+        num_updates = min(self._config.updates_per_step, len(samples))
+        order = list(range(len(samples)))
+        if num_updates > 1:
+            random.Random(f"{self._seed}/{step}").shuffle(order)
+        updates = []
+        for number in range(num_updates):
+            part = [samples[index] for index in order[number::num_updates]]
+            batches = list(
+                batches_of(part, self._config.tokens_per_batch, self.policy, self._ranks)
+            )
+            counts = Counts(
+                num_samples=len(part),
+                num_tokens=sum(sum(sample.loss_mask) for sample in part),
+                max_tokens=self._max_episode_tokens,
+            )
+            is_first = number == 0
+            needs_start = self._objective.needs_start_logprobs and not is_first
+            updates.append(
+                UpdateBatches(
+                    batches=batches,
+                    counts=counts,
+                    start_logprobs=self._logprobs(batches, accumulator) if needs_start else None,
+                    is_first=is_first,
+                )
+            )
+        return updates
 
     @torch.no_grad()
-    def _start_logprobs(
-        self, later_parts: Sequence[Sequence[Sample]], tally: Tally
-    ) -> deque[torch.Tensor]:
-        """Of each batch of the later updates, where the loss asks for it: the weights will have
-        changed by then. The first update's own forward pass says it as well."""
-        if not self._objective.needs_start_logprobs:
-            return deque()
-        found: deque[torch.Tensor] = deque()
-        for part in later_parts:
-            for batch in self._batches(part):
-                found.append(self.policy.logprobs(batch, self._config.temperature)[0])
-                if batch.counts:
-                    tally.add(flops=self._work.forward(_size(batch)))
-        return found
-
-    def _accumulate(
-        self,
-        samples: Sequence[Sample],
-        tally: Tally,
-        start_logprobs: deque[torch.Tensor],
-        *,
-        first: bool,
-    ) -> None:
-        """Adds the gradients of all batches; their split does not change the sum."""
-        counts = Counts(
-            num_samples=len(samples),
-            num_tokens=sum(sum(sample.loss_mask) for sample in samples),
-            max_tokens=self._max_episode_tokens,
+    def _logprobs(
+        self, batches: Sequence[Batch], accumulator: MetricAccumulator
+    ) -> list[torch.Tensor]:
+        """The logprobs of each batch's trained tokens under the current weights, [N] each."""
+        accumulator.add(
+            flops=sum(self._flops.forward(_size(batch)) for batch in batches if batch.counts)
         )
-        for batch in self._batches(samples):
-            start_N = start_logprobs.popleft() if start_logprobs and not first else None
-            tokens = self._tokens(batch, start_N, first=first)
+        return [self.policy.logprobs(batch, self._config.temperature)[0] for batch in batches]
+
+    def _accumulate(self, update: UpdateBatches, accumulator: MetricAccumulator) -> None:
+        """Add the gradients of all batches; how samples are split into them changes no sum."""
+        for number, batch in enumerate(update.batches):
+            start_N = update.start_logprobs[number] if update.start_logprobs else None
+            tokens = self._tokens(batch, start_N, is_first=update.is_first)
             if not batch.counts:
                 (0.0 * tokens.logprobs.sum()).backward()
                 continue
-            self._objective.loss(tokens, counts, tally).backward()
+            self._objective.loss(tokens, update.counts, accumulator).backward()
             size = _size(batch)
-            tally.add(num_computed=size.num_tokens, flops=self._work.forward_and_backward(size))
+            flops = self._flops.forward_and_backward(size)
             if self._objective.needs_reference:
-                tally.add(flops=self._work.forward(size))
+                flops += self._flops.forward(size)
+            accumulator.add(num_computed=size.num_tokens, flops=flops)
 
-    def _tokens(self, batch: Batch, start_N: torch.Tensor | None, *, first: bool) -> Tokens:
-        """The batch's trained tokens as the current weights see them."""
+    def _tokens(self, batch: Batch, start_N: torch.Tensor | None, *, is_first: bool) -> Tokens:
+        """The trained tokens of a batch as the current weights see them."""
         temperature, objective = self._config.temperature, self._objective
         reference_N = None
         if objective.needs_reference:
@@ -150,7 +153,7 @@ class Learner:
             logprobs=logprobs_N,
             entropy=entropy_N,
             sampled_logprobs=batch.logprobs,
-            start_logprobs=logprobs_N.detach() if first else start_N,
+            start_logprobs=logprobs_N.detach() if is_first else start_N,
             reference_logprobs=reference_N,
             advantages=batch.advantages,
             sample_index=batch.sample_index,
@@ -158,7 +161,7 @@ class Learner:
 
 
 def _size(batch: Batch) -> Size:
-    """What samples share counts once."""
+    """The size of a batch, in which tokens that samples share count once."""
     return Size(
         num_tokens=len(batch.token_ids),
         num_contexts=int(batch.positions.sum()) + len(batch.positions),
@@ -167,7 +170,7 @@ def _size(batch: Batch) -> Size:
 
 
 def _refuse_broken(samples: Sequence[Sample]) -> None:
-    """NaN among sampled logprobs is counted and said, never averaged away."""
+    """Raise TrainingError if a sampled logprob is not finite."""
     values = torch.tensor([value for sample in samples for value in sample.logprobs])
     broken = int((~torch.isfinite(values)).sum())
     if broken:

@@ -1,7 +1,7 @@
 """What an update minimises: the configured sum of policy loss, KL part and entropy bonus.
 
 Sees trained tokens in one row; of rows, padding and packing it knows nothing. Also counts what
-explains a step, into a Tally. Shape letter: N trained tokens of a batch.
+explains a step, into a MetricAccumulator. Shape letter: N trained tokens of a batch.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from openenv_pipe.algorithms.losses.normalization import Counts, token_weights
 from openenv_pipe.algorithms.losses.policy import PolicyLoss, cispo_loss, grpo_loss, gspo_loss
 from openenv_pipe.algorithms.losses.ratios import ratios
 from openenv_pipe.config.schema import LossConfig, PythonLossConfig
-from openenv_pipe.learner.accumulator import Tally
+from openenv_pipe.learner.accumulator import MetricAccumulator
 from openenv_pipe.system.python_targets import bind_function
 
 
@@ -61,7 +61,7 @@ class Objective:
     def needs_entropy_gradient(self) -> bool:
         return self._config.entropy_coef > 0
 
-    def loss(self, tokens: Tokens, counts: Counts, tally: Tally) -> torch.Tensor:
+    def loss(self, tokens: Tokens, counts: Counts, accumulator: MetricAccumulator) -> torch.Tensor:
         """A scalar with a gradient. Summed over all batches it is the loss of the update."""
         old_N = tokens.sampled_logprobs
         correction = None
@@ -75,17 +75,17 @@ class Objective:
             tokens.sample_index, normaliser=self._config.normalise, counts=counts
         )
         loss = (weights_N * loss_N).sum()
-        tally.add(policy_loss=loss)
+        accumulator.add(policy_loss=loss)
         if self.needs_reference:
-            loss = loss + self._kl_part(tokens, old_N, correction, weights_N, tally)
+            loss = loss + self._kl_part(tokens, old_N, correction, weights_N, accumulator)
         if self.needs_entropy_gradient:
             bonus = self._config.entropy_coef * tokens.entropy.sum() / counts.num_tokens
             loss = loss - bonus
-        tally.add(loss=loss)
-        _count(tokens, policy, tally)
-        _count_mismatch(tokens, tally)
+        accumulator.add(loss=loss)
+        _count(tokens, policy, accumulator)
+        _count_mismatch(tokens, accumulator)
         if correction is not None:
-            tally.add(correction=correction.weight, bounded=correction.bounded)
+            accumulator.add(correction=correction.weight, bounded=correction.bounded)
         return loss
 
     def _policy_loss(self, tokens: Tokens, old_N: torch.Tensor) -> PolicyLoss:
@@ -125,12 +125,12 @@ class Objective:
         old_N: torch.Tensor,
         correction: Correction | None,
         weights_N: torch.Tensor,
-        tally: Tally,
+        accumulator: MetricAccumulator,
     ) -> torch.Tensor:
         config = self._config.kl
         assert tokens.reference_logprobs is not None
         estimate_N = kl_estimate(tokens.logprobs, tokens.reference_logprobs, config.estimator)
-        tally.add(kl=estimate_N)
+        accumulator.add(kl=estimate_N)
         if config.importance_weights:
             ratio_N = ratios(tokens.logprobs - old_N)
             if correction is not None:
@@ -139,9 +139,9 @@ class Objective:
         return config.coef * (weights_N * estimate_N).sum()
 
 
-def _count(tokens: Tokens, policy: PolicyLoss, tally: Tally) -> None:
+def _count(tokens: Tokens, policy: PolicyLoss, accumulator: MetricAccumulator) -> None:
     advantages_N = tokens.advantages
-    tally.add(
+    accumulator.add(
         num_tokens=len(advantages_N),
         entropy=tokens.entropy,
         clipped_low=policy.clipped_low,
@@ -149,7 +149,7 @@ def _count(tokens: Tokens, policy: PolicyLoss, tally: Tally) -> None:
         advantage=advantages_N.double(),
         advantage_square=advantages_N.double().square(),
     )
-    tally.highest(
+    accumulator.highest(
         ratio=policy.ratio,
         negative_ratio=-policy.ratio,
         advantage=advantages_N,
@@ -157,18 +157,18 @@ def _count(tokens: Tokens, policy: PolicyLoss, tally: Tally) -> None:
     )
 
 
-def _count_mismatch(tokens: Tokens, tally: Tally) -> None:
+def _count_mismatch(tokens: Tokens, accumulator: MetricAccumulator) -> None:
     """How far the sampler's logprobs are from the trainer's for the same weights, or from those
     that the trainer had when the step began."""
     if tokens.start_logprobs is None:
         return
     difference_N = tokens.start_logprobs - tokens.sampled_logprobs
     weight_N = ratios(difference_N).double()
-    tally.add(
+    accumulator.add(
         num_compared=len(difference_N),
         mismatch=difference_N.abs(),
         mismatch_kl=-difference_N.double(),
         weight=weight_N,
         weight_square=weight_N.square(),
     )
-    tally.highest(mismatch=difference_N.abs())
+    accumulator.highest(mismatch=difference_N.abs())

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from openenv_pipe.learner.accumulator import Tally
+from openenv_pipe.learner.accumulator import MetricAccumulator
 
 Item = TypeVar("Item")
 LONGEST_WAIT = timedelta(minutes=10)  # for the slowest of the others
@@ -78,13 +78,13 @@ class Ranks:
             dist.all_reduce(value)
         return value
 
-    def merge(self, tally: Tally) -> None:
-        """The tally becomes that of all ranks' batches, the same one on each."""
+    def merge(self, accumulator: MetricAccumulator) -> None:
+        """Make the accumulator hold what all ranks have counted, the same on each."""
         if self.size == 1:
             return
         parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, tally.values())
-        tally.become(parts)
+        dist.all_gather_object(parts, accumulator.values())
+        accumulator.replace(parts)
 
     def spread(self, values: torch.Tensor) -> None:
         """Every rank's tensor becomes rank 0's."""

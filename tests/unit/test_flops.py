@@ -5,7 +5,7 @@ import torch
 from fakes import random_samples, run_config, tiny_policy
 from torch.utils.flop_counter import FlopCounterMode
 
-from openenv_pipe.learner.flops import Size, Work, matrix_flops_per_s
+from openenv_pipe.learner.flops import ModelFlops, Size, matrix_flops_per_s
 from openenv_pipe.learner.learner import Learner
 
 LENGTH = 24
@@ -16,7 +16,7 @@ SIZE = Size(num_tokens=LENGTH, num_contexts=LENGTH * LENGTH, num_predicted=LENGT
 def test_flops_are_those_that_torch_counts(lora_rank):
     """Torch counts whole squares of attention, and gradients of the adapter's small matrices."""
     policy = tiny_policy(lora_rank=lora_rank)
-    work = Work(policy.model)
+    work = ModelFlops(policy.model)
     policy.model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter:
         logits = policy.model(torch.ones(1, LENGTH, dtype=torch.int64)).logits

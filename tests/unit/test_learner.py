@@ -28,6 +28,7 @@ from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.algorithms.packing import pack, shared_share
 from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.errors import TrainingError
+from openenv_pipe.learner import batches
 from openenv_pipe.learner import batches as batches_module
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer, rate_share
@@ -292,6 +293,20 @@ def test_metrics_on_samples_by_hand(policy):
     assert metrics["loss/entropy"] == pytest.approx(entropies.mean().item(), rel=1e-4)
     assert metrics["grad/norm"] == 0.25
     assert metrics["loss/kl"] == 0.0
+
+
+def test_every_sample_is_packed_once_also_where_start_logprobs_are_needed(monkeypatch):
+    packed = []
+
+    def count(samples, **options):
+        packed.extend(map(id, samples))
+        return pack(samples, **options)
+
+    monkeypatch.setattr(batches, "pack", count)
+    samples = [sample for sample in random_samples(0, 6) if any(sample.loss_mask)]
+    correction = {"loss.correction.type": "truncate"}
+    learner_of(tiny_policy(), updates_per_step=3, **correction).update(samples, step=1)
+    assert sorted(packed) == sorted(map(id, samples))
 
 
 def test_several_updates_per_step_share_the_samples_out():

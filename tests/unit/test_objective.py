@@ -9,7 +9,7 @@ from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
 from openenv_pipe.algorithms.losses.normalization import Counts
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.accumulator import Tally
+from openenv_pipe.learner.accumulator import MetricAccumulator
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
@@ -48,13 +48,13 @@ def tokens(chosen=slice(None)):
 
 def test_all_parts_are_summed_by_hand():
     """The ratio is now to start, corrected by start to sampler; 1/4 is what each token weighs."""
-    tally = Tally()
-    loss = objective(normalise="token", **EVERYTHING).loss(tokens(), COUNTS, tally)
+    accumulator = MetricAccumulator()
+    loss = objective(normalise="token", **EVERYTHING).loss(tokens(), COUNTS, accumulator)
     ratio, weight = torch.exp(NOW - START), torch.exp(START - SAMPLED).clamp(max=1.5)
     policy = (-ratio * weight * ADVANTAGES).mean()  # no ratio is beyond the clips
     kl = (0.5 * (NOW - REFERENCE).square() * ratio * weight).mean()
     assert loss.item() == pytest.approx((policy + 0.3 * kl - 0.2 * ENTROPY.mean()).item())
-    metrics = step_metrics(tally, [1.0], lr=0.5)
+    metrics = step_metrics(accumulator, [1.0], lr=0.5)
     assert metrics["loss/total"] == pytest.approx(loss.item())
     assert metrics["loss/policy"] == pytest.approx(policy.item())
     assert metrics["loss/kl"] == pytest.approx((0.5 * (NOW - REFERENCE).square()).mean().item())
@@ -65,7 +65,9 @@ def test_the_entropy_bonus_is_the_mean_over_tokens_whatever_the_normaliser():
     for normalise in ("sample", "token", "constant"):
         given = tokens()
         given.entropy.retain_grad()
-        loss = objective(normalise=normalise, entropy_coef=0.2).loss(given, COUNTS, Tally())
+        loss = objective(normalise=normalise, entropy_coef=0.2).loss(
+            given, COUNTS, MetricAccumulator()
+        )
         loss.backward()
         assert given.entropy.grad.tolist() == pytest.approx([-0.05] * 4)
 
@@ -78,20 +80,21 @@ def test_batches_add_up_to_the_whole(kind, correction):
         "type": kind,
         "correction": EVERYTHING["correction"] | {"type": correction},
     }
-    whole, parts, whole_tally, parts_tally = objective(**changes), 0.0, Tally(), Tally()
-    expected = whole.loss(tokens(), COUNTS, whole_tally).item()
+    whole, parts = objective(**changes), 0.0
+    of_whole, of_parts = MetricAccumulator(), MetricAccumulator()
+    expected = whole.loss(tokens(), COUNTS, of_whole).item()
     for chosen in (slice(0, 2), slice(2, 4)):
-        parts += whole.loss(tokens(chosen), COUNTS, parts_tally).item()
+        parts += whole.loss(tokens(chosen), COUNTS, of_parts).item()
     assert parts == pytest.approx(expected)
-    once, twice = (step_metrics(tally, [1.0], lr=0.5) for tally in (whole_tally, parts_tally))
+    once, twice = (step_metrics(accumulator, [1.0], lr=0.5) for accumulator in (of_whole, of_parts))
     assert twice == pytest.approx(once)
 
 
 def test_metrics_by_hand():
-    tally = Tally()
+    accumulator = MetricAccumulator()
     correction = {"type": "mask", "low": 0.5, "high": 1.5}
-    objective(correction=correction, clip_high=0.1).loss(tokens(), COUNTS, tally)
-    metrics = step_metrics(tally, [1.0, 3.0], lr=0.5)
+    objective(correction=correction, clip_high=0.1).loss(tokens(), COUNTS, accumulator)
+    metrics = step_metrics(accumulator, [1.0, 3.0], lr=0.5)
     weights = torch.exp(START - SAMPLED)
     ratio = torch.exp(NOW - START)  # 0.90, 1.11, 1.11, 0.90
     assert metrics["clip/high"] == 0.25  # the second; the third's advantage is negative
@@ -115,11 +118,11 @@ def test_metrics_by_hand():
 
 def test_without_a_correction_the_sampler_stands_for_the_old_policy():
     """And where the start is not known, nothing is said of the mismatch of those tokens."""
-    tally = Tally()
-    objective(normalise="token").loss(tokens(), COUNTS, tally)
+    accumulator = MetricAccumulator()
+    objective(normalise="token").loss(tokens(), COUNTS, accumulator)
     unknown = dataclasses.replace(tokens(), start_logprobs=None)
-    objective(normalise="token").loss(unknown, COUNTS, tally)
-    metrics = step_metrics(tally, [1.0], lr=0.5)
+    objective(normalise="token").loss(unknown, COUNTS, accumulator)
+    metrics = step_metrics(accumulator, [1.0], lr=0.5)
     assert metrics["ratio/max"] == pytest.approx(torch.exp(NOW - SAMPLED).max().item())
     assert metrics["mismatch/mean"] == pytest.approx((START - SAMPLED).abs().mean().item())
     assert "correction/mean" not in metrics
@@ -194,21 +197,21 @@ def own_objective(name, options=None, **changes):
 
 
 def test_a_loss_of_ones_own_is_weighted_like_any_other():
-    tally = Tally()
+    accumulator = MetricAccumulator()
     objective = own_objective("reinforce", {"scale": 2.0}, normalise="token", entropy_coef=0.2)
     given = tokens()
-    loss = objective.loss(given, COUNTS, tally)
+    loss = objective.loss(given, COUNTS, accumulator)
     assert loss.item() == pytest.approx((-2.0 * ADVANTAGES * NOW).mean() - 0.2 * ENTROPY.mean())
-    assert step_metrics(tally, [1.0], lr=0.5)["clip/share"] == 0.0
+    assert step_metrics(accumulator, [1.0], lr=0.5)["clip/share"] == 0.0
     (gradient,) = torch.autograd.grad(loss, given.logprobs)
     assert torch.allclose(gradient, -2.0 * ADVANTAGES / 4)
 
 
 def test_a_loss_of_ones_own_is_corrected_as_the_built_in_ones():
     """The ratio is to the trainer's logprobs when the step began, the weights to the sampler's."""
-    own = own_objective("unclipped", **EVERYTHING).loss(tokens(), COUNTS, Tally())
+    own = own_objective("unclipped", **EVERYTHING).loss(tokens(), COUNTS, MetricAccumulator())
     wide = objective(clip_low=0.99, clip_high=1e9, **EVERYTHING)
-    assert own.item() == pytest.approx(wide.loss(tokens(), COUNTS, Tally()).item())
+    assert own.item() == pytest.approx(wide.loss(tokens(), COUNTS, MetricAccumulator()).item())
 
 
 @pytest.mark.parametrize(
@@ -221,7 +224,7 @@ def test_a_loss_of_ones_own_is_corrected_as_the_built_in_ones():
 )
 def test_what_is_no_loss_is_refused(name, words):
     with pytest.raises(ConfigError, match=words):
-        own_objective(name).loss(tokens(), COUNTS, Tally())
+        own_objective(name).loss(tokens(), COUNTS, MetricAccumulator())
 
 
 def test_options_that_a_loss_does_not_take_are_refused_before_the_run():
