@@ -1,1 +1,1 @@
-"""Configuration: YAML holds the values, `schema` the types and ranges, `compose` joins them."""
+"""Configuration: YAML has the values, `schema` the types and ranges, `compose` combines them."""

@@ -1,7 +1,8 @@
-"""YAML groups to one validated RunConfig. With `multirun`, the only importer of Hydra.
+"""Compose YAML groups and overrides into one validated RunConfig.
 
-Hydra is used as a library: it finds files, follows defaults lists and parses overrides. It never
-changes the working directory, writes output folders or configures logging.
+Hydra is used as a library to find files, follow defaults lists and parse overrides. It never
+changes the working directory, writes output folders or configures logging. Only this module and
+`multirun` import it.
 """
 
 import re
@@ -28,7 +29,7 @@ from openenv_pipe.config.schema.engine import capabilities_of
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system import resources
 
-if TYPE_CHECKING:  # importing Hydra takes longer than all else here
+if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.types import Override
 
@@ -38,7 +39,7 @@ _CORRECTION = "trainer.loss.correction.type"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where a top-level key got its values: files in the order of application, then overrides."""
+    """Where a top-level key has its values from: files in the order applied, then overrides."""
 
     files: tuple[Path, ...]
     overrides: tuple[str, ...]
@@ -46,29 +47,36 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Composed:
-    """A configuration, and where it came from."""
+    """A configuration and its origins."""
 
     config: RunConfig
-    origins: Mapping[str, Origin]  # by top-level key of the configuration
-    overrides: tuple[str, ...]  # as they were given
+    origins: Mapping[str, Origin]  # by top-level key
+    overrides: tuple[str, ...]  # as given
 
 
 def compose(overrides: Sequence[str]) -> Composed:
-    """Compose and validate what the overrides ask for; raises ConfigError."""
+    """Compose and validate the configuration that the overrides ask for.
+
+    Raises:
+        ConfigError: An override, a YAML file or a value is wrong.
+    """
     with readable_errors():
         loader = open_loader()
         parsed = _parse(overrides)
         lines = [_as_assignment(loader, override) for override in parsed]
-        # First the origins: composing takes the cached files apart.
+        # The origins come first, because composing modifies the cached files.
         origins = _origins(loader, parsed, lines)
         config = RunConfig.model_validate(load_values(loader, lines))
         return Composed(config=config, origins=origins, overrides=tuple(overrides))
 
 
 def compose_env(overrides: Sequence[str]) -> ServingConfig:
-    """The blocks `env` and `host` alone, without an experiment; raises ConfigError.
+    """Compose only the blocks `env` and `host`, without an experiment.
 
-    Where no model is named, prompts are those for models that read.
+    Without a named model, prompts are those for models that understand language.
+
+    Raises:
+        ConfigError: An override, a YAML file or a value is wrong.
     """
     with readable_errors():
         loader = open_loader()
@@ -76,7 +84,7 @@ def compose_env(overrides: Sequence[str]) -> ServingConfig:
         for override in parsed:
             if block_of(override).split("/")[0] not in ("env", "host", "model"):
                 raise ConfigError(
-                    f"{override.input_line!r} changes nothing of an environment; expected keys of "
+                    f"{override.input_line!r} does not concern an environment; expected keys of "
                     "env and host, or a whole experiment: conf=NAME"
                 )
         lines = [_as_assignment(loader, override) for override in parsed]
@@ -88,10 +96,13 @@ def compose_env(overrides: Sequence[str]) -> ServingConfig:
 
 
 def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """A saved configuration with keys or whole blocks changed; raises ConfigError.
+    """Change keys or whole blocks of a saved configuration.
 
-    Only the groups that are named are read from `conf/`; all else stays as it was saved. A
-    correction that is the default of the saved engine becomes that of a new engine.
+    Only groups that are named are read from `conf/`; everything else stays as saved. A correction
+    that is the default of the saved engine becomes that of the new engine.
+
+    Raises:
+        ConfigError: An override or a value is wrong.
     """
     values = config.model_dump()
     with readable_errors():
@@ -110,7 +121,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
                 if groups & {each.key_or_group, block_of(each)}
             ]
             if "model" not in groups:
-                lines.append(f"model={config.model.type}")  # an env's prompts depend on it
+                lines.append(f"model={config.model.type}")  # An env's prompts depend on it.
             values |= load_values(loader, ["~conf", *lines], only=groups, saved=values)
         if not any(_CORRECTION.startswith(each.key_or_group) for each in parsed):
             correction = values["trainer"]["loss"]["correction"]
@@ -120,9 +131,9 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def open_loader() -> "ConfigLoaderImpl":
-    """Hydra's loader over the current folder's `conf/` and the shipped one.
+    """Make Hydra's loader over the current folder's `conf/` and the shipped one.
 
-    The search path is built here: Hydra's own would ask for a config.yaml in the first folder.
+    The search path is built here, because Hydra's own requires a config.yaml in the first folder.
     """
     from hydra import version
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -135,12 +146,12 @@ def open_loader() -> "ConfigLoaderImpl":
     OmegaConf.register_new_resolver("default_correction", _default_correction, replace=True)
     version.setbase("1.3")
     setup_globals()
-    Plugins.instance()  # registers the readers of files
+    Plugins.instance()  # Registers the readers of files.
     search_path = ConfigSearchPathImpl()
     search_path.append("hydra", "pkg://hydra.conf")
     for folder in resources.conf_dirs():
         search_path.append("openenv-pipe", str(folder))
-    search_path.append("schema", "structured://")  # Hydra insists that it is the last
+    search_path.append("schema", "structured://")  # Hydra requires this to be the last entry.
     loader = ConfigLoaderImpl(search_path)
     # Each file is read once. The class has the methods of a repository, but not its base class.
     loader.repository = CachingConfigRepository(loader.repository)  # type: ignore[assignment]
@@ -156,7 +167,7 @@ def _default_correction(engine: Mapping[str, Any]) -> str:
 def parse_overrides(
     overrides: Sequence[str], loader: "ConfigLoaderImpl | None" = None
 ) -> list["Override"]:
-    """The lines as Hydra's grammar has them. Globs look into the loader's groups."""
+    """Parse the lines by Hydra's grammar; globs look into the loader's groups."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
@@ -171,14 +182,14 @@ def parse_overrides(
 
 
 def _parse(overrides: Sequence[str]) -> list["Override"]:
-    """Of one run. Raises ConfigError for what is of several, or not of a run at all."""
+    """Parse the overrides of one run. Raises ConfigError for several values or Hydra's keys."""
     parsed = parse_overrides(overrides)
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(
-                f"{override.input_line!r} names several values, and a run takes one; "
+                f"{override.input_line!r} gives several values, but a run takes one; "
                 "write a list as key=[a,b], and text with a comma as \"key='a,b'\"; "
-                "`openenv-pipe train -m` makes a run of each value"
+                "`openenv-pipe train -m` starts a run for each value"
             )
         if override.is_hydra_override():
             raise ConfigError(f"{override.input_line!r}: Hydra's own settings have no effect here")
@@ -192,14 +203,14 @@ def _is_group(loader: "ConfigLoaderImpl", override: "Override") -> bool:
 
 
 def block_of(override: "Override") -> str:
-    """The top-level key that it is about: `env`, also of the group env/adapter."""
+    """Return the top-level key that an override changes: `env`, also for the group env/adapter."""
     return override.key_or_group.replace("/", ".").split(".")[0]
 
 
 def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
-    """The override as Hydra gets it: a key is set whether or not it is there yet.
+    """Return the override for Hydra: it sets a key whether or not the key exists.
 
-    So keys of free mappings need no `+`, and unknown keys are all found by the schema at once.
+    So keys of free mappings need no `+`, and the schema reports all unknown keys at once.
     """
     line = override.input_line or ""
     if override.is_delete():
@@ -219,10 +230,12 @@ def load_values(
     saved: Mapping[str, Any] | None = None,
     may_miss: bool = False,
 ) -> dict[str, Any]:
-    """The composed values, or `only` some blocks of them.
+    """Return the composed values, or only some blocks of them.
 
     saved: the values of all other blocks, to which interpolations may refer.
-    Raises ConfigError for values that the YAML leaves to the user, unless they `may_miss`.
+
+    Raises:
+        ConfigError: Values that the YAML leaves to the user (`???`) are missing and not `may_miss`.
     """
     from hydra.types import RunMode
     from omegaconf import OmegaConf, flag_override
@@ -283,7 +296,7 @@ def _origins(
 
 @contextmanager
 def readable_errors(schema: type[Block] = RunConfig) -> Iterator[None]:
-    """Errors of Hydra, YAML and `schema` become ConfigErrors."""
+    """Turn errors of Hydra, YAML and `schema` into ConfigErrors."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

@@ -1,6 +1,6 @@
-"""Errors of pydantic, Hydra, OmegaConf and YAML in the user's own words and keys.
+"""Explain errors of pydantic, Hydra, OmegaConf and YAML in terms of the user's keys.
 
-Each explanation names the key, the value seen, what was expected, and what to do next.
+Each message names the key, the value seen, the value expected, and the next action.
 """
 
 import difflib
@@ -18,12 +18,12 @@ from openenv_pipe.system.plugins import unusable_plugins_note
 from openenv_pipe.system.resources import did_you_mean, group_names, group_options
 
 SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=wordle"
-LONGEST_VALUE = 80
+MAX_VALUE_LENGTH = 80
 
 
 def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
-    """All problems at once, one line each where there are several."""
-    # The branches of a union complain one by one about the same key: kept once.
+    """Explain all problems at once, one line each if there are several."""
+    # Every branch of a union reports the same key, so duplicates are removed.
     problems = list(dict.fromkeys(_problem(detail, schema) for detail in error.errors()))
     if len(problems) == 1:
         return f"{problems[0]} ({SEE_KEYS})"
@@ -53,7 +53,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
 
 def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
     known = known_keys(schema)
-    if key in known:  # of another type of the same block
+    if key in known:  # It belongs to another type of the same block.
         return f"not a key of this type, which has {', '.join(block.model_fields)}"
     leaf = key.rpartition(".")[2]
     near = [other for other in known if other.rpartition(".")[2] == leaf][:3]
@@ -63,11 +63,11 @@ def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
 
 def _shown(value: Any) -> str:
     text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
 
 
 def explain_override(text: str) -> str:
-    """An override that cannot be parsed."""
+    """Explain an override that cannot be parsed."""
     return (
         f"cannot read the override {text!r}; expected key=value, such as trainer.steps=10, or "
         "group=choice, such as model=tiny; put quotes around a value with spaces, commas or "
@@ -76,40 +76,40 @@ def explain_override(text: str) -> str:
 
 
 def explain_choice(group: str, seen: Any) -> str:
-    """A choice that the group does not offer."""
+    """Explain a choice that a group does not have."""
     options = group_options(group)
     near = did_you_mean(str(seen), options)
     what = "experiment" if group == "conf" else "choice"
     return (
         f"{group}={_shown(seen)}: there is no such {what}; there are {', '.join(options)}{near}; "
-        f"your own goes into ./conf/{group}/<name>.yaml{unusable_plugins_note()}"
+        f"put your own into ./conf/{group}/<name>.yaml{unusable_plugins_note()}"
     )
 
 
 def explain_missing(keys: Sequence[str]) -> str:
-    """Keys that the YAML leaves to the user (`???`)."""
+    """Explain keys that the YAML leaves to the user (`???`)."""
     wanted = [f"{key}=<{expectation(locate(key.split('.'))[2])}>" for key in keys]
-    return f"no value yet for {', '.join(keys)}; add {' '.join(wanted)}"
+    return f"no value for {', '.join(keys)}; add {' '.join(wanted)}"
 
 
 def explain_yaml(error: yaml.YAMLError) -> str:
-    """A file that is no YAML, with the line."""
+    """Explain a file that is not YAML, with the line."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f"not valid YAML: {error}"
-    hint = "indent with spaces, and quote text that has a colon, bracket or quote in it"
+    hint = "indent with spaces, and quote text that contains a colon, bracket or quote"
     problem = getattr(error, "problem", None) or str(error)
     return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}; {hint}"
 
 
 def explain_composition(error: Exception) -> str:
-    """What Hydra or OmegaConf could not put together."""
+    """Explain what Hydra or OmegaConf could not compose."""
     path = getattr(error, "missing_cfg_file", None)
     if path:
         group, _, name = path.rpartition("/")
         if group in group_names():
             return explain_choice(group, name)
-        return f"there is no file {path}.yaml in conf/, which a defaults list asks for"
+        return f"there is no file {path}.yaml in conf/, and a defaults list names it"
     if unchosen := re.match(r"You must specify '([^']+)'", str(error)):
         return _unchosen(unchosen[1])
     cause = error.__cause__ if hasattr(error.__cause__, "full_key") else error

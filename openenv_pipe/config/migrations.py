@@ -1,8 +1,8 @@
-"""Reading of configurations that an older version wrote.
+"""Read configurations of older versions.
 
-A key that is new since then gets the value of the shipped blocks, in which a new key has to mean
-what was done before. A value that is refused since then gets the value that trains in the same way.
-An unknown key stays an error, and so does a missing key that no shipped block has.
+A missing key gets the value of the shipped blocks, where a new key's value must mean the former
+behaviour. A value that is refused since then gets the value that trains in the same way. An unknown
+key stays an error, and so does a missing key that no shipped block has.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema_keys import locate
 from openenv_pipe.errors import ConfigError
 
-# Where a block's type is written in a configuration, and the group whose choices have these names.
+# Maps the key with a block's type to the group whose choices are named after the types.
 GROUPS = {
     "host.type": "host",
     "model.type": "model",
@@ -34,7 +34,8 @@ MISSING = {"missing": "", "union_tag_not_found": ".type"}
 def validate_older(values: Mapping[str, Any]) -> RunConfig:
     """Validate a configuration of this or an older version.
 
-    Raises ValidationError with the problems that are left.
+    Raises:
+        ValidationError: Problems are left.
     """
     try:
         return RunConfig.model_validate(values)
@@ -46,7 +47,7 @@ def validate_older(values: Mapping[str, Any]) -> RunConfig:
         ]
         try:
             completed = _sum_turn_credits(_complete(values, missing))
-        except (KeyError, ConfigError):  # a block or a type that is not there any more
+        except (KeyError, ConfigError):  # A block or a type does not exist any more.
             raise error from None
         if completed == values:
             raise
@@ -73,7 +74,7 @@ def _sum_turn_credits(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:
-    """Raises KeyError."""
+    """Return the value at a dotted key. Raises KeyError."""
     found: Any = values
     for part in key.split("."):
         found = found[part]

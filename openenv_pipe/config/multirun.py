@@ -1,8 +1,8 @@
-"""A command line with several values to many, and many jobs to Hydra's launchers.
+"""Expand a command line with several values into jobs, and give jobs to Hydra's launchers.
 
-Of Hydra's multirun this uses the grammar (`a,b`, `range`, `glob`, `choice`, `interval`, `tag`) and
-the launchers, its own and those of plugins. It does without Hydra's sweepers, which end with their
-first bad job and cannot go on where they were.
+From Hydra's multirun this uses the grammar (`a,b`, `range`, `glob`, `choice`, `interval`, `tag`)
+and the launchers, including those of plugins. It does not use Hydra's sweepers, which stop at the
+first failed job and cannot be resumed.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from openenv_pipe.errors import ConfigError, FailureError
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-# Nothing but the jobs' numbers goes through Hydra: no working directory, no logging, no files.
+# Hydra only passes job numbers on: no working directory, no logging, no files.
 QUIET = (
     "hydra/hydra_logging=none",
     "hydra/job_logging=none",
@@ -36,27 +36,31 @@ QUIET = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """A key with values to search among, as Hydra's grammar gives them."""
+    """A key and the values to search among."""
 
     key: str
     kind: Literal["choice", "whole", "real"]
-    values: tuple[Any, ...]  # of a choice all, as texts; else the lowest and the highest
-    step: float | None = None  # of a range; None: anything between
+    values: tuple[Any, ...]  # all values of a choice, as text; else the lowest and the highest
+    step: float | None = None  # of a range; None: continuous
     log: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What `train -m` was asked for."""
+    """What `train -m` was asked to run."""
 
     sweep: SweepConfig
     parameters: tuple[Parameter, ...]  # of a search
-    jobs: tuple[tuple[str, ...], ...]  # the overrides of each job; of a search, what all share
+    jobs: tuple[tuple[str, ...], ...]  # the overrides of each job; in a search, one shared entry
     launcher: tuple[str, ...]  # overrides of Hydra's own settings
 
 
 def read_request(overrides: Sequence[str]) -> Request:
-    """Take the overrides apart; raises ConfigError."""
+    """Read the overrides of `train -m`.
+
+    Raises:
+        ConfigError: They cannot be parsed, or do not fit the sweep.
+    """
     with readable_errors(SweepSettings):
         parsed = parse_overrides(overrides, open_loader())
         own = [each for each in parsed if block_of(each) not in ("sweep", "hydra")]
@@ -67,8 +71,8 @@ def read_request(overrides: Sequence[str]) -> Request:
             parameters = tuple(_parameter(each) for each in own if each.is_sweep_override())
             if not parameters:
                 raise ConfigError(
-                    "sweep=search has nothing to search; give a key bounds or values, such as "
-                    "'trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))'"
+                    "sweep=search has nothing to search; give a key bounds or several values, "
+                    "such as 'trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))'"
                 )
             return Request(sweep=sweep, parameters=parameters, jobs=(shared,), launcher=launcher)
         values = [_values(each) for each in own]
@@ -79,10 +83,14 @@ def read_request(overrides: Sequence[str]) -> Request:
 def launch(
     function: Callable[[int], None], num_jobs: int, overrides: Sequence[str], folder: Path
 ) -> None:
-    """Call `function` with 0, 1 and so on, as the launcher has it: in turn, or in other processes.
+    """Call `function` with 0, 1, ..., in turn or in other processes, as the launcher decides.
 
-    What the function raises is raised when all have ended. Launchers keep their files in `folder`.
-    Raises ConfigError for a launcher that is not installed, FailureError for one that fails.
+    An error of the function is raised when all calls have ended. Launchers keep their files in
+    `folder`.
+
+    Raises:
+        ConfigError: The launcher is not installed.
+        FailureError: The launcher itself failed.
     """
     from hydra._internal.callbacks import Callbacks
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -90,7 +98,7 @@ def launch(
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
-    open_loader()  # registers Hydra's plugins and resolvers
+    open_loader()  # Registers Hydra's plugins and resolvers.
     search_path = ConfigSearchPathImpl()
     search_path.append("hydra", "pkg://hydra.conf")
     search_path.append("schema", "structured://")
@@ -101,22 +109,22 @@ def launch(
         settings = loader.load_configuration(None, lines, RunMode.MULTIRUN)
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(config_loader=loader, callbacks=Callbacks(settings)),
-            task_function=_Numbered(function),
+            task_function=_Job(function),
             config=settings,
         )
     try:
         all_returned = launcher.launch([[] for _ in range(num_jobs)], initial_job_idx=0)
-    except Exception as error:  # of joblib, a cluster, its network: whatever they are made of
+    except Exception as error:  # Launchers raise errors of any kind: joblib, cluster, network.
         kind = type(error).__name__
         given = " ".join(overrides)
         raise FailureError(f"{given}: the launcher failed: {kind}: {error}") from error
     for returned in all_returned:
-        _ = returned.return_value  # raises what the function raised
+        _ = returned.return_value  # Raises what the function raised.
 
 
 @dataclass(frozen=True)
-class _Numbered:
-    """A job as launchers call it. Goes to other processes by pickle."""
+class _Job:
+    """A job as launchers call it, pickled into other processes."""
 
     function: Callable[[int], None]
 
@@ -142,7 +150,7 @@ def _launcher_line(override: "Override") -> str:
     line = override.input_line or ""
     if not override.key_or_group.startswith(("hydra/launcher", "hydra.launcher")):
         raise ConfigError(
-            f"{line!r}: of Hydra's own settings only the launcher has an effect here, such as "
+            f"{line!r}: of Hydra's own settings only the launcher can be set here, such as "
             "hydra/launcher=joblib hydra.launcher.n_jobs=2"
         )
     return line
@@ -153,20 +161,20 @@ def _refuse_unknown_launcher(overrides: Sequence[str], known: Sequence[str]) -> 
         key, _, name = line.partition("=")
         if key == "hydra/launcher" and name not in known:
             raise ConfigError(
-                f"{line!r}: there is no such launcher here; there are {', '.join(known)}; joblib "
+                f"{line!r}: this launcher is not installed; there are {', '.join(known)}; joblib "
                 "comes with pip install 'openenv-pipe[sweeps]', submitit_slurm with pip install "
                 "hydra-submitit-launcher, ray with pip install hydra-ray-launcher"
             )
 
 
 def _values(override: "Override") -> list[str]:
-    """The override once for each of its values."""
+    """Expand the override into one for each of its values."""
     line = override.input_line or ""
     if not override.is_sweep_override():
         return [line]
     if not override.is_discrete_sweep():
         raise ConfigError(
-            f"{line!r} is an interval, which has no end of values; add sweep=search, or give "
+            f"{line!r} is an interval, whose values cannot be listed; add sweep=search, or give "
             "range(...) or a list of values"
         )
     values = list(override.sweep_string_iterator())
@@ -199,12 +207,12 @@ def _parameter(override: "Override") -> Parameter:
 
 
 def _refuse_logarithm(parameter: Parameter, line: str) -> None:
-    """Raise ConfigError for what a search cannot go through by the logarithm."""
+    """Raise ConfigError for a logarithmic scale that cannot be searched."""
     low, high = parameter.values
     if low <= 0:
         raise ConfigError(f"{line!r}: {low} has no logarithm; expected bounds above 0")
     if parameter.step not in (None, 1) or (parameter.step and parameter.kind == "real"):
         raise ConfigError(
-            f"{line!r}: steps of a range are equal, those of a logarithm are not; give "
-            f"tag(log,interval({low},{high})), in int(...) for whole numbers, or no log"
+            f"{line!r}: a range has equal steps, a logarithmic scale does not; give "
+            f"tag(log,interval({low},{high})), in int(...) for whole numbers, or remove log"
         )

@@ -1,4 +1,4 @@
-"""A composed configuration as YAML that says where each block came from."""
+"""Write a composed configuration as YAML with the origin of each block."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from openenv_pipe.system.resources import shipped_dir, short_path
 
 
 class _Dumper(yaml.SafeDumper):
-    """Blocks in the order of the schema, and text of several lines as it reads."""
+    """Keeps the schema's order, and writes text of several lines as a block."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -22,7 +22,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def as_yaml(composed: Composed) -> str:
-    """The resolved configuration; a comment over each block and beside each single value."""
+    """Return the resolved configuration with a comment on each block's and value's origin."""
     parts = []
     for key, value in composed.config.model_dump().items():
         text = yaml.dump({key: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

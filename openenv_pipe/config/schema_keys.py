@@ -1,4 +1,4 @@
-"""The schema as a tree of dotted keys: which there are, and what each one expects."""
+"""The schema as dotted keys: which keys exist, and which values each expects."""
 
 from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
@@ -21,7 +21,7 @@ _CONDITIONS = {
 
 
 def known_keys(annotation: Any = RunConfig, prefix: str = "") -> list[str]:
-    """All keys of the schema with dots, blocks included, those of every type of a block."""
+    """Return all dotted keys of the schema, blocks and all types of a block included."""
     found: dict[str, None] = {}
     for block in _blocks(annotation):
         for name, field in block.model_fields.items():
@@ -33,9 +33,9 @@ def known_keys(annotation: Any = RunConfig, prefix: str = "") -> list[str]:
 def locate(
     location: Sequence[int | str], schema: type[BaseModel] = RunConfig
 ) -> tuple[str, type[BaseModel] | None, Any]:
-    """Read pydantic's path of an error: the key with dots, the block it stands in, its type.
+    """Translate pydantic's path of an error into the dotted key, its block and its type.
 
-    Pydantic also names which member of a union it tried; that is no key and is left out.
+    Pydantic's path also contains the tried member of a union, which is not a key.
     """
     keys: list[str] = []
     block: type[BaseModel] | None = None
@@ -56,7 +56,7 @@ def locate(
 
 
 def expectation(annotation: Any) -> str:
-    """What a value of this type has to be, in words."""
+    """Describe in words what a value of this type must be."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return ", ".join([expectation(arguments[0]), *_conditions(arguments[1:])])
@@ -74,13 +74,13 @@ def expectation(annotation: Any) -> str:
 
 
 def choices(annotation: Any) -> list[str]:
-    """The values that a choice allows; empty if the type is none."""
+    """Return the values that a Literal type allows; empty for other types."""
     members = _members(annotation)
     return [value for each in members if get_origin(each) is Literal for value in get_args(each)]
 
 
 def type_names(annotation: Any) -> list[str]:
-    """What `type` may be in a block of several types."""
+    """Return the values of `type` in a block of several types."""
     return [tag for each in _members(annotation) for tag in _tags(each)]
 
 
@@ -89,7 +89,7 @@ def _blocks(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The types that a value may have, null left out."""
+    """Return the types that a value may have, without null."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _members(get_args(annotation)[0])
@@ -107,7 +107,7 @@ def _field_type(field: FieldInfo | None) -> Any:
 
 
 def _tags(annotation: Any) -> tuple[Any, ...]:
-    """The values of `type` that choose this block."""
+    """Return the values of `type` that select this block."""
     if not _is_block(annotation) or "type" not in annotation.model_fields:
         return ()
     return get_args(annotation.model_fields["type"].annotation)

@@ -1,12 +1,11 @@
-"""Keeps secrets out of run folders.
+"""Keep secrets out of run folders.
 
 A secret is the value of an environment variable, or of a configuration key, whose name says so
-(HF_TOKEN, api_key, Authorization, ...). In everything written its place is taken by
-`<hidden: HF_TOKEN>`; reading a configuration back puts the value of the environment variable of
-that name in again.
+(HF_TOKEN, api_key, Authorization, ...). All files have `<hidden: HF_TOKEN>` in its place; when a
+configuration is read back, the environment variable of that name is inserted again.
 
-It refuses to guess: a secret under a harmless name, or of fewer than 8 characters in running
-text, is not recognised.
+Secrets under other names, and secrets of fewer than 8 characters inside of text, are not
+recognised.
 """
 
 import os
@@ -21,7 +20,7 @@ SECRET_NAME = (
     r"|authorization|cookie)"
 )
 SCHEME = r"(?:(?:Bearer|Basic)\s+)?"
-# Such a value says where the secret is, not what it is; a default in it would say that.
+# These values only say where the secret is; one with a default would contain the secret.
 NO_SECRET = rf"""['"]?{SCHEME}(?:<hidden|\$\{{oc\.env:\w+\}}['"]?\s*(?:[,}}\]]|$))"""
 SECRET_VALUE = (
     rf"""'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<plain>{SCHEME}(?:\$\{{[^}}]*\}}|[^\s,}}])+)"""
@@ -30,29 +29,29 @@ ASSIGNMENT = re.compile(
     rf"\b(?P<name>{SECRET_NAME})\s*[=:]\s*(?!{NO_SECRET})(?:{SECRET_VALUE})", re.IGNORECASE
 )
 MARK = re.compile(r"<hidden: ([^>]+)>")
-SHORTEST_SECRET = 8  # characters; shorter values would be found by accident
+MIN_SECRET_LENGTH = 8  # characters; shorter values would match by accident
 
 
 def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
     """Replace each secret's value in `text` by its mark. `secrets` maps values to names."""
-    for value in sorted(secrets, key=len, reverse=True):  # one secret may contain another
+    for value in sorted(secrets, key=len, reverse=True):  # One secret may contain another.
         text = text.replace(value, f"<hidden: {secrets[value]}>")
     return text
 
 
 def hide_assignments(text: str, secrets: Mapping[str, str]) -> str:
-    """`hide_secrets` for command lines and overrides, where `api_key=...` tells by its name."""
+    """Hide secrets in command lines and overrides, where `api_key=...` also reveals one."""
     return ASSIGNMENT.sub(_hide_value, hide_secrets(text, secrets))
 
 
 def assigned_secrets(text: str, secrets: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Names and values of what `hide_assignments` hides by the name alone."""
+    """Return names and values of what `hide_assignments` hides because of the name alone."""
     found = ASSIGNMENT.finditer(hide_secrets(text, secrets))
     return [(each["name"], each[each.lastgroup or 0]) for each in found]
 
 
 def hide_in_config(value: Any, secrets: Mapping[str, str], key: str = "") -> Any:
-    """A copy of a configuration's dump without the values of secret keys and known secrets."""
+    """Copy a configuration's dump without the values of secret keys and known secrets."""
     if isinstance(value, Mapping):
         return {name: hide_in_config(item, secrets, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -65,7 +64,11 @@ def hide_in_config(value: Any, secrets: Mapping[str, str], key: str = "") -> Any
 
 
 def restore_in_config(value: Any) -> Any:
-    """The inverse of `hide_in_config`; raises RunFolderError for a variable that is not set."""
+    """Undo `hide_in_config`.
+
+    Raises:
+        RunFolderError: An environment variable with a hidden value is not set.
+    """
     if isinstance(value, Mapping):
         return {name: restore_in_config(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -74,7 +77,7 @@ def restore_in_config(value: Any) -> Any:
 
 
 def unwritten_secrets(config: Any) -> dict[str, str]:
-    """What `restore_in_config` would miss in this process's environment, by name."""
+    """Return the secrets, by name, that `restore_in_config` would not find in the environment."""
     secrets = known_secrets(config)
     return {
         name: value
@@ -84,10 +87,10 @@ def unwritten_secrets(config: Any) -> dict[str, str]:
 
 
 def known_secrets(config: Any) -> dict[str, str]:
-    """Values to names of the secrets in a configuration's dump and in this process's environment.
+    """Map values to names of the secrets in a configuration's dump and in the environment.
 
-    What is in both goes by the variable's name, also as a part of a configured value such as
-    "Bearer ...": that is where it can be had again.
+    A secret that is in both, even as part of a configured value such as "Bearer ...", has the
+    variable's name, because `restore_in_config` looks there.
     """
     ours = _long_secrets(os.environ.items())
     configured = _long_secrets(_named_strings(config))
@@ -96,7 +99,7 @@ def known_secrets(config: Any) -> dict[str, str]:
 
 
 def is_secret_name(name: str) -> bool:
-    """True for the name of a variable or key that holds a secret."""
+    """True if a variable or key of this name holds a secret."""
     return re.fullmatch(SECRET_NAME, name, re.IGNORECASE) is not None
 
 
@@ -104,7 +107,7 @@ def _long_secrets(named: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {
         value: name
         for name, value in named
-        if is_secret_name(name) and len(value) >= SHORTEST_SECRET
+        if is_secret_name(name) and len(value) >= MIN_SECRET_LENGTH
     }
 
 
@@ -120,7 +123,7 @@ def _named_strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _hide_value(assignment: re.Match[str]) -> str:
-    """The assignment with a mark for its value; quotes stay, for the value that comes back."""
+    """Replace the value of an assignment by a mark; quotes stay, so that it can be restored."""
     start, end = assignment.span(assignment.lastgroup or 0)
     before = assignment.string[assignment.start() : start]
     after = assignment.string[end : assignment.end()]

@@ -67,9 +67,9 @@ def refuse_what_cannot_learn(config: RunConfig) -> None:
             f"engine={config.engine.type} is for evaluation and cannot learn; train with "
             "engine=local or engine=vllm"
         )
-    if config.engine.type == "vllm" and (bends := config.engine.sampling.bends):
+    if config.engine.type == "vllm" and (distortions := config.engine.sampling.distortions):
         raise ConfigError(
-            f"engine.sampling.{', engine.sampling.'.join(bends)}: tokens would be drawn from "
+            f"engine.sampling.{', engine.sampling.'.join(distortions)}: tokens would be drawn from "
             "another distribution than the one that is trained, and their logprobs would be of "
             "that one; for training leave them off, for evaluation they may be set"
         )

@@ -53,7 +53,7 @@ def test_what_may_be_a_folder_is_no_image(name):
     [
         ("wordel", [], "did you mean wordle"),
         ("./nowhere", [], "not a folder"),
-        ("wordle", ["trainer.steps=3"], "changes nothing of an environment"),
+        ("wordle", ["trainer.steps=3"], "does not concern an environment"),
         ("wordle", ["env.max_turn=3"], "max_turns"),
         ("conf=wordel", [], "wordle"),
     ],

@@ -238,7 +238,7 @@ def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path):
     ("changes", "message"),
     [
         ({"lora_rank": 0}, "cannot be trained; set lora.rank above 0"),
-        ({"trainer.devices": 2, "trainer.parallel": "fsdp"}, "cannot be cut into shards"),
+        ({"trainer.devices": 2, "trainer.parallel": "fsdp"}, "cannot be sharded"),
     ],
 )
 def test_four_bits_are_refused_where_they_cannot_be(changes, message):

@@ -86,7 +86,7 @@ def test_bounds_of_a_search_stand_in_order(values, bounds, step):
         (["sweep=search", "seed=range(4,4)"], r"seed=range\(4,4\)' matches nothing"),
         (["sweep=search", "seed=tag(log,range(4,17,4))"], r"seed=.*give tag\(log,interval\(4,16\)"),
         (["sweep=search", "seed=tag(log,interval(0,1))"], r"seed=.*0.0 has no logarithm"),
-        (["hydra.run.dir=x"], "only the launcher has an effect"),
+        (["hydra.run.dir=x"], "only the launcher can be set"),
         (["seed=[1,2"], "cannot read the override"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_bug_is_raised_when_all_jobs_have_ended(tmp_path):
 
 
 def test_a_launcher_that_is_not_there_is_explained(tmp_path):
-    with pytest.raises(ConfigError, match="there is no such launcher here; there are basic"):
+    with pytest.raises(ConfigError, match="this launcher is not installed; there are basic"):
         launch(print, 1, ["hydra/launcher=joblb"], tmp_path)
 
 

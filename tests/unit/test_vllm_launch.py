@@ -69,7 +69,7 @@ def test_adapters_get_a_rank_that_vllm_knows(rank, allowed):
 )
 def test_what_would_falsify_logprobs_is_refused(argument):
     """Traps 5 and 6."""
-    with pytest.raises(ConfigError, match=r"arguments may not hold .*: "):
+    with pytest.raises(ConfigError, match=r"arguments must not contain .*: "):
         engine(f"engine.arguments=['{argument}']")
 
 

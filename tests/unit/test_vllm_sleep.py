@@ -82,9 +82,9 @@ def test_an_attached_server_sleeps_only_when_told_so():
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["engine.sleep=level1", "trainer.max_staleness=1"], "has to play while the learner works"),
-        (["engine.sleep=level2", "model.lora.rank=8"], "drops the weights that adapters are above"),
-        (["engine.arguments=['--enable-sleep-mode']"], "engine.sleep decides"),
+        (["engine.sleep=level1", "trainer.max_staleness=1"], "must sample while the learner works"),
+        (["engine.sleep=level2", "model.lora.rank=8"], "drops the base weights that adapters need"),
+        (["engine.arguments=['--enable-sleep-mode']"], "engine.sleep sets it"),
     ],
 )
 def test_sleep_that_would_do_harm_is_refused(overrides, why):

@@ -1,8 +1,7 @@
-"""Types, ranges and meaning of every key. The only place of them; values live in `conf/`.
+"""The types, ranges and meanings of all configuration keys, one file for each block.
 
-No field has a default: what a run does is what its YAML says. Models are frozen and refuse
-unknown keys. Units are in the names: `_s` seconds, `_mb` mebibytes, `num_` counts.
-A file for each block.
+No field has a default: the values are in `conf/`. Models are frozen and refuse unknown keys.
+Units are in the names: `_s` seconds, `_mb` mebibytes, `num_` counts.
 """
 
 from openenv_pipe.config.schema.adapter import (

@@ -1,4 +1,4 @@
-"""`env.adapter`: how observations become chat, and replies become actions."""
+"""`env.adapter`: how observations become chat messages, and replies become actions."""
 
 from typing import Annotated, Literal
 
@@ -8,53 +8,61 @@ from openenv_pipe.config.schema.base import Block, PythonTarget
 
 
 class TextAdapterConfig(Block):
-    """Observation to chat message by Jinja, reply to action by a regular expression."""
+    """Messages by Jinja templates, actions by a regular expression (conf/env/adapter/text.yaml)."""
 
     type: Literal["text"]
-    system: str | None = Field(description="system message; a Jinja template of the observation")
+    system: str | None = Field(
+        description="Jinja template of the system message; it sees the observation; null: none"
+    )
     first: str = Field(description="Jinja template of the first user message")
     following: str = Field(description="Jinja template of the user message after each step")
     unusable: str = Field(
-        description="Jinja template of the answer to an unusable reply: {{ why }}"
+        description="Jinja template of the answer to an unusable reply; {{ why }} is the reason"
     )
-    pattern: str = Field(description="regex searched in the reply; its named groups are the action")
+    pattern: str = Field(
+        description="regular expression searched in the reply; its named groups are the action"
+    )
 
 
 class JsonAdapterConfig(Block):
-    """The action as a JSON object, in the form that the environment's own schema gives it.
+    """The action as a JSON object, checked against the environment's own schema.
 
-    Templates see the observation's fields and {{ action_schema }}.
+    Templates see the observation's fields and {{ action_schema }}. Values:
+    conf/env/adapter/json.yaml.
     """
 
     type: Literal["json"]
-    system: str | None = Field(description="system message; a Jinja template")
+    system: str | None = Field(description="Jinja template of the system message; null: none")
     first: str | None = Field(
         description="Jinja template of the first user message; null: the observation as JSON"
     )
     following: str | None = Field(
-        description="Jinja template of the user message after each step; null: as first"
+        description="Jinja template of the user message after each step; null: the same as first"
     )
     unusable: str = Field(
-        description="Jinja template of the answer to an unusable reply: {{ why }}"
+        description="Jinja template of the answer to an unusable reply; {{ why }} is the reason"
     )
 
 
 class ToolAdapterConfig(Block):
-    """The tools of an MCP environment, called in replies; several calls in one are allowed."""
+    """The tools of an MCP environment; a reply may call several (conf/env/adapter/tool.yaml)."""
 
     type: Literal["tool"]
-    system: str | None = Field(description="system message; a Jinja template of the observation")
+    system: str | None = Field(
+        description="Jinja template of the system message; it sees the observation; null: none"
+    )
     first: str | None = Field(
         description="Jinja template of the first user message; null: the observation as JSON"
     )
     following: str | None = Field(
-        description="Jinja template of a call's result; null: its text or its error"
+        description="Jinja template of a call's result; null: the result's text or its error"
     )
     unusable: str = Field(
-        description="Jinja template of the answer to an unusable reply: {{ why }}"
+        description="Jinja template of the answer to an unusable reply; {{ why }} is the reason"
     )
     plain_reply: Literal["final", "unusable"] = Field(
-        description="what a reply without a call is: the end of the episode, or a mistake"
+        description="how a reply without a call counts; final: it ends the episode; unusable: as a "
+        "mistake, which the model is told"
     )
 
 

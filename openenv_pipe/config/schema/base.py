@@ -1,4 +1,4 @@
-"""What all blocks share: strictness, and the types that several of them use."""
+"""The base class of all blocks, and the types that several of them use."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, bool | int | float) else value
 
 
-Text = Annotated[str, BeforeValidator(_text)]  # YAML and the command line turn 7 into a number
+Text = Annotated[str, BeforeValidator(_text)]  # YAML and the command line read 7 as a number.
 DottedPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", examples=["wordle.rewards:name"])]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -23,7 +23,7 @@ ServerUrl = Annotated[
 
 
 class Block(BaseModel):
-    """Base of all blocks: frozen, no unknown keys, no silent conversions from text."""
+    """Base of all blocks: frozen, without unknown keys, without conversions from text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

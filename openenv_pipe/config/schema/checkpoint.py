@@ -1,4 +1,4 @@
-"""`trainer.checkpoint`: when checkpoints are written, and which of them stay."""
+"""`trainer.checkpoint`: when checkpoints are written, and which are kept."""
 
 from typing import Literal
 
@@ -10,29 +10,36 @@ OF_EVALUATIONS = ("eval/success", "eval/reward")
 
 
 class BestConfig(Block):
-    """Which checkpoint `checkpoints/best` points to, by the metrics of its step."""
+    """Which checkpoint `checkpoints/best` points to."""
 
     metric: str = Field(
-        description="of metrics.jsonl, or eval/success and eval/reward, those of eval.during",
+        description="the metric that decides: a key of metrics.jsonl at the checkpoint's step, or "
+        "eval/success or eval/reward of the evaluations that eval.during makes",
         examples=["reward/mean"],
     )
-    direction: Literal["max", "min"]
+    direction: Literal["max", "min"] = Field(description="whether a high or a low value is best")
 
     @model_validator(mode="after")
     def _evaluations_have_two(self) -> "BestConfig":
         if self.metric.startswith("eval/") and self.metric not in OF_EVALUATIONS:
             raise ValueError(
-                f"metric={self.metric!r}: of an evaluation there are {' and '.join(OF_EVALUATIONS)}"
+                f"metric={self.metric!r}: evaluations have only {' and '.join(OF_EVALUATIONS)}"
             )
         return self
 
 
 class CheckpointConfig(Block):
-    """When checkpoints are written, and which of them stay."""
+    """When checkpoints are written, and which are kept (conf/trainer/grpo.yaml)."""
 
-    every: PositiveInt = Field(description="steps; the last step has one in any case")
-    keep_last: PositiveInt | None = Field(
-        description="beside the best; null: all. None goes whose metric is missing"
+    every: PositiveInt = Field(
+        description="steps between checkpoints; the last step always has one"
     )
-    num_resumable: PositiveInt = Field(description="of the last: only they keep the optimizer")
-    best: BestConfig | None
+    keep_last: PositiveInt | None = Field(
+        description="how many of the newest are kept beside the best; null: all. A checkpoint "
+        "without a value of best.metric is never deleted"
+    )
+    num_resumable: PositiveInt = Field(
+        description="how many of the newest keep the optimizer's state, which `--resume` needs "
+        "and which is twice the size of the trained weights"
+    )
+    best: BestConfig | None = Field(description="null: no best checkpoint is chosen")

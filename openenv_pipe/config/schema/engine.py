@@ -1,4 +1,4 @@
-"""`engine`: where tokens come from."""
+"""`engine`: what generates the model's replies."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -13,26 +13,30 @@ from openenv_pipe.system.resources import load_callable
 
 
 class LocalEngineConfig(EngineBlock):
-    """transformers in this process, batched over all waiting episodes."""
+    """transformers in the trainer's process; waiting episodes are sampled in one batch."""
 
     capabilities = EngineCapabilities(
         takes="token_ids", can_train=True, is_exact=True, publishes_in_flight=False
     )
     type: Literal["local"]
-    max_batch: PositiveInt
+    max_batch: PositiveInt = Field(
+        description="episodes sampled at once; larger is faster and needs more memory for keys "
+        "and values"
+    )
 
 
 class ScriptedEngineConfig(EngineBlock):
-    """Replies of a scripted policy: fn(observations, random) -> reply. Evaluation only.
+    """A scripted policy, fn(observations, random) -> reply. For evaluation only.
 
-    A parameter `opening` of it gets the first messages, the tools and the action's schema.
+    If it has a parameter `opening`, that receives the first messages, the tools and the action's
+    schema.
     """
 
     capabilities = EngineCapabilities(
         takes="observations", can_train=False, is_exact=False, publishes_in_flight=True
     )
     type: Literal["scripted"]
-    policy: DottedPath
+    policy: DottedPath = Field(description="the function, as module:name")
 
     @property
     def player(self) -> str:
@@ -40,29 +44,39 @@ class ScriptedEngineConfig(EngineBlock):
 
 
 class OpenAIEngineConfig(EngineBlock):
-    """An endpoint with OpenAI's chat completions. For evaluation only: it tells no token ids."""
+    """A chat completions endpoint of OpenAI's form (conf/engine/openai.yaml).
+
+    For evaluation only, because the endpoint does not return the token ids that it sampled.
+    """
 
     capabilities = EngineCapabilities(
         takes="messages", can_train=False, is_exact=False, publishes_in_flight=True
     )
     type: Literal["openai"]
-    base_url: ServerUrl = Field(description="what stands before /chat/completions")
-    model: str
-    api_key: str | None = Field(description="null: none is sent")
-    max_concurrent: PositiveInt = Field(description="requests, and so episodes, at once")
-    requests_per_minute: PositiveInt | None = Field(description="null: no limit of ours")
+    base_url: ServerUrl = Field(description="the URL in front of /chat/completions")
+    model: str = Field(description="the model's name at the endpoint")
+    api_key: str | None = Field(description="sent as a bearer token; null: none is sent")
+    max_concurrent: PositiveInt = Field(description="requests, and so episodes, in flight at once")
+    requests_per_minute: PositiveInt | None = Field(
+        description="own limit on the rate of requests; null: none"
+    )
     tokens_per_minute: PositiveInt | None = Field(
-        description="prompt and the longest possible reply, estimated; null: no limit of ours"
+        description="own limit on estimated tokens, the prompt's and the longest possible "
+        "reply's; null: none"
     )
     max_tokens_key: Literal["max_completion_tokens", "max_tokens"] = Field(
-        description="the field that bounds a reply; older servers know the second only"
+        description="the request's field that bounds a reply; older servers know only max_tokens"
     )
     parameters: dict[str, Any] = Field(
-        description="further fields of each request, over ours; null leaves one out"
+        description="further fields of each request, which replace ours; null removes a field"
     )
-    timeout_s: PositiveFloat = Field(description="of one request")
-    max_retries: NonNegativeInt
-    cache_dir: str | None = Field(description="of responses, by request; null: none are kept")
+    timeout_s: PositiveFloat = Field(description="time limit of one request")
+    max_retries: NonNegativeInt = Field(
+        description="how often a failed or refused request is repeated"
+    )
+    cache_dir: str | None = Field(
+        description="folder of responses, which equal requests reuse; null: no cache"
+    )
 
     @property
     def player(self) -> str:

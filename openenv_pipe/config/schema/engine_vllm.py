@@ -1,4 +1,4 @@
-"""`engine` of type vllm: a server that is started, or attached to, and sampled over HTTP."""
+"""`engine` of type vllm: vLLM servers, started or attached to, sampled over HTTP."""
 
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -15,12 +15,12 @@ from pydantic import (
 from openenv_pipe.config.schema.base import Block, Port, ServerUrl, Text
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
 
-NEAR = ("127.0.0.1", "localhost", "::1")  # addresses of this machine
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
-# What we set ourselves, because what is sampled or its logprobs depend on it.
-OURS = {
+# The pipeline sets these arguments itself, because sampling or logprobs depend on them.
+RESERVED_ARGUMENTS = {
     "--model": "model.path names the model",
-    "--revision": "model.revision names it",
+    "--revision": "model.revision sets it",
     "--served-model-name": "requests name the base model by it",
     "--host": "a managed server listens on the loopback interface",
     "--port": "engine.port sets it",
@@ -28,115 +28,146 @@ OURS = {
     "--max-model-len": "engine.max_model_len sets it",
     "--max-num-seqs": "engine.max_requests sets it",
     "--gpu-memory-utilization": "engine.gpu_memory_share sets it",
-    "--enable-sleep-mode": "engine.sleep decides",
+    "--enable-sleep-mode": "engine.sleep sets it",
     "--logprobs-mode": "training needs the logprobs of the distribution that is sampled",
-    "--generation-config": "a model's own top_p and top_k would apply in silence",
-    "--override-generation-config": "its top_p and top_k would apply in silence",
-    "--enable-lora": "engine.publish decides",
-    "--max-loras": "engine.publish decides",
-    "--max-lora-rank": "model.lora.rank decides",
-    "--worker-extension-cls": "weights are published through ours",
-    "--speculative-config": "logprobs would be those of another way to sample",
+    "--generation-config": "the model's own top_p and top_k would apply unnoticed",
+    "--override-generation-config": "its top_p and top_k would apply unnoticed",
+    "--enable-lora": "engine.publish sets it",
+    "--max-loras": "engine.publish sets it",
+    "--max-lora-rank": "model.lora.rank sets it",
+    "--worker-extension-cls": "weights are published through the pipeline's own extension",
+    "--speculative-config": "logprobs would not be those of the sampled distribution",
 }
 
 
 class SamplingConfig(Block):
-    """What cuts or bends the distribution. For evaluation: see `bends`."""
+    """Changes of the sampled distribution, for evaluation only; training needs all of them off."""
 
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(description="1: off")
-    top_k: NonNegativeInt = Field(description="0: off")
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(description="0: off")
-    repetition_penalty: PositiveFloat = Field(description="1: off")
-    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = Field(description="0: off")
-    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = Field(description="0: off")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        description="sample from the most likely tokens up to this total probability; 1: off"
+    )
+    top_k: NonNegativeInt = Field(description="sample from so many most likely tokens; 0: off")
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        description="drop tokens below this fraction of the highest probability; 0: off"
+    )
+    repetition_penalty: PositiveFloat = Field(
+        description="above 1, tokens of the prompt and the reply become less likely; 1: off"
+    )
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = Field(
+        description="above 0, tokens that the reply has become less likely; 0: off"
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = Field(
+        description="the same in proportion to how often the reply has them; 0: off"
+    )
 
     @property
-    def bends(self) -> list[str]:
-        """Settings under which logprobs are not those of the model at a temperature."""
+    def distortions(self) -> list[str]:
+        """The settings that are not off: with them, logprobs are not the model's own."""
         off = {"top_p": 1.0, "repetition_penalty": 1.0}
         values = self.model_dump()
         return [f"{key}={value}" for key, value in values.items() if value != off.get(key, 0)]
 
 
 class VllmEngineConfig(EngineBlock):
-    """A vLLM server, token ids in and out, with every new policy published to it."""
+    """vLLM servers that take and return token ids; every new policy is published to them.
+
+    Values: conf/engine/vllm.yaml.
+    """
 
     capabilities = EngineCapabilities(
         takes="token_ids", can_train=True, is_exact=False, publishes_in_flight=True
     )
     type: Literal["vllm"]
     launch: Literal["managed", "docker", "attach"] = Field(
-        description="managed: in an environment of its own; docker: the official image; "
-        "attach: one that runs already"
+        description="managed: start a server in the Python environment that `openenv-pipe engine "
+        "install vllm` made; docker: start the official image; attach: use servers that run already"
     )
-    image: str = Field(description="for launch=docker")
+    image: str = Field(description="the image for launch=docker")
     url: ServerUrl | Annotated[list[ServerUrl], Field(min_length=1)] | None = Field(
-        description="for launch=attach; a list of several servers, between which episodes are split"
+        description="the server for launch=attach, or a list of servers that share the episodes"
     )
-    api_key: str | None = Field(description="that attached servers ask for")
+    api_key: str | None = Field(description="bearer token for attached servers; null: none")
     num_servers: PositiveInt = Field(
-        description="to start, with the same policy; each gets its share of the GPUs that the "
-        "learner leaves alone, or of the cores"
+        description="servers to start, with the same policy; the GPUs that the learner does not "
+        "use, or the cores, are divided among them"
     )
-    port: Port | None = Field(description="of the first server; null: any free ones")
+    port: Port | None = Field(
+        description="port of the first server, the others follow; null: any free ports"
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        description="of the server's weights; auto: that of the trainer's matrix products"
+        description="the server's precision; auto: that of the trainer's matrix products"
     )
-    max_model_len: PositiveInt = Field(description="tokens of an episode")
-    max_requests: PositiveInt = Field(description="sampled at once, by a server; more wait")
+    max_model_len: PositiveInt = Field(
+        description="tokens of the longest episode that the server accepts"
+    )
+    max_requests: PositiveInt = Field(
+        description="episodes that each server samples at once; larger is faster and needs more "
+        "memory; further requests wait"
+    )
     gpu_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        description="of the GPU's memory, for each server, weights included; a trainer on the same "
-        "GPU needs its own"
+        description="fraction of a GPU's memory for each server, weights included; larger allows "
+        "more requests at once; a trainer on the same GPU needs the rest"
     )
     sleep: Literal["auto", "never", "level1", "level2"] = Field(
-        description="give that memory to the learner while it works, and take it back for the next "
-        "policy; level1: weights wait in the machine's memory; level2: they are dropped, for "
-        "publish=merged or full; auto: one of these where both would not fit on one GPU"
+        description="whether the server frees that memory while the learner works; level1: its "
+        "weights wait in the machine's memory; level2: its weights are dropped, for publish=merged "
+        "or full; auto: one of these if server and learner would not fit on one GPU together"
     )
-    cpu_cache_gb: PositiveInt = Field(description="keys and values, on a CPU; gibibytes")
+    cpu_cache_gb: PositiveInt = Field(
+        description="memory for keys and values on a CPU, in gibibytes"
+    )
     publish: Literal["auto", "adapter", "merged", "full"] = Field(
-        description="adapter: LoRA by name; merged: base and adapter in one; full: all weights; "
-        "auto: adapter where model.lora.rank > 0, else full"
+        description="what the server receives of a new policy; adapter: the LoRA adapter; merged: "
+        "base and adapter merged into one; full: all weights; auto: adapter if model.lora.rank > "
+        "0, else full"
     )
     weight_transfer: Literal["files", "broadcast"] = Field(
-        description="how merged or full weights get to the server; files: it reads them in "
-        "weights_dir; broadcast: from memory to memory on one machine, by NCCL to servers on GPUs "
-        "of their own, by gloo between CPUs"
+        description="how merged or full weights reach the server; files: through weights_dir; "
+        "broadcast: from memory to memory on one machine, by NCCL to servers on GPUs of their own, "
+        "by gloo between CPUs"
     )
     weights_dir: str | None = Field(
-        description="where the server reads new weights; null: in memory, as /dev/shm"
+        description="folder for published weights; null: in memory, such as /dev/shm"
     )
     sampling: SamplingConfig
-    arguments: list[str] = Field(description="further ones of the server")
-    variables: dict[str, Text] = Field(description="of the server's environment")
-    start_timeout_s: PositiveFloat
-    request_timeout_s: PositiveFloat = Field(description="of one completion, waiting included")
-    stop_timeout_s: NonNegativeFloat
-    max_restarts: NonNegativeInt = Field(description="of each server")
+    arguments: list[str] = Field(description="further command-line arguments of the server")
+    variables: dict[str, Text] = Field(description="further environment variables of the server")
+    start_timeout_s: PositiveFloat = Field(
+        description="time limit of a start, loading and compiling included"
+    )
+    request_timeout_s: PositiveFloat = Field(
+        description="time limit of one completion, queueing included"
+    )
+    stop_timeout_s: NonNegativeFloat = Field(description="time between SIGTERM and SIGKILL")
+    max_restarts: NonNegativeInt = Field(
+        description="how often each server may be restarted before the run fails"
+    )
 
     @property
     def urls(self) -> list[str]:
-        """Of the servers to attach to."""
+        """The URLs of the servers to attach to."""
         return [self.url] if isinstance(self.url, str) else list(self.url or ())
 
     @model_validator(mode="after")
     def _fits_together(self) -> "VllmEngineConfig":
         if self.launch == "attach" and self.url is None:
-            raise ValueError("launch=attach needs engine.url, as in http://127.0.0.1:8000")
+            raise ValueError("launch=attach needs engine.url, such as http://127.0.0.1:8000")
         if len(set(self.urls)) < len(self.urls):
-            raise ValueError("url names a server twice; what it may sample at once is max_requests")
+            raise ValueError("url names a server twice; raise max_requests to sample more at once")
         if self.launch == "attach" and self.num_servers > 1:
-            raise ValueError("num_servers is for servers to start; url may be a list of several")
+            raise ValueError(
+                "num_servers counts servers to start; with launch=attach give url a list instead"
+            )
         if self.weight_transfer == "broadcast":
-            self._refuse_far_servers()
+            self._refuse_remote_servers()
             self._refuse_sleep_and_ranks()
         for argument in self.arguments:
-            if why := OURS.get(argument.split("=")[0]):
-                raise ValueError(f"arguments may not hold {argument!r}: {why}")
+            if why := RESERVED_ARGUMENTS.get(argument.split("=")[0]):
+                raise ValueError(f"arguments must not contain {argument!r}: {why}")
         return self
 
     def _refuse_sleep_and_ranks(self) -> None:
-        """What the group of learner and workers does not know."""
+        """Broadcast supports neither sleeping servers nor several engines in one server."""
         if self.sleep in ("level1", "level2"):
             raise ValueError(
                 f"weight_transfer=broadcast and sleep={self.sleep}: a server sleeps for a learner "
@@ -144,20 +175,20 @@ class VllmEngineConfig(EngineBlock):
             )
         if any(argument.startswith("--data-parallel") for argument in self.arguments):
             raise ValueError(
-                "weight_transfer=broadcast reaches one of a server's engines, and arguments start "
-                "several; set num_servers instead, or weight_transfer=files"
+                "weight_transfer=broadcast reaches only one engine of a server, and arguments "
+                "start several; set num_servers instead, or weight_transfer=files"
             )
 
-    def _refuse_far_servers(self) -> None:
-        """Learner and workers meet in a file, and talk over loopback."""
+    def _refuse_remote_servers(self) -> None:
+        """Broadcast needs a shared file system and the loopback interface."""
         if self.launch == "docker":
             raise ValueError(
-                "weight_transfer=broadcast: a container shares too little with the learner; set "
-                "launch=managed, or weight_transfer=files"
+                "weight_transfer=broadcast does not work with a container, which shares too little "
+                "with the learner; set launch=managed, or weight_transfer=files"
             )
         for url in self.urls:
-            if urlsplit(url).hostname not in NEAR:
+            if urlsplit(url).hostname not in LOCAL_HOSTS:
                 raise ValueError(
-                    f"weight_transfer=broadcast is for servers on this machine, and {url} may be "
-                    f"on another; expected one of {', '.join(NEAR)}, or weight_transfer=files"
+                    f"weight_transfer=broadcast needs servers on this machine, and {url} may be on "
+                    f"another; expected one of {', '.join(LOCAL_HOSTS)}, or weight_transfer=files"
                 )

@@ -1,4 +1,4 @@
-"""`env`: the environment, how to talk to it, and its tasks."""
+"""`env`: the environment, its server's command and limits, and its tasks."""
 
 from typing import Literal
 
@@ -10,32 +10,40 @@ from openenv_pipe.config.schema.tasks import TasksConfig
 
 
 class EnvConfig(Block):
-    """An environment and the limits of its episodes."""
+    """An environment and the limits of its episodes (conf/env/base.yaml)."""
 
-    name: str
+    name: str = Field(description="the environment's name, for messages and file names")
     package: str | None = Field(
-        description="folder of an OpenEnv package; a bare name is an envs/ one"
+        description="the OpenEnv package: a folder, or a bare name to look for in envs/; null: none"
     )
     python: str | None = Field(
-        description="interpreter of the package's server; null: the one that runs this program"
+        description="interpreter for the package's server; null: the one that runs this program"
     )
-    command: list[str] | None = Field(description="starts the server instead; {host} and {port}")
+    command: list[str] | None = Field(
+        description="starts the server instead of the package's own start; may contain {host} and "
+        "{port}"
+    )
     variables: dict[str, Text] = Field(description="environment variables of the server")
-    reset_timeout_s: PositiveFloat
-    step_timeout_s: PositiveFloat
+    reset_timeout_s: PositiveFloat = Field(description="time limit of a reset")
+    step_timeout_s: PositiveFloat = Field(description="time limit of a step")
     step_exception: Literal["failed", "unusable"] = Field(
-        description="what a step is that raises on the server: the end of the episode, as failed, "
-        "or a mistake of the model's, which is told and costs a turn"
+        description="how a step counts that raises on the server; failed: the episode ends and is "
+        "not trained on; unusable: as a mistake of the model, which is told and loses a turn"
     )
-    max_message_mb: PositiveInt
-    max_turns: PositiveInt
-    max_reply_tokens: PositiveInt
-    max_episode_tokens: PositiveInt
+    max_message_mb: PositiveInt = Field(description="size limit of one message of the server")
+    max_turns: PositiveInt = Field(description="replies per episode; then the episode ends")
+    max_reply_tokens: PositiveInt = Field(
+        description="tokens per reply; longer replies are cut off"
+    )
+    max_episode_tokens: PositiveInt = Field(
+        description="tokens per episode, prompts included; the episode ends before a turn that "
+        "might not fit"
+    )
     success_reward: float = Field(
-        description="the environment's reward, summed, from which on it is a success"
+        description="an episode is a success if the environment's rewards sum to at least this"
     )
     baselines: dict[str, DottedPath] = Field(
-        description="scripted players, evaluated beside the model: expert, random, ..."
+        description="scripted policies to evaluate beside the model, by name: expert, random, ..."
     )
     adapter: AdapterConfig
     tasks: TasksConfig

@@ -1,4 +1,4 @@
-"""`eval`: the same tasks for every model that is evaluated."""
+"""`eval`: the evaluation, with the same tasks and seeds for every model."""
 
 from typing import Annotated, Literal
 
@@ -8,49 +8,64 @@ from openenv_pipe.config.schema.base import Block
 
 
 class StopConfig(Block):
-    """What an evaluation during training has to show for training to end. at null: nothing."""
+    """The result of an evaluation during training at which training stops."""
 
-    measure: Literal["success", "reward"]
-    bound: Literal["mean", "low"] = Field(description="low: of the interval, so no luck will do")
-    at: float | None
+    measure: Literal["success", "reward"] = Field(description="the mean that is compared")
+    bound: Literal["mean", "low"] = Field(
+        description="mean: the mean itself; low: the lower end of its confidence interval, so that "
+        "luck does not suffice"
+    )
+    at: float | None = Field(description="stop from this value on; null: never")
 
 
 class DuringConfig(Block):
-    """Evaluations between the steps of GRPO: the same tasks and seeds each time."""
+    """Evaluations during GRPO training, with the same tasks and seeds each time."""
 
-    every: NonNegativeInt = Field(description="steps; 0: none")
-    num_tasks: PositiveInt | None = Field(description="the first so many; null: eval.num_tasks")
-    samples_per_task: PositiveInt | None = Field(description="null: eval.samples_per_task")
+    every: NonNegativeInt = Field(description="steps between evaluations; 0: none")
+    num_tasks: PositiveInt | None = Field(
+        description="use the first so many tasks; null: eval.num_tasks"
+    )
+    samples_per_task: PositiveInt | None = Field(
+        description="episodes per task; null: eval.samples_per_task"
+    )
     stop: StopConfig
 
     @model_validator(mode="after")
     def _stops_at_an_evaluation(self) -> "DuringConfig":
         if self.stop.at is not None and not self.every:
             raise ValueError(
-                f"stop.at={self.stop.at:g} is asked of evaluations during training, and every=0 "
-                "means none; set every to a number of steps"
+                f"stop.at={self.stop.at:g} needs evaluations during training, and every=0 means "
+                "none; set every to a number of steps"
             )
         return self
 
 
 class EvalConfig(Block):
-    """The same tasks and seeds for every model that is evaluated."""
+    """The evaluation of a model (conf/eval/default.yaml)."""
 
-    num_tasks: PositiveInt
-    samples_per_task: PositiveInt = Field(description="n of pass@k; k goes up to it")
-    temperature: NonNegativeFloat = Field(description="0: greedy")
-    greedy: bool = Field(description="each task once more at temperature 0, as a row of its own")
-    baselines: bool = Field(description="the scripted players of env.baselines, as rows")
-    num_resamples: PositiveInt = Field(description="of the bootstrap")
-    confidence: Annotated[float, Field(gt=0.0, lt=1.0)]
+    num_tasks: PositiveInt = Field(
+        description="tasks of env.tasks.eval; more make the confidence intervals narrower"
+    )
+    samples_per_task: PositiveInt = Field(
+        description="episodes per task: the n of pass@k, and the largest k"
+    )
+    temperature: NonNegativeFloat = Field(description="sampling temperature; 0: greedy")
+    greedy: bool = Field(description="true: one more row, with each task played at temperature 0")
+    baselines: bool = Field(description="true: further rows, one for each policy of env.baselines")
+    num_resamples: PositiveInt = Field(
+        description="resamples of the bootstrap; more make the intervals' ends more exact"
+    )
+    confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        description="confidence level of the intervals"
+    )
     during: DuringConfig
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "EvalConfig":
         if self.greedy and not self.temperature:
             raise ValueError(
-                "greedy=true plays once more what temperature=0 plays; set a temperature, "
-                "such as 1.0, or greedy=false"
+                "greedy=true adds a row at temperature 0, and temperature=0 is that already; set "
+                "a temperature, such as 1.0, or greedy=false"
             )
         if (self.during.num_tasks or 0) > self.num_tasks:
             raise ValueError(

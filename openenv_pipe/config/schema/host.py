@@ -1,4 +1,4 @@
-"""`host`: where environment servers run."""
+"""`host`: where environment servers run, and how many."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,63 +13,87 @@ from pydantic import (
 
 from openenv_pipe.config.schema.base import Block, Port, PythonTarget, ServerUrl, Text
 
+NumServers = Annotated[PositiveInt, Field(description="environment servers to start")]
+SessionsPerServer = Annotated[
+    PositiveInt,
+    Field(description="episodes that one server runs at once; the server must allow so many"),
+]
+StopTimeout = Annotated[PositiveFloat, Field(description="time between SIGTERM and SIGKILL")]
+MaxRestarts = Annotated[
+    NonNegativeInt,
+    Field(description="how often each server may be restarted before the run fails"),
+]
+
 
 class ProcessHostConfig(Block):
-    """Servers as child processes on the loopback interface."""
+    """Servers as child processes on the loopback interface (conf/host/process.yaml)."""
 
     type: Literal["process"]
-    num_servers: PositiveInt
-    sessions_per_server: PositiveInt
+    num_servers: NumServers
+    sessions_per_server: SessionsPerServer
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
-        description="of the first server; null: any free one"
+        description="port of the first server, the others follow; null: any free ports"
     )
-    start_timeout_s: PositiveFloat
-    stop_timeout_s: PositiveFloat
-    max_restarts: NonNegativeInt
+    start_timeout_s: PositiveFloat = Field(description="time limit of a server's start")
+    stop_timeout_s: StopTimeout
+    max_restarts: MaxRestarts
 
 
 class DockerHostConfig(Block):
-    """Servers in containers of this machine's Docker daemon, one each."""
+    """Servers in containers of this machine's Docker daemon (conf/host/docker.yaml)."""
 
     type: Literal["docker"]
-    num_servers: PositiveInt
-    sessions_per_server: PositiveInt
+    num_servers: NumServers
+    sessions_per_server: SessionsPerServer
     image: str | None = Field(
-        description="pulled if it is not there; null: built from env.package's Dockerfile"
+        description="the image, pulled if missing; null: build env.package's Dockerfile"
     )
-    dockerfile: str = Field(description="within env.package, the folder that is built")
-    build_args: dict[str, Text]
-    build_timeout_s: PositiveFloat = Field(description="of a build or a pull")
+    dockerfile: str = Field(description="the Dockerfile's path within env.package")
+    build_args: dict[str, Text] = Field(description="build arguments of the Dockerfile")
+    build_timeout_s: PositiveFloat = Field(description="time limit of a build or a pull")
     container_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
-        description="where the server listens; null: `port` of the package's openenv.yaml, or "
-        "else the one that the image exposes"
+        description="the port where the server listens in the container; null: `port` of the "
+        "package's openenv.yaml, else the port that the image exposes"
     )
     network: Literal["none-outbound", "bridge"] = Field(
-        description="none-outbound: no way out, by a socket in; bridge: Docker's own network"
+        description="none-outbound: no network; the server is reached through a unix socket; "
+        "bridge: Docker's default network, with access to the outside"
     )
-    mem_limit_mb: PositiveInt
-    cpus: PositiveFloat
-    pids_limit: PositiveInt = Field(description="processes and threads")
-    tmp_mb: PositiveInt = Field(description="size of /tmp, kept in memory")
-    read_only: bool = Field(description="all but /tmp")
-    gpus: Literal["all"] | list[Text] | None = Field(description="ids as nvidia-smi has them")
-    start_timeout_s: PositiveFloat
-    stop_timeout_s: PositiveFloat
-    max_restarts: NonNegativeInt
+    mem_limit_mb: PositiveInt = Field(description="memory limit of a container")
+    cpus: PositiveFloat = Field(description="CPU limit of a container, in cores")
+    pids_limit: PositiveInt = Field(
+        description="processes and threads of a container; a session needs a thread"
+    )
+    tmp_mb: PositiveInt = Field(description="size of /tmp, which is held in memory")
+    read_only: bool = Field(description="true: only /tmp can be written")
+    gpus: Literal["all"] | list[Text] | None = Field(
+        description="GPUs by the ids that nvidia-smi shows; null: none"
+    )
+    start_timeout_s: PositiveFloat = Field(description="time limit of a server's start")
+    stop_timeout_s: StopTimeout
+    max_restarts: MaxRestarts
 
 
 class AttachHostConfig(Block):
-    """Servers that run already, here or elsewhere."""
+    """Servers that run already, on this machine or elsewhere (conf/host/attach.yaml)."""
 
     type: Literal["attach"]
-    urls: Annotated[list[ServerUrl], Field(min_length=1)]
-    sessions_per_server: PositiveInt
-    headers: dict[str, str] = Field(description="of every request and every connection")
-    verify_tls: bool = Field(description="false: a server may be anybody")
-    ca_file: str | None = Field(description="authorities to trust beside the system's, in PEM")
-    connect_timeout_s: PositiveFloat
+    urls: Annotated[list[ServerUrl], Field(min_length=1)] = Field(
+        description="http(s) or ws(s) URLs of the servers"
+    )
+    sessions_per_server: SessionsPerServer
+    headers: dict[str, str] = Field(
+        description="HTTP headers of every request and connection, such as Authorization"
+    )
+    verify_tls: bool = Field(
+        description="check the servers' certificates; false: anyone can pose as the server"
+    )
+    ca_file: str | None = Field(
+        description="PEM file of authorities to trust beside the system's; null: none"
+    )
+    connect_timeout_s: PositiveFloat = Field(description="time limit of opening a connection")
     max_outage_s: NonNegativeFloat = Field(
-        description="how long a server may be gone before the run ends"
+        description="how long a server may be unreachable before the run fails"
     )
 
     @model_validator(mode="after")
@@ -80,38 +104,41 @@ class AttachHostConfig(Block):
 
 
 class KubernetesHostConfig(Block):
-    """Servers in pods of a Kubernetes cluster, one each."""
+    """Servers in pods of a Kubernetes cluster, one each (conf/host/kubernetes.yaml)."""
 
     type: Literal["kubernetes"]
-    num_servers: PositiveInt
-    sessions_per_server: PositiveInt
-    image: str = Field(description="as the cluster's nodes pull it")
-    image_pull_secrets: list[str]
-    container_port: Port
+    num_servers: NumServers
+    sessions_per_server: SessionsPerServer
+    image: str = Field(description="the image's name as the cluster's nodes pull it")
+    image_pull_secrets: list[str] = Field(description="Secrets with the registry's credentials")
+    container_port: Port = Field(description="the port where the server listens in the pod")
     kubeconfig: str | None = Field(
-        description="null: $KUBECONFIG or ~/.kube/config, or inside a cluster the pod's own account"
+        description="null: $KUBECONFIG or ~/.kube/config; inside a cluster the pod's own account"
     )
-    context: str | None = Field(description="of the kubeconfig; null: its current one")
-    namespace: str
+    context: str | None = Field(description="context of the kubeconfig; null: its current one")
+    namespace: str = Field(description="the namespace for pods, services and policies")
     access: Literal["port_forward", "cluster"] = Field(
-        description="port_forward: through the cluster's API; cluster: by services, from inside"
+        description="how servers are reached; port_forward: through the cluster's API; cluster: by "
+        "services, from inside the cluster"
     )
     network: Literal["none-outbound", "open"] = Field(
-        description="none-outbound: a NetworkPolicy without a way out; open: no policy"
+        description="none-outbound: a NetworkPolicy forbids outgoing connections; open: no policy"
     )
-    mem_limit_mb: PositiveInt
-    cpus: PositiveFloat
-    tmp_mb: PositiveInt = Field(description="size of /tmp, kept in memory")
-    read_only: bool = Field(description="all but /tmp")
-    run_as_non_root: bool = Field(description="refuse images that run as root")
-    gpus: NonNegativeInt
+    mem_limit_mb: PositiveInt = Field(description="memory limit of a pod")
+    cpus: PositiveFloat = Field(description="CPU limit of a pod, in cores")
+    tmp_mb: PositiveInt = Field(description="size of /tmp, which is held in memory")
+    read_only: bool = Field(description="true: only /tmp can be written")
+    run_as_non_root: bool = Field(description="true: images that run as root are refused")
+    gpus: NonNegativeInt = Field(description="GPUs of each pod")
     secrets: list[str] = Field(description="Secrets whose entries become environment variables")
     pod_spec: dict[str, Any] = Field(
         description="further fields of the pods' spec, such as nodeSelector and tolerations"
     )
-    start_timeout_s: PositiveFloat = Field(description="scheduling and pulling included")
-    stop_timeout_s: PositiveFloat
-    max_restarts: NonNegativeInt
+    start_timeout_s: PositiveFloat = Field(
+        description="time limit of a server's start, scheduling and pulling included"
+    )
+    stop_timeout_s: StopTimeout
+    max_restarts: MaxRestarts
 
 
 class PythonHostConfig(PythonTarget):

@@ -1,4 +1,4 @@
-"""`model`: what is trained."""
+"""`model`: the model that is trained."""
 
 from typing import Annotated, Literal
 
@@ -8,23 +8,31 @@ from openenv_pipe.config.schema.base import Block
 
 
 class LoraConfig(Block):
-    """Low-rank adapters by peft. rank 0: full training."""
+    """Low-rank adapters (LoRA), made by peft."""
 
-    rank: NonNegativeInt
-    alpha: PositiveFloat
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)]
-    target_modules: str | list[str]
+    rank: NonNegativeInt = Field(
+        description="rank of the adapters; larger learns more and needs more memory; 0: no "
+        "adapters, all weights are trained"
+    )
+    alpha: PositiveFloat = Field(description="the adapter's output is scaled by alpha / rank")
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        description="dropout on the adapters' inputs; above 0 the policy that learns is not quite "
+        "the one that sampled"
+    )
+    target_modules: str | list[str] = Field(
+        description="names of the layers that get adapters, or all-linear"
+    )
 
 
 class _Model(Block):
     lora: LoraConfig
     quantization: Literal["none", "nf4"] = Field(
-        description="nf4: layers under the adapter are kept in four bits (QLoRA)"
+        description="nf4: the frozen layers are stored in four bits (QLoRA), for less memory"
     )
-    dtype: Literal["float32", "bfloat16"] = Field(description="of the weights")
-    autocast: Literal["float32", "bfloat16"] = Field(description="of matrix products")
+    dtype: Literal["float32", "bfloat16"] = Field(description="precision of the stored weights")
+    autocast: Literal["float32", "bfloat16"] = Field(description="precision of matrix products")
     activation_checkpointing: bool = Field(
-        description="layers are computed again in the backward pass: slower, less memory"
+        description="recompute each layer in the backward pass: slower, with less memory"
     )
     chat_template: str | None = Field(description="Jinja chat template; null: the tokenizer's own")
 
@@ -39,19 +47,21 @@ class _Model(Block):
 
 
 class TinyModelConfig(_Model):
-    """A Qwen3 with random weights and a byte-level tokenizer, built on the spot from the seed."""
+    """A Qwen3 with random weights and a byte-level tokenizer (conf/model/tiny.yaml)."""
 
     type: Literal["tiny"]
-    seed: NonNegativeInt = Field(description="of the weights")
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
+    seed: NonNegativeInt = Field(description="seed of the initial weights")
+    hidden_size: PositiveInt = Field(description="width of the residual stream")
+    intermediate_size: PositiveInt = Field(description="width of the MLP's hidden layer")
     num_layers: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_size: PositiveInt
-    max_length: PositiveInt
-    rope_theta: PositiveFloat
-    init_std: PositiveFloat
+    num_heads: PositiveInt = Field(description="attention heads of each layer")
+    num_kv_heads: PositiveInt = Field(description="key and value heads; must divide num_heads")
+    head_size: PositiveInt = Field(description="width of each attention head; even")
+    max_length: PositiveInt = Field(description="positions, the most tokens of an episode")
+    rope_theta: PositiveFloat = Field(
+        description="base of the rotary embedding; smaller tells near positions apart better"
+    )
+    init_std: PositiveFloat = Field(description="standard deviation of the initial weights")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> "TinyModelConfig":
@@ -64,11 +74,11 @@ class TinyModelConfig(_Model):
 
 
 class HubModelConfig(_Model):
-    """Any causal LM of transformers: a folder, or an id on the model hub. Safetensors only."""
+    """Any causal language model of transformers, in safetensors (conf/model/hub.yaml)."""
 
     type: Literal["hub"]
-    path: str
-    revision: str | None
+    path: str = Field(description="a folder, or an id on the model hub")
+    revision: str | None = Field(description="branch, tag or commit on the hub; null: the newest")
 
 
 ModelConfig = Annotated[TinyModelConfig | HubModelConfig, Field(discriminator="type")]

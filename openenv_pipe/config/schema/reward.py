@@ -1,4 +1,4 @@
-"""`reward`: named, weighted terms over an episode."""
+"""`reward`: the named, weighted terms of an episode's reward."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from openenv_pipe.config.schema.base import Block, DottedPath
 class Term(Block):
     """Base of the reward terms."""
 
-    weight: float
+    weight: float = Field(description="factor of the term in the reward; below 0 it is a penalty")
     per_turn: bool = Field(
         description="true: each turn is credited with its own value; false: the episode is "
         "credited with their sum, as a whole"
@@ -18,10 +18,10 @@ class Term(Block):
 
 
 class EnvTerm(Term):
-    """The environment's own reward: the sum over the turns, or the last one."""
+    """The environment's own reward."""
 
     type: Literal["env"]
-    use: Literal["sum", "last"]
+    use: Literal["sum", "last"] = Field(description="the sum over the turns, or the last reward")
 
 
 class SuccessTerm(Term):
@@ -52,18 +52,16 @@ class RegexTerm(Term):
     """The number of replies in which the pattern is found."""
 
     type: Literal["regex"]
-    pattern: str
+    pattern: str = Field(description="regular expression, searched in each reply")
 
 
 class OverlongTerm(Term):
-    """DAPO's penalty for episodes near a limit: 0, then falling linearly to -1."""
+    """DAPO's penalty for long episodes: 0, then falling linearly to -1 (arXiv:2503.14476)."""
 
     type: Literal["overlong"]
-    limit_tokens: PositiveInt = Field(
-        description="number of tokens of an episode from which on the value is -1"
-    )
+    limit_tokens: PositiveInt = Field(description="tokens of an episode from which it is -1")
     buffer_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        description="fraction of limit_tokens below the limit at which the value begins to fall"
+        description="fraction of limit_tokens below it at which the penalty starts to fall"
     )
 
 
@@ -71,8 +69,8 @@ class PythonTerm(Term):
     """A function `target(episode, **keywords)` that returns one number, or one number per turn."""
 
     type: Literal["python"]
-    target: DottedPath
-    keywords: dict[str, Any]
+    target: DottedPath = Field(description="the function, as module:name")
+    keywords: dict[str, Any] = Field(description="its keyword arguments")
     use: Literal["sum", "mean"] = Field(
         description="how the turns' values become the episode's; mean needs per_turn=false"
     )

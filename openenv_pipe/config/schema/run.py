@@ -1,4 +1,4 @@
-"""A whole run, and whether its blocks fit together."""
+"""The configuration of a whole run, and whether its blocks fit together."""
 
 from typing import Annotated, Literal
 
@@ -18,20 +18,26 @@ from openenv_pipe.config.schema.trainer import TrainerConfig
 
 
 class ServingConfig(Block):
-    """An environment and where it runs: what `openenv-pipe env` needs of a run."""
+    """An environment and its host: the blocks that `openenv-pipe env` needs."""
 
     env: EnvConfig
     host: HostConfig
 
 
 class RunConfig(Block):
-    """Everything a run is."""
+    """The configuration of a run (conf/config.yaml)."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    seed: NonNegativeInt
-    runs_dir: str
-    device: Literal["auto", "cpu", "cuda"]
-    num_threads: PositiveInt | None = Field(description="of torch on the CPU; null: one per core")
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")] = Field(
+        description="the experiment's name: the run folder is <runs_dir>/<name>/<number>"
+    )
+    seed: NonNegativeInt = Field(description="seed of all randomness of the run")
+    runs_dir: str = Field(description="folder of all run folders")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        description="where the learner runs; auto: cuda if there is a GPU"
+    )
+    num_threads: PositiveInt | None = Field(
+        description="torch's threads on the CPU; null: one per core"
+    )
     env: EnvConfig
     host: HostConfig
     reward: RewardConfig
@@ -43,7 +49,7 @@ class RunConfig(Block):
 
     @model_validator(mode="after")
     def _blocks_fit_together(self) -> "RunConfig":
-        tasks = self.env.tasks.eval  # of the other types, when their number is known
+        tasks = self.env.tasks.eval  # The size of other types is known once they are read.
         if isinstance(tasks, TaskRange) and self.eval.num_tasks > tasks.num_tasks:
             raise ValueError(
                 f"eval.num_tasks={self.eval.num_tasks} is more than "
@@ -52,8 +58,8 @@ class RunConfig(Block):
         best = self.trainer.checkpoint.best
         if best and best.metric.startswith("eval/") and not self.eval.during.every:
             raise ValueError(
-                f"trainer.checkpoint.best.metric={best.metric} is one of evaluations during "
-                "training, and eval.during.every=0 means none; set every to a number of steps"
+                f"trainer.checkpoint.best.metric={best.metric} needs evaluations during training, "
+                "and eval.during.every=0 means none; set every to a number of steps"
             )
         if (
             isinstance(self.model, TinyModelConfig)
@@ -67,7 +73,7 @@ class RunConfig(Block):
         if self.model.quantization != "none" and is_sharded:
             raise ValueError(
                 f"model.quantization={self.model.quantization} with trainer.parallel=fsdp: "
-                "matrices in four bits cannot be cut into shards; set trainer.parallel=data"
+                "four-bit matrices cannot be sharded; set trainer.parallel=data"
             )
         if self.trainer.max_staleness > 1 and not self.engine.capabilities.publishes_in_flight:
             raise ValueError(
@@ -76,26 +82,26 @@ class RunConfig(Block):
                 "or 1, or engine=vllm"
             )
         if self.engine.type == "vllm" and self.engine.sleep in ("level1", "level2"):
-            self._may_sleep(self.engine)
+            self._check_sleep(self.engine)
         for name, term in self.reward.terms.items():
             if isinstance(term, OverlongTerm):
-                self._acts(name, term)
+                self._check_overlong(name, term)
         return self
 
-    def _may_sleep(self, engine: VllmEngineConfig) -> None:
+    def _check_sleep(self, engine: VllmEngineConfig) -> None:
         if self.trainer.max_staleness:
             raise ValueError(
                 f"engine.sleep={engine.sleep} with trainer.max_staleness="
-                f"{self.trainer.max_staleness}: the server has to play while the learner works; "
+                f"{self.trainer.max_staleness}: the server must sample while the learner works; "
                 "set engine.sleep=never, or max_staleness=0"
             )
         if engine.sleep == "level2" and self.model.lora.rank and engine.publish != "merged":
             raise ValueError(
-                "engine.sleep=level2 drops the weights that adapters are above; set "
+                "engine.sleep=level2 drops the base weights that adapters need; set "
                 "engine.sleep=level1, or engine.publish=merged"
             )
 
-    def _acts(self, name: str, term: OverlongTerm) -> None:
+    def _check_overlong(self, name: str, term: OverlongTerm) -> None:
         begins = (1.0 - term.buffer_share) * term.limit_tokens
         if begins >= self.env.max_episode_tokens:
             raise ValueError(

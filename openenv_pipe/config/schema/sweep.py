@@ -1,4 +1,4 @@
-"""`sweep`: which jobs `train -m` makes of several values. No part of any one run."""
+"""`sweep`: the jobs that `train -m` makes of several values. A run itself has no such block."""
 
 from typing import Annotated, Literal
 
@@ -8,33 +8,37 @@ from openenv_pipe.config.schema.base import Block
 
 
 class GridSweep(Block):
-    """Every combination of the values once."""
+    """Every combination of the values, once (conf/sweep/grid.yaml)."""
 
     type: Literal["grid"]
 
 
 class SearchSweep(Block):
-    """Values that Optuna proposes by how the jobs before did; hopeless jobs are stopped."""
+    """Values that Optuna proposes from the results of earlier jobs (conf/sweep/search.yaml)."""
 
     type: Literal["search"]
-    num_jobs: PositiveInt
+    num_jobs: PositiveInt = Field(description="jobs in total")
     at_a_time: PositiveInt = Field(
-        description="jobs proposed together, which a launcher such as joblib plays in parallel"
+        description="jobs proposed together, which a launcher such as joblib runs in parallel"
     )
-    metric: str = Field(description="a key of metrics.jsonl, at the steps of GRPO")
-    goal: Literal["max", "min"]
-    mean_of: PositiveInt = Field(description="last steps; their mean is what a job is judged by")
-    seed: NonNegativeInt = Field(description="of the proposals")
-    num_random: NonNegativeInt = Field(description="first jobs, whose values are drawn at random")
-    prune: bool = Field(description="stop jobs that are below the median of those before")
-    num_unpruned: NonNegativeInt = Field(description="first jobs, which all go to their end")
-    prune_from_step: NonNegativeInt
+    metric: str = Field(description="key of metrics.jsonl in GRPO's steps by which jobs are judged")
+    goal: Literal["max", "min"] = Field(description="whether a high or a low value is best")
+    mean_of: PositiveInt = Field(
+        description="a job's result is the metric's mean over so many last steps"
+    )
+    seed: NonNegativeInt = Field(description="seed of the proposals")
+    num_random: NonNegativeInt = Field(description="first jobs, with values drawn at random")
+    prune: bool = Field(
+        description="stop a job whose result so far is worse than the median of earlier jobs"
+    )
+    num_unpruned: NonNegativeInt = Field(description="first jobs, which are never stopped early")
+    prune_from_step: NonNegativeInt = Field(description="step from which a job may be stopped")
 
 
 SweepConfig = Annotated[GridSweep | SearchSweep, Field(discriminator="type")]
 
 
 class SweepSettings(Block):
-    """The block with its name, as it is composed."""
+    """The `sweep` block under its name, as it is composed."""
 
     sweep: SweepConfig

@@ -1,4 +1,4 @@
-"""`env.tasks`: what the environment is reset with, in two splits."""
+"""`env.tasks`: the tasks of both splits, each a set of keywords for the environment's reset."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from openenv_pipe.config.schema.base import Block, PythonTarget
 
 
 class TaskRange(Block):
-    """Tasks 0..num_tasks-1, each one a reset with its own seed."""
+    """Tasks 0..num_tasks-1, each a reset with its own seed (conf/env/tasks/range.yaml)."""
 
     type: Literal["range"]
     num_tasks: PositiveInt
@@ -18,7 +18,7 @@ class TaskRange(Block):
 
 
 class ListedTasks(Block):
-    """Base of the task sets whose number is known when they are read."""
+    """Base of the task sets whose size is known only when they are read."""
 
     seed_start: NonNegativeInt | None = Field(
         description="task i is reset with seed seed_start + i; null: each with seed 0"
@@ -27,36 +27,43 @@ class ListedTasks(Block):
 
 
 class TaskRows(ListedTasks):
-    """Base of the task sets made of rows. A keyword `seed` of a row is that task's seed."""
+    """Base of the task sets made of rows. A row's `seed`, if there is one, is the task's seed."""
 
     columns: Annotated[dict[str, str], Field(min_length=1)] | None = Field(
-        description="column: reset keyword that receives it; null: every column, by its own name"
+        description="maps columns to reset keywords; null: every column under its own name"
     )
 
 
 class TaskFile(TaskRows):
-    """A task for each row of a local file."""
+    """A task for each row of a local file (conf/env/tasks/file.yaml)."""
 
     type: Literal["file"]
-    path: str = Field(description="JSON objects, one a line, or .csv with a header")
+    path: str = Field(
+        description="a file of JSON objects, one per line, or .csv with a header line"
+    )
 
 
 class TaskDataset(TaskRows):
-    """A task for each row of a data set that the package `datasets` loads."""
+    """A task for each row of a Hugging Face data set (conf/env/tasks/dataset.yaml)."""
 
     type: Literal["dataset"]
     path: str = Field(description="an id on the hub, a folder, or a format such as json")
-    config: str | None = Field(description="where a data set has several; null: its only one")
-    split: str = Field(description="of the data set; slices such as train[:90%] too")
-    revision: str | None
-    data_files: str | list[str] | None = Field(description="of a format; null: all that are there")
+    config: str | None = Field(description="configuration of the data set; null: its only one")
+    split: str = Field(description="split of the data set; slices such as train[:90%] work too")
+    revision: str | None = Field(description="branch, tag or commit on the hub; null: the newest")
+    data_files: str | list[str] | None = Field(
+        description="files to read when path is a format or a folder; null: all files"
+    )
 
 
 class TaskServer(ListedTasks):
-    """The tasks that the environment's server lists: reset keywords `split` and `index`."""
+    """The tasks that the server lists, by reset keywords `split` and `index`.
+
+    Values: conf/env/tasks/server.yaml.
+    """
 
     type: Literal["server"]
-    split: str = Field(description="as the server names it")
+    split: str = Field(description="split of the server's task API")
 
 
 TaskSetConfig = Annotated[
@@ -72,18 +79,18 @@ OrderConfig = Literal["shuffle", "seed", "curriculum"] | PythonOrderConfig
 
 
 class TasksConfig(Block):
-    """The two splits. No task may be in both: the same reset keywords and the same seed."""
+    """The two splits. No task (the same reset keywords and seed) may be in both."""
 
     order: OrderConfig = Field(
-        description="of training. shuffle: anew for each pass; seed: as they are listed; "
-        "curriculum: mostly those that the model solves at times; or a target"
+        description="order in training; shuffle: shuffled anew in each pass; seed: as listed; "
+        "curriculum: mostly tasks that the model sometimes solves; or a target of your own"
     )
     train: TaskSetConfig
     eval: TaskSetConfig
 
     @model_validator(mode="after")
     def _splits_are_disjoint(self) -> "TasksConfig":
-        """Of ranges; of all others when their rows are known."""
+        """Check two ranges; other types are checked when their rows are known."""
         train, evaluation = self.train, self.eval
         if not (isinstance(train, TaskRange) and isinstance(evaluation, TaskRange)):
             return self

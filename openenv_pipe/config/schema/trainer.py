@@ -17,31 +17,39 @@ from openenv_pipe.config.schema.loss import LossConfig
 
 
 class OptimizerConfig(Block):
-    """AdamW, or Muon for the hidden matrices with AdamW for all else, and their schedule."""
+    """AdamW, or Muon for hidden matrices with AdamW for all else, and the learning rate."""
 
     type: Literal["adamw", "adamw_8bit", "muon"] = Field(
-        description="adamw_8bit: its moments in one byte each"
+        description="adamw_8bit: AdamW whose moments take one byte each"
     )
-    lr: PositiveFloat
-    beta1: Beta
-    beta2: Beta
-    eps: PositiveFloat
-    weight_decay: NonNegativeFloat
-    max_grad_norm: PositiveFloat
+    lr: PositiveFloat = Field(
+        description="peak learning rate; larger learns faster and is less stable"
+    )
+    beta1: Beta = Field(description="decay of AdamW's first moment")
+    beta2: Beta = Field(description="decay of AdamW's second moment")
+    eps: PositiveFloat = Field(description="AdamW's term that prevents division by zero")
+    weight_decay: NonNegativeFloat = Field(description="decoupled weight decay; 0: none")
+    max_grad_norm: PositiveFloat = Field(description="gradients are clipped to this norm")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        description="of the decay after lr_warmup_steps"
+        description="how the learning rate changes after lr_warmup_steps"
     )
-    lr_warmup_steps: NonNegativeInt
-    final_lr_share: Share = Field(description="the last step's learning rate as a share of lr")
+    lr_warmup_steps: NonNegativeInt = Field(
+        description="first optimizer steps, in which the learning rate rises linearly"
+    )
+    final_lr_share: Share = Field(description="the last step's learning rate as a fraction of lr")
 
 
 class WarmStartConfig(Block):
-    """Supervised steps on episodes that a scripted policy plays. steps 0: no warm start."""
+    """Supervised steps on episodes of a scripted policy, before GRPO."""
 
-    steps: NonNegativeInt
-    policy: DottedPath | None
-    num_episodes: NonNegativeInt = Field(description="played once, then sampled from")
-    episodes_per_step: PositiveInt
+    steps: NonNegativeInt = Field(description="optimizer steps; 0: no warm start")
+    policy: DottedPath | None = Field(
+        description="the scripted policy, fn(observations, random) -> reply, as module:name"
+    )
+    num_episodes: NonNegativeInt = Field(
+        description="episodes that the policy plays once, and steps sample from"
+    )
+    episodes_per_step: PositiveInt = Field(description="episodes of each optimizer step")
     optimizer: OptimizerConfig
 
     @model_validator(mode="after")
@@ -56,13 +64,16 @@ class GroupRelativeAdvantageConfig(Block):
 
     type: Literal["group_relative"]
     baseline: Literal["group", "leave_one_out", "batch"] = Field(
-        description="the mean that a reward is compared with: of its group, of the group's others, "
-        "or of all episodes of the step"
+        description="the mean reward that is subtracted: of the group (GRPO), of the group's other "
+        "episodes (RLOO), or of all episodes of the step (REINFORCE++)"
     )
     scale: Literal["group", "batch", "none"] = Field(
-        description="the standard deviation that it is divided by"
+        description="the standard deviation that the difference is divided by: of the group, of "
+        "all episodes of the step, or none (Dr. GRPO)"
     )
-    discount: Share = Field(description="of later turns' per-turn rewards; 0: each turn for itself")
+    discount: Share = Field(
+        description="discount of later turns' per-turn rewards; 0: each turn counts only its own"
+    )
 
     @model_validator(mode="after")
     def _one_population(self) -> "GroupRelativeAdvantageConfig":
@@ -84,26 +95,37 @@ AdvantageConfig = Annotated[
 
 
 class TrainerConfig(Block):
-    """Group-relative policy optimisation, and the optional warm start before it."""
+    """Group-relative policy optimization after an optional warm start (conf/trainer/grpo.yaml)."""
 
-    steps: NonNegativeInt
-    tasks_per_step: PositiveInt
-    group_size: Annotated[int, Field(ge=2)]
+    steps: NonNegativeInt = Field(description="GRPO steps")
+    tasks_per_step: PositiveInt = Field(description="tasks, and so groups, of each step")
+    group_size: Annotated[int, Field(ge=2)] = Field(
+        description="episodes of each task; more make the advantages less noisy"
+    )
     max_sampling_rounds: PositiveInt = Field(
-        description="above 1, further rounds replace groups without a signal: dynamic sampling"
+        description="above 1, groups without a signal (all rewards equal) are replaced in up to so "
+        "many rounds: dynamic sampling (DAPO)"
     )
     max_staleness: NonNegativeInt = Field(
-        description="versions that a token's weights may be behind those that learn from it; "
-        "above 0, the next groups are played while the learner works"
+        description="how many versions old the weights that sampled a token may be when it is "
+        "trained on; above 0, the next groups are played while the learner works"
     )
-    temperature: PositiveFloat
-    updates_per_step: PositiveInt = Field(description="optimizer steps on each step's samples")
+    temperature: PositiveFloat = Field(
+        description="sampling temperature of training; larger explores more"
+    )
+    updates_per_step: PositiveInt = Field(
+        description="optimizer steps on each step's samples; above 1, later ones are off policy"
+    )
     tokens_per_batch: PositiveInt = Field(
-        description="token budget of one forward and backward pass, on each device"
+        description="tokens of one forward and backward pass on each device; larger is faster and "
+        "needs more memory, with the same result"
     )
-    devices: PositiveInt = Field(description="that share each update, one process on each")
+    devices: PositiveInt = Field(
+        description="GPUs, or processes on the CPU, that share each update"
+    )
     parallel: Literal["data", "fsdp"] = Field(
-        description="several devices hold all that is trained, or shards of it (FSDP2)"
+        description="data: every device holds the whole model; fsdp: it holds a shard of what is "
+        "trained (FSDP2)"
     )
     warm_start: WarmStartConfig
     advantage: AdvantageConfig
@@ -116,8 +138,8 @@ class TrainerConfig(Block):
         kind = self.optimizer.type
         if self.devices > 1 and self.parallel == "fsdp" and kind != "adamw":
             raise ValueError(
-                f"optimizer.type={kind} with parallel=fsdp: it needs whole matrices, of which each "
-                "device would hold a part; set optimizer.type=adamw or parallel=data"
+                f"optimizer.type={kind} with parallel=fsdp: it needs whole matrices, and each "
+                "device would hold only a part; set optimizer.type=adamw or parallel=data"
             )
         return self
 
@@ -134,7 +156,7 @@ class TrainerConfig(Block):
         if self.advantage.baseline == "batch":
             raise ValueError(
                 f"max_sampling_rounds={self.max_sampling_rounds} with advantage.baseline=batch: "
-                "rounds replace groups in which all earned the same, which have a signal where "
-                "they are compared with all others; set max_sampling_rounds=1"
+                "rounds replace groups whose rewards are all equal, and such groups do have a "
+                "signal when compared with all others; set max_sampling_rounds=1"
             )
         return self
