@@ -1,7 +1,7 @@
-"""A vLLM server in this process, as far as the engine's own code needs one: for unit tests only.
+"""A small HTTP server in this process that answers as vLLM does, for unit tests of the engine.
 
-A policy is a number: the logprob of id i after any prompt is -(i + 1) times one plus it. A folder
-of an adapter or of all weights holds it in a file. A completion is always the same two tokens.
+A policy is one number x: the logprob of id i after any prompt is -(i + 1) * (1 + x). The folder of
+an adapter, or of all weights, has it in a file. A completion is always the same two tokens.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ TOKENS = [7, 8]
 
 
 def next_logprobs(value: float) -> np.ndarray:
-    """Of a policy, [V]."""
+    """Return the logprobs [V] of a policy."""
     return -(np.arange(VOCABULARY) + 1.0) * (1.0 + value)
 
 
 class SmallServer:
-    """See `engines.vllm.launch.Server`; dies when it is told to."""
+    """See `engines.vllm.launch.VllmServer`. It dies when a test stops it."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -188,8 +188,8 @@ class SmallServer:
         return web.json_response({"choices": [{**choice, "index": i} for i in range(count)]})
 
 
-class SmallTrainee:
-    """See `engines.vllm.trainee.Trainee`: a policy that is a number."""
+class SmallPolicySource:
+    """See `engines.vllm.policy_source.PolicySource`: a policy that is a number."""
 
     lora_rank = 8
     num_freed = 0

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 PATIENCE_S = 60.0
 
 
-class FakeTrainee:
+class FakePolicySource:
     """A policy whose only weight is a number."""
 
     def __init__(self) -> None:
@@ -79,16 +79,16 @@ class FakeServer:
 @pytest.fixture
 def parts(tmp_path):
     """A publisher, what it publishes, and torch's thread."""
-    trainee = FakeTrainee()
+    policy_source = FakePolicySource()
     with ThreadPoolExecutor(1) as executor:
-        publisher = BroadcastPublisher(trainee, tmp_path, executor)
-        yield publisher, trainee, executor
+        publisher = BroadcastPublisher(policy_source, tmp_path, executor)
+        yield publisher, policy_source, executor
         publisher.close()
 
 
-async def published(publisher, trainee, version: int, *servers: FakeServer) -> None:
+async def published(publisher, policy_source, version: int, *servers: FakeServer) -> None:
     """As the engine publishes: the policy's number is its version."""
-    trainee.value = float(version)
+    policy_source.value = float(version)
     policy = await publisher.write(version, np.zeros((1, 1)))
     publisher.adopt(policy)
     async with asyncio.timeout(PATIENCE_S):
@@ -135,7 +135,7 @@ async def test_ends_that_speak_otherwise_say_so(tmp_path, monkeypatch):
     sender = broadcast.Sender(tmp_path / "meeting")
     ends = await asyncio.gather(
         asyncio.to_thread(broadcast.Receiver, sender.meeting, 0, 1, CPU),
-        asyncio.to_thread(sender.send, FakeTrainee().weights()),
+        asyncio.to_thread(sender.send, FakePolicySource().weights()),
         return_exceptions=True,
     )
     expected = r"sends weights by nccl 2\.2.*takes them by nccl 2\.2.*weight_transfer=files"
@@ -153,11 +153,11 @@ def test_a_meeting_is_for_its_user_and_where_the_server_sees_it(tmp_path):
 
 
 async def test_each_server_gets_each_version_and_joins_once(parts):
-    publisher, trainee, _ = parts
+    publisher, policy_source, _ = parts
     servers = [FakeServer(), FakeServer()]
     for version in (0, 1):
         publisher.begin_update()
-        await published(publisher, trainee, version, *servers)
+        await published(publisher, policy_source, version, *servers)
     for server in servers:
         assert server.received == [(0.0, "0"), (1.0, "1")]
         assert server.calls == ["pause", "join", "receive", "resume", "pause", "receive", "resume"]
@@ -165,9 +165,9 @@ async def test_each_server_gets_each_version_and_joins_once(parts):
 
 
 async def test_a_restarted_server_gets_the_policy_as_it_is(parts):
-    publisher, trainee, _ = parts
+    publisher, policy_source, _ = parts
     assert await publisher.restore(FakeServer()) is None
-    await published(publisher, trainee, 3)
+    await published(publisher, policy_source, 3)
     restarted = FakeServer()
     assert await publisher.restore(restarted) is publisher.latest
     assert restarted.received == [(3.0, "3")]
@@ -176,15 +176,15 @@ async def test_a_restarted_server_gets_the_policy_as_it_is(parts):
 
 async def test_a_server_that_restarts_amid_an_update_waits_for_the_next_policy(parts):
     """The last one is nowhere any more: what the learner has is neither it nor the next."""
-    publisher, trainee, _ = parts
-    await published(publisher, trainee, 1)
+    publisher, policy_source, _ = parts
+    await published(publisher, policy_source, 1)
     publisher.begin_update()
-    trainee.value = 1.5
+    policy_source.value = 1.5
     restarted = FakeServer()
     restoring = asyncio.create_task(publisher.restore(restarted))
     await asyncio.sleep(0.05)
     assert restarted.calls == []
-    await published(publisher, trainee, 2)
+    await published(publisher, policy_source, 2)
     async with asyncio.timeout(PATIENCE_S):
         assert await restoring is publisher.latest
     assert restarted.received == [(2.0, "2")]
@@ -192,59 +192,61 @@ async def test_a_server_that_restarts_amid_an_update_waits_for_the_next_policy(p
 
 async def test_an_update_waits_for_what_is_being_sent(parts):
     """A policy is read before the learner, in the same thread, goes on."""
-    publisher, trainee, executor = parts
-    await published(publisher, trainee, 1)
+    publisher, policy_source, executor = parts
+    await published(publisher, policy_source, 1)
     server = FakeServer()
     restoring = asyncio.create_task(publisher.restore(server))
     while publisher._num_meetings == 0:
         await asyncio.sleep(0)
     publisher.begin_update()
-    update = asyncio.get_running_loop().run_in_executor(executor, setattr, trainee, "value", 1.5)
+    update = asyncio.get_running_loop().run_in_executor(
+        executor, setattr, policy_source, "value", 1.5
+    )
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(restoring, update)
     assert server.received == [(1.0, "1")]
 
 
 async def test_a_server_that_goes_away_is_told_as_such_and_met_anew(parts):
-    publisher, trainee, _ = parts
+    publisher, policy_source, _ = parts
     server = FakeServer()
-    await published(publisher, trainee, 0, server)
+    await published(publisher, policy_source, 0, server)
     server.failure = ServerGoneError("no answer")
     with pytest.raises(ServerGoneError, match="no answer"):
-        await published(publisher, trainee, 1, server)
-    await published(publisher, trainee, 1, server)
+        await published(publisher, policy_source, 1, server)
+    await published(publisher, policy_source, 1, server)
     assert server.calls[-4:] == ["pause", "join", "receive", "resume"]
     assert server.received == [(0.0, "0"), (1.0, "1")]
 
 
 async def test_nobody_waits_for_a_server_that_does_not_come(parts, monkeypatch):
     """The learner is told, and meets the next one elsewhere."""
-    publisher, trainee, _ = parts
+    publisher, policy_source, _ = parts
     monkeypatch.setattr(broadcast, "LONGEST_WAIT", timedelta(seconds=10 * PATIENCE_S))
     server = FakeServer()
     server.absence = ServerGoneError("no answer")
     with pytest.raises(ServerGoneError, match="no answer"):
-        await published(publisher, trainee, 1, server)
-    await published(publisher, trainee, 1, server)
+        await published(publisher, policy_source, 1, server)
+    await published(publisher, policy_source, 1, server)
     assert server.received == [(1.0, "1")]
     assert publisher._num_meetings == 2
 
 
 async def test_a_cancelled_publish_leaves_nobody_waiting(parts, monkeypatch):
     """Ctrl-C while weights are merged: the server has not been asked, and will not be."""
-    publisher, trainee, executor = parts
+    publisher, policy_source, executor = parts
     monkeypatch.setattr(broadcast, "LONGEST_WAIT", timedelta(seconds=10 * PATIENCE_S))
     is_merging, may_go_on = threading.Event(), threading.Event()
-    weights = trainee.weights
+    weights = policy_source.weights
 
     def slow() -> dict[str, torch.Tensor]:
         is_merging.set()
         may_go_on.wait(PATIENCE_S)
         return weights()
 
-    monkeypatch.setattr(trainee, "weights", slow)
+    monkeypatch.setattr(policy_source, "weights", slow)
     server = FakeServer()
-    publishing = asyncio.create_task(published(publisher, trainee, 1, server))
+    publishing = asyncio.create_task(published(publisher, policy_source, 1, server))
     await asyncio.to_thread(is_merging.wait, PATIENCE_S)
     publishing.cancel()
     await asyncio.wait([publishing], timeout=PATIENCE_S)
@@ -256,15 +258,15 @@ async def test_a_cancelled_publish_leaves_nobody_waiting(parts, monkeypatch):
 
 
 async def test_weights_that_cannot_be_had_ask_nothing_of_the_server(parts, monkeypatch):
-    publisher, trainee, _ = parts
+    publisher, policy_source, _ = parts
 
     def fail() -> None:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(trainee, "weights", fail)
+    monkeypatch.setattr(policy_source, "weights", fail)
     server = FakeServer()
     with pytest.raises(EngineError, match=r"cannot be sent to http://server: CUDA out of memory"):
-        await published(publisher, trainee, 1, server)
+        await published(publisher, policy_source, 1, server)
     assert server.calls == ["pause"]
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from openenv_pipe.engines.vllm.client import Sampled
-from openenv_pipe.engines.vllm.group_requests import Asked, FirstTurns, consecutive
+from openenv_pipe.engines.vllm.group_requests import Asked, GroupRequests, consecutive
 from openenv_pipe.errors import EngineError
 
 ASKED = Asked(server=0, prompt=(1, 2), sampling={"max_tokens": 4, "temperature": 1.0})
@@ -34,7 +34,7 @@ class Server:
 
 async def test_a_whole_group_is_one_request():
     server = Server()
-    first = FirstTurns(server.ask)
+    first = GroupRequests(server.ask)
     answers = await asyncio.gather(*(first.sample(ASKED, 100, m) for m in (3, 0, 2, 1)))
     assert [answer.token_ids for answer in answers] == [[103], [100], [102], [101]]
     assert server.requests == [(100, 4)]
@@ -42,7 +42,7 @@ async def test_a_whole_group_is_one_request():
 
 async def test_who_comes_late_or_never_changes_nothing_for_the_others():
     server = Server()
-    first = FirstTurns(server.ask)
+    first = GroupRequests(server.ask)
     answers = await asyncio.gather(*(first.sample(ASKED, 100, m) for m in (0, 1, 3)))
     late = await first.sample(ASKED, 100, 2)
     assert [answer.token_ids for answer in [*answers, late]] == [[100], [101], [103], [102]]
@@ -51,7 +51,7 @@ async def test_who_comes_late_or_never_changes_nothing_for_the_others():
 
 async def test_other_prompts_lengths_servers_and_groups_are_asked_apart():
     server = Server()
-    first = FirstTurns(server.ask)
+    first = GroupRequests(server.ask)
     longer = Asked(server=0, prompt=(1, 2), sampling={**ASKED.sampling, "max_tokens": 5})
     other = Asked(server=0, prompt=(1, 3), sampling=ASKED.sampling)
     elsewhere = Asked(server=1, prompt=(1, 2), sampling=ASKED.sampling)
@@ -69,7 +69,7 @@ async def test_other_prompts_lengths_servers_and_groups_are_asked_apart():
 async def test_a_cancelled_member_leaves_the_others_and_the_last_ends_the_request():
     server = Server()
     server.delay_s = 600.0
-    first = FirstTurns(server.ask)
+    first = GroupRequests(server.ask)
     tasks = [asyncio.create_task(first.sample(ASKED, 100, member)) for member in range(3)]
     while not server.requests:
         await asyncio.sleep(0.001)
@@ -85,7 +85,7 @@ async def test_a_cancelled_member_leaves_the_others_and_the_last_ends_the_reques
 
 
 async def test_an_error_reaches_all_who_wait():
-    first = FirstTurns(Server().ask)
+    first = GroupRequests(Server().ask)
     tasks = [asyncio.create_task(first.sample(ASKED, 900, member)) for member in range(3)]
     for task in tasks:
         with pytest.raises(EngineError, match="no"):

@@ -7,7 +7,7 @@ import pytest
 
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Published
-from openenv_pipe.engines.vllm.server_command import MOST_ADAPTERS_KEPT
+from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
 from openenv_pipe.errors import EngineError
 
 
@@ -65,7 +65,7 @@ async def test_a_server_that_has_no_version_yet_keeps_the_base(publisher):
 
 
 async def test_old_versions_go_from_all_servers_before_their_folders(publisher, tmp_path):
-    names = [f"step-{version}" for version in range(MOST_ADAPTERS_KEPT + 2)]
+    names = [f"step-{version}" for version in range(MAX_ADAPTERS + 2)]
     for version, name in enumerate(names):
         (tmp_path / name).mkdir()
         adopted(publisher, version)
@@ -76,7 +76,7 @@ async def test_old_versions_go_from_all_servers_before_their_folders(publisher, 
 
 
 async def test_a_folder_stays_while_a_server_may_have_it(publisher, tmp_path):
-    for version in range(MOST_ADAPTERS_KEPT + 1):
+    for version in range(MAX_ADAPTERS + 1):
         (tmp_path / f"step-{version}").mkdir()
         adopted(publisher, version)
     silent = FakeClient()

@@ -9,11 +9,11 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import TokenRequest
-from openenv_pipe.engines.vllm.build import _Opening, build_publisher
+from openenv_pipe.engines.vllm.build import _EngineSetup, build_publisher
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.servers import placements
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
-from tests.small_vllm import TOKENS, SmallServer, SmallTrainee
+from tests.small_vllm import TOKENS, SmallPolicySource, SmallServer
 
 LIMIT_S = 120.0  # of every test: nothing may wait for ever
 
@@ -107,17 +107,17 @@ def test_one_that_is_down_for_good_ends_it_all():
 async def two(tmp_path, *overrides: str):
     """An engine on two servers, which have the policy as it is."""
     servers = [SmallServer(tmp_path / f"engine-{number}.log") for number in range(2)]
-    trainee = SmallTrainee()
+    policy_source = SmallPolicySource()
     async with asyncio.timeout(LIMIT_S):
         with ThreadPoolExecutor(1) as executor:
             root = tmp_path / "weights"
             root.mkdir()
             config = configured(*overrides)
-            publisher = build_publisher(config, "adapter", trainee, root, executor)
-            opening = _Opening(config, trainee, publisher, root, executor, 0)
+            publisher = build_publisher(config, "adapter", policy_source, root, executor)
+            opening = _EngineSetup(config, policy_source, publisher, root, executor, 0)
             told: list[str] = []
-            async with opening.opened(servers, {}, told.append) as engine:
-                yield engine, servers, trainee, told
+            async with opening.running(servers, {}, told.append) as engine:
+                yield engine, servers, policy_source, told
 
 
 def request(episode: int, turn: int = 0, group: int | None = None, member: int = 0) -> TokenRequest:
@@ -139,8 +139,8 @@ async def until(condition) -> None:
 
 
 async def test_a_policy_is_published_to_all_and_looked_at_on_each(tmp_path):
-    async with two(tmp_path) as (engine, servers, trainee, told):
-        trainee.value = 0.5
+    async with two(tmp_path) as (engine, servers, policy_source, told):
+        policy_source.value = 0.5
         await engine.publish(1)
         for server, replica in zip(servers, engine.replicas, strict=True):
             assert server.values[replica.model] == 0.5
@@ -149,7 +149,7 @@ async def test_a_policy_is_published_to_all_and_looked_at_on_each(tmp_path):
         for number, server in enumerate(servers):
             assert any(text.startswith(f"engine {number}: ready at {server.url}") for text in told)
         servers[1].loads_old_policies = True
-        trainee.value = 0.75
+        policy_source.value = 0.75
         with pytest.raises(TrainingError, match=f"the server at {servers[1].url} has another"):
             await engine.publish(2)
 
@@ -170,12 +170,12 @@ async def test_an_adapter_must_count_on_every_server(tmp_path, monkeypatch):
 
 
 async def test_turns_carry_the_version_of_their_own_server(tmp_path):
-    async with two(tmp_path) as (engine, servers, trainee, _):
+    async with two(tmp_path) as (engine, servers, policy_source, _):
         engine.begin_collection(2, 2)
         for episode in (0, 1):
             assert (await engine.generate(request(episode))).policy_versions == [0]
         servers[1].may_load.clear()
-        trainee.value = 0.5
+        policy_source.value = 0.5
         publishing = asyncio.create_task(engine.publish(1))
         await until(lambda: engine.replicas[0].model != engine.replicas[1].model)
         versions = [
@@ -188,8 +188,8 @@ async def test_turns_carry_the_version_of_their_own_server(tmp_path):
 
 
 async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_policy(tmp_path):
-    async with two(tmp_path) as (engine, servers, trainee, told):
-        trainee.value = 0.5
+    async with two(tmp_path) as (engine, servers, policy_source, told):
+        policy_source.value = 0.5
         await engine.publish(1)
         engine.begin_collection(8, 8)
         for server in servers:  # of what showed that they were up
@@ -218,13 +218,13 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
 
 async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path):
     """Which plays once it has that too, and not before."""
-    async with two(tmp_path) as (engine, servers, trainee, _):
+    async with two(tmp_path) as (engine, servers, policy_source, _):
         engine.begin_collection(4, 4)
         servers[0].may_load.clear()
         await servers[0].stop()
         await until(lambda: not engine.replicas[0].is_up)
         for version in (1, 2):
-            trainee.value = 0.5 * version
+            policy_source.value = 0.5 * version
             await engine.publish(version)
         for episode in (0, 1):
             assert (await engine.generate(request(episode))).policy_versions == [2]
@@ -234,16 +234,16 @@ async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path
         assert servers[0].values[engine.replicas[0].model] == 1.0
         assert (await engine.generate(request(2))).policy_versions == [2]
         assert len(servers[0].seeds) == 1
-        trainee.value = 1.5
+        policy_source.value = 1.5
         await engine.publish(3)
         assert servers[0].values[engine.replicas[0].model] == 1.5
 
 
 async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path):
     """It came up in the moment when it was passed over."""
-    async with two(tmp_path) as (engine, servers, trainee, _):
+    async with two(tmp_path) as (engine, servers, policy_source, _):
         engine.begin_collection(2, 2)
-        trainee.value = 0.5
+        policy_source.value = 0.5
         replica = engine.replicas[0]
         replica.is_late = True
         servers[0].seeds.clear()
@@ -255,12 +255,14 @@ async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path)
 
 
 async def test_when_all_are_down_a_publish_waits(tmp_path):
-    async with two(tmp_path) as (engine, servers, trainee, _):
+    async with two(tmp_path) as (engine, servers, policy_source, _):
         for server in servers:
             await server.stop()
         await until(lambda: not any(replica.is_up for replica in engine.replicas))
-        trainee.value = 0.5
+        policy_source.value = 0.5
         await engine.publish(1)
+        # One that came up before the other was served alone; the other gets it with its restart.
+        await until(lambda: all(replica.may_play for replica in engine.replicas))
         assert [s.values[r.model] for s, r in zip(servers, engine.replicas, strict=True)] == [
             0.5
         ] * 2

@@ -14,13 +14,13 @@ import torch
 from fakes import tiny_policy
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.engines.vllm.build import _Opening, build_publisher
+from openenv_pipe.engines.vllm.build import _EngineSetup, build_publisher
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.pipeline import build as assembly
-from tests.small_vllm import SmallServer, SmallTrainee
+from tests.small_vllm import SmallPolicySource, SmallServer
 
 LIMIT_S = 120.0  # of every test: nothing may wait for ever
 SMALL = ("conf=smoke", "engine=vllm", "env.max_episode_tokens=64", "engine.max_restarts=1")
@@ -52,7 +52,7 @@ def configured(*overrides: str):
 def test_memory_decides(changes, level):
     values = {"on_gpu": True, "gpu_bytes": 100, "needs_bytes": 61} | changes
     way, override = values.pop("way", "adapter"), values.pop("override", "engine.sleep=auto")
-    assert sleep_level(configured(override), LearnerFootprint(**values), way=way) == level
+    assert sleep_level(configured(override), LearnerFootprint(**values), mode=way) == level
 
 
 def test_the_learner_s_needs_are_estimated_and_its_gpus_left_alone(monkeypatch):
@@ -74,9 +74,9 @@ def test_the_learner_s_needs_are_estimated_and_its_gpus_left_alone(monkeypatch):
 def test_an_attached_server_sleeps_only_when_told_so():
     attached = ("engine.launch=attach", "engine.url=http://a:1")
     crowded = LearnerFootprint(on_gpu=True, gpu_bytes=100, needs_bytes=99)
-    assert sleep_level(configured(*attached), crowded, way="adapter") == 0
+    assert sleep_level(configured(*attached), crowded, mode="adapter") == 0
     asked = configured(*attached, "engine.sleep=level1")
-    assert sleep_level(asked, crowded, way="adapter") == 1
+    assert sleep_level(asked, crowded, mode="adapter") == 1
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_sleep_that_gains_nothing_is_refused():
         check_engine(configured("engine.sleep=level1"), "cpu", lora_rank=0)
     apart = LearnerFootprint(on_gpu=True, free_gpus=["1"])
     with pytest.raises(ConfigError, match="GPUs that the learner leaves alone"):
-        sleep_level(configured("engine.sleep=level2"), apart, way="full")
+        sleep_level(configured("engine.sleep=level2"), apart, mode="full")
 
 
 def test_a_server_that_shall_sleep_is_started_so():
@@ -118,27 +118,27 @@ def test_a_server_that_shall_sleep_is_started_so():
 @asynccontextmanager
 async def sleeping(tmp_path, way: str, level: int, *overrides: str):
     """An engine whose only server may sleep, after its first publish."""
-    server, trainee = SmallServer(tmp_path / "engine.log"), SmallTrainee()
+    server, policy_source = SmallServer(tmp_path / "engine.log"), SmallPolicySource()
     root = tmp_path / "weights"
     root.mkdir()
     async with asyncio.timeout(LIMIT_S):
         with ThreadPoolExecutor(1) as executor:
             config = configured(*overrides)
-            publisher = build_publisher(config, way, trainee, root, executor)
-            opening = _Opening(config, trainee, publisher, root, executor, level)
-            async with opening.opened([server], {}, lambda _: None) as engine:
+            publisher = build_publisher(config, way, policy_source, root, executor)
+            opening = _EngineSetup(config, policy_source, publisher, root, executor, level)
+            async with opening.running([server], {}, lambda _: None) as engine:
                 server.calls.clear()
-                trainee.num_freed = 0
-                yield engine, server, trainee
+                policy_source.num_freed = 0
+                yield engine, server, policy_source
 
 
 async def test_an_adapter_comes_between_weights_and_cache(tmp_path):
     """Trap 18: and the canary after that."""
-    async with sleeping(tmp_path, "adapter", 1) as (engine, server, trainee):
+    async with sleeping(tmp_path, "adapter", 1) as (engine, server, policy_source):
         await engine.begin_update(idle=True)
         assert server.asleep == {"weights", "kv_cache"}
-        assert trainee.num_freed == 0
-        trainee.value = 0.5
+        assert policy_source.num_freed == 0
+        policy_source.value = 0.5
         await engine.publish(1)
         assert server.calls == [
             "/sleep?level=1&mode=wait",
@@ -146,17 +146,17 @@ async def test_an_adapter_comes_between_weights_and_cache(tmp_path):
             "/v1/load_lora_adapter",
             "/wake_up?tags=kv_cache",
         ]
-        assert trainee.num_freed == 1
+        assert policy_source.num_freed == 1
         measured = await engine.metrics()
         assert measured["canary/difference"] < 1e-9 and measured["time/sleep_s"] > 0
 
 
 async def test_dropped_weights_come_back_before_anything_is_sampled(tmp_path):
-    async with sleeping(tmp_path, "full", 2) as (engine, server, trainee):
+    async with sleeping(tmp_path, "full", 2) as (engine, server, policy_source):
         for version in (1, 2):
             await engine.begin_update(idle=True)
             assert server.values["base"] != server.values["base"]
-            trainee.value = 0.5 * version
+            policy_source.value = 0.5 * version
             await engine.publish(version)
             assert server.values == {"base": 0.5 * version}
         once = [
@@ -171,19 +171,19 @@ async def test_dropped_weights_come_back_before_anything_is_sampled(tmp_path):
 
 async def test_what_sleep_has_spoilt_stops_the_run(tmp_path):
     """Trap 18."""
-    async with sleeping(tmp_path, "full", 2) as (engine, server, trainee):
+    async with sleeping(tmp_path, "full", 2) as (engine, server, policy_source):
         await engine.begin_update(idle=True)
         server.loads_old_policies = True  # there are none any more
-        trainee.value = 0.5
+        policy_source.value = 0.5
         with pytest.raises(TrainingError, match=r"is nan there and -\d+\.\d+ here"):
             await engine.publish(1)
 
 
 async def test_a_server_that_died_in_its_sleep_is_sent_the_policy_awake(tmp_path):
-    async with sleeping(tmp_path, "adapter", 1) as (engine, server, trainee):
+    async with sleeping(tmp_path, "adapter", 1) as (engine, server, policy_source):
         await engine.begin_update(idle=True)
         await server.stop()
-        trainee.value = 0.5
+        policy_source.value = 0.5
         await engine.publish(1)
         assert server.num_starts == 2
         assert server.values[engine.replicas[0].model] == 0.5
@@ -191,11 +191,11 @@ async def test_a_server_that_died_in_its_sleep_is_sent_the_policy_awake(tmp_path
 
 
 async def test_awake_means_never_asked(tmp_path):
-    async with sleeping(tmp_path, "adapter", 0) as (engine, server, trainee):
+    async with sleeping(tmp_path, "adapter", 0) as (engine, server, policy_source):
         await engine.begin_update(idle=True)
         await engine.publish(1)
         assert server.calls == ["/v1/load_lora_adapter"]
-        assert trainee.num_freed == 0
+        assert policy_source.num_freed == 0
 
 
 ATTACHED = ("engine.launch=attach", "engine.url=http://a:1", "engine.sleep=level1")

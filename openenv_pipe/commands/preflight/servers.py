@@ -7,7 +7,7 @@ what `footprint` estimates. Not counted: servers that run already, whose memory 
 from dataclasses import dataclass
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.engines.vllm.publish import MOST_WEIGHTS_KEPT
+from openenv_pipe.engines.vllm.publish import MAX_WEIGHTS_FOLDERS
 from openenv_pipe.engines.vllm.sleep_mode import sleep_level
 from openenv_pipe.models.memory_estimate import BYTES, Shape, server_bytes
 
@@ -39,7 +39,7 @@ def _written_bytes(shape: Shape, config: RunConfig) -> int:
     is_base_written = model.type == "tiny" or model.quantization != "none"
     is_whole = model.lora.rank == 0 or engine.publish == "merged"
     has_files = is_whole and engine.weight_transfer != "broadcast"
-    num_written = is_base_written + (MOST_WEIGHTS_KEPT + 1 if has_files else 0)
+    num_written = is_base_written + (MAX_WEIGHTS_FOLDERS + 1 if has_files else 0)
     return num_written * shape.num_parameters * BYTES[model.dtype]
 
 
@@ -56,5 +56,5 @@ def servers_on_gpu(config: RunConfig, needs_bytes: int) -> Beside | None:
     return Beside(
         num_servers=engine.num_servers,
         num_bytes=int(engine.num_servers * engine.gpu_memory_share * footprint.gpu_bytes),
-        sleep=sleep_level(engine, footprint, way="adapter") > 0,
+        sleep=sleep_level(engine, footprint, mode="adapter") > 0,
     )

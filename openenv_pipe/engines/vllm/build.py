@@ -1,4 +1,4 @@
-"""From a configuration to a running engine, and to its end."""
+"""Builds a running vLLM engine from its configuration, and ends it."""
 
 import asyncio
 import sys
@@ -14,11 +14,15 @@ from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import VERSION, Build, Installed, find_installed, install
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, Canary
-from openenv_pipe.engines.vllm.policy_source import Trainee
+from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, WeightsPublisher
 from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
-from openenv_pipe.engines.vllm.publish_mode import Publishing, publishing, refuse_broadcast
-from openenv_pipe.engines.vllm.replica import Probe, Replica, of_each
+from openenv_pipe.engines.vllm.publish_mode import (
+    PublishMode,
+    choose_publish_mode,
+    refuse_broadcast,
+)
+from openenv_pipe.engines.vllm.replica import Probe, Replica, run_all
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.servers import MakeProcesses, make_servers, own_processes
 from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer
@@ -32,7 +36,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Where the base model is, if it need not be written for the server."""
+    """A base model that servers load by themselves: a folder, or an id on a model hub."""
 
     path: str
     revision: str | None
@@ -41,7 +45,7 @@ class Source:
 @asynccontextmanager
 async def open_engine(
     config: VllmEngineConfig,
-    trainee: Trainee,
+    policy_source: PolicySource,
     *,
     source: Source | None,
     footprint: LearnerFootprint,
@@ -50,18 +54,27 @@ async def open_engine(
     tell: Tell,
     make_processes: MakeProcesses = own_processes,
 ) -> AsyncIterator[VllmEngine]:
-    """The engine with the policy as it is now, published and checked. All ends with the block.
+    """Start the servers, publish the current policy to them and check it. Stop them at the end.
 
-    make_processes: makes the servers of `engine.launch=managed`.
-    Raises ConfigError, EngineError, and TrainingError from the canary.
+    Args:
+        source: the base model; None: it is written to a folder for the servers.
+        footprint: what the learner needs of this machine's GPUs.
+        logs: the folder of the servers' log files.
+        executor: torch's thread.
+        make_processes: makes the servers of `engine.launch=managed`.
+
+    Raises:
+        ConfigError: the configuration does not fit the model or the machine.
+        EngineError: a server does not start, or refuses the policy.
+        TrainingError: a server computes other logprobs than the trainer.
     """
-    way = publishing(config, trainee.lora_rank)
-    refuse_broadcast(config, footprint, way)
-    level = sleep_level(config, footprint, way=way)
+    mode = choose_publish_mode(config, policy_source.lora_rank)
+    refuse_broadcast(config, footprint, mode)
+    level = sleep_level(config, footprint, mode=mode)
     build: Build = "cuda" if footprint.on_gpu else "cpu"
     installed = await installed_or_asked(build, tell) if config.launch == "managed" else None
     with weights_folder(config.weights_dir) as root:
-        spec = await _server_spec(config, trainee, way, source, build, root, executor)
+        spec = await _server_spec(config, policy_source, mode, source, build, root, executor)
         spec = replace(spec, sleeps=level > 0)
         servers = make_servers(
             config,
@@ -75,42 +88,42 @@ async def open_engine(
         facts = {
             "engine": {
                 "launch": config.launch,
-                "publish": way,
+                "publish": mode,
                 "weight_transfer": config.weight_transfer,
                 "sleep_level": level,
                 **_facts(installed, servers),
             }
         }
-        publisher = build_publisher(config, way, trainee, root, executor)
-        opening = _Opening(config, trainee, publisher, root, executor, level)
-        async with opening.opened(servers, facts, tell) as engine:
+        publisher = build_publisher(config, mode, policy_source, root, executor)
+        setup = _EngineSetup(config, policy_source, publisher, root, executor, level)
+        async with setup.running(servers, facts, tell) as engine:
             yield engine
 
 
-class _Opening:
-    """What all servers of an engine have in common."""
+class _EngineSetup:
+    """What all servers of an engine share, and the start and end of the engine."""
 
     def __init__(
         self,
         config: VllmEngineConfig,
-        trainee: Trainee,
+        policy_source: PolicySource,
         publisher: Publisher,
         root: Path,
         executor: Executor,
         sleep_level: int,
     ) -> None:
-        dtype = trainee.precision if config.dtype == "auto" else config.dtype
-        exact = "float32" if dtype == trainee.precision == "float32" else "bfloat16"
+        dtype = policy_source.precision if config.dtype == "auto" else config.dtype
+        exact = "float32" if dtype == policy_source.precision == "float32" else "bfloat16"
         self._publisher = publisher
         self._config = config
-        self._trainee = trainee
+        self._policy_source = policy_source
         self._root = root
         self._executor = executor
         self._sleep_level = sleep_level
-        self._canary = Canary(trainee, dtype=exact, max_model_len=config.max_model_len)
+        self._canary = Canary(policy_source, dtype=exact, max_model_len=config.max_model_len)
 
     @asynccontextmanager
-    async def opened(
+    async def running(
         self, servers: Sequence[VllmServer], facts: dict[str, Any], tell: Tell
     ) -> AsyncIterator[VllmEngine]:
         probe = await self._computed(self._prepare)
@@ -128,7 +141,7 @@ class _Opening:
         ]
         engine = VllmEngine(
             self._config,
-            trainee=self._trainee,
+            policy_source=self._policy_source,
             replicas=replicas,
             publisher=self._publisher,
             canary=self._canary,
@@ -137,9 +150,9 @@ class _Opening:
             facts=facts,
         )
         try:
-            await of_each(replica.supervisor.start() for replica in replicas)
+            await run_all(replica.supervisor.start() for replica in replicas)
             if self._sleep_level and self._config.launch == "attach":
-                await of_each(self._refuse_sleepless(replica) for replica in replicas)
+                await run_all(self._refuse_sleepless(replica) for replica in replicas)
             await engine.publish(0)
             yield engine
         finally:
@@ -164,14 +177,16 @@ class _Opening:
             )
 
     def _prepare(self) -> Probe | None:
-        """Before there is a server: what it has to agree on, and where adapters are published the
-        one that shows that they count. In torch's thread."""
+        """Compute, in torch's thread, the logprobs that servers are checked against.
+
+        Where adapters are published, this also writes one with made-up values, see `Probe`.
+        """
         self._canary.expect(self._canary.compute())
         if not isinstance(self._publisher, AdapterPublisher):
             return None
         folder = self._root / "probe"
         moves = PROBE_MOVES * self._canary.bound
-        expected_PV = self._trainee.write_probe(
+        expected_PV = self._policy_source.write_probe(
             folder, self._canary.prompts, TEMPERATURE, moves=moves
         )
         return Probe(name=f"{self._root.name}-probe", folder=folder, expected=expected_PV)
@@ -181,23 +196,27 @@ class _Opening:
 
 
 def _teller(tell: Tell, number: int | None) -> Tell:
-    """Says which server it is about, where there are several."""
+    """Return a function that names the server in its messages, if there are several."""
     name = "engine" if number is None else f"engine {number}"
     return lambda text: tell(f"{name}: {text}")
 
 
 def build_publisher(
-    config: VllmEngineConfig, way: Publishing, trainee: Trainee, root: Path, executor: Executor
+    config: VllmEngineConfig,
+    mode: PublishMode,
+    policy_source: PolicySource,
+    root: Path,
+    executor: Executor,
 ) -> Publisher:
-    if way == "adapter":
-        return AdapterPublisher(trainee, root, executor)
+    if mode == "adapter":
+        return AdapterPublisher(policy_source, root, executor)
     if config.weight_transfer == "files":
-        return WeightsPublisher(trainee, root, executor)
-    return BroadcastPublisher(trainee, root, executor)
+        return WeightsPublisher(policy_source, root, executor)
+    return BroadcastPublisher(policy_source, root, executor)
 
 
 def _facts(installed: Installed | None, servers: Sequence[VllmServer]) -> dict[str, Any]:
-    """What the servers are."""
+    """Return facts about the servers for the run's record."""
     facts: dict[str, Any] = {
         "vllm": installed.version if installed else None,
         "packages": installed.packages if installed else None,
@@ -209,7 +228,11 @@ def _facts(installed: Installed | None, servers: Sequence[VllmServer]) -> dict[s
 
 
 async def installed_or_asked(build: Build, tell: Tell) -> Installed:
-    """The environment of vLLM, made after asking. Raises ConfigError without one."""
+    """Return the installation of vLLM; if there is none, ask whether to install it.
+
+    Raises:
+        ConfigError: vLLM is not installed, and nobody agrees to install it.
+    """
     if found := find_installed(build):
         return found
     command = f"`openenv-pipe engine install vllm --build {build}`"
@@ -225,8 +248,8 @@ async def installed_or_asked(build: Build, tell: Tell) -> Installed:
 
 async def _server_spec(
     config: VllmEngineConfig,
-    trainee: Trainee,
-    way: str,
+    policy_source: PolicySource,
+    mode: str,
     source: Source | None,
     build: Build,
     root: Path,
@@ -234,12 +257,12 @@ async def _server_spec(
 ) -> ServerSpec:
     if source is None and config.launch != "attach":
         folder = root / "base"
-        await asyncio.get_running_loop().run_in_executor(executor, trainee.write_base, folder)
+        await asyncio.get_running_loop().run_in_executor(executor, policy_source.write_base, folder)
         source = Source(path=str(folder), revision=None)
     return ServerSpec(
         model=source.path if source else "",
         revision=source.revision if source else None,
         build=build,
-        dtype=trainee.precision if config.dtype == "auto" else config.dtype,
-        lora_rank=trainee.lora_rank if way == "adapter" else 0,
+        dtype=policy_source.precision if config.dtype == "auto" else config.dtype,
+        lora_rank=policy_source.lora_rank if mode == "adapter" else 0,
     )

@@ -5,7 +5,7 @@ import shutil
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.install import VERSION, Build, find_installed
-from openenv_pipe.engines.vllm.publish_mode import publishing, refuse_broadcast
+from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, refuse_broadcast
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import fetch
@@ -19,9 +19,9 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
     Raises:
         ConfigError: vLLM is missing, a server does not answer, or settings do not fit together.
     """
-    way = publishing(config, lora_rank)
-    refuse_broadcast(config, LearnerFootprint(on_gpu=False), way)  # without a look at the GPUs
-    sleep_level(config, LearnerFootprint(on_gpu=build == "cuda"), way=way)
+    mode = choose_publish_mode(config, lora_rank)
+    refuse_broadcast(config, LearnerFootprint(on_gpu=False), mode)  # without a look at the GPUs
+    sleep_level(config, LearnerFootprint(on_gpu=build == "cuda"), mode=mode)
     if config.launch == "attach":
         return _check_attached(config)
     if config.launch == "docker":

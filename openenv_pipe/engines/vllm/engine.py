@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
 from openenv_pipe.engines.vllm.client import Sampled, ServerGoneError
-from openenv_pipe.engines.vllm.group_requests import Asked, FirstTurns
+from openenv_pipe.engines.vllm.group_requests import Asked, GroupRequests
 from openenv_pipe.engines.vllm.logprob_check import Canary
-from openenv_pipe.engines.vllm.policy_source import Trainee
+from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import Publisher
-from openenv_pipe.engines.vllm.replica import MOST_TRIES, Replica, of_each
+from openenv_pipe.engines.vllm.replica import MAX_TRIES, Replica, run_all
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.server_metrics import summarise
 from openenv_pipe.errors import EngineError
@@ -35,7 +35,7 @@ class VllmEngine:
         self,
         config: VllmEngineConfig,
         *,
-        trainee: Trainee,
+        policy_source: PolicySource,
         replicas: Sequence[Replica],
         publisher: Publisher,
         canary: Canary,
@@ -47,7 +47,7 @@ class VllmEngine:
         self.max_episodes = config.max_requests * len(replicas)
         self.replicas = replicas
         self._config = config
-        self._trainee = trainee
+        self._policy_source = policy_source
         self._sleep_level = sleep_level
         self._publisher = publisher
         self._canary = canary
@@ -57,7 +57,7 @@ class VllmEngine:
         self._ids: dict[int, list[int]] = {}  # each episode's conversation so far
         self._next_number = 0
         self._measured: dict[str, float] = {}
-        self._first_turns = FirstTurns(self._ask)
+        self._group_requests = GroupRequests(self._ask)
 
     def facts(self) -> Mapping[str, Any]:
         return self._facts
@@ -87,7 +87,7 @@ class VllmEngine:
         self._publisher.begin_update()
         if idle and self._sleep_level:
             started = time.perf_counter()
-            await of_each(replica.sleep(self._sleep_level) for replica in self.replicas)
+            await run_all(replica.sleep(self._sleep_level) for replica in self.replicas)
             self._measured["time/sleep_s"] = time.perf_counter() - started
 
     async def publish(self, version: int) -> None:
@@ -108,13 +108,13 @@ class VllmEngine:
         self._canary.expect(expected_PV)
         self._publisher.adopt(published)
         if self._sleep_level:
-            await self._computed(self._trainee.free_memory)
+            await self._computed(self._policy_source.free_memory)
         served = [replica for replica in self.replicas if replica.is_up] or self.replicas
         for replica in self.replicas:
             replica.is_late = replica not in served
-        await of_each(replica.send(published) for replica in served)
+        await run_all(replica.send(published) for replica in served)
         sent = time.perf_counter()
-        await of_each(replica.check(f"after step {version}") for replica in served)
+        await run_all(replica.check(f"after step {version}") for replica in served)
         clients = [replica.supervisor.client for replica in self.replicas]
         await self._publisher.retire([client for client in clients if client is not None])
         self._measured["time/publish_s"] = sent - expected
@@ -133,17 +133,19 @@ class VllmEngine:
     async def _sample(self, request: TokenRequest, prompt: tuple[int, ...]) -> Sampled:
         """Ask the episode's server, and another one if that is gone, until one answers."""
         cause: Exception | None = None
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             replica = self._router.replica_of(request.episode, request.group_seed)
             asked = Asked(server=replica.number, prompt=prompt, sampling=self._sampling(request))
             try:
                 if request.turn == 0 and request.group_seed is not None:
-                    return await self._first_turns.sample(asked, request.group_seed, request.member)
+                    return await self._group_requests.sample(
+                        asked, request.group_seed, request.member
+                    )
                 (sampled,) = await self._ask(asked, turn_seed(request.seed, request.turn), 1)
                 return sampled
             except ServerGoneError as error:
                 cause = error
-        raise EngineError(f"{MOST_TRIES} requests in a row got no answer, the last: {cause}")
+        raise EngineError(f"{MAX_TRIES} requests in a row got no answer, the last: {cause}")
 
     async def _computed(self, function: Callable[[], Result]) -> Result:
         """Run a function in torch's thread."""
@@ -159,12 +161,12 @@ class VllmEngine:
             **self._config.sampling.model_dump(),
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
-            "stop_token_ids": [self._trainee.end_id],
+            "stop_token_ids": [self._policy_source.end_id],
             "ignore_eos": True,  # a model may have several end tokens; a turn has one
         }
 
     def _completion(self, sampled: Sampled) -> Completion:
-        ended = bool(sampled.token_ids) and sampled.token_ids[-1] == self._trainee.end_id
+        ended = bool(sampled.token_ids) and sampled.token_ids[-1] == self._policy_source.end_id
         return Completion(
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,

@@ -35,7 +35,7 @@ class _Waiting:
     timer: asyncio.TimerHandle | None = None
 
 
-class FirstTurns:
+class GroupRequests:
     """Collects the members of a group for a moment, then asks for them together."""
 
     def __init__(self, ask: Callable[[Asked, int, int], Awaitable[list[Sampled]]]) -> None:

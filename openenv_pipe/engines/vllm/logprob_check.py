@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.policy_source import Trainee
+from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.errors import TrainingError
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.3}  # of the difference of two logprobs
@@ -28,18 +28,18 @@ PROBE_MOVES = 10  # the probe's adapter moves logprobs by so many bounds
 class Canary:
     """Keeps the logprobs of the trainer's last policy, and compares servers with them."""
 
-    def __init__(self, trainee: Trainee, *, dtype: str, max_model_len: int) -> None:
+    def __init__(self, policy_source: PolicySource, *, dtype: str, max_model_len: int) -> None:
         self.bound = BOUNDS[dtype]
         self.moved: float | None = (
             None  # by the last policy; below the bound an old policy is not noticed
         )
-        self._trainee = trainee
+        self._policy_source = policy_source
         self._expected_PV: np.ndarray | None = None
-        self.prompts = fixed_prompts(trainee.vocabulary_size, max_model_len)
+        self.prompts = fixed_prompts(policy_source.vocabulary_size, max_model_len)
 
     def compute(self) -> np.ndarray:
         """Compute logprobs [P, V] of the policy as it is now. Call it in torch's thread."""
-        return self._trainee.next_logprobs(self.prompts, TEMPERATURE)
+        return self._policy_source.next_logprobs(self.prompts, TEMPERATURE)
 
     def expect(self, expected_PV: np.ndarray) -> None:
         """Set the logprobs [P, V] of the trainer's policy."""

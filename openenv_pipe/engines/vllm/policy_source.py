@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Trainee(Protocol):
+class PolicySource(Protocol):
     """The policy that is trained. Its methods block; call them in torch's thread.
 
     Shape letters: P prompts, V vocabulary.

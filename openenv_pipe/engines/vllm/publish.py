@@ -18,11 +18,11 @@ from typing import Protocol
 import numpy as np
 
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError, VllmClient
-from openenv_pipe.engines.vllm.policy_source import Trainee
-from openenv_pipe.engines.vllm.server_command import MOST_ADAPTERS_KEPT
+from openenv_pipe.engines.vllm.policy_source import PolicySource
+from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
 from openenv_pipe.errors import EngineError
 
-MOST_WEIGHTS_KEPT = 2  # a server that is being restarted may still read the last but one
+MAX_WEIGHTS_FOLDERS = 2  # a server that is being restarted may still read the last but one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,22 +76,22 @@ class Publisher(Protocol):
         """Free what the publisher holds. Nothing is sent afterwards."""
 
 
-class _Versions:
+class _FilePublisher:
     """The versions that are kept, each written into its own folder in torch's thread."""
 
-    def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
-        self._trainee = trainee
+    def __init__(self, policy_source: PolicySource, root: Path, executor: Executor) -> None:
+        self._policy_source = policy_source
         self._root = root
         self._executor = executor
         self._num_written = 0
-        self._kept: list[Published] = []
+        self._adopted: list[Published] = []
 
     @property
     def latest(self) -> Published | None:
-        return self._kept[-1] if self._kept else None
+        return self._adopted[-1] if self._adopted else None
 
     def adopt(self, published: Published) -> None:
-        self._kept.append(published)
+        self._adopted.append(published)
 
     def begin_update(self) -> None:
         """Do nothing: files do not change with the policy."""
@@ -115,14 +115,14 @@ class _Versions:
         return published
 
 
-class AdapterPublisher(_Versions):
+class AdapterPublisher(_FilePublisher):
     """Publishes LoRA adapters, each under its own name.
 
     A server keeps the last ones, so that a request ends with the adapter it began with.
     """
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
-        return await self._written(version, expected_PV, self._trainee.write_adapter)
+        return await self._written(version, expected_PV, self._policy_source.write_adapter)
 
     def model(self, published: Published | None) -> str:
         return published.name if published else BASE
@@ -137,12 +137,12 @@ class AdapterPublisher(_Versions):
     async def restore(self, client: VllmClient) -> Published | None:
         """Send all versions that requests may name, also those that are adopted meanwhile."""
         latest = None
-        while self._kept and latest is not self._kept[-1]:
-            for latest in list(self._kept):
+        while self._adopted and latest is not self._adopted[-1]:
+            for latest in list(self._adopted):
                 try:
                     await self.send(client, latest, paused=False)
                 except EngineError:
-                    if latest in self._kept:  # else it was retired meanwhile
+                    if latest in self._adopted:  # else it was retired meanwhile
                         raise
         return latest
 
@@ -151,8 +151,8 @@ class AdapterPublisher(_Versions):
 
         A server reads an adapter again when it had no room for it, and dies if the file is gone.
         """
-        while len(self._kept) > MOST_ADAPTERS_KEPT:
-            old = self._kept.pop(0)
+        while len(self._adopted) > MAX_ADAPTERS:
+            old = self._adopted.pop(0)
             unloading = (client.unload_adapter(old.name) for client in clients)
             results = await asyncio.gather(*unloading, return_exceptions=True)
             failures = [each for each in results if each is not None]
@@ -165,7 +165,7 @@ class AdapterPublisher(_Versions):
                 await asyncio.to_thread(shutil.rmtree, self._folder(old), True)
 
     async def withdraw(self, client: VllmClient) -> None:
-        for published in self._kept:
+        for published in self._adopted:
             await client.unload_adapter(published.name)
 
     async def clear(self, client: VllmClient) -> None:
@@ -185,11 +185,11 @@ def replacing_weights(client: VllmClient, *, paused: bool) -> AbstractAsyncConte
     return nullcontext() if paused else client.replacing_weights()
 
 
-class WeightsPublisher(_Versions):
+class WeightsPublisher(_FilePublisher):
     """Publishes all weights, with an adapter merged into them if there is one."""
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
-        return await self._written(version, expected_PV, self._trainee.write_weights)
+        return await self._written(version, expected_PV, self._policy_source.write_weights)
 
     def model(self, published: Published | None) -> str:
         return BASE
@@ -200,14 +200,14 @@ class WeightsPublisher(_Versions):
 
     async def restore(self, client: VllmClient) -> Published | None:
         latest = None
-        while self._kept and latest is not self._kept[-1]:  # one may be adopted meanwhile
-            latest = self._kept[-1]
+        while self._adopted and latest is not self._adopted[-1]:  # one may be adopted meanwhile
+            latest = self._adopted[-1]
             await self.send(client, latest, paused=False)
         return latest
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:
-        while len(self._kept) > MOST_WEIGHTS_KEPT:
-            await asyncio.to_thread(shutil.rmtree, self._folder(self._kept.pop(0)), True)
+        while len(self._adopted) > MAX_WEIGHTS_FOLDERS:
+            await asyncio.to_thread(shutil.rmtree, self._folder(self._adopted.pop(0)), True)
 
     async def withdraw(self, client: VllmClient) -> None:
         """Do nothing: a server that has read weights needs no files."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import Sender
-from openenv_pipe.engines.vllm.policy_source import Trainee
+from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import Published, replacing_weights
 from openenv_pipe.errors import EngineError
 
@@ -25,10 +25,10 @@ class BroadcastPublisher:
     death of one server does not affect the others.
     """
 
-    def __init__(self, trainee: Trainee, root: Path, executor: Executor) -> None:
+    def __init__(self, policy_source: PolicySource, root: Path, executor: Executor) -> None:
         """root: a folder in which the servers' processes can write."""
         self.latest: Published | None = None
-        self._trainee = trainee
+        self._policy_source = policy_source
         self._root = root
         self._executor = executor
         self._is_current = asyncio.Event()  # the policy is what was adopted last
@@ -53,19 +53,19 @@ class BroadcastPublisher:
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
         assert published is self.latest and self._is_current.is_set(), published
         async with self._turn, replacing_weights(client, paused=paused):
-            await self._forget_the_dead()
-            await self._hand_over(client, published)
+            await self._close_senders_of_dead_servers()
+            await self._send_weights(client, published)
 
     async def restore(self, client: VllmClient) -> Published | None:
         latest = None
         while latest is not self.latest:  # one may be adopted meanwhile
             await self._is_current.wait()
             async with self._turn:
-                await self._forget_the_dead()
+                await self._close_senders_of_dead_servers()
                 if self._is_current.is_set():
                     latest = self.latest
                     assert latest is not None
-                    await self._hand_over(client, latest)
+                    await self._send_weights(client, latest)
                     await client.reset_prefix_cache()  # the canary may have filled it
         return latest
 
@@ -84,7 +84,7 @@ class BroadcastPublisher:
             sender.close()
         self._senders.clear()
 
-    async def _hand_over(self, client: VllmClient, published: Published) -> None:
+    async def _send_weights(self, client: VllmClient, published: Published) -> None:
         """Send the policy as it is now.
 
         The work of torch's thread is queued before anything is awaited, so it comes before the
@@ -99,7 +99,7 @@ class BroadcastPublisher:
         loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
 
         def send() -> None:
-            weights = self._trainee.weights()
+            weights = self._policy_source.weights()
             loop.call_soon_threadsafe(is_ready.set)
             sender.send(weights)
 
@@ -126,7 +126,7 @@ class BroadcastPublisher:
         if here is not None:
             raise EngineError(f"the weights cannot be sent to {client.url}: {here}") from here
 
-    async def _forget_the_dead(self) -> None:
+    async def _close_senders_of_dead_servers(self) -> None:
         for gone in [each for each in self._senders if each.is_closed]:
             await asyncio.to_thread(self._senders.pop(gone).close)
 

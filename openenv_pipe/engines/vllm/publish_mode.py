@@ -6,10 +6,10 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint
 from openenv_pipe.errors import ConfigError
 
-Publishing = Literal["adapter", "merged", "full"]
+PublishMode = Literal["adapter", "merged", "full"]
 
 
-def publishing(config: VllmEngineConfig, lora_rank: int) -> Publishing:
+def choose_publish_mode(config: VllmEngineConfig, lora_rank: int) -> PublishMode:
     """Return what of the policy is published.
 
     Raises:
@@ -27,12 +27,12 @@ def publishing(config: VllmEngineConfig, lora_rank: int) -> Publishing:
 
 
 def refuse_broadcast(
-    config: VllmEngineConfig, footprint: LearnerFootprint, way: Publishing
+    config: VllmEngineConfig, footprint: LearnerFootprint, mode: PublishMode
 ) -> None:
     """Raise ConfigError if `engine.weight_transfer=broadcast` is set and cannot work."""
     if config.weight_transfer == "files":
         return
-    if way == "adapter":
+    if mode == "adapter":
         raise ConfigError(
             f"engine.weight_transfer=broadcast sends all weights, and engine.publish="
             f"{config.publish} an adapter, which is a file; set engine.publish=merged, or "

@@ -1,8 +1,8 @@
-"""One server among those of the engine: its life, and the policy that it has.
+"""One of the engine's servers, with the version of the policy that it serves.
 
-While a policy is published, or a server is started again, one has another version than the next:
-what a server samples is of its own version, and the canary compares with what belongs to that.
-Refused here: asking again for a completion. Who asks goes on where `routing.py` says.
+During a publish or a restart, servers have different versions. Completions are labelled with the
+version of their server, and the canary compares with the logprobs of that version. A failed
+completion is not repeated here: the engine asks the server that `routing.py` names.
 """
 
 import asyncio
@@ -24,13 +24,15 @@ from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
 from openenv_pipe.errors import EngineError, raise_first
 
 Result = TypeVar("Result")
-MOST_TRIES = 4  # of one request, whatever its servers went through
+MAX_TRIES = 4  # of one request, whatever its servers went through
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """An adapter of made-up values, and the logprobs under it: a fresh one changes nothing, so
-    that adapters are applied shows only in such a one."""
+    """An adapter with made-up values, and the logprobs with it.
+
+    It shows that a server applies adapters at all: an untrained adapter changes nothing.
+    """
 
     name: str
     folder: Path
@@ -38,7 +40,7 @@ class Probe:
 
 
 class Replica:
-    """See above. Its number is its place among the servers."""
+    """See above. `number` is its index among the servers."""
 
     def __init__(
         self,
@@ -54,12 +56,12 @@ class Replica:
         self.number = number
         self.supervisor = VllmSupervisor(server, config, restore=self._restore, tell=tell)
         self.metrics = ServerMetrics(self._read_metrics)
-        self.difference = 0.0  # of a logprob, at the canary's last look
-        self.is_late = False  # it was down at the last publish, and does not have that yet
+        self.difference = 0.0  # of a logprob, the largest at the canary's last check
+        self.is_late = False  # it was down at the last publish and has not got that version yet
         self._publisher = publisher
         self._canary = canary
-        self._probe = probe  # until it has been tried
-        self._serving: Published | None = None  # None: what it started with
+        self._probe = probe  # until it has been checked
+        self._serving: Published | None = None  # None: the weights that it started with
         self._is_asleep = False
 
     @property
@@ -68,28 +70,32 @@ class Replica:
 
     @property
     def may_play(self) -> bool:
-        """Whether it samples with the last policy, or with one that is about to be replaced."""
+        """True if it may get requests: it is up and did not miss the last publish."""
         return self.is_up and not self.is_late
 
     @property
     def model(self) -> str:
-        """What a request names to get its current policy."""
+        """The model name with which requests get the server's current policy."""
         return self._publisher.model(self._serving)
 
     async def sample(self, prompt: Sequence[int], sampling: dict[str, Any]) -> list[Sampled]:
-        """One try. Raises ServerGoneError once the server answers again, or counts as dead."""
+        """Sample completions, once.
+
+        Raises:
+            ServerGoneError: the request failed. The server answers again, or counts as dead.
+        """
 
         async def ask(client: VllmClient) -> list[Sampled]:
             serving, model = self._serving, self.model
             answers = await client.generate(model, prompt, sampling)
-            if model == BASE or serving is None:  # the server knows: they may be replaced under way
+            if model == BASE or serving is None:  # the server labels each token's version
                 return answers
             return [replace(answer, versions=[str(serving.version)]) for answer in answers]
 
         return await self._once(ask)
 
     async def send(self, published: Published) -> None:
-        """Makes it the server's policy, a restarted one's if need be. Raises EngineError."""
+        """Publish a policy to the server, or to its replacement. Raises EngineError."""
 
         async def give(client: VllmClient) -> None:
             if self._is_asleep:
@@ -101,7 +107,7 @@ class Replica:
         await self._insist(give)
 
     async def sleep(self, level: int) -> None:
-        """Until it is sent a policy. Raises EngineError."""
+        """Put the server to sleep until the next `send`. Raises EngineError."""
 
         async def lay_down(client: VllmClient) -> None:
             await client.sleep(level)
@@ -110,11 +116,11 @@ class Replica:
         await self._insist(lay_down)
 
     async def check(self, when: str) -> None:
-        """The canary looks. Raises TrainingError."""
+        """Compare logprobs with the trainer's. Raises TrainingError if they differ."""
         await self._insist(lambda client: self._check(client, when))
 
     async def close(self, *, withdraw: bool) -> None:
-        """Ends the server, or leaves one that is not ours without our files."""
+        """Stop the server. With `withdraw`, remove our adapters from one that goes on."""
         await self.metrics.close()
         client = self.supervisor.client
         if withdraw and client is not None:
@@ -125,9 +131,9 @@ class Replica:
         await self.supervisor.close()
 
     async def _restore(self, client: VllmClient) -> None:
-        """For a server that has just started: the first time, or instead of one that died."""
+        """Publish the current policy to a server that has just started, and check it."""
         self._is_asleep = False
-        await self._publisher.clear(client)  # of one that is attached to
+        await self._publisher.clear(client)  # an attached one may have adapters of dead runs
         probe, self._probe = self._probe, None
         if probe is not None:
             await self._try(client, probe)
@@ -140,8 +146,11 @@ class Replica:
             self._serving = await self._publisher.restore(client)
 
     async def _wake(self, client: VllmClient, published: Published) -> None:
-        """Weights need their memory before they are sent, and keys and values come last: with
-        those it serves, and nothing may be sampled from what sleep has left of the weights."""
+        """Wake the server and send it a policy.
+
+        The KV cache is woken last: with it the server serves requests, and none may be sampled
+        from weights that sleep has dropped.
+        """
         await client.wake("weights")
         await self._publisher.send(client, published, paused=True)
         await client.wake("kv_cache")
@@ -161,17 +170,17 @@ class Replica:
         self.difference = await self._canary.check(client, self.model, expected_PV, when)
 
     async def _insist(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
-        """Calls until this server, or the one that follows it, has answered."""
+        """Call until this server, or its replacement, has answered. Raises EngineError."""
         cause: Exception | None = None
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             try:
                 return await self._once(call)
             except ServerGoneError as error:
                 cause = error
-        raise EngineError(f"{MOST_TRIES} requests in a row got no answer, the last: {cause}")
+        raise EngineError(f"{MAX_TRIES} requests in a row got no answer, the last: {cause}")
 
     async def _once(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
-        """A cancelled call is aborted on the server."""
+        """Call once. If the call is cancelled, the server aborts its request."""
         client = await self.supervisor.serving()
         try:
             return await call(client)
@@ -189,8 +198,8 @@ class Replica:
             return None
 
 
-async def of_each(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """All at once; the first that fails ends the others. Raises what it failed with."""
+async def run_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all at once. The first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for call in calls:

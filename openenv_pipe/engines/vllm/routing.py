@@ -15,7 +15,7 @@ from openenv_pipe.engines.vllm.replica import Replica
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Home:
+class _Assignment:
     """The server of an episode."""
 
     replica: Replica
@@ -27,7 +27,7 @@ class Router:
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._homes: dict[int, _Home] = {}  # by episode
+        self._assignments: dict[int, _Assignment] = {}  # by episode
         self._limit = 0
 
     def begin_collection(self, limit: int) -> None:
@@ -46,10 +46,10 @@ class Router:
         # At least one server has the last policy, or is being started with it.
         replicas = [replica for replica in self._replicas if replica.may_play]
         replicas = replicas or [replica for replica in self._replicas if not replica.is_late]
-        home = self._homes.get(episode)
+        home = self._assignments.get(episode)
         if home is None or home.replica not in replicas:
-            home = _Home(replica=self._choose(replicas, group), group=group)
-            self._homes[episode] = home
+            home = _Assignment(replica=self._choose(replicas, group), group=group)
+            self._assignments[episode] = home
         return home.replica
 
     def refuse_lost(self) -> None:
@@ -60,14 +60,14 @@ class Router:
 
     def forget(self, episode: int) -> None:
         """Drop an episode that has ended."""
-        self._homes.pop(episode, None)
+        self._assignments.pop(episode, None)
 
     def _choose(self, replicas: Sequence[Replica], group: int | None) -> Replica:
         if len(replicas) == 1:
             return replicas[0]
-        numbers = Counter(home.replica.number for home in self._homes.values())
+        numbers = Counter(home.replica.number for home in self._assignments.values())
         share = math.ceil(self._limit / len(replicas))
-        for home in self._homes.values():
+        for home in self._assignments.values():
             is_mate = group is not None and home.group == group
             if is_mate and home.replica in replicas and numbers[home.replica.number] < share:
                 return home.replica

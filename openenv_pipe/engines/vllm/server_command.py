@@ -1,6 +1,6 @@
-"""The command line and the environment variables of a server: one text for all ways to start it.
+"""The command line and the environment variables of a vLLM server, however it is started.
 
-The reason for each setting stands beside it; most were found by losing a server without it.
+The comment beside a setting gives the reason for it.
 """
 
 import os
@@ -12,53 +12,53 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import BASE
 from openenv_pipe.engines.vllm.install import Build
 
-MOST_ADAPTERS_KEPT = 3  # published versions that requests may still ask for
+MAX_ADAPTERS = 3  # versions that stay loaded for requests that began with them
 FEWEST_BATCHED_TOKENS = 8192
 ALWAYS = {
-    "PYTHONUNBUFFERED": "1",  # or a killed server takes its last log lines with it
+    "PYTHONUNBUFFERED": "1",  # or a killed server's last lines never reach its log
     "VLLM_NO_USAGE_STATS": "1",
 }
-OF_OUR_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")  # the server has another one
+OF_OUR_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")  # the server runs in another Python environment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSpec:
-    """What is to be served."""
+    """What one server serves, and the part of the machine that it gets."""
 
-    model: str  # a folder, or an id on a hub
+    model: str  # a folder, or an id on a model hub
     revision: str | None
     build: Build
     dtype: str
     lora_rank: int  # 0: no adapters are published
-    sleeps: bool = False  # it may be told to give its memory back
-    number: int = 0  # among the servers of the engine
+    sleeps: bool = False  # it can be put to sleep, see sleep_mode.py
+    number: int = 0  # index among the engine's servers
     placement: Mapping[str, str] = field(default_factory=dict)  # variables: its GPUs or cores
 
 
 def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port: int) -> list[str]:
-    """What follows `python -m vllm.entrypoints.openai.api_server`."""
+    """Return the arguments of `python -m vllm.entrypoints.openai.api_server`."""
     arguments = [
         *("--model", spec.model, "--served-model-name", BASE),
         *("--host", host, "--port", str(port)),
         *("--dtype", spec.dtype, "--max-model-len", str(config.max_model_len)),
         *("--max-num-seqs", str(config.max_requests)),
         *("--generation-config", "vllm"),  # not the model's own top_p and top_k
-        *("--logprobs-mode", "processed_logprobs"),  # of what is sampled: with the temperature
-        "--enable-scale-out",  # brings /inference/v1/generate: ids in, ids out
+        *("--logprobs-mode", "processed_logprobs"),  # after temperature, as tokens are drawn
+        "--enable-scale-out",  # adds /inference/v1/generate, which takes and returns token ids
         "--enable-prefix-caching",
-        "--disable-uvicorn-access-log",  # a line for every request
+        "--disable-uvicorn-access-log",  # it writes a line for every request
         *("--worker-extension-cls", "openenv_pipe_worker.PolicyWorker"),
     ]
     if spec.revision is not None:
         arguments += ["--revision", spec.revision]
     if spec.lora_rank:
-        # Two versions at work, or requests of a new one wait for the end of the old one's.
+        # With room for one version only, requests of a new one would wait for the old one's end.
         arguments += ["--enable-lora", "--max-lora-rank", str(allowed_rank(spec.lora_rank))]
-        arguments += ["--max-loras", "2", "--max-cpu-loras", str(2 * MOST_ADAPTERS_KEPT)]
+        arguments += ["--max-loras", "2", "--max-cpu-loras", str(2 * MAX_ADAPTERS)]
     if spec.sleeps:
         arguments.append("--enable-sleep-mode")
     if spec.build == "cpu":
-        # A seed and a prefill in chunks kill the engine there.
+        # There, a seed together with chunked prefill crashes the engine.
         longest = max(FEWEST_BATCHED_TOKENS, config.max_model_len)
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(longest)]
     else:
@@ -67,13 +67,17 @@ def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port
 
 
 def server_variables(spec: ServerSpec, config: VllmEngineConfig, inside: str) -> Mapping[str, str]:
-    """Beside the variables of the place where it runs. `inside` is our folder for its process."""
+    """Return the variables to set for the server.
+
+    Args:
+        inside: the path of our `inside` folder as the server's process sees it.
+    """
     variables = {
         **ALWAYS,
         "PYTHONPATH": inside,
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # 5 s drop requests when the server stalls
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # 5 s, the default, drops requests in a stall
     }
     if spec.build == "cpu":
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(config.cpu_cache_gb)
@@ -81,12 +85,12 @@ def server_variables(spec: ServerSpec, config: VllmEngineConfig, inside: str) ->
 
 
 def process_environment(model: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """All variables of a server that is a process here: ours, under those of its own."""
+    """Return all variables of a server process here: ours, overridden by `variables`."""
     ours = {name: text for name, text in os.environ.items() if name not in OF_OUR_PYTHON}
     offline = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() else {}
     return {**ours, **ALWAYS, **offline, **variables}
 
 
 def allowed_rank(rank: int) -> int:
-    """vLLM knows these sizes only."""
+    """Return the smallest maximum rank that vLLM supports and that is at least `rank`."""
     return next(size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank)

@@ -24,7 +24,7 @@ class LearnerFootprint:
     plays_ahead: bool = False  # servers sample during updates
 
 
-def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, way: str) -> int:
+def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, mode: str) -> int:
     """Return the level of sleep, 0 for servers that stay awake.
 
     Raises:
@@ -37,7 +37,7 @@ def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, way: s
         served_bytes = config.num_servers * config.gpu_memory_share * footprint.gpu_bytes
         if footprint.needs_bytes + served_bytes <= footprint.gpu_bytes:
             return 0
-        return 1 if way == "adapter" else 2
+        return 1 if mode == "adapter" else 2
     if config.sleep != "never" and not footprint.on_gpu:
         raise ConfigError(
             f"engine.sleep={config.sleep} needs a GPU that server and learner share, and this run "

@@ -1,4 +1,4 @@
-"""An environment package in OpenEnv's layout, as files: its manifest, and what its code is."""
+"""An environment package in OpenEnv's layout: its manifest and the digest of its code."""
 
 import hashlib
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ import yaml
 from openenv_pipe.errors import ConfigError
 
 NOT_CODE = ("__pycache__", ".git", ".venv", "build")
-USUAL_APP = "server.app:app"  # of OpenEnv's layout; its older manifests do not say it
+USUAL_APP = "server.app:app"  # of OpenEnv's layout; older manifests do not name it
 
 
 def manifest(package: Path) -> dict[str, Any]:
-    """The package's openenv.yaml. Raises ConfigError."""
+    """Read the package's openenv.yaml. Raises ConfigError."""
     path = package / "openenv.yaml"
     try:
         values = yaml.safe_load(path.read_text())
@@ -28,10 +28,12 @@ def manifest(package: Path) -> dict[str, Any]:
 
 
 def manifest_app(package: Path) -> str:
-    """Where the package has its app, e.g. 'server.app:app': `app` of its openenv.yaml.
+    """Return the package's app, such as 'server.app:app', from `app` of its openenv.yaml.
 
-    Also if that is given as from a folder above ('envs.my_env.server.app:app'), and where it is
-    left out. Raises ConfigError.
+    The key may be left out, or be relative to a folder above ('envs.my_env.server.app:app').
+
+    Raises:
+        ConfigError: the key has another form.
     """
     app = manifest(package).get("app")
     if app is None and (package / "server" / "app.py").is_file():
@@ -47,7 +49,7 @@ def manifest_app(package: Path) -> str:
 
 
 def code_digest(package: Path) -> str:
-    """sha256 of the package's files, without what Python and git add to them."""
+    """Return the sha256 of the package's files, except those that Python and git add."""
     paths = (path.relative_to(package) for path in package.rglob("*"))
     return digest_of_files(
         package,
@@ -60,8 +62,10 @@ def code_digest(package: Path) -> str:
 
 
 def digest_of_files(root: Path, names: Iterable[str], beside: str = "") -> str:
-    """sha256 over the sorted relative names and contents of files, and over the text `beside`
-    them; folders do not count."""
+    """Return the sha256 of files, by sorted relative names and contents, and of a text.
+
+    beside: the text. Folders among `names` are skipped.
+    """
     digest = hashlib.sha256(beside.encode())
     for name in sorted(names):
         path = root / name

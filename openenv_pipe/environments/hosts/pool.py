@@ -1,8 +1,8 @@
 """The sessions of one host: opened once, lent to one episode after another.
 
-Every server has a fixed number of slots. A lender takes a slot of the server with the most free
-ones, and with it an idle session, or a new one if none is idle. A session comes back only if it
-is in step with its environment; any other is closed, and its slot opens a new one when needed.
+Every server has a fixed number of slots. A borrower gets a slot of the server with the most free
+ones, and with it an idle session, or a new one if none is idle. A session is reused only if no
+answer of its environment is outstanding; any other is closed, and its slot opens a new one later.
 """
 
 import asyncio
@@ -59,31 +59,35 @@ class SessionPool:
 
     @property
     def failure(self) -> PipeError | None:
-        """Why nothing is lent any more."""
+        """The error that is raised to all who ask for a session; None while sessions are lent."""
         return self._failure
 
     def add(self, url: str) -> None:
-        """Lend sessions of this server too. They are opened when they are needed."""
+        """Lend sessions of this server too. They are opened when needed."""
         self._servers[url] = Slots(url, self._sessions_per_server)
         self._wake(self._sessions_per_server)
 
     def remove(self, url: str) -> None:
-        """Lend no more sessions of this server, and close those that it has."""
+        """Stop lending sessions of this server, and close its open ones."""
         slots = self._servers.pop(url, None)
         if slots is not None:
             self.num_removed += 1
             self._discard(*slots.idle, *slots.lent)
 
     def fail(self, error: PipeError) -> None:
-        """Lend nothing any more: `error` is raised to all who wait and who will ask."""
+        """Stop lending: `error` is raised to all who wait for a session, or ask for one later."""
         self._failure = self._failure or error
         self._wake(len(self._waiters))
 
     async def open_all(self, patience_s: float = 0.0) -> None:
         """Open every session of every server, which proves that the slots exist.
 
-        patience_s: how long a server may go on being full, as of sessions that somebody else has
-        just closed. Raises HostError with the number that was accepted and the keys to change.
+        Args:
+            patience_s: for how long a server may be full, for example because it is still closing
+                another client's sessions.
+
+        Raises:
+            HostError: the servers accept fewer sessions; the message names the keys to change.
         """
         deadline = time.monotonic() + patience_s
         while (full := await self._open_free_slots()) is not None:
@@ -94,7 +98,7 @@ class SessionPool:
             await asyncio.sleep(FIRST_RETRY_S)
 
     async def _open_free_slots(self) -> ServerFullError | None:
-        """Fill the slots as far as the servers allow; None if they are all filled."""
+        """Open a session in every free slot. Return an error of a full server, if there is one."""
 
         async def open_one(slots: Slots) -> None:
             slots.idle.append(await open_session(self._env, slots.url, self._access))
@@ -102,13 +106,13 @@ class SessionPool:
         every = [open_one(slots) for slots in self._servers.values() for _ in range(slots.num_free)]
         results = await asyncio.gather(*every, return_exceptions=True)
         errors = [error for error in results if error is not None]
-        for error in errors:  # first of all what is not a matter of numbers
+        for error in errors:  # other errors come before those about full servers
             if not isinstance(error, ServerFullError):
                 raise HostError(f"env {self._env.name!r}: no session opens: {error}") from error
         return errors[0] if errors else None
 
     async def close_idle(self) -> None:
-        """Close the sessions that nobody uses. Whoever asks gets new ones."""
+        """Close the sessions that are not lent."""
         for slots in self._servers.values():
             self._discard(*slots.idle)
             slots.idle.clear()
@@ -129,7 +133,7 @@ class SessionPool:
             self._free_slot(slots)
 
     async def close(self) -> None:
-        """Close all sessions, the lent ones too. Bounded by the close of one."""
+        """Close all sessions, including lent ones, at the same time."""
         self.fail(HostError(f"host of env {self._env.name!r} is closed"))
         for url in self.urls:
             self.remove(url)
@@ -177,7 +181,7 @@ class SessionPool:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self._wake(1)  # the slot that was meant for us
+                    self._wake(1)  # pass on the slot that was meant for this task
                 raise
 
     def _free_slot(self, slots: Slots) -> None:

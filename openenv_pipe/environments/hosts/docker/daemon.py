@@ -1,8 +1,8 @@
-"""The Docker daemon of this machine: its client, its errors in words, and what runs left in it.
+"""The Docker daemon of this machine: its client, its error messages, and containers of dead runs.
 
-Every container of ours carries the process that it belongs to, as a label, and so a later command
-can tell which of them have lost it. Refused here: a daemon on another machine, and removing what
-is not ours, or may still have its owner.
+Every container of ours carries a label that names the process it belongs to, so that a later
+command can remove those whose process is dead. No other container is ever removed. A daemon on
+another machine is not supported.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ DaemonErrors = (DockerException, OSError)  # those of its HTTP library are OSErr
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A container that some run started."""
+    """A container that a run started."""
 
     container: Container
     owner: ProcessId
@@ -40,7 +40,7 @@ class Owned:
 
 
 def daemon_address() -> str:
-    """Where the daemon listens. Raises ConfigError if that is not on this machine."""
+    """Return the daemon's address. Raises ConfigError if it is not a socket of this machine."""
     address = os.environ.get("DOCKER_HOST") or DEFAULT_ADDRESS
     if not address.startswith("unix://"):
         raise ConfigError(
@@ -51,10 +51,15 @@ def daemon_address() -> str:
 
 
 def connect() -> docker.DockerClient:
-    """A client of a daemon that answers. Blocks. Raises HostError or ConfigError."""
+    """Connect to the daemon. Blocks.
+
+    Raises:
+        HostError: no daemon answers.
+        ConfigError: see `daemon_address`.
+    """
     address = daemon_address()
     try:
-        with socket.socket(socket.AF_UNIX) as trial:  # whose errors have types
+        with socket.socket(socket.AF_UNIX) as trial:  # its errors have types, the SDK's do not
             trial.settimeout(ANSWER_LIMIT_S)
             trial.connect(address.removeprefix("unix://"))
         client = docker.DockerClient(base_url=address, timeout=ANSWER_LIMIT_S)
@@ -71,7 +76,7 @@ def connect() -> docker.DockerClient:
 
 @contextmanager
 def connected() -> Iterator[docker.DockerClient]:
-    """A client for some calls. What the daemon refuses meanwhile becomes a HostError. Blocks."""
+    """Yield a client, and turn errors of the daemon inside the block into HostError. Blocks."""
     client = connect()
     try:
         yield client
@@ -82,17 +87,17 @@ def connected() -> Iterator[docker.DockerClient]:
 
 
 def refusal(error: Exception) -> HostError:
-    """For what the daemon does not do, where it is not a container's fault."""
+    """Return the HostError for a call that the daemon refused."""
     return HostError(f"the Docker daemon at {daemon_address()} refuses: {explained(error)}")
 
 
 def explained(error: Exception) -> str:
-    """What the daemon says, without HTTP."""
+    """Return the daemon's own message, without the HTTP status."""
     return str(error.explanation) if isinstance(error, APIError) else str(error)
 
 
 async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
-    """Run a blocking call. A cancellation waits for its end: what it made has to be known."""
+    """Run a blocking call in a thread. A cancellation waits for its end."""
     call = asyncio.ensure_future(asyncio.to_thread(function, *args))
     try:
         return await asyncio.shield(call)
@@ -102,7 +107,7 @@ async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
 
 
 def owned_containers(client: docker.DockerClient) -> list[Owned]:
-    """All containers, running or not, that carry our label; damaged labels are passed over."""
+    """Return all containers, running or not, with our label. Unreadable labels are skipped."""
     found = []
     for container in client.containers.list(
         all=True, filters={"label": OWNER}, ignore_removed=True
@@ -114,7 +119,7 @@ def owned_containers(client: docker.DockerClient) -> list[Owned]:
 
 
 def remove_orphans(client: docker.DockerClient) -> list[Owned]:
-    """Remove the containers whose owner was a process of this machine and is gone."""
+    """Remove and return the containers whose process, on this machine, is dead."""
     orphans = [owned for owned in owned_containers(client) if not owned.owner.alive]
     for orphan in orphans:
         remove(orphan.container)
@@ -122,7 +127,7 @@ def remove_orphans(client: docker.DockerClient) -> list[Owned]:
 
 
 def remove(container: Container) -> None:
-    """Kill and remove. It may be gone, or on its way, already."""
+    """Kill and remove a container, which may be gone or about to be removed."""
     try:
         container.remove(force=True, v=True)
     except NotFound:

@@ -1,10 +1,10 @@
-"""Removes the containers of a run whose process is gone, however it went.
+"""Removes the containers of a run when the run has ended or died.
 
     python -m openenv_pipe.environments.hosts.docker.guard OWNER FOLDER
 
-`hosts.docker` starts it under a guardian (`process.ManagedProcess`), which sends SIGTERM when the
-run ends it or has died. Until then it only waits, and Docker's SDK is not even loaded. OWNER is
-the label of the containers to remove, FOLDER that of their sockets.
+`start_guard.py` starts it as a `ManagedProcess`, which sends it SIGTERM when the run ends or has
+died. Until then it only waits and does not load Docker's SDK. OWNER is the label of the containers
+to remove, FOLDER the folder of their sockets.
 """
 
 import shutil
@@ -13,13 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-READY = "guarded"  # a file in FOLDER: from now on the run may start containers
+READY = "guarded"  # a file in FOLDER; once it exists the run may start containers
 PAUSE_S = 0.2
 
 
 def main() -> None:
     owner, folder = sys.argv[1:]
-    # A SIGTERM that came before this would end us with our work undone.
+    # An earlier SIGTERM would end this process without removing anything.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     Path(folder, READY).touch()
     signal.sigwait({signal.SIGTERM})
@@ -38,7 +38,7 @@ def main() -> None:
         ]:
             for container in ours:
                 remove(container)
-            time.sleep(PAUSE_S)  # one that was being started, or removed by another, is there still
+            time.sleep(PAUSE_S)  # for containers that are just being started or removed
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,9 +1,9 @@
-"""The image of an environment: built from its package if its content is new, or taken by name.
+"""The image of an environment: built from its package, or pulled by name.
 
-The `docker` command builds and pulls, because the SDK knows neither BuildKit, which OpenEnv's own
-Dockerfiles need, nor the user's logins. A built image is tagged with the digest of what goes into
-it, so an equal one is never built twice. A newer base image under the same name is not noticed:
-remove the image to have it built again.
+The `docker` command builds and pulls, because the SDK has neither BuildKit, which OpenEnv's own
+Dockerfiles need, nor the user's logins. A built image is tagged with the digest of its inputs, so
+the same inputs are built once. A newer base image under the same name is not noticed; remove the
+image to have it built again.
 """
 
 import asyncio
@@ -35,24 +35,24 @@ BUILT_BY = "openenv-pipe.built-from"  # label: the package's folder
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that the daemon has. `start` is the command that its containers begin with."""
+    """An image that the daemon has."""
 
     name: str
     id: str  # sha256:...
-    start: tuple[str, ...]
-    ports: tuple[int, ...]  # of TCP, that it exposes
+    start: tuple[str, ...]  # its ENTRYPOINT and CMD
+    ports: tuple[int, ...]  # TCP ports that it exposes
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to come by an image: its name, and the arguments of `docker` that make it."""
+    """The name of an image, and the arguments of `docker` that build or pull it."""
 
     name: str
     arguments: tuple[str, ...]
 
 
 def image_recipe(env: "EnvConfig", config: "DockerHostConfig") -> Recipe:
-    """Raises ConfigError if there is nothing to build from."""
+    """Return how to get the image. Raises ConfigError if there is nothing to build it from."""
     if config.image is not None:
         return Recipe(config.image, ("pull", config.image))
     if env.package is None:
@@ -79,7 +79,7 @@ def image_recipe(env: "EnvConfig", config: "DockerHostConfig") -> Recipe:
 
 
 def content_digest(package: Path, dockerfile: str, build_args: Mapping[str, str]) -> str:
-    """sha256 of all that a build sees: the files that .dockerignore leaves, and the arguments."""
+    """Return the sha256 of a build's inputs: arguments, and files except those in .dockerignore."""
     ignored = package / ".dockerignore"
     lines = ignored.read_text().splitlines() if ignored.is_file() else []
     patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
@@ -91,9 +91,11 @@ def content_digest(package: Path, dockerfile: str, build_args: Mapping[str, str]
 async def ensure_image(
     client: docker.DockerClient, recipe: Recipe, log: Path, timeout_s: float
 ) -> Image:
-    """The image, made now if the daemon does not have it. The output goes to `log`.
+    """Return the image, after building or pulling it if the daemon does not have it.
 
-    Raises HostError with the output's last lines; ConfigError without a `docker` command.
+    Raises:
+        HostError: the build or pull fails or takes over `timeout_s`; its output is in `log`.
+        ConfigError: there is no `docker` command.
     """
     found = await in_thread(_find, client, recipe.name)
     if found is None:

@@ -1,4 +1,4 @@
-"""The containers of runs, for a person: what they are, whose they are, whether those live."""
+"""Formats the table of containers that `openenv-pipe hosts` prints."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ STYLES = {"running": "green", "orphan": "bold red"}
 
 
 def containers_table(owned: Sequence[Owned]) -> Table:
-    """One line a container. An orphan is one whose run has died."""
+    """Return a table with a line for each container. An orphan is one whose run has died."""
     table = Table("container", "state", "run by", "logs", box=None, header_style="bold")
     for each in owned:
         state = each.container.status if each.owner.alive else "orphan"

@@ -1,12 +1,12 @@
-"""The one way into a container that has no network: a unix socket in a shared folder.
+"""Forwards a unix socket in a shared folder to a server in a container without a network.
 
     python3 -I -S -c SOURCE SOCKET PORT COMMAND...
 
-`hosts.docker` passes this file's text into the container, where it starts COMMAND, the image's
-own, and hands every connection to SOCKET on to 127.0.0.1:PORT, the container's loopback. SIGTERM
-goes to the command, whose exit code is this one's (128 + N if signal N ended it). Nothing imports
-it here; there it has the standard library of any Python from 3.8 on. Connections go inward only:
-refused is a way for the command to reach SOCKET's other side by itself.
+`container.py` passes this file's text into the container. There it starts COMMAND, the image's own,
+and forwards every connection to SOCKET to 127.0.0.1:PORT, the container's loopback. SIGTERM goes to
+the command, and the command's exit code becomes this one's (128 + N if signal N ended it). The file
+is never imported; in the container it runs with the standard library of any Python from 3.8 on.
+Connections go inward only: COMMAND cannot open one to the outside.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ CANNOT_START = 127
 
 
 class End(asyncio.Protocol):
-    """One end of a connection: what arrives here leaves at the other end."""
+    """One end of a connection, which writes what it receives to the other end."""
 
     def __init__(self, other=None):
         self.other = other
@@ -43,13 +43,13 @@ class End(asyncio.Protocol):
 
 
 class Outside(End):
-    """The end on the socket. What comes before the inner end is open is kept, and no more read."""
+    """The end at the socket. Data that arrives before the inner end is open is kept for it."""
 
     def __init__(self, port):
         super().__init__()
         self.port = port
         self.early = b""
-        self.opening = None  # kept, or the task could be collected half way
+        self.opening = None  # a reference, or the task could be garbage collected
 
     def connection_made(self, transport):
         super().connection_made(transport)
@@ -66,7 +66,7 @@ class Outside(End):
         loop = asyncio.get_running_loop()
         try:
             _, inner = await loop.create_connection(lambda: End(self), LOOPBACK, self.port)
-        except OSError:  # the server does not listen yet, or no more
+        except OSError:  # the server does not listen yet, or has ended
             self.transport.close()
             return
         self.other = inner
@@ -78,7 +78,7 @@ class Outside(End):
 
 
 async def main(path, port, command):
-    """Run the command with the door open. Returns the exit code."""
+    """Run the command and forward connections to it. Return the exit code."""
     try:
         server = await asyncio.create_subprocess_exec(*command)
     except OSError as error:
@@ -86,10 +86,10 @@ async def main(path, port, command):
         return CANNOT_START
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.terminate)
-    door = await loop.create_unix_server(lambda: Outside(port), path, backlog=4096)
-    os.chmod(path, 0o666)  # noqa: PTH101 - who may come this far is the folder's to say
+    listener = await loop.create_unix_server(lambda: Outside(port), path, backlog=4096)
+    os.chmod(path, 0o666)  # noqa: PTH101 - the folder's permissions control access
     code = await server.wait()
-    door.close()
+    listener.close()
     return code if code >= 0 else 128 - code
 
 

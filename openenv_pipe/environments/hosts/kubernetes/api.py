@@ -1,7 +1,7 @@
 """The calls to a cluster's API that a host needs. The only importer of the Kubernetes client.
 
 Answers are read as plain JSON: the client's models refuse fields that are newer than they are.
-Every call has a time limit. Refused here: waiting for a state, and retrying.
+Every call has a time limit. Nothing waits for a state or is retried.
 """
 
 import json

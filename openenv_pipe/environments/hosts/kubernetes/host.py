@@ -1,8 +1,8 @@
 """Environment servers in pods of a Kubernetes cluster, one each.
 
-All objects of a run belong to its lease, which is renewed while the run lives: whoever finds a
-lease that has expired removes it, and the cluster everything with it. Refused here: changing
-objects that are not ours, and restarts by Kubernetes, which would hide a death from episodes.
+All objects of a run belong to its lease, which is renewed while the run lives. A run that
+finds an expired lease removes it, and the cluster then removes the objects that it owns. Objects of
+others are not touched. Kubernetes restarts nothing, because that would hide a death from episodes.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""What is created in a cluster, as plain manifests. Pure functions: nothing here talks to one.
+"""Manifests of the objects that are created in a cluster. Pure functions, without any calls.
 
-Refused here: privileges, capabilities, the account of the namespace inside pods, restarts by
-Kubernetes itself, and fields of `host.pod_spec` that would loosen these.
+Pods get no privileges, no capabilities, no service account token, and are not restarted by
+Kubernetes. Fields of `host.pod_spec` that would change this are refused.
 """
 
 from collections.abc import Mapping

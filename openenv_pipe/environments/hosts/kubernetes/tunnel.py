@@ -1,8 +1,8 @@
-"""A local port that leads to a port of a pod, through the cluster's API.
+"""Forwards a local port to a port of a pod, through the cluster's API.
 
 Each connection is one WebSocket of the API's port-forward, with two channels: data and errors.
-The client's own port-forward would need a thread for each, and select(), which ends at 1024 file
-descriptors. Refused here: reopening a connection that broke. Who used it has to know.
+The Kubernetes client's own port-forward needs a thread per connection and select(), which stops at
+1024 file descriptors. A broken connection is not reopened, because its user has to notice.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ CONNECT_LIMIT_S = 15.0
 
 
 class Tunnel:
-    """Listens from `open` to `close`."""
+    """Forwards connections from `open` to `close`."""
 
     def __init__(self, cluster: Cluster, pod: str, port: int) -> None:
         self._cluster = cluster
@@ -29,12 +29,12 @@ class Tunnel:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Begin to listen. Returns the URL."""
+        """Begin to listen and return the URL."""
         self._server = await asyncio.start_server(self._accept, ADDRESS, 0, backlog=1024)
         return f"http://{ADDRESS}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
-        """End all connections, and listen no more. May be called again."""
+        """Stop listening and end all connections. May be called again."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
@@ -48,34 +48,36 @@ class Tunnel:
         task.add_done_callback(lambda _: writer.close())
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until one end closes it or the API does."""
+        """Forward one connection until either end, or the API, closes it."""
         async with AsyncExitStack() as stack:
             stack.enter_context(suppress(aiohttp.ClientError, OSError))  # the connection's own end
             async with asyncio.timeout(CONNECT_LIMIT_S):
                 websocket = await stack.enter_async_context(
                     self._cluster.port_forward(self._pod, self._port)
                 )
-            ways = [
+            directions = [
                 asyncio.create_task(inward(reader, websocket)),
                 asyncio.create_task(outward(websocket, writer)),
             ]
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
+                for direction in directions:
+                    direction.cancel()
+                await asyncio.gather(*directions, return_exceptions=True)
 
 
 async def inward(reader: asyncio.StreamReader, websocket: aiohttp.ClientWebSocketResponse) -> None:
-    """From here to the pod, until we close."""
+    """Forward data from here to the pod until this end closes."""
     while data := await reader.read(CHUNK):
         await websocket.send_bytes(bytes([DATA]) + data)
 
 
 async def outward(websocket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
-    """From the pod to here, until it closes or cannot be reached. First, each channel says its
-    port."""
+    """Forward data from the pod until that end closes or reports an error.
+
+    The first message of each channel is the port number, which is skipped.
+    """
     begun: set[int] = set()
     async for message in websocket:
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
