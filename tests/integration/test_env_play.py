@@ -43,7 +43,7 @@ def test_a_package_without_a_block_and_the_end_of_the_input(tmp_path):
     assert code == 0
     assert '"letter": "' in shown
     assert "there is no JSON object in the reply" in shown
-    assert "left before the end, with reward 0 in all" in shown
+    assert "stopped before the end, with reward 0 in all" in shown
 
 
 @pytest.mark.parametrize(
