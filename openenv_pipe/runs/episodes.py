@@ -106,7 +106,7 @@ def _row_of_episode(group: str, episode: Episode) -> dict[str, Any]:
 
 
 def _row_of_turn(turn: Turn) -> dict[str, Any]:
-    row = {
+    row: dict[str, Any] = {
         "prompt_ids": turn.prompt_ids,
         "completion_ids": turn.completion_ids,
         "logprobs": _pack(turn.logprobs),
