@@ -49,9 +49,20 @@ class ScriptedEngine:
 
 
 def replies_of(policy: ScriptedPolicy) -> Replies:
-    """Wrap the policy in a function that raises ConfigError for whatever is wrong with it."""
+    """Wrap the policy in a function that raises ConfigError for whatever is wrong with it.
+
+    Raises:
+        ConfigError: the policy cannot be called with observations and a random generator.
+    """
     name = f"{policy.__module__}:{policy.__qualname__}"
-    takes_opening = "opening" in inspect.signature(policy).parameters
+    signature = inspect.signature(policy)
+    takes_opening = "opening" in signature.parameters
+    try:
+        signature.bind(None, None, **({"opening": None} if takes_opening else {}))
+    except TypeError as error:
+        raise ConfigError(
+            f"the scripted policy {name} cannot be called with (observations, random): {error}"
+        ) from error
 
     def reply(observations: Sequence[Observation], draw: random.Random, opening: Opening) -> str:
         more = {"opening": opening} if takes_opening else {}

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-import jinja2
-
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Message, Tool
 
@@ -123,7 +121,7 @@ class ChatFormat:
             return self._tokenizer.apply_chat_template(
                 list(messages), list(tools) or None, tokenize=False, add_generation_prompt=prompt
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # whatever an expression of the template raises
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(
                 f"the chat template cannot render messages of the roles {roles}: {error}; set "

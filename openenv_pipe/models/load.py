@@ -1,6 +1,7 @@
-"""From a model block to a policy: built from a seed, read from a folder, or fetched from a hub."""
+"""Load the policy of a model block: built from a seed, read from a folder, or taken from a hub."""
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,21 +9,27 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from openenv_pipe.config.schema import HubModelConfig, ModelConfig, TinyModelConfig
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models import tiny
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.quantization import quantize
+from openenv_pipe.models.quantization import find_quantizable, quantize
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def select_device(name: str) -> torch.device:
-    """The device that `device` names; "auto" is CUDA where there is one. Raises ConfigError."""
+    """Return the device that the key `device` names; "auto" is CUDA where there is one.
+
+    Raises:
+        ConfigError: it is "cuda", and there is none.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch sees no CUDA device; set device=auto or cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -31,11 +38,14 @@ def select_device(name: str) -> torch.device:
 def load_policy(
     config: ModelConfig, *, seed: int, device: torch.device, checkpoint: Path | None = None
 ) -> Policy:
-    """The policy at its start, or as a checkpoint's folder holds it. Raises ConfigError.
+    """Load the policy as it is at its start, or with the weights of a checkpoint's folder.
 
-    `seed` draws a new adapter's weights; those of a tiny model come from its own.
+    seed: of a new adapter's weights; a tiny model has `config.seed` for its own.
+
+    Raises:
+        ConfigError: the model cannot be read, or is one that cannot be trained here.
     """
-    transformers.logging.disable_progress_bar()  # the run has one of its own
+    transformers.logging.disable_progress_bar()  # a run shows its own progress
     tokenizer = load_tokenizer(config)
     full_checkpoint = checkpoint if config.lora.rank == 0 else None
     if isinstance(config, TinyModelConfig):
@@ -60,8 +70,58 @@ def load_policy(
     )
 
 
+def check_architecture(config: RunConfig) -> None:
+    """Build the model without weights, and check what needs no more than that.
+
+    A model of the hub has to be on this machine (see `find_model_folder`).
+
+    Raises:
+        ConfigError: the model cannot be trained here, its adapter fits none of its layers, or
+            episodes may be longer than its positions.
+    """
+    model = _build_empty(config.model)
+    _refuse_sliding_attention(model)
+    refuse_long_episodes(config, find_max_length(model))
+    if config.model.quantization == "nf4":
+        find_quantizable(model.get_decoder())
+    if config.model.lora.rank:
+        _with_adapter(model, config.model, None)
+
+
+def find_max_length(model: Any) -> int | None:
+    """The number of positions of a model, in tokens; None if it says none."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def refuse_long_episodes(config: RunConfig, max_length: int | None) -> None:
+    """Raise ConfigError if episodes may have more tokens than the model has positions."""
+    if max_length is not None and config.env.max_episode_tokens > max_length:
+        raise ConfigError(
+            f"env.max_episode_tokens={config.env.max_episode_tokens} is more than the model's "
+            f"{max_length} positions; lower it, or choose a model with a longer context"
+        )
+
+
+def find_model_folder(config: HubModelConfig) -> Path | None:
+    """Return the model's folder, its own or in the hub's cache; None if it is not here yet.
+
+    Raises:
+        ConfigError: the path is neither a folder nor a possible id of a hub.
+    """
+    folder = Path(config.path).expanduser()
+    if folder.is_dir():
+        return folder
+    try:
+        found = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
+    except HFValidationError:
+        raise ConfigError(
+            f"model.path={config.path!r} is neither a folder here nor an id such as Qwen/Qwen3-0.6B"
+        ) from None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def load_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer with the chat template that the block asks for. Raises ConfigError."""
+    """Load the tokenizer, with the chat template that the block asks for. Raises ConfigError."""
     if isinstance(config, TinyModelConfig):
         tokenizer: Any = tiny.build_tokenizer()
     else:
@@ -70,6 +130,16 @@ def load_tokenizer(config: ModelConfig) -> Any:
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
     return tokenizer
+
+
+def _build_empty(config: ModelConfig) -> Any:
+    """The model on torch's device `meta`, which has shapes and no values."""
+    with torch.device("meta"):
+        if isinstance(config, TinyModelConfig):
+            return Qwen3ForCausalLM(tiny.model_config(config, tiny.build_tokenizer()))
+        with _readable_errors(config):
+            found = AutoConfig.from_pretrained(find_model_folder(config))
+            return AutoModelForCausalLM.from_config(found, attn_implementation="sdpa")
 
 
 def _build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None) -> Any:
@@ -135,7 +205,7 @@ def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> A
     )
     try:
         return get_peft_model(model, lora)
-    except ValueError as error:
+    except (ValueError, re.error) as error:
         raise ConfigError(
             f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: "
             f"{error}; all-linear fits any"

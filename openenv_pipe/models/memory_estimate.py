@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import RunConfig, TinyModelConfig
+from openenv_pipe.config.schema import HubModelConfig, RunConfig, TinyModelConfig
+from openenv_pipe.errors import ConfigError
 
 BYTES = {"float32": 4, "bfloat16": 2}
 TINY_VOCABULARY = 261  # 256 bytes and five markers
@@ -77,6 +78,17 @@ def folder_shape(folder: Path) -> Shape:
     if not weights:
         raise FileNotFoundError(f"there are no *.safetensors files in {folder}")
     return model_shape(config, sum(map(_count_parameters, weights)))
+
+
+def read_folder_shape(config: HubModelConfig, folder: Path) -> Shape:
+    """The shape of the model in a folder. Raises ConfigError if it cannot be read."""
+    try:
+        return folder_shape(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model.path={config.path!r} ({folder}) cannot be read: {error}; expected config.json "
+            "and *.safetensors of a causal language model"
+        ) from error
 
 
 def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape:

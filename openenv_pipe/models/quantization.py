@@ -30,6 +30,21 @@ def load_bitsandbytes(setting: str) -> ModuleType:
     return bitsandbytes
 
 
+def find_quantizable(decoder: Any) -> list[str]:
+    """The names of the linear layers that can be quantized. Raises ConfigError if there is none."""
+    names = [
+        name
+        for name, module in decoder.named_modules()
+        if type(module) is torch.nn.Linear and module.in_features % BLOCK_SIZE == 0
+    ]
+    if not names:
+        raise ConfigError(
+            f"{SETTING}, but the model has no linear layer whose inputs are a multiple of "
+            f"{BLOCK_SIZE}; set model.quantization=none"
+        )
+    return names
+
+
 def quantize(model: Any, *, precision: torch.dtype, device: torch.device) -> None:
     """Quantize the decoder's linear layers on the device, one after another.
 
@@ -40,17 +55,7 @@ def quantize(model: Any, *, precision: torch.dtype, device: torch.device) -> Non
     """
     layers = load_bitsandbytes(SETTING).nn
     decoder = model.get_decoder()
-    chosen = [
-        name
-        for name, module in decoder.named_modules()
-        if type(module) is torch.nn.Linear and module.in_features % BLOCK_SIZE == 0
-    ]
-    if not chosen:
-        raise ConfigError(
-            f"{SETTING}, but the model has no linear layer whose inputs are a multiple of "
-            f"{BLOCK_SIZE}; set model.quantization=none"
-        )
-    for name in chosen:
+    for name in find_quantizable(decoder):
         small = _in_four_bits(decoder.get_submodule(name), layers, precision)
         decoder.set_submodule(name, small.to(device))
     model.is_loaded_in_4bit = True  # tells peft how to adapt the layers

@@ -27,10 +27,9 @@ from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
 from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.tasks import known_splits, open_splits
-from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.forward_check import check_forward
-from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.load import load_policy, refuse_long_episodes, select_device
 from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
@@ -135,12 +134,7 @@ def _load_checked(
     if (reason := check_forward(policy)) is not None:
         model = config.model.path if isinstance(config.model, HubModelConfig) else "tiny"
         tell(f"model {model} does not support packed rows ({reason}); training pads samples")
-    limit = policy.max_length
-    if limit is not None and config.env.max_episode_tokens > limit:
-        raise ConfigError(
-            f"env.max_episode_tokens={config.env.max_episode_tokens} is more than the model's "
-            f"{limit} positions; lower it, or choose a model with a longer context"
-        )
+    refuse_long_episodes(config, policy.max_length)
     return policy
 
 

@@ -11,9 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.errors import ConfigError, PipeError, UserError
-from openenv_pipe.learner.distributed.workers import refuse_missing_devices
-from openenv_pipe.models.load import select_device
+from openenv_pipe.errors import PipeError, UserError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.callbacks import Callback
 from openenv_pipe.pipeline.evaluations import Evaluations
@@ -58,27 +56,6 @@ class RunControl:
 
 # Returns why it ended before its last step, if it did.
 Training = Callable[[Attempt, RunControl], Coroutine[Any, Any, str | None]]
-
-
-def refuse_what_cannot_learn(config: RunConfig) -> None:
-    """Raises ConfigError."""
-    if not config.engine.capabilities.can_train:
-        raise ConfigError(
-            f"engine={config.engine.type} is for evaluation and cannot learn; train with "
-            "engine=local or engine=vllm"
-        )
-    if config.engine.type == "vllm" and (distortions := config.engine.sampling.distortions):
-        raise ConfigError(
-            f"engine.sampling.{', engine.sampling.'.join(distortions)}: tokens would be drawn from "
-            "another distribution than the one that is trained, and their logprobs would be of "
-            "that one; for training leave them off, for evaluation they may be set"
-        )
-    if config.model.lora.rank == 0 and config.model.dtype == "bfloat16":
-        raise ConfigError(
-            "model.dtype=bfloat16 with model.lora.rank=0: most updates of full training would be "
-            "rounded away; set model.dtype=float32 model.autocast=bfloat16, or a model.lora.rank"
-        )
-    refuse_missing_devices(config.trainer.devices, select_device(config.device))
 
 
 def run(attempt: Attempt, control: RunControl, training: Training | None = None) -> None:

@@ -15,10 +15,11 @@ from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
-from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.errors import ConfigError, PipeError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.callbacks import STOPPED
-from openenv_pipe.pipeline.run import Attempt, RunControl, refuse_what_cannot_learn, run
+from openenv_pipe.pipeline.requirements import check_requirements
+from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.source_state import AHEAD, ORDER
 from openenv_pipe.runs.checkpoints import (
@@ -49,7 +50,7 @@ Changed = dict[str, list[JsonValue]]
 
 def train(composed: Composed, command: Sequence[str], control: RunControl) -> RunFolder:
     """Start a new run in a new folder. Raises ConfigError, and whatever `run` raises."""
-    refuse_what_cannot_learn(composed.config)
+    check_requirements(composed.config)
     folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
     run(Attempt(folder=folder, config=composed.config), control)
     return folder
@@ -59,7 +60,11 @@ def begin(folder: RunFolder, servers: ServerProvider, control: RunControl) -> No
     """Start a run in a folder that another process made for it, as a sweep does for its jobs."""
     folder.adopt()
     config = folder.config
-    refuse_what_cannot_learn(config)
+    try:
+        check_requirements(config)
+    except PipeError as error:
+        folder.finish("failed", cause=f"{type(error).__name__}: {error}")
+        raise
     run(Attempt(folder=folder, config=config, servers=servers), control)
 
 
@@ -89,7 +94,7 @@ def _continued(
     config = amend(folder.config, overrides)
     changed = changed_keys(folder.config, config)
     _refuse_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
-    refuse_what_cannot_learn(config)
+    check_requirements(config)
     progress = control.progress
     checkpoint = newest_sound(folder.path, resumable=True)
     place = StageStep.of(checkpoint) if checkpoint else None
@@ -128,7 +133,7 @@ def fork(
     changed = changed_keys(source.config, config)
     checkpoint = find_checkpoint(source.path, which)
     place = StageStep.of(checkpoint)
-    refuse_what_cannot_learn(config)
+    check_requirements(config)
     _refuse_other_model(source, changed)
     if place.stage == "warm_start":
         raise RunFolderError(

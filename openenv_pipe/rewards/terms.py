@@ -4,6 +4,7 @@ An episode's value of a term is the sum over its turns (`use: mean`: the mean). 
 credits every turn with its own value; any other credits the episode as a whole.
 """
 
+import inspect
 import math
 import numbers
 import re
@@ -149,8 +150,20 @@ def _function(name: str, term: TermConfig) -> TermFunction:
         case RegexTerm():
             return partial(matching_replies, pattern=_compiled(name, term.pattern))
         case PythonTerm():
-            function = load_callable(term.target)
-            return partial(from_python, name=name, function=function, term=term)
+            return partial(from_python, name=name, function=_load_function(name, term), term=term)
+
+
+def _load_function(name: str, term: PythonTerm) -> Callable:
+    """Import a term's function. Raises ConfigError if it cannot be called as the term says."""
+    function = load_callable(term.target)
+    try:
+        inspect.signature(function).bind(None, **term.keywords)
+    except TypeError as error:
+        raise ConfigError(
+            f"reward.terms.{name}.target={term.target!r} cannot be called with an episode and the "
+            f"keywords {term.keywords}: {error}"
+        ) from error
+    return function
 
 
 def _compiled(name: str, pattern: str) -> re.Pattern[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from openenv_pipe.config.schema import RunConfig
@@ -17,6 +18,7 @@ from openenv_pipe.config.secrets import (
     hide_secrets,
     known_secrets,
 )
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.provenance import (
     find_checkouts,
     find_code_digest,
@@ -28,6 +30,25 @@ from openenv_pipe.system.files import digest_of_file, point_symlink, sync, write
 from openenv_pipe.system.process_id import ProcessId
 
 SUBFOLDERS = ("episodes", "checkpoints", "eval", "plots", "logs")
+
+
+def check_writable(config: RunConfig) -> None:
+    """Make a folder of the run's name in a temporary one beside where it would be.
+
+    Raises:
+        ConfigError: no run folder can be made.
+    """
+    folder = (Path(config.runs_dir) / config.name).absolute()
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        with TemporaryDirectory(dir=existing, prefix=".check_") as trial:
+            (Path(trial) / config.name).mkdir()
+    except OSError as error:
+        raise ConfigError(
+            f"no run folder can be made for runs_dir={config.runs_dir!r} and name="
+            f"{config.name!r}: {error}; set runs_dir to a folder that can be written to, and name "
+            "to one that a folder can have"
+        ) from error
 
 
 def describe(

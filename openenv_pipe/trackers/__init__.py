@@ -11,6 +11,7 @@ from openenv_pipe.config.schema import (
     TrackerConfig,
 )
 from openenv_pipe.system.python_targets import build_part
+from openenv_pipe.system.resources import load_callable
 
 
 class Tracker(Protocol):
@@ -34,6 +35,21 @@ class NoTracker:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+def check_tracker(config: TrackerConfig) -> None:
+    """Check that the tracker's package or target can be imported, and build nothing.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    match config:
+        case TensorboardTrackerConfig():
+            from openenv_pipe.trackers.tensorboard import load_writer
+
+            load_writer()
+        case PythonTrackerConfig():
+            load_callable(config.target)
 
 
 def build_tracker(config: TrackerConfig, folder: Path) -> Tracker:

@@ -8,18 +8,23 @@ from typing import Any
 from openenv_pipe.errors import ConfigError
 
 
+def load_writer() -> type:
+    """Import TensorBoard's SummaryWriter. Raises ConfigError if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            "tracker.type=tensorboard needs the tensorboard package, which is not installed; "
+            "run `pip install tensorboard`, or set tracker.type=none"
+        ) from error
+    return SummaryWriter
+
+
 class TensorboardTracker:
     """Event files in one folder; tags are `stage/key`, for the stages count their own steps."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "tracker.type=tensorboard needs the tensorboard package, which is not installed; "
-                "run `pip install tensorboard`, or set tracker.type=none"
-            ) from error
-        self._writer = SummaryWriter(str(folder))
+        self._writer = load_writer()(str(folder))
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Write all numbers of a record but its step."""

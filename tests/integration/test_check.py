@@ -8,7 +8,7 @@ import pytest
 
 from openenv_pipe.commands.findings import Line, Result, as_table, has_failed
 from openenv_pipe.commands.preflight import run_checks
-from openenv_pipe.commands.preflight.checks import CHECKS
+from openenv_pipe.commands.preflight.checks import TRIALS
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.memory_estimate import folder_shape
@@ -41,8 +41,8 @@ def test_a_shipped_experiment_passes():
     lines = check("conf=wordle", "trainer.tasks_per_step=3", "trainer.group_size=2")
     assert {name for name, line in lines.items() if line.result is not Result.OK} == set()
     assert set(lines) == {
-        *("adapter", "rewards", "policy", "environment", "servers", "sessions"),
-        *("seeds", "tasks", "model", "chat", "memory", "disk"),
+        *("training", "device", "run folder", "model", "chat", "environment", "adapter"),
+        *("rewards", "policies", "servers", "sessions", "seeds", "tasks", "memory", "disk"),
     }
     assert "4 opened; the 6 episodes" in lines["sessions"].text
 
@@ -56,7 +56,7 @@ def test_problems_of_several_kinds_are_all_told():
         "model.path=no such model",
     )
     assert {name for name, line in lines.items() if line.result is Result.FAIL} == {
-        *("code", "environment", "model"),
+        *("adapter", "environment", "model"),
     }
     assert "did you mean wordle" in lines["environment"].text
 
@@ -110,4 +110,4 @@ def test_the_shape_of_a_model_folder(tmp_path):
 def test_a_tracker_that_cannot_be_built_is_told():
     config = compose(["conf=echo", "tracker=python", "tracker.target=builtins:dict"]).config
     with pytest.raises(ConfigError, match=r"tracker\.target='builtins:dict'"):
-        list(CHECKS["code"](config))
+        list(TRIALS["tracker"][0](config))

@@ -24,7 +24,7 @@ from openenv_pipe.engines.vllm.server_command import (
 )
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.pipeline.run import refuse_what_cannot_learn
+from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.system.process import free_port
 from openenv_pipe.system.process_id import ProcessId
 
@@ -80,8 +80,8 @@ def test_truncated_and_bent_distributions_are_refused_for_training(setting):
     """Trap 6: with the reason; for evaluation they may be set."""
     config = compose(["conf=smoke", "engine=vllm", f"engine.sampling.{setting}"]).config
     with pytest.raises(ConfigError, match=f"engine.sampling.{setting}: .* another distribution"):
-        refuse_what_cannot_learn(config)
-    refuse_what_cannot_learn(compose(["conf=smoke", "engine=vllm"]).config)
+        REQUIREMENTS["training"](config)
+    REQUIREMENTS["training"](compose(["conf=smoke", "engine=vllm"]).config)
 
 
 def test_a_grammar_is_no_setting():

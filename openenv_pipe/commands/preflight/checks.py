@@ -1,6 +1,6 @@
-"""What a run needs, tried in the order in which it would meet the problems.
+"""All checks of `openenv-pipe check`: what `train` requires, then what can be tried beyond that.
 
-Each check yields lines; an error meant for people becomes a failed line, and the next check goes
+Each check yields lines. An error meant for people becomes a failed line, and the next check goes
 on. Nothing is loaded onto a GPU, nothing is downloaded.
 """
 
@@ -9,30 +9,33 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result, failed
-from openenv_pipe.commands.preflight.environment import check_environment, policy_path
-from openenv_pipe.commands.preflight.model import check_model
-from openenv_pipe.config.schema import (
-    PythonAdvantageConfig,
-    PythonEngineConfig,
-    PythonLossConfig,
-    PythonTarget,
-    RunConfig,
-    TrackerConfig,
-)
+from openenv_pipe.commands.preflight.environment import check_environment
+from openenv_pipe.commands.preflight.model import check_hub, check_memory
+from openenv_pipe.config.schema import PythonEngineConfig, PythonTarget, RunConfig
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import find_build
-from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.errors import PipeError
-from openenv_pipe.rewards import Scorer
-from openenv_pipe.system.python_targets import bind_function
-from openenv_pipe.system.resources import load_callable
+from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.trackers import build_tracker
+
+Check = Callable[[RunConfig], Iterator[Line]]
 
 
 def run_checks(config: RunConfig) -> list[Line]:
-    """All checks."""
+    """Run all checks. A trial is left out where a requirement that it builds on is not met."""
     lines: list[Line] = []
-    for name, check in CHECKS.items():
+    refused: set[str] = set()
+    for name, require in REQUIREMENTS.items():
+        try:
+            found = require(config)
+        except PipeError as error:
+            refused.add(name)
+            lines.append(failed(name, error))
+        else:
+            lines += [Line(name, Result.OK, found)] if found else []
+    for name, (check, builds_on) in TRIALS.items():
+        if refused & builds_on:
+            continue
         try:
             lines.extend(check(config))
         except PipeError as error:
@@ -40,38 +43,18 @@ def run_checks(config: RunConfig) -> list[Line]:
     return lines
 
 
-def _check_code(config: RunConfig) -> Iterator[Line]:
-    build_adapter(config.env.adapter)
-    yield Line("adapter", Result.OK, f"{config.env.adapter.type}: templates and pattern are valid")
-    Scorer(config.reward, config.env.success_reward)
-    yield Line("rewards", Result.OK, f"terms: {', '.join(config.reward.terms)}")
-    if (dotted := policy_path(config)) is not None:
-        load_callable(dotted)
-        yield Line("policy", Result.OK, dotted)
-    for dotted in config.env.baselines.values() if config.eval.baselines else ():
-        load_callable(dotted)
-    if isinstance(config.trainer.advantage, PythonAdvantageConfig):
-        bind_function("trainer.advantage", config.trainer.advantage, 1)
-        yield Line("advantage", Result.OK, config.trainer.advantage.target)
-    if isinstance(config.trainer.loss, PythonLossConfig):
-        from openenv_pipe.learner.objective import Objective  # brings torch
-
-        Objective(config.trainer.loss)
-        yield Line("loss", Result.OK, config.trainer.loss.target)
-    yield from _check_tracker(config.tracker)
-
-
-def _check_tracker(config: TrackerConfig) -> Iterator[Line]:
+def _try_tracker(config: RunConfig) -> Iterator[Line]:
     """Build the tracker once, for a folder that is removed again."""
-    if config.type == "none":
+    tracker = config.tracker
+    if tracker.type == "none":
         return
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as folder:
-        build_tracker(config, Path(folder)).close()
-    name = config.target if isinstance(config, PythonTarget) else config.type
+        build_tracker(tracker, Path(folder)).close()
+    name = tracker.target if isinstance(tracker, PythonTarget) else tracker.type
     yield Line("tracker", Result.OK, name)
 
 
-def _check_engine(config: RunConfig) -> Iterator[Line]:
+def _try_engine(config: RunConfig) -> Iterator[Line]:
     if isinstance(config.engine, PythonEngineConfig):
         capabilities = config.engine.capabilities
         purpose = "training" if capabilities.can_train else "evaluation"
@@ -82,9 +65,11 @@ def _check_engine(config: RunConfig) -> Iterator[Line]:
         yield Line("engine", Result.OK, found)
 
 
-CHECKS: dict[str, Callable[[RunConfig], Iterator[Line]]] = {
-    "code": _check_code,
-    "environment": check_environment,
-    "model": check_model,
-    "engine": _check_engine,
+# By the name of the failed line: a trial, and the requirements that it builds on.
+TRIALS: dict[str, tuple[Check, set[str]]] = {
+    "tracker": (_try_tracker, {"tracker"}),
+    "environment": (check_environment, {"environment", "adapter", "tasks", "policies"}),
+    "model": (check_hub, {"training", "model"}),
+    "memory": (check_memory, {"training", "model", "device", "run folder"}),
+    "engine": (_try_engine, {"engine"}),
 }

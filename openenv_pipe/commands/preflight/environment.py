@@ -1,8 +1,7 @@
-"""Whether the environment's servers start, open all sessions, and play a task the same twice."""
+"""Try the environment: its servers start, open all sessions, and play a task the same twice."""
 
 import asyncio
 import random
-import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -15,44 +14,26 @@ from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import Session, step_aside
-from openenv_pipe.environments.hosts.package import manifest_app
 from openenv_pipe.environments.tasks import build_order, known_splits, open_splits
-from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.resources import find_env, load_callable, short_path
+from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Task
 
 Trajectory = list[tuple[Any, ...]]
 
 
 def check_environment(config: RunConfig) -> Iterator[Line]:
-    env = config.env
-    if config.host.type == "attach":
-        yield Line("environment", Result.OK, f"at {', '.join(config.host.urls)}")
-    elif config.host.type == "python":
-        yield Line("environment", Result.OK, f"by {config.host.target}")
-    elif config.host.type == "kubernetes":
-        yield Line("environment", Result.OK, f"image {config.host.image}")
-    elif config.host.type == "docker":
-        package = find_env(env.package) if env.package else None
-        built = f"{short_path(package)}, {config.host.dockerfile}" if package else "no package"
-        yield Line("environment", Result.OK, config.host.image or built)
-    elif env.command:
-        program = env.command[0]
-        if shutil.which(program) is None:
-            raise ConfigError(f"env.command starts with {program!r}, which is not a program here")
-        yield Line("environment", Result.OK, f"started by {program}")
-    else:
-        if env.package is None:
-            raise ConfigError("neither env.package nor env.command is set; set one of them")
-        package = find_env(env.package)
-        app = manifest_app(package)
-        yield Line("environment", Result.OK, f"{short_path(package)}, app {app}")
+    """Start the environment's servers, play on them, and stop them.
+
+    Raises:
+        ConfigError: a template or pattern of the adapter does not fit the environment.
+        HostError: a server did not start.
+    """
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as log_dir:
         yield from asyncio.run(_try_servers(config, Path(log_dir)))
 
 
 async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
-    """Start the servers, open all sessions, play a task three times and another one once."""
+    """Start the servers and open all sessions; play one task three times and another one once."""
     known_sets = known_splits(config)
     host = build_host(config, log_dir)
     dotted = policy_path(config)
@@ -67,7 +48,7 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         play = partial(_play, adapter=adapter, policy=policy, env=config.env)
         async with host.session() as session:
             played = [await play(session, task) for task in (first, other, first)]
-        # Others play in sessions of their own: some environments honour a seed only once.
+        # Later episodes get sessions of their own, because some environments use a seed only once.
         async with host.session() as session:
             played.append(await play(session, first))
     finally:
@@ -89,9 +70,10 @@ def _servers_text(config: RunConfig, num_servers: int) -> str:
 async def _play(
     session: Session, task: Task, adapter: Adapter, policy: ScriptedPolicy | None, env: EnvConfig
 ) -> Trajectory:
-    """The task, played by the policy; without one only its first observation is seen.
+    """Play the task with the policy; without a policy, only look at its first observation.
 
-    Raises ConfigError where a template names a field that is not there.
+    Raises:
+        ConfigError: a template names a field that the observation lacks.
     """
     play = await start_episode(session, task, env)
     ask = partial(step_aside, session, env.step_timeout_s)
@@ -140,7 +122,7 @@ def _tasks_lines(
 
 
 def policy_path(config: RunConfig) -> str | None:
-    """The scripted policy of the engine or of the warm start, if there is one."""
+    """Return the scripted policy of the engine or of the warm start, if there is one."""
     if config.engine.type == "scripted":
         return config.engine.policy
     return config.trainer.warm_start.policy if config.trainer.warm_start.steps else None

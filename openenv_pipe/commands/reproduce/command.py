@@ -15,7 +15,8 @@ from openenv_pipe.commands.reproduce.comparing import common_steps, first_mismat
 from openenv_pipe.commands.reproduce.replaying import replay
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.pipeline.run import Attempt, RunControl, refuse_what_cannot_learn, run
+from openenv_pipe.pipeline.requirements import check_requirements
+from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.runs.differences import Difference, find_differences
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run
@@ -61,7 +62,7 @@ def reproduce(
     config = recorded.config
     if runs_dir:
         config = config.model_copy(update={"runs_dir": str(runs_dir)})
-    refuse_what_cannot_learn(config)
+    check_requirements(config, plays=not is_replay)
     num_recorded = common_steps(recorded.path, recorded.path)
     if config.trainer.steps and not num_recorded:
         raise RunFolderError(f"{recorded.path} has no step of GRPO to compare with")

@@ -19,8 +19,8 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
     Raises:
         ConfigError: vLLM is missing, a server does not answer, or settings do not fit together.
     """
+    check_settings(config, lora_rank)
     mode = choose_publish_mode(config, lora_rank)
-    refuse_broadcast(config, LearnerFootprint(on_gpu=False), mode)  # without a look at the GPUs
     sleep_level(config, LearnerFootprint(on_gpu=build == "cuda"), mode=mode)
     if config.launch == "attach":
         return _check_attached(config)
@@ -38,6 +38,12 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
         )
     packages = ", ".join(f"{name} {version}" for name, version in installed.packages.items())
     return f"{installed.package} {installed.version} is installed, with {packages}"
+
+
+def check_settings(config: VllmEngineConfig, lora_rank: int) -> None:
+    """Raise ConfigError if the way of publishing fits neither the model nor the launch."""
+    mode = choose_publish_mode(config, lora_rank)
+    refuse_broadcast(config, LearnerFootprint(on_gpu=False), mode)  # GPUs are not looked at here
 
 
 def _check_attached(config: VllmEngineConfig) -> str:

@@ -14,6 +14,7 @@ from openenv_pipe.environments.adapters.json import JsonAdapter
 from openenv_pipe.environments.adapters.text import TextAdapter
 from openenv_pipe.environments.adapters.tool import ToolAdapter
 from openenv_pipe.environments.client.metadata import fetch_metadata
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN, Access
 from openenv_pipe.system.python_targets import build_part
 
@@ -24,11 +25,19 @@ async def adapter_for(config: AdapterConfig, urls: Sequence[str], access: Access
     """Build the adapter of a config block for the environment served at `urls`.
 
     Raises:
-        ConfigError: The block is invalid, or the server cannot be asked for its schema.
+        ConfigError: The block is invalid or does not fit the server's action, or the adapter
+            needs the server's schema and cannot get it.
     """
     if isinstance(config, JsonAdapterConfig):
         return build_adapter(config, (await fetch_metadata(urls[0], access)).action)
-    return build_adapter(config)
+    adapter = build_adapter(config)
+    if isinstance(adapter, TextAdapter):
+        try:
+            schema = (await fetch_metadata(urls[0], access)).action
+        except ConfigError:  # Some servers have no schema and work otherwise.
+            return adapter
+        adapter.refuse_unknown_fields(schema)
+    return adapter
 
 
 def build_adapter(config: AdapterConfig, action_schema: Mapping[str, Any] | None = None) -> Adapter:

@@ -49,7 +49,7 @@ def render_message(role: str, template: jinja2.Template, fields: Mapping[str, An
             f"an env.adapter template asks for a field that the observation lacks: "
             f"{error.message}; it has {', '.join(sorted(fields))}"
         ) from None
-    except (jinja2.TemplateRuntimeError, TypeError) as error:
+    except Exception as error:  # whatever an expression of the template raises
         raise ConfigError(
             f"an env.adapter template cannot be rendered: {error}; "
             f"the fields are {', '.join(sorted(fields))}"

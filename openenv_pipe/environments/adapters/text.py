@@ -1,6 +1,8 @@
 """Adapter `text`: observations through Jinja templates, actions by a regular expression."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from openenv_pipe.config.schema import TextAdapterConfig
 from openenv_pipe.environments.adapters.base import Ask, UnusableReply
@@ -22,6 +24,19 @@ class TextAdapter:
         self._following = compile_template("following", config.following)
         self._unusable = compile_template("unusable", config.unusable)
         self._pattern = _pattern(config.pattern)
+
+    def refuse_unknown_fields(self, action_schema: Mapping[str, Any]) -> None:
+        """Raise ConfigError if the pattern has a named group that is not a field of the action."""
+        if action_schema.get("additionalProperties") is not False:
+            return
+        fields = action_schema.get("properties", {})
+        unknown = [name for name in self._pattern.groupindex if name not in fields]
+        if unknown:
+            known = ", ".join(name for name in fields if name != "metadata") or "none"
+            raise ConfigError(
+                f"env.adapter.pattern={self._pattern.pattern!r} has the group {unknown[0]!r}, "
+                f"which is no field of the environment's action; its fields: {known}"
+            )
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
         messages = [render_message("user", self._first, observation)]

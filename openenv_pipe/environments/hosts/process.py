@@ -150,6 +150,14 @@ def server_command(env: "EnvConfig") -> list[str]:
     ]
 
 
+def find_program(env: "EnvConfig") -> str:
+    """Return the program that env.command starts with. Raises ConfigError if it is not there."""
+    program = env.command[0]
+    if shutil.which(program, path=env.variables.get("PATH")) is None:
+        raise ConfigError(f"env.command starts with {program!r}, which is not a program here")
+    return program
+
+
 def _interpreter(env: "EnvConfig") -> str:
     """Return the path of `env.python`, by default our own. Raises ConfigError."""
     if env.python is None:

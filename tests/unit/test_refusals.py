@@ -1,0 +1,123 @@
+"""What `train` refuses, `check` finds: one table of the refusals at the start of a run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from openenv_pipe import pipeline
+from openenv_pipe.commands.findings import Line, Result, has_failed
+from openenv_pipe.commands.preflight import checks
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import UserError
+from openenv_pipe.pipeline.run import RunControl
+from openenv_pipe.runs.folder import RunFolder
+
+CALLABLES = """
+def takes_nothing():
+    return 0.0
+
+NUMBER = 7
+"""
+NUM_GPUS = torch.cuda.device_count()
+RANGE_KEYS = ("num_tasks", "index_key")
+SMOKE = ("conf=smoke", "num_threads=1", "host.sessions_per_server=2", "device=cpu")
+FILE = ["env/tasks@env.tasks.train=file", *(f"~env.tasks.train.{key}" for key in RANGE_KEYS)]
+REGEX = "+reward.terms.it={type: regex, pattern: '(', weight: 1.0, per_turn: true}"
+BROADCAST = ["engine=vllm", "engine.weight_transfer=broadcast", "engine.publish=adapter"]
+LORA = "model.lora.rank=2"
+
+# The line of `check` that fails, what it says, and the overrides that are refused. None of them
+# needs a server, so `train` leaves no run folder.
+REFUSED = [
+    ("training", "engine=scripted", ["engine=scripted", "engine.policy=a.b:c"]),
+    ("training", "engine=openai", ["engine=openai", "engine.model=m", "engine.api_key=null"]),
+    ("training", "engine.sampling.top_p", ["engine=vllm", "engine.sampling.top_p=0.9"]),
+    ("training", "model.dtype=bfloat16", ["model.dtype=bfloat16"]),
+    ("run folder", "name=", [f"name={'n' * 300}"]),
+    ("run folder", "runs_dir='a_file'", ["runs_dir=a_file"]),
+    ("run folder", "runs_dir='/proc/runs'", ["runs_dir=/proc/runs"]),
+    ("model", "model.path='./nowhere'", ["model=hub", "model.path=./nowhere"]),
+    ("model", "model.path='empty'", ["model=hub", "model.path=empty"]),
+    ("model", "model.lora.target_modules='none'", [LORA, "model.lora.target_modules=none"]),
+    ("model", "model.lora.target_modules='('", [LORA, "model.lora.target_modules='('"]),
+    ("chat", "chat template", ["model.chat_template='{{ 1 / 0 }}'"]),
+    ("chat", "chat template", ["model.chat_template='{% if %}'"]),
+    ("engine", "engine.weight_transfer=broadcast", [LORA, *BROADCAST]),
+    ("environment", "env.package='wordel'", ["env.package=wordel"]),
+    ("environment", "no-such-program", ["env.command=[no-such-program]"]),
+    ("environment", "env.python", ["env.python=./no/python"]),
+    ("adapter", "env.adapter.pattern", ["env.adapter.pattern='('"]),
+    ("adapter", "env.adapter.pattern", ["env.adapter.pattern=crane"]),
+    ("adapter", "env.adapter.first", ["env.adapter.first='{% if %}'"]),
+    ("adapter", "division by zero", ["env.adapter.unusable='{{ 1 / 0 }}'"]),
+    ("adapter", "because", ["env.adapter.unusable='{{ because }}'"]),
+    ("tasks", "env.tasks.train.path", [*FILE, "env.tasks.train.path=no.csv"]),
+    ("rewards", "no module 'nowhere'", ["reward.terms.consistent.target=nowhere:f"]),
+    ("rewards", "mine:NUMBER", ["reward.terms.consistent.target=mine:NUMBER"]),
+    ("rewards", "reward.terms.consistent", ["reward.terms.consistent.target=mine:takes_nothing"]),
+    ("rewards", "reward.terms.it.pattern", [REGEX]),
+    ("policies", "no module 'nowhere'", ["trainer.warm_start.policy=nowhere:f"]),
+    ("policies", "'no_such'", ["+env.baselines.it=wordle.policies:no_such"]),
+    ("policies", "mine:takes_nothing", ["+env.baselines.it=mine:takes_nothing"]),
+]
+NEEDS_GPU = pytest.mark.skipif(NUM_GPUS == 0, reason="no GPU; ranks on a CPU share its cores")
+NEEDS_NO_GPU = pytest.mark.skipif(NUM_GPUS > 0, reason="device=cuda is there")
+OF_DEVICES = [
+    pytest.param("device", "device=cuda", ["device=cuda"], marks=NEEDS_NO_GPU),
+    pytest.param(
+        *("device", "trainer.devices", ["device=cuda", f"trainer.devices={NUM_GPUS + 1}"]),
+        marks=NEEDS_GPU,
+    ),
+]
+# These need the environment's server, so the run folder is there and says `failed`.
+REFUSED_BY_SERVER = [
+    ("env.adapter.pattern", ["env.adapter.pattern='(?P<word>.+)'"]),
+    ("lettre", ["env.adapter.first='{{ lettre }}'"]),
+    ("division by zero", ["env.adapter.first='{{ 1 / 0 }}'"]),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The current folder, with a file, an empty folder, and a module `mine`."""
+    (tmp_path / "a_file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mine.py").write_text(CALLABLES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def failed_lines(lines: list[Line]) -> dict[str, str]:
+    assert has_failed(lines)  # exit code 1
+    return {line.name: line.text for line in lines if line.result is Result.FAIL}
+
+
+def refusal(overrides: list[str]) -> str:
+    """The error of `train`, which ends the command with exit code 2 and no traceback."""
+    with pytest.raises(UserError) as caught:
+        pipeline.train(compose(overrides), ["openenv-pipe"], RunControl())
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "overrides"), [*REFUSED, *OF_DEVICES], ids=lambda value: str(value)[:60]
+)
+def test_check_finds_what_train_refuses(folder, monkeypatch, name, says, overrides):
+    overrides = [*SMOKE, *overrides]
+    with monkeypatch.context() as without_servers:
+        without_servers.setattr(checks, "TRIALS", {})
+        lines = checks.run_checks(compose(overrides).config)
+    assert says in failed_lines(lines)[name]
+    assert says in refusal(overrides)
+    assert not list(folder.glob("runs/*"))
+
+
+@pytest.mark.parametrize(("says", "overrides"), REFUSED_BY_SERVER)
+def test_check_finds_what_train_refuses_when_the_server_answers(folder, says, overrides):
+    overrides = [*SMOKE, *overrides]
+    assert says in failed_lines(checks.run_checks(compose(overrides).config))["environment"]
+    assert says in refusal(overrides)
+    assert RunFolder.open(folder / "runs/smoke/latest").status == "failed"
