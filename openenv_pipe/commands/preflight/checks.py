@@ -30,7 +30,8 @@ def run_checks(config: RunConfig) -> list[Line]:
             found = require(config)
         except PipeError as error:
             refused.add(name)
-            lines.append(failed(name, error))
+            if not any(line.text == str(error) for line in lines):  # told once is enough
+                lines.append(failed(name, error))
         else:
             lines += [Line(name, Result.OK, found)] if found else []
     for name, (check, builds_on) in TRIALS.items():
