@@ -1,8 +1,8 @@
-"""The commands as processes, as a user has them, but for the seconds that imports take.
+"""Runs the commands as processes, as a user does, without importing torch for each of them.
 
-One process imports torch and the package, and is forked for each command: in a folder and with an
-environment of its own, to be signalled and waited for as any other. Not for tests of what a fresh
-interpreter differs in: in all forks strings hash to the same.
+One process imports torch and the package, and forks once for each command. Each fork has a working
+folder and an environment of its own, and can be signalled and waited for like any other process.
+Tests that depend on a fresh interpreter cannot use this: all forks share one seed of string hashes.
 """
 
 import atexit
@@ -30,15 +30,16 @@ SMALL = ("num_threads=1", "host.sessions_per_server=8", "device=cpu")
 ENVIRONMENT = {
     "PYTHONPATH": str(REPOSITORY),
     "PYTHONWARNINGS": "default",
-    "OMP_WAIT_POLICY": "PASSIVE",  # read when torch is imported
+    "OMP_WAIT_POLICY": "PASSIVE",  # torch reads this when it is imported
 }
 LONGEST_REQUEST = 2**20
 Found = TypeVar("Found")
-NUMBER_WIDTH = 8  # in a status: two may lie there to be read
+# bytes of a number in the status pipe, so that two unread numbers can be told apart
+NUMBER_WIDTH = 8
 
 
 class Command:
-    """`openenv-pipe` with arguments in a folder, as far as tests look at a Popen."""
+    """An `openenv-pipe` process in a folder, with the part of Popen's interface that tests use."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.returncode: int | None = None
@@ -69,13 +70,13 @@ class Command:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float = LIMIT_S) -> tuple[str, str]:
-        """stdout and stderr, when it has ended."""
+        """Wait for the end and return stdout and stderr."""
         self.wait(timeout)
         return self.out, self.err
 
     @property
     def out(self) -> str:
-        """What it has printed so far."""
+        """Return what the command has printed to stdout so far."""
         return _text(self._outputs[0])
 
     @property
@@ -88,14 +89,14 @@ class Command:
             return bool(selector.select(timeout_s))
 
     def _next_number(self, timeout_s: float) -> int:
-        """The process id, then the exit code."""
+        """Read a number from the status pipe: the process id comes first, then the exit code."""
         if not self._has_told(timeout_s):
             raise subprocess.TimeoutExpired("openenv-pipe", timeout_s)
         return int(os.read(self._status, NUMBER_WIDTH))
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr; nothing of it may be left running."""
+    """Run a command; return exit code, stdout and stderr, and assert that it left no server."""
     command = Command(folder, *arguments)
     try:
         out, err = command.communicate()
@@ -106,7 +107,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 def servers_of(folder: Path) -> list[psutil.Process]:
-    """Environment servers whose output goes to a log below `folder`."""
+    """Return the environment servers whose output goes to a log below `folder`."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -127,7 +128,7 @@ def wait_until(
     command: Command | None = None,
     limit_s: float = LIMIT_S,
 ) -> Found:
-    """What the condition gives once it is true. The command has to live until then."""
+    """Poll the condition and return its first true value. Fails if the command ends before that."""
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited {limit_s} s for {what}"
@@ -137,7 +138,7 @@ def wait_until(
 
 
 def ended_by(number: int, command: Command, when: Callable[[], object], what: str) -> int:
-    """The exit code of a command that gets this signal when the condition is true."""
+    """Send the signal once the condition is true, and return the command's exit code."""
     try:
         wait_until(when, what, command)
         command.send_signal(number)
@@ -148,7 +149,7 @@ def ended_by(number: int, command: Command, when: Callable[[], object], what: st
 
 @functools.cache
 def _importer() -> socket.socket:
-    """The channel to the process that is forked, which ends with this one."""
+    """Start the process that forks for commands, which ends with this one; return its socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
@@ -158,7 +159,8 @@ def _importer() -> socket.socket:
             pass_fds=[theirs.fileno()],
         )
     atexit.register(process.wait)
-    atexit.register(ours.close)  # the other way round
+    # atexit runs these in reverse order: the socket closes before the wait
+    atexit.register(ours.close)
     return ours
 
 
@@ -172,9 +174,10 @@ def _close(descriptors: list[int]) -> None:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Fork for each request. Comes back in the forks, and when nobody is there to ask."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the forks hear of it
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for who waits for a command
+    """Fork once for each request. Returns in each fork, and when the socket is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal; the forks restore its handler
+    # nobody waits for the forks, so the kernel reaps them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         request, descriptors, _, _ = socket.recv_fds(channel, LONGEST_REQUEST, 3)
         if not request:
@@ -203,7 +206,7 @@ def _become(folder: str, arguments: list[str], environment: dict[str, str]) -> N
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # where TMPDIR is now
+    tempfile.tempdir = None  # tempfile looks at TMPDIR again
     warnings.resetwarnings()
     warnings.simplefilter("default")
     sys.argv = ["openenv-pipe", *arguments]

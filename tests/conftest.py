@@ -1,4 +1,5 @@
-"""Makes the environment packages importable, and Docker usable. In CI, fewer skips."""
+"""Makes the environment packages importable and Docker usable, and turns avoidable skips in CI into
+failures."""
 
 import os
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 
-# Reasons of skips that are none in CI: pytest.importorskip's, and ours.
+# Reasons of skips that CI does not accept: pytest.importorskip's, and those of our own fixtures.
 UNWANTED = ("could not import", "not installed:", "broken:")
 
 
@@ -24,8 +25,11 @@ def pytest_make_collect_report(collector):
 
 
 def _strict(node, report):
-    """With OPENENV_PIPE_CI set, what CI installs has to be there and to work: a skip for want of
-    it is a failure. What the machine lacks or forbids stays a skip, whose reason pytest prints."""
+    """With OPENENV_PIPE_CI set, turn skips for a missing or broken dependency into failures.
+
+    CI installs these dependencies. A skip because the machine lacks or forbids something stays a
+    skip, and pytest prints its reason.
+    """
     if os.environ.get("OPENENV_PIPE_CI") and report.skipped and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped: ")
         if reason.startswith(UNWANTED):
@@ -36,7 +40,8 @@ def _strict(node, report):
 
 @pytest.fixture(scope="session")
 def docker_client(tmp_path_factory):
-    """A client of a daemon with the base image of `docker_daemon`, or a skip with the reason."""
+    """Return a client of a Docker daemon with `docker_daemon`'s base image, or skip with the
+    reason."""
     from tests.docker_daemon import BrokenDaemonError, NoDaemonError, docker_daemon
 
     with ExitStack() as stack:
@@ -51,7 +56,7 @@ def docker_client(tmp_path_factory):
 
 @pytest.fixture(scope="module")  # one server at a time: each takes some gigabytes
 def vllm_served(tmp_path_factory):
-    """A vLLM server that is up, or a skip with the reason."""
+    """Return a running vLLM server, or skip with the reason."""
     from tests.vllm_server import installed_vllm, vllm_server
 
     installed = installed_vllm()

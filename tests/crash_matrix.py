@@ -1,6 +1,7 @@
-"""Runs that are killed at random instants and resumed, held against one that nobody touched.
+"""Kills runs at random instants, resumes them, and compares them with an uninterrupted run.
 
-For the tests and for `benchmarks/crash.py`. Kills with SIGKILL, and ends only what it started.
+The tests and `benchmarks/crash.py` use this module. It kills with SIGKILL, and only processes that
+it started.
 """
 
 import os
@@ -22,13 +23,13 @@ LIMIT_S = 300.0
 
 
 def start(runs_dir: Path, *arguments: str) -> Command:
-    """`openenv-pipe train` with its runs in a folder."""
+    """Start `openenv-pipe train` with its runs in a folder."""
     runs_dir.mkdir(exist_ok=True)
     return Command(runs_dir, "train", *arguments, f"runs_dir={runs_dir}")
 
 
 def finish(command: Command) -> tuple[int, str]:
-    """Exit code and stderr."""
+    """Wait for the process and return its exit code and stderr."""
     try:
         _, err = command.communicate(LIMIT_S)
     finally:
@@ -38,7 +39,7 @@ def finish(command: Command) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Result:
-    """What two equal runs have in common: `metrics` without times, and all else by its digest."""
+    """What must be equal in two runs: `metrics` without times, and digests of all other files."""
 
     metrics: list[str]
     digests: dict[str, str]
@@ -53,7 +54,7 @@ class Result:
         return cls([without_times(line) for line in lines], digests)
 
     def difference(self, other: "Result") -> str | None:
-        """The first thing that differs, in words."""
+        """Describe the first difference in words; empty if there is none."""
         for number, (mine, theirs) in enumerate(zip(self.metrics, other.metrics, strict=False)):
             if mine != theirs:
                 return f"line {number + 1} of metrics.jsonl"
@@ -71,24 +72,25 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 @dataclass
 class Trial:
-    """One run, killed and resumed until it ends."""
+    """One run that is killed and resumed until it ends."""
 
     folder: Path
-    kills: list[str] = field(default_factory=list)  # how far it had come each time
+    kills: list[str] = field(default_factory=list)  # how far the run had come at each kill
     codes: list[int] = field(default_factory=list)
-    said: str = ""  # at its end
+    said: str = ""  # stderr of the last process
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The run that nobody touches."""
+    """The uninterrupted run."""
 
     folder: Path
     duration_s: float
-    num_lines: int  # of its metrics
+    num_lines: int  # of metrics.jsonl
 
     def draw_kills(self, seed: int, count: int) -> list[tuple[int, float]]:
-        """Random instants in the order of a run: so many lines of metrics, and then some time."""
+        """Draw sorted instants for kills: a number of metrics lines, and a delay in seconds after
+        it."""
         draw = random.Random(seed)
         gap_s = self.duration_s / (self.num_lines + 1)
         lines = sorted(draw.randrange(self.num_lines) for _ in range(count))
@@ -98,17 +100,18 @@ class Reference:
 def killed_and_resumed(
     runs_dir: Path, arguments: Sequence[str], name: str, kills: Sequence[tuple[int, float]]
 ) -> Trial:
-    """Starts a run and kills it, resumes and kills it, ...; the last resume is left to end.
+    """Start a run, kill and resume it once per instant, and let the last resume end.
 
-    kills: so many lines of metrics, and so many seconds after that, in the order of a run.
+    kills: sorted instants, each a number of metrics lines and a delay in seconds after it.
 
-    An attempt is killed once it is in its folder: before that there is nothing to lose.
+    An attempt is only killed after it has written to the run folder: before that nothing can be
+    lost.
     """
     trial = Trial(runs_dir / name / "0001")
     for kill in [*kills, None]:
         resumed = trial.folder.exists()
         if resumed and RunFolder.open(trial.folder).status == "finished":
-            break  # killed while it wrote its report
+            break  # the process was killed while it wrote its report
         process = start(runs_dir, *(["--resume", str(trial.folder)] if resumed else arguments))
         if kill is None:
             code, trial.said = finish(process)
@@ -118,7 +121,7 @@ def killed_and_resumed(
         _wait_for_attempt(trial.folder, process, num_lines)
         try:
             trial.codes.append(process.wait(timeout=delay_s))
-            break  # it was faster than the kill
+            break  # the process ended before the kill
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -130,7 +133,8 @@ def killed_and_resumed(
 def _wait_for_attempt(
     folder: Path, process: Command | subprocess.Popen[str], num_lines: int = 0
 ) -> None:
-    """Until the process has made the run its own and has written so many lines, or has ended."""
+    """Wait until the process has taken over the run folder and written so many lines, or has
+    ended."""
     deadline = time.monotonic() + LIMIT_S
     while process.poll() is None:
         assert time.monotonic() < deadline, f"{folder}: no attempt within {LIMIT_S} s"
@@ -146,7 +150,7 @@ def lines_of(path: Path) -> int:
 
 
 def where(folder: Path) -> str:
-    """How far a killed run had come: its lines, its checkpoints, what was half written."""
+    """Describe how far a killed run had come: its lines, checkpoints and half-written files."""
     if not folder.exists():
         return "no folder"
     metrics = folder / "metrics.jsonl"
@@ -158,9 +162,10 @@ def where(folder: Path) -> str:
 
 
 def untouched(runs_dir: Path, arguments: Sequence[str], name: str) -> Reference:
-    """Runs to its end, timed from when it has a folder.
+    """Run without interruption, and measure the duration from the moment its folder exists.
 
-    In an interpreter of its own: strings hash to other numbers than in the runs held against it.
+    The run has an interpreter of its own, so that strings hash to other numbers than in the killed
+    runs that are compared with it.
     """
     folder = runs_dir / name / "0001"
     runs_dir.mkdir(exist_ok=True)

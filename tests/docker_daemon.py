@@ -1,9 +1,10 @@
 """A Docker daemon and a base image for the tests, on a machine that may have neither.
 
-A daemon that answers is used as it is. If none does, root may start one, which ends with the
-tests. No registry is asked: the base image is Debian by debootstrap with the packages that an
-environment's server needs, made once and kept in the daemon. Refused here: installing packages
-(`.ci/run` does), and touching a daemon that others have started.
+A running daemon is used as it is. If there is none and the tests run as root, this module starts
+one, which ends with the tests. No registry is used: debootstrap makes the base image, a Debian with
+the packages that an environment's server needs; it is made once and stays in the daemon. This
+module installs no packages on the machine (`.ci/run` does) and changes no daemon that others have
+started.
 """
 
 import os
@@ -23,13 +24,13 @@ import docker
 from openenv_pipe.environments.hosts.docker.daemon import connect
 from openenv_pipe.errors import ConfigError, HostError
 
-BASE_IMAGE = "openenv-pipe-tests:bookworm-1"  # another number for another recipe
+BASE_IMAGE = "openenv-pipe-tests:bookworm-1"  # change the number when the recipe changes
 PACKAGES = ("openenv>=0.10,<0.11", "uvicorn", "pip", "setuptools>=69")
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 60.0
 BUILD_LIMIT_S = 900.0
-LONGEST_QUOTE = 400  # characters of a log
-# The Dockerfiles install the environment itself; all that it needs is there already.
+LONGEST_QUOTE = 400  # characters of a log in an error message
+# The Dockerfiles install only the environment itself: the base image has all its requirements.
 SETTINGS = (
     "ENV PYTHONPATH=/opt/packages",
     "ENV PIP_NO_INDEX=1",
@@ -39,7 +40,7 @@ SETTINGS = (
 )
 
 
-# What dockerd says of a kernel, or a container around it, that lets no daemon run.
+# What dockerd logs where the kernel, or a container around it, does not allow a daemon.
 FORBIDDEN = re.compile(
     r"not permitted|permission denied|read-only file system|not supported|not implemented"
     r"|no such device|iptables|nftables|cgroup",
@@ -48,16 +49,16 @@ FORBIDDEN = re.compile(
 
 
 class NoDaemonError(Exception):
-    """What this machine lacks, or forbids."""
+    """The machine lacks something that a daemon needs, or forbids it."""
 
 
 class BrokenDaemonError(Exception):
-    """All is here, and the machine allows it; and yet there is no daemon with the base image."""
+    """The machine has all that a daemon needs, but the daemon or the base image failed."""
 
 
 @contextmanager
 def docker_daemon(folder: Path) -> Iterator[docker.DockerClient]:
-    """A client of a daemon that has BASE_IMAGE. `folder` receives logs.
+    """Yield a client of a daemon that has BASE_IMAGE; write logs to `folder`.
 
     Raises NoDaemonError and BrokenDaemonError.
     """
@@ -70,7 +71,7 @@ def docker_daemon(folder: Path) -> Iterator[docker.DockerClient]:
 
 
 def prefer_the_cli_of_the_daemon() -> None:
-    """Another `docker`, earlier on PATH, may come without BuildKit: Debian's own has it."""
+    """Put Debian's `docker`, which has BuildKit, first on PATH, before others that may lack it."""
     if Path("/usr/bin/docker").exists():
         os.environ["PATH"] = f"/usr/bin{os.pathsep}{os.environ['PATH']}"
     if shutil.which("docker") is None:
@@ -79,7 +80,7 @@ def prefer_the_cli_of_the_daemon() -> None:
 
 @contextmanager
 def running_daemon(log: Path) -> Iterator[docker.DockerClient]:
-    """The daemon that answers already, or one of our own."""
+    """Yield a client of the daemon that runs already, or of one that is started here."""
     client = _client()
     if client is not None:
         yield client
@@ -104,7 +105,10 @@ def _client() -> docker.DockerClient | None:
 
 
 def answering(daemon: subprocess.Popen, log: Path) -> docker.DockerClient:
-    """A client as soon as the daemon answers. Raises NoDaemonError and BrokenDaemonError."""
+    """Wait until the daemon answers, and return a client.
+
+    Raises NoDaemonError and BrokenDaemonError.
+    """
     deadline = time.monotonic() + START_LIMIT_S
     while daemon.poll() is None and time.monotonic() < deadline:
         if (client := _client()) is not None:
@@ -117,14 +121,15 @@ def answering(daemon: subprocess.Popen, log: Path) -> docker.DockerClient:
 
 
 def make_base_image(client: docker.DockerClient, log: Path) -> None:
-    """Debian with Python and PACKAGES, without any registry. Takes about two minutes."""
+    """Make Debian with Python and PACKAGES, without any registry. Takes about two minutes."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         raise NoDaemonError("its base image needs root and debootstrap")
     with TemporaryDirectory(prefix="openenv-pipe-tests-") as folder, log.open("wb") as output:
         root = Path(folder) / "root"
 
         def run(*command: str, failure: type[Exception] = NoDaemonError) -> None:
-            """A download that fails is the machine's, all else is ours."""
+            """Run a command. By default its failure (of a download) counts as the machine's
+            fault."""
             done = subprocess.run(command, stdout=output, stderr=output, timeout=BUILD_LIMIT_S)
             if done.returncode != 0:
                 said = log.read_text(errors="replace")[-LONGEST_QUOTE:]

@@ -1,7 +1,7 @@
-"""A fake of a Kubernetes cluster's API, as much of it as a host calls. Pods are processes here.
+"""A fake of a Kubernetes cluster's API, with the calls that the host makes. Pods are processes.
 
-What is created has to fit the models of the official client, which refuse unknown fields. What a
-real cluster does beyond that (scheduling, pulling, enforcing limits and policies) is not here.
+Created objects are validated by the models of the official client, which refuse unknown fields. The
+fake does not schedule pods, pull images, or enforce limits and policies.
 """
 
 import asyncio
@@ -93,19 +93,19 @@ class FakePod:
 
 
 class FakeCluster:
-    """Objects by kind and name, and what was deleted."""
+    """Created objects by kind and name, and the names of deleted ones."""
 
     def __init__(self, command: list[str]) -> None:
         self.objects: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in MODELS}
         self.pods: dict[str, FakePod] = {}
         self.deleted: list[str] = []
-        self.refuse: int | None = None  # the status of the answer to every creation
-        self.ready_at_once = False  # pods pass their probe before they listen
+        self.refuse: int | None = None  # the HTTP status of the answer to every creation
+        self.ready_at_once = False  # pods pass their readiness probe before they listen
         self._command = command
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """The URL of the API."""
+        """Serve the API and yield its URL."""
         port = lasting_port()
         settings = uvicorn.Config(
             self._app(), port=port, log_level="error", ws="websockets-sansio", lifespan="off"
@@ -200,7 +200,8 @@ class FakeCluster:
         return StreamingResponse(stream())
 
     async def port_forward(self, websocket: WebSocket) -> None:
-        """v4.channel.k8s.io, as the kubelet's server has it."""
+        """Forward a port over a WebSocket with the protocol v4.channel.k8s.io, as the kubelet
+        does."""
         assert websocket.headers["authorization"] == f"Bearer {TOKEN}"
         await websocket.accept(subprotocol="v4.channel.k8s.io")
         port = int(websocket.query_params["ports"]).to_bytes(2, "little")
@@ -247,7 +248,7 @@ def is_owned(manifest: dict[str, Any], uid: str) -> bool:
 
 
 def kubeconfig(url: str) -> dict[str, Any]:
-    """A kubeconfig for the fake."""
+    """Return a kubeconfig for the fake."""
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -259,7 +260,7 @@ def kubeconfig(url: str) -> dict[str, Any]:
 
 
 def old_lease(name: str) -> dict[str, Any]:
-    """The lease of a run that died long ago."""
+    """Return the lease of a run that died long ago."""
     then = datetime(2020, 1, 1, tzinfo=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return {
         "apiVersion": "coordination.k8s.io/v1",

@@ -32,7 +32,8 @@ from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Step, Task, Turn
 
-torch.set_num_threads(1)  # models of the tests are too small to share, and the machine is not ours
+# the tests' models are too small for more threads, and other processes use the machine
+torch.set_num_threads(1)
 
 CPU = torch.device("cpu")
 SPLITS = ("train", "eval")
@@ -50,7 +51,8 @@ def _shipped() -> dict[str, Any]:
 
 
 def run_config(changes: Mapping[str, Any] | None = None) -> RunConfig:
-    """The echo experiment for the fake environment, with changes: {"trainer.optimizer.lr": 1.0}."""
+    """Return the echo experiment for the fake environment, with changes: {"trainer.optimizer.lr":
+    1.0}."""
     values = copy.deepcopy(_shipped())
     values["env"] |= {"name": "fake", "max_turns": 4, "max_reply_tokens": 12}
     values["env"]["max_episode_tokens"] = 120
@@ -78,14 +80,16 @@ Play = Callable[[int, int, Mapping[str, Any]], StepResult]
 
 
 def play(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:
-    """Step `number` (0: the reset) of the task with this seed: two to four turns, any reward."""
+    """Return step `number` (0: the reset) of a task. Its seed decides its length, two to four
+    turns."""
     text = f"{seed}" if number == 0 else f"{number}: {'x' * (seed % 3)}"
     reward = sum(map(ord, action.get("text", ""))) % 11 / 10
     return StepResult({"text": text}, reward, done=number == 2 + seed % 3)
 
 
 class FakeSession:
-    """One environment. `play` decides what each reset and step answers, or raises."""
+    """A session with one environment. `play` returns or raises the result of each reset and
+    step."""
 
     def __init__(self, host: "FakeHost") -> None:
         self._host = host
@@ -106,7 +110,7 @@ class FakeSession:
 
 
 class FakeHost:
-    """Lends fake sessions. With an `order`, environments answer in that random order."""
+    """Lends fake sessions. With `order`, environments answer in an order drawn from it."""
 
     def __init__(
         self, play: Play = play, *, capacity: int = 64, order: random.Random | None = None
@@ -140,7 +144,8 @@ class FakeHost:
 def tiny_model(
     *, seed: int = 0, lora_rank: int = 0, dropout: float = 0.0, autocast: str = "float32"
 ) -> TinyModelConfig:
-    """A model of some ten thousand weights, spread enough for its distributions to differ."""
+    """A model of about ten thousand weights, initialised widely so that its distributions
+    differ."""
     values = _shipped()["model"] | {
         "seed": seed,
         "hidden_size": 32,
@@ -165,18 +170,19 @@ def tiny_model(
 def tiny_policy(
     *, seed: int = 0, lora_rank: int = 0, ends: bool = False, autocast: str = "float32"
 ) -> Policy:
-    """A policy with random weights. If `ends`, about every tenth token ends the turn."""
+    """A policy with random weights. With `ends`, about every tenth token ends the turn."""
     config = tiny_model(seed=seed, lora_rank=lora_rank, autocast=autocast)
     policy = load_policy(config, seed=seed, device=CPU)
     if ends:
-        embeddings = policy.model.get_input_embeddings().weight.data  # tied: the head as well
+        # tied embeddings: this changes the head as well
+        embeddings = policy.model.get_input_embeddings().weight.data
         embeddings[:, 0] = 1.0
         embeddings[policy.end_id, 0] = 4.5
     return policy
 
 
 class InlineExecutor(Executor):
-    """Runs at once, in the caller's thread."""
+    """Runs each function at once, in the caller's thread."""
 
     def submit(self, function: Callable, /, *args: Any, **kwargs: Any) -> Future:
         future: Future = Future()
@@ -192,7 +198,7 @@ def local_engine(policy: Policy, *, max_episodes: int = 64) -> LocalEngine:
 
 
 class RecordingEngine:
-    """Passes everything on, and keeps what was asked for and what was sampled, per episode."""
+    """Wraps an engine and keeps the requests and completions of each episode."""
 
     def __init__(self, engine: Engine) -> None:
         self.capabilities, self.max_episodes = engine.capabilities, engine.max_episodes
@@ -209,7 +215,7 @@ class RecordingEngine:
 
 
 class LengthsEngine:
-    """Samples nothing: replies of random lengths, some of them without an end token."""
+    """Returns random ids in replies of random lengths, some of them without an end token."""
 
     capabilities = VllmEngineConfig.capabilities
     max_episodes = 64
@@ -219,7 +225,7 @@ class LengthsEngine:
         self._draw = random.Random(seed)
 
     def begin_collection(self, num_episodes: int, limit: int) -> int:
-        """Nothing to prepare."""
+        """There is nothing to prepare."""
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
@@ -234,13 +240,13 @@ class LengthsEngine:
         )
 
     def end_episode(self, episode: int) -> None:
-        """Nothing is kept."""
+        """There is nothing to release."""
 
     async def begin_update(self, *, idle: bool) -> None:
-        """It holds nothing."""
+        """There is nothing to release."""
 
     async def publish(self, version: int) -> None:
-        """Nothing changes."""
+        """The engine has no weights."""
 
     async def metrics(self) -> Mapping[str, float]:
         return {}
@@ -264,7 +270,7 @@ async def collect(
     seed: int = 0,
     label: str = "step 1",
 ) -> list[Group]:
-    """A collection as the pipeline makes it; rewards are the environment's, summed."""
+    """Collect as the pipeline does; an episode's reward is the sum of the environment's."""
     config = config or run_config()
     context = RolloutContext(
         env=config.env,
@@ -289,13 +295,13 @@ def all_episodes(groups: Sequence[Group]) -> list[Episode]:
 
 
 def sampled(groups: Sequence[Group]) -> list[tuple[list[int], list[float]]]:
-    """Ids and logprobs of every completion, in order."""
+    """Return the ids and logprobs of every completion, in order."""
     turns = [turn for episode in all_episodes(groups) for turn in episode.turns]
     return [(turn.completion_ids, turn.logprobs) for turn in turns]
 
 
 def plain_sample(episode: Episode) -> Sample:
-    """The episode's sample with an advantage of 1 everywhere."""
+    """Return the episode's sample with an advantage of 1 everywhere."""
     return build_sample("group", episode, [1.0] * len(episode.turns))
 
 
@@ -323,7 +329,7 @@ def made_up_episode(
     status: Status = Status.DONE,
     turn_rewards: Sequence[float] = (),
 ) -> Episode:
-    """What `reward` has beyond the sum of `turn_rewards` is the part of the whole episode."""
+    """Return an episode; `reward` minus the sum of `turn_rewards` is its whole-episode reward."""
     return Episode(
         task=TASK,
         member=member,
@@ -337,7 +343,8 @@ def made_up_episode(
 
 
 def made_up_group(rewards: Sequence[float], *, failed: Sequence[int] = (), id: str = "0") -> Group:
-    """One-turn episodes with these rewards, of which some members failed."""
+    """Return a group of one-turn episodes with these rewards, of which the members in `failed`
+    failed."""
     episodes = [
         made_up_episode(
             reward, member=member, status=Status.ERROR if member in failed else Status.DONE
@@ -348,7 +355,7 @@ def made_up_group(rewards: Sequence[float], *, failed: Sequence[int] = (), id: s
 
 
 def random_sample(draw: random.Random, shape: Sequence[tuple[int, int]]) -> Sample:
-    """A sample of turns with so many prompt and completion tokens; logprobs near a model's."""
+    """A sample whose turns have (prompt, completion) token counts as in `shape`."""
 
     def ids(count: int) -> list[int]:
         return [draw.randrange(5, 250) for _ in range(count)]
@@ -364,7 +371,7 @@ def random_sample(draw: random.Random, shape: Sequence[tuple[int, int]]) -> Samp
 
 
 def random_samples(seed: int, count: int = 6, *, max_tokens: int = 6) -> list[Sample]:
-    """Ragged samples of one to three turns."""
+    """Samples of one to three turns and different lengths."""
     draw = random.Random(seed)
 
     def length() -> int:
@@ -377,7 +384,7 @@ def random_samples(seed: int, count: int = 6, *, max_tokens: int = 6) -> list[Sa
 
 
 def alike_samples(seed: int, count: int = 6, *, max_tokens: int = 12) -> list[Sample]:
-    """Samples of a few trees: of one or two turns they have the beginning, or all, in common."""
+    """Samples of one or two turns that share their first tokens, or all tokens, with others."""
     draw = random.Random(seed)
     roots = random_samples(seed, count=2, max_tokens=max_tokens)
     samples = []
@@ -400,7 +407,7 @@ def alike_samples(seed: int, count: int = 6, *, max_tokens: int = 12) -> list[Sa
 
 
 def resume_from(first: Learner, second: Learner, folder: Path) -> None:
-    """The second learner goes on from a checkpoint of the first."""
+    """Load the first learner's checkpoint into the second learner."""
     save_weights(folder, first.policy, steps=2, warm_start_steps=0)
     (folder / "resume").mkdir()
     save_progress(folder / "resume", first.policy, first.optimizer)
@@ -413,7 +420,8 @@ def trained_tensors(policy: Policy) -> list[torch.nn.Parameter]:
 
 
 class GradientKeeper:
-    """Stands where the learner's optimizer is: keeps the gradients of each update, steps never."""
+    """Replaces the learner's optimizer: keeps the gradients of each update and changes no
+    weight."""
 
     lr = 0.0
 
@@ -431,7 +439,7 @@ class GradientKeeper:
 def loss_and_gradients(
     policy: Policy, samples: Sequence[Sample], changes: Mapping[str, Any] | None = None
 ) -> tuple[float, list[torch.Tensor]]:
-    """The learner's loss and all gradients of one update, without taking it."""
+    """Return the loss and all gradients of one update, without changing the weights."""
     trainer = run_config(
         {f"trainer.{key}": value for key, value in (changes or {}).items()}
     ).trainer
@@ -445,7 +453,7 @@ def loss_and_gradients(
 def assert_same_update(
     first: tuple[float, list[torch.Tensor]], second: tuple[float, list[torch.Tensor]]
 ) -> None:
-    """Losses equal to 1e-5, gradients to 1e-4 of each tensor's largest entry."""
+    """Assert losses equal to 1e-5, and gradients to 1e-4 of each tensor's largest entry."""
     assert abs(first[0] - second[0]) <= 1e-5 * max(1.0, abs(first[0]))
     for one, other in zip(first[1], second[1], strict=True):
         assert (one - other).abs().max() <= 1e-4 * one.abs().max() + 1e-8

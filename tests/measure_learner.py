@@ -1,7 +1,7 @@
-"""Run by `test_memory_estimate`, in a process of its own: the memory that updates take.
+"""Measures the memory of updates; `test_memory_estimate` runs it in a process of its own.
 
-Reads overrides as a JSON list, builds that policy, updates it twice, and prints the most bytes that
-the process had.
+Reads overrides as a JSON list, builds that policy, updates it twice, and prints the peak memory of
+the process in bytes.
 """
 
 import json

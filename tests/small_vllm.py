@@ -1,7 +1,7 @@
 """A small HTTP server in this process that answers as vLLM does, for unit tests of the engine.
 
-A policy is one number x: the logprob of id i after any prompt is -(i + 1) * (1 + x). The folder of
-an adapter, or of all weights, has it in a file. A completion is always the same two tokens.
+A policy is one number x: the logprob of id i after any prompt is -(i + 1) * (1 + x). A file in the
+folder of an adapter, or of all weights, holds x. A completion is always the same two tokens.
 """
 
 import asyncio
@@ -21,28 +21,30 @@ def next_logprobs(value: float) -> np.ndarray:
 
 
 class SmallServer:
-    """See `engines.vllm.launch.VllmServer`. It dies when a test stops it."""
+    """Stands in for `engines.vllm.launch.VllmServer`. A test can stop it to simulate its death."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
         self.url = ""
         self.num_starts = 0
-        self.num_drops = 0  # requests whose connection breaks
+        self.num_drops = 0  # how many of the next requests lose their connection
         self.starts_dead = False
         self.loads_old_policies = False
         self.is_healthy = True
         self.is_paused = False
         self.resume_status = 200
-        self.asleep: set[str] = set()  # what has no memory; nothing may ask for it then
+        # the parts that sleep; a request that needs one of them fails
+        self.asleep: set[str] = set()
         self.has_sleep_mode = True
-        self.may_load = asyncio.Event()  # adapters and weights wait for it
+        self.may_load = asyncio.Event()  # loading adapters and weights waits for this
         self.may_load.set()
         self.may_sample = asyncio.Event()
         self.may_sample.set()
         self.seeds: list[int] = []  # of completions
-        self.prompts: list[list[int]] = []  # of requests for completions, also unanswered ones
-        self.calls: list[str] = []  # paths of what changes the server, in order
-        self.values: dict[str, float] = {}  # of what is loaded, by the name that requests use
+        # of all requests for completions, also of unanswered ones
+        self.prompts: list[list[int]] = []
+        self.calls: list[str] = []  # paths of requests that change the server, in order
+        self.values: dict[str, float] = {}  # x of each loaded policy, by the name that requests use
         self._runner: web.AppRunner | None = None
         self._dead = asyncio.Event()
 
@@ -189,7 +191,7 @@ class SmallServer:
 
 
 class SmallPolicySource:
-    """See `engines.vllm.policy_source.PolicySource`: a policy that is a number."""
+    """Stands in for `engines.vllm.policy_source.PolicySource`: its policy is a number."""
 
     lora_rank = 8
     num_freed = 0

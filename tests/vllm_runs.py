@@ -1,4 +1,4 @@
-"""`train` with engine=vllm as its tests start it, and what has to come of it."""
+"""Starts `train` with engine=vllm for the tests, and checks the results."""
 
 import os
 import subprocess
@@ -15,9 +15,9 @@ from tests.vllm_server import SMALL
 
 REPOSITORY = Path(__file__).parents[1]
 LIMIT_S = 600.0  # a start takes 20 to 30 s on two idle cores, and minutes on busy ones
-# Random replies win nothing; their vowels differ, so that there is something to learn from.
+# Random replies win nothing. They differ in their vowels, which gives the groups a signal.
 VOWELS = "+reward.terms.vowels={type: regex, pattern: '[aeiou]', weight: 1.0, per_turn: false}"
-BOUND = 1e-4  # of a logprob, in float32
+BOUND = 1e-4  # for a difference of logprobs, in float32
 
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
@@ -34,7 +34,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str], folder: Path) -> tuple[int, str]:
-    """Exit code and stderr of a run."""
+    """Wait for a run and return its exit code and stderr."""
     try:
         code = process.wait(LIMIT_S)
     finally:
@@ -51,7 +51,7 @@ def wait_until(condition, what: str, folder: Path) -> None:
 
 
 def server_processes(run: psutil.Process) -> list[psutil.Process]:
-    """The server and all that it started, by the environment that they run in."""
+    """Return the run's child processes whose command line names vLLM."""
     found = []
     for process in run.children(recursive=True):
         try:
@@ -69,7 +69,7 @@ def steps_of(folder: Path) -> list[dict]:
 
 
 def assert_trained_and_agreed(folder: Path) -> None:
-    """Three steps, after each of which server and trainer had the same, new policy."""
+    """Assert three steps, and after each the same, changed policy in server and trainer."""
     steps = steps_of(folder)
     assert [record["step"] for record in steps] == [1, 2, 3]
     for record in steps:

@@ -1,7 +1,8 @@
-"""A real vLLM server for the tests that attach to one, shared by those of a file; and its model.
+"""A real vLLM server for the tests that attach to one, shared by the tests of a file, and its
+model.
 
 It serves the tiny model of `conf=smoke` with adapters allowed, so that every way to publish can be
-tried on it. Tests that change all weights give the base back: see `base_weights`.
+tried on it. Tests that change all weights restore the base model: see `base_weights`.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
 
-MOST_AT_ONCE = 1 << 16  # bytes
+MOST_AT_ONCE = 1 << 16  # bytes per read
 START_LIMIT_S = 400.0  # 20 to 30 s on two idle cores
 LORA_RANK = 8
 SMALL = (
@@ -42,25 +43,25 @@ SMALL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """A server that is up."""
+    """A running server."""
 
     url: str
-    base: Path  # the model's folder
+    base: Path  # the folder of the model
     log: Path
 
     @property
     def attach(self) -> tuple[str, str]:
-        """Overrides that make a run use it."""
+        """Return overrides that make a run use the server."""
         return "engine.launch=attach", f"engine.url={self.url}"
 
 
 class Door:
-    """Another address of a server, which seems to die when it is closed. Use it in `async with`."""
+    """A TCP proxy to a server. Closing it looks like the server's death. Use it in `async with`."""
 
     def __init__(self, url: str) -> None:
         self.url = ""
         self._there = urlsplit(url)
-        self._port = 0  # any; then the same one again
+        self._port = 0  # the first start takes any free port, later ones the same port
         self._server: asyncio.Server | None = None
         self._passing: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
 
@@ -77,7 +78,7 @@ class Door:
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def close(self) -> None:
-        """Connections break, and there will be no others."""
+        """Break all connections and accept no new ones."""
         assert self._server is not None
         self._server.close()
         passing = dict(self._passing)
@@ -107,7 +108,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def installed_vllm() -> Installed | str:
-    """The environment, or the reason why tests without one are skipped."""
+    """Return vLLM's environment, or the reason why tests without one are skipped."""
     build = find_build()
     command = f"openenv-pipe engine install vllm --build {build}"
     return find_installed(build) or f"not installed: vLLM {VERSION} ({build}); {command}"
@@ -123,7 +124,7 @@ def small_policy(config: RunConfig) -> Policy:
 
 @contextmanager
 def vllm_server(installed: Installed, folder: Path) -> Iterator[Served]:
-    """The server, for the length of the block."""
+    """Run the server for the length of the block."""
     config, base = small_config(), folder / "base"
     Publication(small_policy(config)).write_base(base)
     spec = ServerSpec(

@@ -1,9 +1,10 @@
-"""Environments of kinds that are met in the wild, written to a folder as packages of OpenEnv.
+"""Unusual environments like those that others publish, written to a folder as OpenEnv packages.
 
-`market`: an action of several fields, with an enum, numbers and a list. `vault`: MCP tools.
-`island`: as its container starts it: modules import each other from inside the package, one of
-them has the name of a library's, the manifest is of the older form, without `app` and `port`. It
-has one session, needs a variable, and raises where a move is none.
+`market` has an action of several fields, with an enum, numbers and a list. `vault` has MCP tools.
+`island` needs its container's way of starting: its modules import each other from inside the
+package, one of them has the name of a library's module, and its manifest has the older form without
+`app` and `port`. `island` allows one session, needs an environment variable, and raises on invalid
+moves.
 """
 
 import sys
@@ -176,7 +177,7 @@ app = create_app(Island, Move, Spot, env_name="island")
 
 
 def write_island(folder: Path) -> Path:
-    """`folder`/island. The package's folder."""
+    """Write `folder`/island and return the package's folder."""
     for name, text in ISLAND.items():
         path = folder / "island" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +186,7 @@ def write_island(folder: Path) -> Path:
 
 
 def write_python(folder: Path) -> Path:
-    """Another Python's executable, which tells the environments that it runs of itself."""
+    """Write the executable of another Python, which sets ISLAND_PYTHON for environments it runs."""
     path = folder / "python"
     path.write_text(f'#!/bin/sh\nISLAND_PYTHON=other exec "{sys.executable}" "$@"\n')
     path.chmod(0o755)
@@ -193,7 +194,7 @@ def write_python(folder: Path) -> Path:
 
 
 def write_packages(folder: Path) -> None:
-    """`folder`/envs/market and `folder`/envs/vault, found by their names from `folder`."""
+    """Write `folder`/envs/market and `folder`/envs/vault, which are found by name from `folder`."""
     for name, source in {"market": MARKET, "vault": VAULT}.items():
         package = folder / "envs" / name
         package.mkdir(parents=True)

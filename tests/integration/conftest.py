@@ -1,4 +1,4 @@
-"""Runs that several files look at."""
+"""Runs that tests of several files use."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.commands import SMALL, run
 
 @pytest.fixture(scope="session")
 def adapter_run(tmp_path_factory):
-    """The run folder of a training with an adapter, one step with a reference."""
+    """The run folder of one training step with an adapter and a reference."""
     folder = tmp_path_factory.mktemp("adapter")
     adapter = ("model.lora.rank=4", "trainer.loss.kl.coef=0.1", "trainer.optimizer.lr=0.05")
     code, _, err = run(folder, "train", "conf=smoke", "trainer.steps=1", *adapter, *SMALL)

@@ -1,4 +1,4 @@
-"""`AttachHost`: servers that are not ours, behind TLS and tokens, slow, full, gone and back."""
+"""`AttachHost`: servers that others run, behind TLS and tokens, slow, full, gone and back."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from openenv_pipe.system.readiness import check_health
 from tests.ports import lasting_port
 
 TOKEN = "a-token-of-the-tests"
-LIMIT_S = 60.0  # of what takes a moment on a quiet machine
+LIMIT_S = 60.0  # waits for what takes a moment on an idle machine
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,8 @@ def quickly(monkeypatch):
 
 
 class Stub:
-    """A server in this process: it counts its sessions, may want a token, or not answer yet."""
+    """A server in this process. It counts sessions, can require a token and can delay its
+    answers."""
 
     def __init__(self, *, limit=4, token=None, health=HTTPStatus.OK):
         self.limit, self.token, self.health = limit, token, health
@@ -115,7 +116,7 @@ async def test_a_real_server_is_used_and_left_running(tmp_path):
 
 
 async def test_episodes_go_to_the_servers_that_are_free():
-    """While one server says nothing, the other plays all that are left."""
+    """While one server does not answer resets, the other plays all remaining episodes."""
     slow, fast = Stub(), Stub()
     slow.may_reset.clear()
     async with (
@@ -141,14 +142,15 @@ async def test_headers_reach_health_and_sessions(monkeypatch):
         message = await refusal(url)
         assert "refuses us with status 403" in message
         monkeypatch.setenv("MY_TOKEN", TOKEN)
-        (name, value) = re.search(r"'host\.(headers.*?)=(.*)'", message).groups()  # the advice
+        # the override that the message advises
+        (name, value) = re.search(r"'host\.(headers.*?)=(.*)'", message).groups()
         async with attached(url, **{name: value}) as host, host.session() as session:
             await session.reset({}, LIMIT_S)
 
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate for localhost that nobody has signed."""
+    """A self-signed certificate for localhost."""
     if which("openssl") is None:
         pytest.skip("not installed: openssl, which makes the certificate")
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
@@ -175,7 +177,7 @@ async def test_tls_is_verified_unless_it_is_said_otherwise(certificate):
         assert "TLS fails" in await refusal(url.replace("http:", "https:"))
 
 
-# --- what is no server -------------------------------------------------------------------------
+# --- addresses without an OpenEnv server ---------------------------------------------------------
 
 
 async def test_what_does_not_answer_as_a_server_is_explained():
@@ -216,7 +218,7 @@ def test_addresses():
     assert http_url("http://a.example:1/") == "http://a.example:1"
 
 
-# --- going away --------------------------------------------------------------------------------
+# --- servers that end ----------------------------------------------------------------------------
 
 
 async def test_a_server_that_comes_back_is_used_again_and_the_lost_session_is_not():
@@ -235,7 +237,7 @@ async def test_a_server_that_comes_back_is_used_again_and_the_lost_session_is_no
         async with asyncio.timeout(LIMIT_S):
             while len(host.urls) > 1:
                 await asyncio.sleep(0.02)
-            for _ in range(3):  # the other one goes on alone
+            for _ in range(3):  # episodes go on with the remaining server
                 async with host.session() as session:
                     await session.reset({}, LIMIT_S)
             async with Stub().serving(port) as url:

@@ -1,4 +1,5 @@
-"""Each wrong input ends in one readable paragraph, the right exit code, and nothing left behind."""
+"""Each wrong input gives one readable paragraph and the right exit code, and leaves nothing
+behind."""
 
 import socket
 from pathlib import Path
@@ -11,7 +12,7 @@ USER_ERROR, FAILURE = 2, 1
 
 
 def fails(folder: Path, *arguments: str, code: int) -> str:
-    """The message of a command that must end with `code`."""
+    """Return the message of a command that must end with exit code `code`."""
     actual, _, err = run(folder, *arguments)
     assert actual == code, err
     assert "Traceback" not in err

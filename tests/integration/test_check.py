@@ -1,4 +1,4 @@
-"""`check` against real servers: what it finds, and that nothing is left."""
+"""`check` against real servers: what it finds, and that it leaves nothing behind."""
 
 import json
 import tempfile
@@ -16,12 +16,13 @@ from openenv_pipe.models.memory_estimate import folder_shape
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path, monkeypatch):
-    """Neither files, here or among temporary ones, nor processes."""
+    """Assert that no file, here or in the temporary folder, and no process is left."""
     (tmp_path / "temporary").mkdir()
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path / "folder")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))  # made at its import
+    # importing torch creates this folder
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -71,7 +72,7 @@ def test_a_server_that_dies_is_shown_with_its_last_words():
 
 def test_tasks_that_are_all_the_same_are_warned_about():
     lines = check("conf=wordle", "env.tasks.train.index_key=null", "env.tasks.train.num_tasks=2")
-    assert lines["seeds"].result is Result.OK  # the seed decides, where no index does
+    assert lines["seeds"].result is Result.OK  # the seed decides the task where no index does
     reset = "{index: 3}"
     lines = check("conf=wordle", "env.tasks.train.index_key=null", f"env.tasks.train.reset={reset}")
     assert lines["tasks"].result is Result.WARN

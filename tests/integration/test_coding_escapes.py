@@ -1,4 +1,4 @@
-"""Programs that try to leave the sandbox of `coding`, against a server of its own."""
+"""Programs that try to leave the sandbox of `coding`, against a real server."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from tests.commands import wait_until
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 CANARY = Path("/tmp/coding-escaped")
 VIOLATION, LIMIT = "SandboxViolation", "LimitExceeded"
-# Takes away Python's side of the sandbox, so that the kernel's has to do.
+# Removes Python's side of the sandbox, so that only the kernel's filter is left.
 DISARM = "import sys\nsys.modules['__main__'].end = lambda **answer: None\n"
 LIBC = DISARM + "libc = sys.modules['system_calls'].ctypes.CDLL(None)\n"
 MODULES = DISARM + "from builtins import __loader__\n"
@@ -112,7 +112,7 @@ def coding_port() -> Iterator[int]:
 
 
 def sandboxes() -> list[int]:
-    """The processes that run a submission."""
+    """Return the processes that run submissions."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         if any(part.endswith("sandbox/inside") for part in process.info["cmdline"] or ()):
@@ -121,7 +121,7 @@ def sandboxes() -> list[int]:
 
 
 def secrets(problem: problems.Problem) -> list[str]:
-    """The texts of hidden tests that no example has in it."""
+    """Return the texts of hidden tests that occur in no visible example."""
     examples, hidden = problem.tests()
     texts = [test.arguments[0] for test in hidden]
     return [text for text in texts if len(text) > 8 and text not in repr(examples)]
@@ -151,7 +151,7 @@ def test_an_escape_earns_an_error_and_a_penalty_and_the_server_lives(coding_port
 
 
 def test_endless_loops_keep_nobody_from_resetting(coding_port):
-    """Programs wait in the threads of their sessions; the server's loop stays free."""
+    """Each session's thread waits for its program; the server's event loop stays free."""
     num_ended = 0
 
     async def loop() -> None:
@@ -168,7 +168,8 @@ def test_endless_loops_keep_nobody_from_resetting(coding_port):
                 loops.create_task(loop())
             while not sandboxes():
                 await asyncio.sleep(0.01)
-            for index in range(5):  # milliseconds each; a program has a second of the processor
+            # resets take milliseconds, while a program may use a second of the processor
+            for index in range(5):
                 await session.send("reset", index=index)
             assert num_ended == 0
 
@@ -199,11 +200,13 @@ def test_programs_end_with_their_server():
                         await session.send("step", code="import os\nos.read(0, 1)")
 
         asyncio.run(scenario())
-    wait_until(lambda: not sandboxes(), "the program's end")  # nobody is left to end it
+    # the server, which could have killed it, has ended
+    wait_until(lambda: not sandboxes(), "the program's end")
 
 
 def test_an_episode_over_the_wire(coding_port):
-    """Feedback after each attempt, the reward is what improves, and nothing hidden is shown."""
+    """The server gives feedback after each attempt, rewards improvements, and shows nothing
+    hidden."""
     problem = problems.problems("train")[0]
 
     async def scenario():

@@ -1,6 +1,6 @@
-"""The learner on two devices: two processes on this CPU, which agree with one to the bars' digits.
+"""The learner on two devices, here two CPU processes, against the learner on one.
 
-Losses to 1e-5, gradients to 1e-4 relative. `gloo` stands in for a GPU's `nccl`.
+Losses agree to 1e-5 and gradients to 1e-4, both relative. `gloo` replaces a GPU's `nccl`.
 """
 
 import threading
@@ -22,7 +22,7 @@ from tests.commands import SMALL, Command, wait_until
 
 LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
 PLAIN = {"tokens_per_batch": 24, "optimizer.max_grad_norm": 1e9, "optimizer.lr": 1e-3}
-WITH_ALL = {  # a large eps: Adam would make much of rounding where a gradient is nothing
+WITH_ALL = {  # a small eps would let Adam amplify rounding where a gradient is zero
     "tokens_per_batch": 24,
     "updates_per_step": 2,
     "loss.kl.coef": 0.1,
@@ -50,7 +50,7 @@ def config_of(changes, *, lora_rank, parallel, checkpointing=False):
 
 
 def learner_of(config, workers):
-    """The policy and its learner; an adapter that has something to say."""
+    """Return the policy and its learner; an adapter gets weights that are not zero."""
     policy = load_policy(config.model, seed=config.seed, device=CPU)
     draw = torch.Generator().manual_seed(1)
     for name, values in policy.trained_parameters():
@@ -81,7 +81,8 @@ def assert_close(ours, theirs, bound):
 @pytest.mark.parametrize("parallel", ["data", "fsdp"])
 @pytest.mark.parametrize("lora_rank", [0, 4], ids=["full", "lora"])
 def test_two_give_the_losses_and_gradients_of_one(workers, lora_rank, parallel):
-    """Adam's first moment after one unclipped step is a tenth of the gradient."""
+    """The gradients are compared by Adam's first moment: a tenth of the gradient after one
+    unclipped step."""
     config = config_of(PLAIN, lora_rank=lora_rank, parallel=parallel)
     samples = random_samples(3, count=7)
     seen = []
@@ -107,7 +108,8 @@ def test_two_give_the_losses_and_gradients_of_one(workers, lora_rank, parallel):
     ids=["full data", "full fsdp", "lora fsdp"],
 )
 def test_all_that_an_update_may_consist_of(workers, lora_rank, parallel, checkpointing):
-    """Shared beginnings, a reference, corrections by where a step began, and a bounded norm."""
+    """Shared prefixes, a reference, corrections to the step's start and a bounded norm work
+    together."""
     config = config_of(
         WITH_ALL, lora_rank=lora_rank, parallel=parallel, checkpointing=checkpointing
     )
@@ -119,7 +121,8 @@ def test_all_that_an_update_may_consist_of(workers, lora_rank, parallel, checkpo
     (ones, one_weights), (twos, two_weights) = seen
     for one, two in zip(ones, twos, strict=True):
         assert one["loss/kl"] != 0.0 or one is ones[0]
-        del one["tokens/computed"], two["tokens/computed"]  # a group over two shares less
+        # a group that is split over two ranks shares fewer prefixes
+        del one["tokens/computed"], two["tokens/computed"]
         assert numbers_of(two) == pytest.approx(
             numbers_of(one), rel=10 * LOSS_BOUND, abs=LOSS_BOUND
         )
@@ -128,7 +131,7 @@ def test_all_that_an_update_may_consist_of(workers, lora_rank, parallel, checkpo
 
 @pytest.mark.parametrize("parallel", ["data", "fsdp"])
 def test_fewer_samples_than_devices(workers, parallel):
-    """Nobody waits for ever, and what is computed for company counts nowhere."""
+    """No rank waits for ever, and the padding rows of an idle rank change no number."""
     config = config_of(PLAIN, lora_rank=0, parallel=parallel)
     for samples in (random_samples(1, count=1), random_samples(2, count=3)):
         one, two = (learner_of(config, some)[1].update(samples, 1) for some in (None, workers))
@@ -162,7 +165,7 @@ def _holding(policy, weights):
 
 
 def test_a_rank_whose_end_nobody_inside_a_kernel_sees_ends_the_run(workers, monkeypatch):
-    """The rank is stopped and its connections stay, as they would between GPUs."""
+    """The rank is suspended, so its connections stay open, as they would between GPUs."""
     _, learner = learner_of(config_of(PLAIN, lora_rank=0, parallel="data"), workers)
     learner.update(random_samples(1), 1)
     (process,) = psutil.Process(workers._processes[0].pid).children()
@@ -185,7 +188,10 @@ def test_a_rank_whose_end_nobody_inside_a_kernel_sees_ends_the_run(workers, monk
 
 
 def test_the_end_of_a_rank_ends_the_update_with_its_log(workers):
-    """It is stopped first, so that rank 0 waits for it when it is killed. Others start anew."""
+    """The rank is suspended before its death, so that rank 0 is waiting for it.
+
+    Later tests start new workers.
+    """
     _, learner = learner_of(config_of(PLAIN, lora_rank=0, parallel="data"), workers)
     learner.update(random_samples(1), 1)
     (process,) = psutil.Process(workers._processes[0].pid).children()
@@ -206,7 +212,7 @@ def test_more_devices_than_there_are_are_refused(monkeypatch):
         refuse_missing_devices(2, torch.device("cuda"))
 
 
-# The echo experiment: its random model earns different rewards by chance.
+# In the echo experiment a random model earns different rewards by chance.
 RUN = (
     *("conf=echo", "eval.num_tasks=2", "eval.baselines=false", "trainer.tasks_per_step=2"),
     *("trainer.group_size=4", "trainer.tokens_per_batch=128", "trainer.optimizer.type=adamw"),
@@ -217,14 +223,15 @@ RUN = (
 def workers_below(folder):
     return [
         process
-        for process in psutil.process_iter(["cmdline", "cwd"])  # None of one that has just ended
+        # psutil gives None for a process that has just ended
+        for process in psutil.process_iter(["cmdline", "cwd"])
         if "openenv_pipe.learner.distributed.worker" in (process.info["cmdline"] or ())
         and process.info["cwd"] == str(folder)
     ]
 
 
 def test_a_run_has_the_metrics_of_one_and_leaves_no_rank_behind(tmp_path):
-    """Two steps, then SIGKILL."""
+    """The run is killed with SIGKILL after two steps."""
     lines = []
     for number in (1, 2):
         folder = tmp_path / str(number)
@@ -243,5 +250,6 @@ def test_a_run_has_the_metrics_of_one_and_leaves_no_rank_behind(tmp_path):
         lines.append(read_metrics(folder / "runs/echo/0001/metrics.jsonl")[:2])
     for one, two in zip(*lines, strict=True):
         assert one["tokens/trained"] > 0
-        del one["tokens/computed"], two["tokens/computed"]  # a group over two shares less
+        # a group that is split over two ranks shares fewer prefixes
+        del one["tokens/computed"], two["tokens/computed"]
         assert numbers_of(two) == pytest.approx(numbers_of(one), rel=LOSS_BOUND, abs=LOSS_BOUND)

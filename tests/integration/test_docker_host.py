@@ -1,6 +1,6 @@
 """`DockerHost` with a real daemon: limits, deaths, orphans, and a whole run of Wordle.
 
-Most containers here run PROBE, which is up in a moment and evaluates what a test sends to it.
+Most containers here run PROBE, which starts at once and evaluates expressions that a test sends.
 """
 
 import asyncio
@@ -69,13 +69,13 @@ open("/run/openenv-pipe/begun", "w").close()
 while not os.path.exists("/run/openenv-pipe/go"):
     time.sleep(0.05)
 """
-LIMIT_S = 240.0  # of what takes seconds on a quiet machine
+LIMIT_S = 240.0  # waits for what takes seconds on an idle machine
 ON_WORDLE = ("host=docker", f"host.build_args.BASE_IMAGE={BASE_IMAGE}")
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(docker_client, tmp_path, monkeypatch):
-    """Neither containers of ours nor folders of sockets."""
+    """Assert that no container and no folder of sockets is left."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
         monkeypatch.setattr(tempfile, "tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)
@@ -89,12 +89,12 @@ def socket_folders():
 
 
 def files_of_containers(name):
-    """Those beside their sockets."""
+    """Return the files of this name that lie beside the containers' sockets."""
     return [path for folder in socket_folders() for path in folder.glob(f"*/{name}")]
 
 
 def probe(at_start="pass", env=None, **host):
-    """Settings for containers of PROBE."""
+    """Return settings for containers that run PROBE."""
     config = compose(["conf=smoke", "host=docker"]).config
     command = ["python3", "-c", PROBE, "{host}", "{port}", at_start]
     small = {"image": BASE_IMAGE, "sessions_per_server": 2, "mem_limit_mb": 128}
@@ -142,7 +142,8 @@ async def test_a_container_has_limits_labels_and_no_way_out(docker_client, tmp_p
         assert await evaluated(session, "os.environ['MOOD']") == "merry"
         assert await evaluated(session, "os.environ['MAX_CONCURRENT_ENVS']") == "2"
         assert await evaluated(session, "[name for _, name in socket.if_nameindex()]") == ["lo"]
-        for address in ("172.17.0.1", "192.0.2.1"):  # Docker's bridge, which is this machine; afar
+        # Docker's bridge, which is this machine, and a distant host
+        for address in ("172.17.0.1", "192.0.2.1"):
             connect = f"socket.create_connection(('{address}', 80), 3).close()"
             assert "unreachable" in await evaluated(session, connect)
         assert "Read-only" in await evaluated(session, "open('/file', 'w').close()")
@@ -167,7 +168,7 @@ async def test_a_bridge_is_published_on_the_loopback_alone(docker_client, tmp_pa
 
 
 async def test_containers_start_side_by_side(tmp_path):
-    """No container is up before all of them have begun."""
+    """No container answers before all of them have started."""
     host = DockerHost(*probe(BEGIN_AND_WAIT, num_servers=3), tmp_path)
     starting = asyncio.create_task(host.start())
     try:
@@ -248,7 +249,7 @@ def test_an_image_is_inspected_by_its_name_alone(docker_client):
         inspect_environment(find_target(BASE_IMAGE, []), None)
 
 
-# --- dying and being left ----------------------------------------------------------------------
+# --- containers that die, and orphans ------------------------------------------------------------
 
 
 async def test_a_dead_container_is_replaced_until_the_restarts_are_used_up(docker_client, tmp_path):
@@ -271,7 +272,7 @@ async def test_a_dead_container_is_replaced_until_the_restarts_are_used_up(docke
 
 
 def orphan(client, **changes):
-    """A container of a process that has died."""
+    """Leave behind a container whose owner process has died."""
     dead = subprocess.Popen([sys.executable, "-c", ""])
     owner = ProcessId(**{**ProcessId.of_this_process().model_dump(), "pid": dead.pid, **changes})
     dead.wait()
@@ -303,15 +304,15 @@ def test_hosts_lists_and_prunes(docker_client, tmp_path, monkeypatch):
 
 
 def processor_s(container):
-    """What the container has used of it."""
+    """Return the processor time that the container has used, in seconds."""
     seen = container.client.api.stats(container.id, stream=False, one_shot=True)
     return seen["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
 
 
 def is_at_rest(pid):
-    """For a second, none of its threads does or could do anything."""
+    """Return whether all threads of the process sleep in each of 20 samples within a second."""
     for _ in range(20):
-        with contextlib.suppress(OSError):  # a thread has just ended
+        with contextlib.suppress(OSError):  # a thread may end between listing and reading
             stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
             if any(stat.rpartition(")")[2].split()[0] != "S" for stat in stats):
                 return False
@@ -320,7 +321,8 @@ def is_at_rest(pid):
 
 
 def test_a_run_goes_on_after_its_container_was_killed(docker_client, tmp_path):
-    # Long steps, and every reply goes to the environment: most sessions wait for it at any time.
+    # Steps are long and every reply goes to the environment, so that most sessions wait for it at
+    # any time.
     long_steps = ("trainer.steps=3", "trainer.tasks_per_step=8", "trainer.group_size=8")
     any_reply = "env.adapter.pattern='(?s)(?P<guess>.*)'"
     process = Command(tmp_path, "train", "conf=smoke", *long_steps, any_reply, *ON_WORDLE, *SMALL)

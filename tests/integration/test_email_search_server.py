@@ -1,4 +1,4 @@
-"""The server of email_search: tools over the WebSocket, as steps and as MCP calls."""
+"""The server of email_search, with its tools called by steps and by MCP requests."""
 
 import asyncio
 import json
@@ -22,12 +22,12 @@ def email_port() -> Iterator[int]:
 
 
 async def use(session: Session, name: str, **arguments: object) -> dict:
-    """One step that calls a tool."""
+    """Call a tool by a step."""
     return await session.send("step", type="call_tool", tool_name=name, arguments=arguments)
 
 
 async def play(session: Session, policy, **reset: object) -> list[dict]:
-    """All answers of one episode, that of the reset first; replies go the way of the adapter."""
+    """Play one episode through the adapter; return all answers, that of the reset first."""
     answers, rng = [await session.send("reset", **reset)], random.Random(0)
     while not answers[-1]["done"]:
         (action,) = tool_calls(policy([answer["observation"] for answer in answers], rng))
@@ -36,7 +36,7 @@ async def play(session: Session, policy, **reset: object) -> list[dict]:
 
 
 def gold_of(index: int) -> tuple[str, str]:
-    """A right answer and its source."""
+    """Return a right answer and the id of the message that it comes from."""
     question = tasks.choose_task("train", index, None).question
     text = f"{question.answer / 100:.2f}" if question.answer_kind == "amount" else question.answer
     return str(text), question.source
@@ -112,7 +112,7 @@ def test_bad_calls_are_errors_that_cost_a_call(email_port):
 
 
 def test_calls_beside_the_steps_count_as_well(email_port):
-    """MCP frames reach the same tools: they are bounded, and an answer there earns nothing."""
+    """MCP requests reach the same tools, count for the limit, and earn no reward for an answer."""
 
     def request(name: str, **arguments: object) -> dict:
         params = {"name": name, "arguments": arguments}
@@ -161,7 +161,8 @@ def test_sixteen_sessions_at_once_stay_apart(email_port):
 
 
 def test_nothing_but_messages_has_the_answer(email_port):
-    """Neither the reset, nor the list of tools, nor the state, nor what a wrong answer gets."""
+    """Neither the reset, the list of tools, the state, nor the result of a wrong answer holds the
+    answer."""
 
     async def scenario():
         async with Session(email_port) as session:
@@ -173,7 +174,8 @@ def test_nothing_but_messages_has_the_answer(email_port):
                     await session.send("state"),
                     await use(session, "answer", text="I don't know", message_ids=[]),
                 ]
-                shown = EPISODE_ID.sub("", json.dumps(seen))  # random digits, short answers too
+                # random digits of an episode's id could equal a short answer
+                shown = EPISODE_ID.sub("", json.dumps(seen))
                 assert text not in shown and source not in shown
 
     asyncio.run(scenario())

@@ -1,4 +1,5 @@
-"""`env check` against real servers: a good one has no fault, and of bad ones each is found."""
+"""`env check` against real servers: it finds no fault in a good one, and the fault of each bad
+one."""
 
 import json
 import tempfile
@@ -17,7 +18,7 @@ NUM_EPISODES = 150
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path, monkeypatch):
-    """Neither temporary files nor processes; and the speed is measured for a moment only."""
+    """Assert that no temporary file and no process is left; the speed is measured only briefly."""
     monkeypatch.setattr(speed, "LIMIT_S", 0.2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = {process.pid for process in psutil.Process().children(recursive=True)}

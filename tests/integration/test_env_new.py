@@ -1,4 +1,4 @@
-"""`env new`: what it writes can be played, checked, tested and trained on as it stands."""
+"""`env new`: what it writes can be played, checked, tested and trained on without changes."""
 
 import os
 import subprocess

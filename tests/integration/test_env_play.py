@@ -1,4 +1,4 @@
-"""`env play` by piped input: the model's view, replies, rewards, and every way to its end."""
+"""`env play` with piped input: the model's view, replies, rewards, and every way to end it."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests.commands import REPOSITORY, Command, servers_of, wait_until
 
 
 def play(folder, replies: str, *arguments: str) -> tuple[int, str]:
-    """Exit code and stdout; stderr has to be empty."""
+    """Run the command; return exit code and stdout, and assert that stderr is empty."""
     done = subprocess.run(
         [sys.executable, "-m", "openenv_pipe.cli.main", "env", "play", *arguments],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""The servers of envs/, as processes of their own, driven over the WebSocket."""
+"""The servers of envs/, each in a process of its own, driven over the WebSocket."""
 
 import asyncio
 import json
@@ -21,12 +21,12 @@ from wordle import policies, rules, words
 from tests.ports import lasting_port
 
 ENVS = Path(__file__).parent.parent.parent / "envs"
-LIMIT_S = 240.0  # of each wait
+LIMIT_S = 240.0  # for each wait
 
 
 @contextmanager
 def serve(*command: str) -> Iterator[int]:
-    """Run `python -m <command> --port <free port>` in envs/ and stop it by its id."""
+    """Run `python -m <command> --port <free port>` in envs/ for the block, and yield the port."""
     port = lasting_port()
     process = subprocess.Popen([sys.executable, "-m", *command, "--port", str(port)], cwd=ENVS)
     try:
@@ -54,7 +54,7 @@ def is_healthy(port: int) -> bool:
 
 
 def call(port: int, path: str, body: dict | None = None):
-    """GET, or POST where there is a body; returns the decoded JSON."""
+    """Send GET, or POST if there is a body, and return the decoded JSON."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
@@ -62,7 +62,7 @@ def call(port: int, path: str, body: dict | None = None):
         with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
+        error.close()  # the error holds the connection
         raise
 
 
@@ -79,7 +79,7 @@ def echo_port() -> Iterator[int]:
 
 
 class Session:
-    """One WebSocket to one environment: sends a frame, returns the `data` of the answer."""
+    """A WebSocket to one environment: sends a frame and returns the `data` of the answer."""
 
     def __init__(self, port: int):
         self._connection = connect(
@@ -101,7 +101,7 @@ class Session:
 
 
 async def play(session: Session, policy, rng: random.Random, **reset: object) -> list[dict]:
-    """All answers of one episode, that of the reset first."""
+    """Play one episode; return all answers, that of the reset first."""
     answers = [await session.send("reset", **reset)]
     while not answers[-1]["done"]:
         guess = policy([answer["observation"] for answer in answers], rng)
@@ -170,7 +170,7 @@ def test_the_answer_stays_secret_until_the_end(wordle_port):
                 answer = words.answers("train")[index]
                 assert game[-1]["observation"]["answer"] == answer
                 for seen in game[:-1]:
-                    # Five greens of different guesses may spell the answer, and rightly so.
+                    # Green letters of several guesses may correctly spell the answer.
                     board = seen["observation"]["board"]
                     assert seen["observation"].pop("pattern") == rules.pattern(board)
                     assert answer not in json.dumps(seen)

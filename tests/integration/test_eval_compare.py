@@ -1,4 +1,4 @@
-"""Evaluation on the way, an early end, checkpoints side by side, and runs compared: for real."""
+"""Real runs: evaluation during training, early stopping, `eval` of checkpoints, and `compare`."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ SAMPLED = ("eval.temperature=1.0", "eval.samples_per_task=2")
 
 
 def told(folder: Path, *arguments: str, code: int = 0) -> str:
-    """What the command prints."""
+    """Run a command that must succeed and return what it prints."""
     ended, out, err = run(folder, *arguments)
     assert ended == code, err
     assert "Warning" not in err, err
@@ -37,7 +37,8 @@ def home(tmp_path_factory) -> Path:
 def test_a_run_is_evaluated_on_its_way(home):
     path = home / "runs/smoke/0001"
     reports = read_during(path)
-    assert [report.step for report in reports] == [1]  # after step 2 comes the last evaluation
+    # the evaluation after step 2 is the final one
+    assert [report.step for report in reports] == [1]
     assert reports[0].num_tasks == 2 and reports[0].samples_per_task == 2
     assert set(read_reports(path)) == {"start", "trained", "baseline_expert", "baseline_random"}
     expert = read_reports(path)["baseline_expert"]
@@ -78,7 +79,7 @@ def test_checkpoints_of_two_runs_side_by_side(home):
         ("0001", "untrained", "start"),
         ("0001", "step_000002", "trained"),
         ("0002", "step_000001", "trained"),
-    ):  # the same weights on the same tasks with the same seeds: the same figures
+    ):  # the same weights, tasks and seeds give the same figures
         reports = read_reports(home / "runs/smoke" / number)
         assert reports[label].tasks == reports[stage].tasks
 

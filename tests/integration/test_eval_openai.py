@@ -1,4 +1,4 @@
-"""`eval` with engine=openai: a hosted model on the tasks that a trained one is judged by."""
+"""`eval` with engine=openai: a hosted model on the same tasks as a trained one."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.commands import run
 
 
 class Letters(BaseHTTPRequestHandler):
-    """An endpoint whose model writes the letter that it was asked for last."""
+    """An endpoint whose model answers with the letter that the last message asks for."""
 
     protocol_version = "HTTP/1.1"
     num_asked = 0
@@ -29,7 +29,7 @@ class Letters(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Silence."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""`export`: what any library reads computes what the trained policy does."""
+"""`export`: other libraries load the exported model and compute what the trained policy
+computes."""
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
