@@ -1,6 +1,5 @@
 """Training by the Python API: in threads and event loops, stopped by callbacks and interrupts."""
 
-import _thread
 import asyncio
 import signal
 import threading
@@ -65,7 +64,7 @@ def test_an_interrupt_saves_the_run_and_a_fork_may_start_from_it():
 
     def interrupt(run, metrics):
         if metrics["step"] == 1:
-            _thread.interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         train("conf=echo", *SMALL, "trainer.steps=1000", callbacks=[interrupt])
