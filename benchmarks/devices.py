@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from fakes import CPU, random_samples, run_config, tiny_model  # noqa: E402
 
-from openenv_pipe.learner.distributed.joint import JointLearner, build_learner  # noqa: E402
+from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_learner  # noqa: E402
 from openenv_pipe.learner.distributed.workers import Workers  # noqa: E402
 from openenv_pipe.learner.learner import Learner  # noqa: E402
 from openenv_pipe.models.load import load_policy  # noqa: E402
@@ -34,7 +34,7 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_layers": 6, "max_le
 HEADS = {"num_heads": 4, "num_kv_heads": 4, "head_size": 64}
 
 
-def build(parallel: str, workers: Workers | None) -> Learner | JointLearner:
+def build(parallel: str, workers: Workers | None) -> Learner | LearnerGroup:
     model = tiny_model().model_copy(update=SHAPE | HEADS)
     changes = {"trainer.parallel": parallel, "trainer.tokens_per_batch": 2048}
     config = run_config({"model": model.model_dump(), **changes})

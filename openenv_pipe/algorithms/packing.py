@@ -13,7 +13,7 @@ from openenv_pipe.algorithms.prefix_tree import Ids, common_prefix, flat, merged
 from openenv_pipe.types import Batch, Sample
 
 
-def shared_share(samples: Sequence[Sample]) -> float:
+def prefix_reuse_fraction(samples: Sequence[Sample]) -> float:
     """The share of the tokens that need no computing where beginnings are shared."""
     rows = _rows(samples)
     order = sorted_rows(rows)

@@ -46,7 +46,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class MultirunRequest:
     """What `train -m` was asked to run."""
 
     sweep: SweepConfig
@@ -55,7 +55,7 @@ class Request:
     launcher: tuple[str, ...]  # overrides of Hydra's own settings
 
 
-def read_request(overrides: Sequence[str]) -> Request:
+def read_request(overrides: Sequence[str]) -> MultirunRequest:
     """Read the overrides of `train -m`.
 
     Raises:
@@ -74,10 +74,12 @@ def read_request(overrides: Sequence[str]) -> Request:
                     "sweep=search has nothing to search; give a key bounds or several values, "
                     "such as 'trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))'"
                 )
-            return Request(sweep=sweep, parameters=parameters, jobs=(shared,), launcher=launcher)
+            return MultirunRequest(
+                sweep=sweep, parameters=parameters, jobs=(shared,), launcher=launcher
+            )
         values = [_values(each) for each in own]
         jobs = tuple(itertools.product(*values))
-        return Request(sweep=sweep, parameters=(), jobs=jobs, launcher=launcher)
+        return MultirunRequest(sweep=sweep, parameters=(), jobs=jobs, launcher=launcher)
 
 
 def launch(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from openenv_pipe.algorithms.losses.normalization import Counts
-from openenv_pipe.algorithms.packing import pack, shared_share, split_by_budget
-from openenv_pipe.learner.ranks import ALONE, Ranks
+from openenv_pipe.algorithms.packing import pack, prefix_reuse_fraction, split_by_budget
+from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Batch, Sample
 
-MIN_SHARED = 0.05  # of all tokens; below, sorting out what is shared saves nothing
+MIN_REUSE_FRACTION = 0.05  # of all tokens; below, sorting out what is shared saves nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,16 +28,16 @@ class UpdateBatches:
 
 
 def batches_of(
-    samples: Sequence[Sample], tokens_per_batch: int, policy: Policy, ranks: Ranks = ALONE
+    samples: Sequence[Sample], tokens_per_batch: int, policy: Policy, ranks: Ranks = SINGLE_RANK
 ) -> Iterator[Batch]:
     """Pack all samples that have trained tokens, each into one batch, under the token budget.
 
     Of several ranks, this one's batches.
     """
     trained = [sample for sample in samples if any(sample.loss_mask)]
-    share = policy.packs_rows and shared_share(trained) >= MIN_SHARED
+    share = policy.packs_rows and prefix_reuse_fraction(trained) >= MIN_REUSE_FRACTION
     rows = split_by_budget(trained, tokens_per_batch, share=share, num_ranks=ranks.size)
-    for indices, counts in ranks.deal(rows):
+    for indices, counts in ranks.assign_rows(rows):
         part = [trained[index] for index in indices]
         batch = pack(part, share=share, device=policy.device)
         yield batch if counts else dataclasses.replace(batch, counts=False)

@@ -18,7 +18,7 @@ from openenv_pipe.learner.flops import ModelFlops, Size, matrix_flops_per_s
 from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
-from openenv_pipe.learner.ranks import ALONE, Ranks
+from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Batch, Sample
 
@@ -33,7 +33,7 @@ class Learner:
         *,
         max_episode_tokens: int,
         seed: int,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_RANK,
         optimizer: Optimizer | None = None,
     ) -> None:
         """optimizer: another than the usual one. Each of several ranks has a learner of its own."""

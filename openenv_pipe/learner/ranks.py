@@ -32,13 +32,13 @@ class Ranks:
         self.rank = rank
         self.size = size
 
-    def join(self, meeting: Path, device: torch.device) -> None:
+    def join(self, rendezvous: Path, device: torch.device) -> None:
         """Finds the others through a file that is there for nothing else. Blocks until all are
         there; no port is open to other machines."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=dist.FileStore(str(meeting), self.size),
+            store=dist.FileStore(str(rendezvous), self.size),
             rank=self.rank,
             world_size=self.size,
             timeout=LONGEST_WAIT,
@@ -48,7 +48,7 @@ class Ranks:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def deal(self, rows: Sequence[Item]) -> list[tuple[Item, bool]]:
+    def assign_rows(self, rows: Sequence[Item]) -> list[tuple[Item, bool]]:
         """This rank's rows, and whether each counts: all ranks get equally many, because shards of
         a model are gathered by all at once; where rows are missing, one is computed for nothing."""
         mine = [(row, True) for row in rows[self.rank :: self.size]]
@@ -86,9 +86,9 @@ class Ranks:
         dist.all_gather_object(parts, accumulator.values())
         accumulator.replace(parts)
 
-    def spread(self, values: torch.Tensor) -> None:
+    def broadcast(self, values: torch.Tensor) -> None:
         """Every rank's tensor becomes rank 0's."""
         dist.broadcast(values, src=0)
 
 
-ALONE = Ranks()
+SINGLE_RANK = Ranks()

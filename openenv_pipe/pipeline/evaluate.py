@@ -20,9 +20,9 @@ async def evaluate_model(
 
     step: of GRPO behind the model; None if no run has trained it.
     """
-    ways = [(label, config.eval.samples_per_task, config.eval.temperature)]
+    variants = [(label, config.eval.samples_per_task, config.eval.temperature)]
     if config.eval.greedy and config.engine.capabilities.samples:
-        ways.append((label + GREEDY, 1, 0.0))
+        variants.append((label + GREEDY, 1, 0.0))
     return [
         await _play(
             config,
@@ -34,7 +34,7 @@ async def evaluate_model(
             samples_per_task=samples_per_task,
             temperature=temperature,
         )
-        for name, samples_per_task, temperature in ways
+        for name, samples_per_task, temperature in variants
     ]
 
 

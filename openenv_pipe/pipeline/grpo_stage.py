@@ -10,10 +10,10 @@ from openenv_pipe.algorithms.advantages import GroupAdvantages, step_advantages
 from openenv_pipe.algorithms.custom_advantages import custom_advantages
 from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.config.schema import AdvantageConfig, PythonAdvantageConfig
-from openenv_pipe.learner.distributed.joint import JointLearner, build_learner
+from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_learner
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
-from openenv_pipe.pipeline.journal import finish_despite_cancel
+from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
 from openenv_pipe.rollout.metrics import summarise_groups, summarise_staleness
 from openenv_pipe.runs.checkpoints import StageStep
@@ -25,7 +25,7 @@ from openenv_pipe.types import Group
 class GrpoStage:
     """Learns step by step; knows how far it is."""
 
-    _learner: Learner | JointLearner  # from `run` on: the warm start changes what it is built from
+    _learner: Learner | LearnerGroup  # from `run` on: the warm start changes what it is built from
 
     def __init__(self, context: StageContext, stop_after: int | None) -> None:
         """stop_after: the step to stop after; None: the last that the configuration asks for."""
@@ -45,7 +45,7 @@ class GrpoStage:
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep:
         context = self._context
         components, evaluator = context.components, context.evaluator
-        context.journal.begin("grpo", self._trainer.steps)
+        context.metrics_log.begin("grpo", self._trainer.steps)
         self._learner = build_learner(components.policy, self._config, components.workers)
         if checkpoint and StageStep.of(checkpoint).stage == "grpo":
             await components.compute(self._load, checkpoint)
@@ -54,7 +54,7 @@ class GrpoStage:
             if self.stop_reason is not None:
                 break
             await self._advance()
-            self.stop_reason = await context.journal.call_back()
+            self.stop_reason = await context.metrics_log.call_back()
             if self.stop_reason is not None:
                 break
         best = self._trainer.checkpoint.best
@@ -67,7 +67,7 @@ class GrpoStage:
         if not self._step or self._in_step or self._is_saved():
             return
         if self._trainer.max_staleness:
-            self._context.journal.note("finishing the episodes that are played ahead")
+            self._context.metrics_log.note("finishing the episodes that are played ahead")
         await self._save(passing=not self._is_due())
 
     def _load(self, checkpoint: Path) -> None:
@@ -129,7 +129,7 @@ class GrpoStage:
         metrics["time/rollout_s"] = collected - started
         metrics["time/learner_s"] = ended - collected
         metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
-        context.journal.write("grpo", step, metrics, started)
+        context.metrics_log.write("grpo", step, metrics, started)
 
 
 def build_advantages(

@@ -17,7 +17,7 @@ from openenv_pipe.pipeline.callbacks import Callback
 from openenv_pipe.pipeline.evaluations import Evaluations
 from openenv_pipe.pipeline.facts import find_facts
 from openenv_pipe.pipeline.group_sources import PlayedGroups
-from openenv_pipe.pipeline.journal import finish_despite_cancel
+from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.pipeline.stages import StageRunner
 from openenv_pipe.pipeline.weight_publisher import EnginePublisher

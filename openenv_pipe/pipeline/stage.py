@@ -7,7 +7,7 @@ from typing import Protocol
 from openenv_pipe.pipeline.checkpoints import Saver
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.group_sources import GroupSource
-from openenv_pipe.pipeline.journal import Journal
+from openenv_pipe.pipeline.metrics_log import MetricsLog
 from openenv_pipe.pipeline.weight_publisher import WeightPublisher
 from openenv_pipe.runs.checkpoints import StageStep
 
@@ -37,7 +37,7 @@ class StageContext:
     publisher: WeightPublisher
     evaluator: Evaluator
     saver: Saver
-    journal: Journal
+    metrics_log: MetricsLog
     folder: Path  # of the run
 
 

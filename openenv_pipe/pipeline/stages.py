@@ -13,7 +13,7 @@ from openenv_pipe.pipeline.evaluation_stages import (
 )
 from openenv_pipe.pipeline.group_sources import GroupSource
 from openenv_pipe.pipeline.grpo_stage import GrpoStage
-from openenv_pipe.pipeline.journal import Journal
+from openenv_pipe.pipeline.metrics_log import MetricsLog
 from openenv_pipe.pipeline.stage import Evaluator, Stage, StageContext
 from openenv_pipe.pipeline.warm_start_stage import WarmStartStage
 from openenv_pipe.pipeline.weight_publisher import WeightPublisher
@@ -45,7 +45,7 @@ class StageRunner:
             publisher=publisher,
             evaluator=evaluator,
             saver=Saver(components.config, folder, components.policy, source, progress.note),
-            journal=Journal(components.config, folder, progress, callbacks),
+            metrics_log=MetricsLog(components.config, folder, progress, callbacks),
             folder=folder.path,
         )
         self._warm_start = WarmStartStage(self._context)
@@ -79,7 +79,7 @@ class StageRunner:
         try:
             await self._current.save_unsaved()
         finally:
-            self._context.journal.close()
+            self._context.metrics_log.close()
             await self._context.source.close()
 
     async def _load(self, checkpoint: Path) -> None:

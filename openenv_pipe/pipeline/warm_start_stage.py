@@ -8,7 +8,7 @@ from pathlib import Path
 from openenv_pipe.algorithms.samples import build_sample
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.learner.supervised import WarmStart
-from openenv_pipe.pipeline.journal import finish_despite_cancel
+from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
 from openenv_pipe.runs.checkpoints import WARM_START_END, StageStep
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
@@ -46,13 +46,13 @@ class WarmStartStage:
         if checkpoint:
             await context.components.compute(self._load, checkpoint)
         samples = _build_samples(await self._demonstrations())
-        context.journal.begin("warm_start", self._num_steps)
+        context.metrics_log.begin("warm_start", self._num_steps)
         await context.publisher.begin_update()
         while self._step < self._num_steps and self.stop_reason is None:
             await finish_despite_cancel(self._imitate(samples))
             if self._step % trainer.checkpoint.every == 0 and self._step < self._num_steps:
                 await finish_despite_cancel(self.save_unsaved())
-            self.stop_reason = await context.journal.call_back()
+            self.stop_reason = await context.metrics_log.call_back()
         if self.stop_reason is not None:
             await finish_despite_cancel(self.save_unsaved())
             await context.publisher.publish(0)
@@ -93,7 +93,7 @@ class WarmStartStage:
         metrics = await self._context.components.compute(self._warm_start.step, samples)
         self._step += 1
         self._in_step = False
-        self._context.journal.write("warm_start", self._step, metrics, started)
+        self._context.metrics_log.write("warm_start", self._step, metrics, started)
 
 
 def _build_samples(groups: Sequence[Group]) -> list[Sample]:

@@ -13,7 +13,7 @@ from fakes import CPU, alike_samples, random_samples, run_config, tiny_model
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
 from openenv_pipe.learner.distributed import workers as workers_module
-from openenv_pipe.learner.distributed.joint import build_learner
+from openenv_pipe.learner.distributed.learner_group import build_learner
 from openenv_pipe.learner.distributed.workers import Workers, refuse_missing_devices
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.runs.metrics import read_metrics
@@ -176,7 +176,7 @@ def test_a_rank_whose_end_nobody_inside_a_kernel_sees_ends_the_run(workers, monk
         process.resume()
 
     monkeypatch.setattr(workers, "_device", torch.device("cuda"))
-    monkeypatch.setattr(workers_module, "LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(workers_module, "EXIT_GRACE_S", 0.2)
     monkeypatch.setattr(workers_module, "end_at_once", end_at_once)
     monkeypatch.setattr(ManagedProcess, "returncode", 137)
     process.suspend()

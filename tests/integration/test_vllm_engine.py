@@ -282,7 +282,7 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
             async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
                 await client.load_weights(vllm_served.base, "0")
                 await client.reset_prefix_cache()
-                for prompt in engine._canary.prompts:
+                for prompt in engine._logprob_check.prompts:
                     await client.generate(BASE, prompt, {"max_tokens": 1})
             await door.open()
             completion = await engine.generate(request(engine.begin_collection(1, 1)))

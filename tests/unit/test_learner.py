@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.advantages import step_advantages
-from openenv_pipe.algorithms.packing import pack, shared_share
+from openenv_pipe.algorithms.packing import pack, prefix_reuse_fraction
 from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner import batches
@@ -191,9 +191,9 @@ def test_what_samples_share_is_computed_once_and_counts_for_each(policy, loss, s
     """Trap 25: samples that begin alike, some with trained tokens, one twice; the same loss and
     gradients as for all tokens one by one, whatever the batches."""
     samples = alike_samples(seed, max_tokens=max_tokens)
-    assert shared_share(samples) > batches_module.MIN_SHARED
+    assert prefix_reuse_fraction(samples) > batches_module.MIN_REUSE_FRACTION
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches_module, "MIN_SHARED", 1.0)
+        patch.setattr(batches_module, "MIN_REUSE_FRACTION", 1.0)
         expected = loss_and_gradients(policy, samples, named(loss))
     for tokens_per_batch in (10**6, 3 * max_tokens):
         changes = named(loss) | {"tokens_per_batch": tokens_per_batch}

@@ -8,7 +8,7 @@ from fakes import alike_samples, made_up_episode, made_up_turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.algorithms.packing import pack, shared_share, split_by_budget
+from openenv_pipe.algorithms.packing import pack, prefix_reuse_fraction, split_by_budget
 from openenv_pipe.algorithms.prefix_tree import flat, merged
 from openenv_pipe.algorithms.samples import build_sample
 from openenv_pipe.types import Sample
@@ -115,7 +115,7 @@ def test_samples_that_begin_alike_share_a_batch():
 def test_the_share_is_what_a_trie_saves(rows):
     total = sum(map(len, rows))
     saved = total - len(merged(arrays(rows)).token_ids)
-    assert abs(shared_share(list(map(sample_of, rows))) - saved / total) < 1e-12
+    assert abs(prefix_reuse_fraction(list(map(sample_of, rows))) - saved / total) < 1e-12
 
 
 # --- samples ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from openenv_pipe.learner.ranks import Ranks
 @given(num_rows=st.integers(0, 20), size=st.integers(1, 6))
 def test_each_row_counts_once_and_all_ranks_get_equally_many(num_rows, size):
     rows = list(range(num_rows))
-    dealt = [Ranks(rank, size).deal(rows) for rank in range(size)]
+    dealt = [Ranks(rank, size).assign_rows(rows) for rank in range(size)]
     assert sorted(row for part in dealt for row, counts in part if counts) == rows
     assert len({len(part) for part in dealt}) == 1
     assert sum(not counts for part in dealt for _, counts in part) < size

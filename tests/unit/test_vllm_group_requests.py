@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from openenv_pipe.engines.vllm.client import Sampled
-from openenv_pipe.engines.vllm.group_requests import Asked, GroupRequests, consecutive
+from openenv_pipe.engines.vllm.group_requests import GroupRequests, SharedRequest, consecutive
 from openenv_pipe.errors import EngineError
 
-ASKED = Asked(server=0, prompt=(1, 2), sampling={"max_tokens": 4, "temperature": 1.0})
+ASKED = SharedRequest(server=0, prompt=(1, 2), sampling={"max_tokens": 4, "temperature": 1.0})
 
 
 class Server:
@@ -19,7 +19,7 @@ class Server:
         self.cancelled = 0
         self.delay_s = 0.0
 
-    async def ask(self, asked: Asked, seed: int, count: int) -> list[Sampled]:
+    async def ask(self, asked: SharedRequest, seed: int, count: int) -> list[Sampled]:
         self.requests.append((seed, count))
         try:
             await asyncio.sleep(self.delay_s)
@@ -52,9 +52,9 @@ async def test_who_comes_late_or_never_changes_nothing_for_the_others():
 async def test_other_prompts_lengths_servers_and_groups_are_asked_apart():
     server = Server()
     first = GroupRequests(server.ask)
-    longer = Asked(server=0, prompt=(1, 2), sampling={**ASKED.sampling, "max_tokens": 5})
-    other = Asked(server=0, prompt=(1, 3), sampling=ASKED.sampling)
-    elsewhere = Asked(server=1, prompt=(1, 2), sampling=ASKED.sampling)
+    longer = SharedRequest(server=0, prompt=(1, 2), sampling={**ASKED.sampling, "max_tokens": 5})
+    other = SharedRequest(server=0, prompt=(1, 3), sampling=ASKED.sampling)
+    elsewhere = SharedRequest(server=1, prompt=(1, 2), sampling=ASKED.sampling)
     await asyncio.gather(
         *(
             first.sample(asked, 100, m)

@@ -9,7 +9,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.pipeline.build import learner_alone
 from openenv_pipe.pipeline.evaluations import NoEvaluations
 from openenv_pipe.pipeline.facts import policy_facts
-from openenv_pipe.pipeline.journal import finish_despite_cancel
+from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.stages import StageRunner
 from openenv_pipe.runs.differences import find_other_facts

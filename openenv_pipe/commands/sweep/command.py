@@ -19,7 +19,7 @@ from openenv_pipe.commands.sweep.job import Order, Orders
 from openenv_pipe.commands.sweep.shared_servers import NAMES, SharedServers
 from openenv_pipe.commands.sweep.watch import Watch
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.multirun import Request, launch, read_request
+from openenv_pipe.config.multirun import MultirunRequest, launch, read_request
 from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.resources import short_path
@@ -52,7 +52,7 @@ def resume(path: Path, tell: Tell) -> bool:
     return _carry_out(folder, request, tell)
 
 
-def _keep_secrets(request: Request) -> None:
+def _keep_secrets(request: MultirunRequest) -> None:
     """Put secrets of the command line into the environment, under the names of their marks.
 
     Jobs read them there, because secrets are not written to files.
@@ -71,7 +71,7 @@ def _keep_secrets(request: Request) -> None:
                 )
 
 
-def _find_runs_dir(request: Request) -> Path:
+def _find_runs_dir(request: MultirunRequest) -> Path:
     """Return runs_dir of the first job that composes. Raises the first ConfigError if none does."""
     first_error: ConfigError | None = None
     proposed = [f"{each.key}={each.values[0]}" for each in request.parameters]
@@ -84,7 +84,7 @@ def _find_runs_dir(request: Request) -> Path:
     raise first_error
 
 
-def _carry_out(folder: SweepFolder, request: Request, tell: Tell) -> bool:
+def _carry_out(folder: SweepFolder, request: MultirunRequest, tell: Tell) -> bool:
     tell(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
     received: list[int] = []
     servers = SharedServers(folder.path / "servers" / f"attempt_{folder.record.attempt}")
@@ -102,7 +102,11 @@ def _carry_out(folder: SweepFolder, request: Request, tell: Tell) -> bool:
 
 
 def _launch(
-    folder: SweepFolder, request: Request, servers: SharedServers, watch: Watch, jobs: Sequence[Job]
+    folder: SweepFolder,
+    request: MultirunRequest,
+    servers: SharedServers,
+    watch: Watch,
+    jobs: Sequence[Job],
 ) -> None:
     """Run the waiting jobs as the launcher decides, and watch them."""
     waiting = [job for job in jobs if job.status == "waiting"]
@@ -121,7 +125,9 @@ def _launch(
             launch(orders, len(waiting), request.launcher, folder.path)
 
 
-def _search(folder: SweepFolder, request: Request, servers: SharedServers, tell: Tell) -> Watch:
+def _search(
+    folder: SweepFolder, request: MultirunRequest, servers: SharedServers, tell: Tell
+) -> Watch:
     """Propose, launch and judge a few jobs at a time until there are enough."""
     try:
         from openenv_pipe.commands.sweep.search import Search

@@ -13,7 +13,7 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import VERSION, Build, Installed, find_installed, install
 from openenv_pipe.engines.vllm.launch import VllmServer
-from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, Canary
+from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, LogprobCheck
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, WeightsPublisher
 from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
@@ -120,7 +120,9 @@ class _EngineSetup:
         self._root = root
         self._executor = executor
         self._sleep_level = sleep_level
-        self._canary = Canary(policy_source, dtype=exact, max_model_len=config.max_model_len)
+        self._logprob_check = LogprobCheck(
+            policy_source, dtype=exact, max_model_len=config.max_model_len
+        )
 
     @asynccontextmanager
     async def running(
@@ -133,7 +135,7 @@ class _EngineSetup:
                 server,
                 self._config,
                 publisher=self._publisher,
-                canary=self._canary,
+                logprob_check=self._logprob_check,
                 probe=probe,
                 tell=_teller(tell, number if len(servers) > 1 else None),
             )
@@ -144,7 +146,7 @@ class _EngineSetup:
             policy_source=self._policy_source,
             replicas=replicas,
             publisher=self._publisher,
-            canary=self._canary,
+            logprob_check=self._logprob_check,
             executor=self._executor,
             sleep_level=self._sleep_level,
             facts=facts,
@@ -181,13 +183,13 @@ class _EngineSetup:
 
         Where adapters are published, this also writes one with made-up values, see `Probe`.
         """
-        self._canary.expect(self._canary.compute())
+        self._logprob_check.expect(self._logprob_check.compute())
         if not isinstance(self._publisher, AdapterPublisher):
             return None
         folder = self._root / "probe"
-        moves = PROBE_MOVES * self._canary.bound
+        moves = PROBE_MOVES * self._logprob_check.bound
         expected_PV = self._policy_source.write_probe(
-            folder, self._canary.prompts, TEMPERATURE, moves=moves
+            folder, self._logprob_check.prompts, TEMPERATURE, moves=moves
         )
         return Probe(name=f"{self._root.name}-probe", folder=folder, expected=expected_PV)
 

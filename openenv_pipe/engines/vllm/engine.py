@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
 from openenv_pipe.engines.vllm.client import Sampled, ServerGoneError
-from openenv_pipe.engines.vllm.group_requests import Asked, GroupRequests
-from openenv_pipe.engines.vllm.logprob_check import Canary
+from openenv_pipe.engines.vllm.group_requests import GroupRequests, SharedRequest
+from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import Publisher
 from openenv_pipe.engines.vllm.replica import MAX_TRIES, Replica, run_all
@@ -38,7 +38,7 @@ class VllmEngine:
         policy_source: PolicySource,
         replicas: Sequence[Replica],
         publisher: Publisher,
-        canary: Canary,
+        logprob_check: LogprobCheck,
         executor: Executor,
         sleep_level: int,
         facts: Mapping[str, Any],
@@ -50,7 +50,7 @@ class VllmEngine:
         self._policy_source = policy_source
         self._sleep_level = sleep_level
         self._publisher = publisher
-        self._canary = canary
+        self._logprob_check = logprob_check
         self._executor = executor
         self._facts = facts
         self._router = Router(replicas)
@@ -102,10 +102,10 @@ class VllmEngine:
         """
         self._router.refuse_lost()
         started = time.perf_counter()
-        expected_PV = await self._computed(self._canary.compute)
+        expected_PV = await self._computed(self._logprob_check.compute)
         expected = time.perf_counter()
         published = await self._publisher.write(version, expected_PV)
-        self._canary.expect(expected_PV)
+        self._logprob_check.expect(expected_PV)
         self._publisher.adopt(published)
         if self._sleep_level:
             await self._computed(self._policy_source.free_memory)
@@ -120,8 +120,8 @@ class VllmEngine:
         self._measured["time/publish_s"] = sent - expected
         self._measured["time/canary_s"] = time.perf_counter() - sent + expected - started
         self._measured["canary/difference"] = max(each.difference for each in served)
-        if self._canary.moved is not None:
-            self._measured["canary/moved"] = self._canary.moved
+        if self._logprob_check.moved is not None:
+            self._measured["canary/moved"] = self._logprob_check.moved
 
     async def metrics(self) -> dict[str, float]:
         """See `Engine.metrics`."""
@@ -135,13 +135,15 @@ class VllmEngine:
         cause: Exception | None = None
         for _ in range(MAX_TRIES):
             replica = self._router.replica_of(request.episode, request.group_seed)
-            asked = Asked(server=replica.number, prompt=prompt, sampling=self._sampling(request))
+            shared = SharedRequest(
+                server=replica.number, prompt=prompt, sampling=self._sampling(request)
+            )
             try:
                 if request.turn == 0 and request.group_seed is not None:
                     return await self._group_requests.sample(
-                        asked, request.group_seed, request.member
+                        shared, request.group_seed, request.member
                     )
-                (sampled,) = await self._ask(asked, turn_seed(request.seed, request.turn), 1)
+                (sampled,) = await self._ask(shared, turn_seed(request.seed, request.turn), 1)
                 return sampled
             except ServerGoneError as error:
                 cause = error
@@ -151,10 +153,10 @@ class VllmEngine:
         """Run a function in torch's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
-    async def _ask(self, asked: Asked, seed: int, count: int) -> list[Sampled]:
+    async def _ask(self, shared: SharedRequest, seed: int, count: int) -> list[Sampled]:
         """Sample `count` completions with the seeds from `seed` on. Raises ServerGoneError."""
-        sampling = {**asked.sampling, "seed": seed, "n": count}
-        return await self.replicas[asked.server].sample(asked.prompt, sampling)
+        sampling = {**shared.sampling, "seed": seed, "n": count}
+        return await self.replicas[shared.server].sample(shared.prompt, sampling)
 
     def _sampling(self, request: TokenRequest) -> dict[str, Any]:
         return {

@@ -15,7 +15,7 @@ LINGER_S = 0.003  # wait after the last member; those of a group ask at about th
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class SharedRequest:
     """The prompt, the server and the sampling parameters of a request, without its seed."""
 
     server: int  # its number
@@ -30,7 +30,7 @@ class Asked:
 
 @dataclass(kw_only=True, slots=True)
 class _Waiting:
-    asked: Asked
+    request: SharedRequest
     members: dict[int, asyncio.Future[Sampled]]
     timer: asyncio.TimerHandle | None = None
 
@@ -38,20 +38,20 @@ class _Waiting:
 class GroupRequests:
     """Collects the members of a group for a moment, then asks for them together."""
 
-    def __init__(self, ask: Callable[[Asked, int, int], Awaitable[list[Sampled]]]) -> None:
+    def __init__(self, ask: Callable[[SharedRequest, int, int], Awaitable[list[Sampled]]]) -> None:
         """ask: called with a prompt, the first seed and the number of completions."""
         self._ask = ask
         self._waiting: dict[tuple[Any, ...], _Waiting] = {}
         self._requests: set[asyncio.Task[None]] = set()
 
-    async def sample(self, asked: Asked, group_seed: int, member: int) -> Sampled:
+    async def sample(self, request: SharedRequest, group_seed: int, member: int) -> Sampled:
         """Return one member's completion. Cancelling one member does not cancel the others.
 
         Raises:
             ServerGoneError, EngineError: as `ask` does.
         """
-        key = (group_seed, *asked.key)
-        waiting = self._waiting.setdefault(key, _Waiting(asked=asked, members={}))
+        key = (group_seed, *request.key)
+        waiting = self._waiting.setdefault(key, _Waiting(request=request, members={}))
         future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
         waiting.members[member] = future
         if waiting.timer is not None:
@@ -64,23 +64,21 @@ class GroupRequests:
         wanted = {member: future for member, future in waiting.members.items() if not future.done()}
         for run in consecutive(sorted(wanted)):
             futures = [wanted[member] for member in run]
-            request = asyncio.create_task(
-                self._request(waiting.asked, group_seed + run[0], futures)
-            )
-            self._requests.add(request)
-            request.add_done_callback(self._requests.discard)
-            for future in futures:  # when all members are cancelled, so is the request
+            task = asyncio.create_task(self._request(waiting.request, group_seed + run[0], futures))
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
+            for future in futures:  # when all members are cancelled, so is the task
                 future.add_done_callback(
-                    lambda _, futures=futures, request=request: (
-                        request.cancel() if all(each.cancelled() for each in futures) else None
+                    lambda _, futures=futures, task=task: (
+                        task.cancel() if all(each.cancelled() for each in futures) else None
                     )
                 )
 
     async def _request(
-        self, asked: Asked, seed: int, futures: Sequence[asyncio.Future[Sampled]]
+        self, request: SharedRequest, seed: int, futures: Sequence[asyncio.Future[Sampled]]
     ) -> None:
         try:
-            answers = await self._ask(asked, seed, len(futures))
+            answers = await self._ask(request, seed, len(futures))
         except Exception as error:
             for future in futures:
                 if not future.done():

@@ -1,4 +1,4 @@
-"""The canary: compare logprobs of a server with the trainer's, on two fixed prompts.
+"""Compare logprobs of a server with the trainer's, on two fixed prompts.
 
 It finds an adapter that is old or not applied, cached keys and values of old weights, logprobs
 without the temperature, and another model. Its temperature is not 1, so that raw logprobs are
@@ -25,7 +25,7 @@ NUM_COMPARED = 16  # of the likeliest ids; the server reports at most 20
 PROBE_MOVES = 10  # the probe's adapter moves logprobs by so many bounds
 
 
-class Canary:
+class LogprobCheck:
     """Keeps the logprobs of the trainer's last policy, and compares servers with them."""
 
     def __init__(self, policy_source: PolicySource, *, dtype: str, max_model_len: int) -> None:

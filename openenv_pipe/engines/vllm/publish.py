@@ -31,7 +31,7 @@ class Published:
 
     name: str
     version: int
-    expected: np.ndarray = field(repr=False, compare=False)  # [P, V], for the canary
+    expected: np.ndarray = field(repr=False, compare=False)  # [P, V], for the logprob check
 
 
 class Publisher(Protocol):

@@ -66,7 +66,7 @@ class BroadcastPublisher:
                     latest = self.latest
                     assert latest is not None
                     await self._send_weights(client, latest)
-                    await client.reset_prefix_cache()  # the canary may have filled it
+                    await client.reset_prefix_cache()  # the logprob check may have filled it
         return latest
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:

@@ -1,7 +1,7 @@
 """One of the engine's servers, with the version of the policy that it serves.
 
 During a publish or a restart, servers have different versions. Completions are labelled with the
-version of their server, and the canary compares with the logprobs of that version. A failed
+version of their server, and the logprob check compares with the logprobs of that version. A failed
 completion is not repeated here: the engine asks the server that `routing.py` names.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import BASE, Sampled, ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.launch import VllmServer
-from openenv_pipe.engines.vllm.logprob_check import Canary
+from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.publish import Published, Publisher
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
 from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
@@ -49,17 +49,17 @@ class Replica:
         config: VllmEngineConfig,
         *,
         publisher: Publisher,
-        canary: Canary,
+        logprob_check: LogprobCheck,
         probe: Probe | None,
         tell: Callable[[str], None],
     ) -> None:
         self.number = number
         self.supervisor = VllmSupervisor(server, config, restore=self._restore, tell=tell)
         self.metrics = ServerMetrics(self._read_metrics)
-        self.difference = 0.0  # of a logprob, the largest at the canary's last check
+        self.difference = 0.0  # of a logprob, the largest at the logprob check's last check
         self.is_late = False  # it was down at the last publish and has not got that version yet
         self._publisher = publisher
-        self._canary = canary
+        self._logprob_check = logprob_check
         self._probe = probe  # until it has been checked
         self._serving: Published | None = None  # None: the weights that it started with
         self._is_asleep = False
@@ -160,14 +160,14 @@ class Replica:
         name = f"{probe.name}-{self.number}"
         await client.load_adapter(name, probe.folder)
         try:
-            await self._canary.check_probe(client, name, probe.expected)
+            await self._logprob_check.check_probe(client, name, probe.expected)
         finally:
             await client.unload_adapter(name)
 
     async def _check(self, client: VllmClient, when: str) -> None:
         assert self._serving is not None
         expected_PV = self._serving.expected
-        self.difference = await self._canary.check(client, self.model, expected_PV, when)
+        self.difference = await self._logprob_check.check(client, self.model, expected_PV, when)
 
     async def _insist(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
         """Call until this server, or its replacement, has answered. Raises EngineError."""

@@ -23,7 +23,7 @@ def own_part(values: torch.Tensor) -> torch.Tensor:
     return values.to_local() if isinstance(values, DTensor) else values
 
 
-def cut_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor of the parameter's shape. Nothing is sent."""
     if not isinstance(parameter, DTensor):
         return whole
@@ -31,8 +31,8 @@ def cut_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(whole, mesh, places, src_data_rank=None).to_local().clone()
 
 
-def make_whole(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The inverse of `cut_like`, on all ranks at once."""
+def gather_full(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The inverse of `shard_like`, on all ranks at once."""
     if not isinstance(parameter, DTensor):
         return part
     mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
@@ -60,7 +60,7 @@ class ShardedPolicy(Policy):
             return  # rank 0 says what the reference is
         trained = [values for _, values in self.trained_parameters()]
         pairs = zip(weights, trained, strict=True) if weights else ()
-        self._reference = [cut_like(whole, values) for whole, values in pairs]
+        self._reference = [shard_like(whole, values) for whole, values in pairs]
 
     @contextlib.contextmanager
     def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
@@ -79,7 +79,7 @@ class ShardedPolicy(Policy):
         `whole` is None only send."""
         receivers = whole.trained_parameters() if whole else [("", None)] * self._num_trained
         for (_, values), (_, receiver) in zip(self.trained_parameters(), receivers, strict=True):
-            gathered = make_whole(own_part(values), values)
+            gathered = gather_full(own_part(values), values)
             if receiver is not None:
                 receiver.copy_(gathered)
 
@@ -121,13 +121,13 @@ class ShardedOptimizer(Optimizer):
         others get none. All ranks at once, one tensor after another: no device holds them all."""
         gathered = {}
         for key, part in super().tensors().items():
-            whole = make_whole(part, self._source(key, part))
+            whole = gather_full(part, self._source(key, part))
             if self._ranks.rank == 0:
                 gathered[key] = whole.cpu()
         return gathered
 
     def own_part(self, key: str, whole: torch.Tensor) -> torch.Tensor:
-        return cut_like(whole, self._source(key, whole))
+        return shard_like(whole, self._source(key, whole))
 
     def _source(self, key: str, values: torch.Tensor) -> torch.Tensor:
         """The parameter in whose shape the values are; of a single number, that itself."""

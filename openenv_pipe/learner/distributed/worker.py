@@ -1,8 +1,8 @@
 """A rank of the learner beside the run's own process.
 
-    python -m openenv_pipe.learner.distributed.worker DOOR RANK SIZE DEVICE NUM_THREADS
+    python -m openenv_pipe.learner.distributed.worker SOCKET RANK SIZE DEVICE NUM_THREADS
 
-It connects to the socket DOOR, builds the policy that it is told to, and does what rank 0 does,
+It connects to the socket SOCKET, builds the policy that it is told to, and does what rank 0 does,
 until rank 0 is gone. What it prints is its log. Refused here: playing, saving, deciding.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.learner.distributed.joint import Beginning, build_rank, publish_weights
+from openenv_pipe.learner.distributed.learner_group import StateLayout, build_rank, publish_weights
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.load import load_policy
@@ -34,18 +34,18 @@ class Worker:
         self._config: RunConfig
         self._learner: Learner
 
-    def join(self, meeting: Path) -> None:
-        self._ranks.join(meeting, self._device)
+    def join(self, rendezvous: Path) -> None:
+        self._ranks.join(rendezvous, self._device)
 
     def load(self, config: RunConfig) -> None:
         self._config = config
         self._policy = load_policy(config.model, seed=config.seed, device=self._device)
 
-    def begin(self, beginning: Beginning) -> None:
-        reference = beginning.receive(self._policy, self._ranks)
+    def receive_state(self, layout: StateLayout) -> None:
+        reference = layout.receive(self._policy, self._ranks)
         self._learner = build_rank(self._policy, self._config, self._ranks, reference)
         optimizer, device = self._learner.optimizer, self._policy.device
-        beginning.spread_optimizer(optimizer, self._ranks, device)
+        layout.broadcast_optimizer(optimizer, self._ranks, device)
 
     def update(self, samples: Sequence[Sample], step: int) -> None:
         self._learner.update(samples, step)
@@ -56,7 +56,7 @@ class Worker:
 
 
 def main() -> None:
-    door, rank, size, device, num_threads = sys.argv[1:]
+    socket_path, rank, size, device, num_threads = sys.argv[1:]
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     torch.set_num_threads(int(num_threads))
@@ -65,17 +65,17 @@ def main() -> None:
     ranks = Ranks(int(rank), int(size))
     worker = Worker(ranks, torch.device(device))
     with socket.socket(socket.AF_UNIX) as connected:
-        connected.connect(door)
-        line = Connection(connected.detach())
-    with line:
-        line.send(ranks.rank)
+        connected.connect(socket_path)
+        connection = Connection(connected.detach())
+    with connection:
+        connection.send(ranks.rank)
         while True:
             try:
-                order, arguments = line.recv()
+                order, arguments = connection.recv()
             except (EOFError, ConnectionError):
                 break  # rank 0 has ended, and so do we
             getattr(worker, order)(*arguments)
-            line.send(order)
+            connection.send(order)
     ranks.leave()
 
 

@@ -27,7 +27,7 @@ from openenv_pipe.system.resources import PACKAGE_DIR
 
 WORKER = "openenv_pipe.learner.distributed.worker"
 START_LIMIT_S = 300.0  # until all have imported torch
-LAST_WORDS_S = 10.0  # for a rank to end, once the others have lost it, and the reverse
+EXIT_GRACE_S = 10.0  # for a rank to end, once the others have lost it, and the reverse
 STOP_LIMIT_S = 5.0
 POLL_S = 0.2
 
@@ -43,10 +43,10 @@ class Workers:
         self._logs = logs
         self._num_threads = num_threads
         self._processes: list[ManagedProcess] = []
-        self._lines: list[Connection] = []
+        self._connections: list[Connection] = []
 
     @contextlib.contextmanager
-    def doing(self, order: str, *arguments: Any) -> Iterator[None]:
+    def running(self, order: str, *arguments: Any) -> Iterator[None]:
         """The others do what `order` names, while rank 0 does its part inside.
 
         Raises TrainingError with the log of a rank that ends over it.
@@ -54,8 +54,8 @@ class Workers:
         try:
             if not self._processes:
                 self._start()
-            with self._watched():
-                self._tell(order, *arguments)
+            with self._watch_for_deaths():
+                self._send(order, *arguments)
                 yield
                 self._wait_until_done(order)
         except PipeError:
@@ -66,36 +66,36 @@ class Workers:
 
     def close(self) -> None:
         """Ends them all, whatever they do. May be called again."""
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
         for process in self._processes:
             process.begin_stop(STOP_LIMIT_S)
         for process in self._processes:
             process.stop(STOP_LIMIT_S)
         if self._processes:
             self.ranks.leave()
-        self._lines, self._processes = [], []
+        self._connections, self._processes = [], []
 
     def _start(self) -> None:
         refuse_missing_devices(self.ranks.size, self._device)
         folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-ranks-"))  # for this user only
         try:
-            with socket.socket(socket.AF_UNIX) as door:
-                door.bind(str(folder / "orders"))
-                door.listen(self.ranks.size)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(folder / "orders"))
+                listener.listen(self.ranks.size)
                 self._processes = [
                     self._launch(rank, folder / "orders") for rank in range(1, self.ranks.size)
                 ]
-                lines = dict(self._answer(door) for _ in self._processes)
-                self._lines = [line for _, line in sorted(lines.items())]
-            meeting = folder / "meeting"
-            self._tell("join", meeting)
-            self.ranks.join(meeting, self._device)
+                connections = dict(self._accept(listener) for _ in self._processes)
+                self._connections = [connection for _, connection in sorted(connections.items())]
+            rendezvous = folder / "rendezvous"
+            self._send("join", rendezvous)
+            self.ranks.join(rendezvous, self._device)
             self._wait_until_done("join")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _launch(self, rank: int, door: Path) -> ManagedProcess:
+    def _launch(self, rank: int, socket_path: Path) -> ManagedProcess:
         places = [str(PACKAGE_DIR.parent), os.environ.get("PYTHONPATH", "")]
         on_cpu = self._device.type == "cpu"
         num_threads = max(1, self._num_threads // self.ranks.size) if on_cpu else self._num_threads
@@ -105,7 +105,7 @@ class Workers:
                 sys.executable,
                 "-m",
                 WORKER,
-                str(door),
+                str(socket_path),
                 *map(str, own),
             ],
             log=self._logs / f"rank-{rank}.log",
@@ -113,34 +113,34 @@ class Workers:
             grace_s=STOP_LIMIT_S,
         )
 
-    def _answer(self, door: socket.socket) -> tuple[int, Connection]:
-        """The next worker that is ready: its rank, and the line to it."""
+    def _accept(self, listener: socket.socket) -> tuple[int, Connection]:
+        """The next worker that is ready: its rank, and the connection to it."""
         latest = time.monotonic() + START_LIMIT_S
-        while not select.select([door], [], [], POLL_S)[0]:
+        while not select.select([listener], [], [], POLL_S)[0]:
             self._refuse_ended(wait_s=0.0)
             if time.monotonic() > latest:
                 raise TrainingError(
                     f"the learner's ranks did not start within {START_LIMIT_S:g} s",
                     log=self._processes[0].log,
                 )
-        line = Connection(door.accept()[0].detach())
-        return line.recv(), line  # it says its rank as soon as it is connected
+        connection = Connection(listener.accept()[0].detach())
+        return connection.recv(), connection  # it says its rank as soon as it is connected
 
-    def _tell(self, order: str, *arguments: Any) -> None:
-        for line in self._lines:
-            line.send((order, arguments))
+    def _send(self, order: str, *arguments: Any) -> None:
+        for connection in self._connections:
+            connection.send((order, arguments))
 
     def _wait_until_done(self, order: str) -> None:
-        for rank, line in enumerate(self._lines, start=1):
-            if not line.poll(LONGEST_WAIT.total_seconds()):
+        for rank, connection in enumerate(self._connections, start=1):
+            if not connection.poll(LONGEST_WAIT.total_seconds()):
                 raise TrainingError(
                     f"rank {rank} of the learner has not finished {order!r} within {LONGEST_WAIT}",
                     log=self._processes[rank - 1].log,
                 )
-            line.recv()
+            connection.recv()
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watch_for_deaths(self) -> Iterator[None]:
         """A rank that ends breaks a connection, which rank 0 sees when it waits for that rank.
         Inside a kernel of a GPU it sees nothing for LONGEST_WAIT, and nobody can call it back from
         there: then this process ends, and all that it has started with it."""
@@ -151,7 +151,7 @@ class Workers:
 
         def watch() -> None:
             while not is_over.wait(POLL_S):
-                if (death := self._death()) and not is_over.wait(LAST_WORDS_S):
+                if (death := self._death()) and not is_over.wait(EXIT_GRACE_S):
                     end_at_once(death)
 
         watching = threading.Thread(target=watch, name="ranks", daemon=True)
@@ -176,8 +176,8 @@ class Workers:
 
     def _raise_if_ended(self, error: BaseException) -> None:
         """What rank 0 sees of another's end is a connection that broke."""
-        if isinstance(error, OSError | EOFError) or wait(self._lines, LAST_WORDS_S):
-            self._refuse_ended(wait_s=LAST_WORDS_S, error=error)
+        if isinstance(error, OSError | EOFError) or wait(self._connections, EXIT_GRACE_S):
+            self._refuse_ended(wait_s=EXIT_GRACE_S, error=error)
 
     def _refuse_ended(self, *, wait_s: float, error: BaseException | None = None) -> None:
         latest = time.monotonic() + wait_s

@@ -22,7 +22,7 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
 
 
-class KeptOptimizer:
+class PendingOptimizerState:
     """The state that an optimizer of shards will go on from, in the machine's memory until then."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class KeptOptimizer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beginning:
+class StateLayout:
     """What the others have to know to receive what rank 0 goes on from."""
 
     packs_rows: bool
@@ -46,7 +46,7 @@ class Beginning:
     num_steps_taken: int
 
     @classmethod
-    def of(cls, policy: Policy, optimizer: Optimizer | KeptOptimizer) -> "Beginning":
+    def of(cls, policy: Policy, optimizer: Optimizer | PendingOptimizerState) -> "StateLayout":
         return cls(
             packs_rows=policy.packs_rows,
             num_reference=None if policy.reference is None else len(policy.reference),
@@ -61,10 +61,10 @@ class Beginning:
         if self.num_reference is not None:
             trained = policy.trained_parameters()[: self.num_reference]
             reference = [torch.empty_like(values.data) for _, values in trained]
-        spread_weights(policy, reference, ranks)
+        broadcast_weights(policy, reference, ranks)
         return reference
 
-    def spread_optimizer(
+    def broadcast_optimizer(
         self,
         target: Optimizer,
         ranks: Ranks,
@@ -78,19 +78,21 @@ class Beginning:
             whole = (
                 given[key].to(device) if given else torch.empty(shape, dtype=dtype, device=device)
             )
-            ranks.spread(whole)
+            ranks.broadcast(whole)
             parts[key] = target.own_part(key, whole)
         target.load(parts, self.num_steps_taken)
 
 
-def spread_weights(policy: Policy, reference: Sequence[torch.Tensor] | None, ranks: Ranks) -> None:
+def broadcast_weights(
+    policy: Policy, reference: Sequence[torch.Tensor] | None, ranks: Ranks
+) -> None:
     """To or from rank 0: the weights and the reference of all become its own."""
     trained = [parameter.data for _, parameter in policy.trained_parameters()]
     for values in (*trained, *(reference or ())):
-        ranks.spread(values)
+        ranks.broadcast(values)
 
 
-class JointLearner:
+class LearnerGroup:
     """To the pipeline what a Learner is."""
 
     def __init__(self, policy: Policy, config: RunConfig, workers: Workers) -> None:
@@ -99,42 +101,42 @@ class JointLearner:
         self._workers = workers
         self._learner = _learner(policy, config, workers.ranks)
         is_sharded = config.trainer.parallel == "fsdp"
-        self._kept = KeptOptimizer() if is_sharded else None  # until there are shards
-        self._has_begun = False
+        self._pending = PendingOptimizerState() if is_sharded else None  # until there are shards
+        self._has_started = False
 
     @property
-    def optimizer(self) -> "Optimizer | KeptOptimizer | GatheredOptimizer":
-        own = self._kept or self._learner.optimizer
+    def optimizer(self) -> "Optimizer | PendingOptimizerState | GatheredOptimizerState":
+        own = self._pending or self._learner.optimizer
         if isinstance(own, ShardedOptimizer):
-            return GatheredOptimizer(own, self._workers)
+            return GatheredOptimizerState(own, self._workers)
         return own
 
     def update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
         """As Learner.update. The first one starts the workers."""
-        if not self._has_begun:
-            self._begin()
-        with self._workers.doing("update", samples, step):
+        if not self._has_started:
+            self._start_workers()
+        with self._workers.running("update", samples, step):
             metrics = self._learner.update(samples, step)
             publish_weights(self._learner, self._policy)
         return metrics
 
-    def _begin(self) -> None:
+    def _start_workers(self) -> None:
         """Until now this was a learner of one device, new or from a checkpoint: all get that."""
         policy, ranks = self._policy, self._workers.ranks
-        beginning, given = Beginning.of(policy, self.optimizer), self.optimizer.tensors()
-        with self._workers.doing("load", self._config):
+        layout, given = StateLayout.of(policy, self.optimizer), self.optimizer.tensors()
+        with self._workers.running("load", self._config):
             pass
-        with self._workers.doing("begin", beginning):
-            spread_weights(policy, policy.reference, ranks)
-            if self._kept:
+        with self._workers.running("receive_state", layout):
+            broadcast_weights(policy, policy.reference, ranks)
+            if self._pending:
                 twin = policy.twin(learns=True)
                 self._learner = build_rank(twin, self._config, ranks, policy.reference)
             optimizer = self._learner.optimizer
-            beginning.spread_optimizer(optimizer, ranks, policy.device, given)
-        self._kept, self._has_begun = None, True
+            layout.broadcast_optimizer(optimizer, ranks, policy.device, given)
+        self._pending, self._has_started = None, True
 
 
-class GatheredOptimizer:
+class GatheredOptimizerState:
     """A sharded optimizer as a checkpoint knows one: whole."""
 
     def __init__(self, own: ShardedOptimizer, workers: Workers) -> None:
@@ -146,15 +148,15 @@ class GatheredOptimizer:
         return self._own.num_steps_taken
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        with self._workers.doing("gather_optimizer"):
+        with self._workers.running("gather_optimizer"):
             return self._own.tensors()
 
 
 def build_learner(
     policy: Policy, config: RunConfig, workers: Workers | None
-) -> Learner | JointLearner:
+) -> Learner | LearnerGroup:
     """The learner of a run, on as many devices as there are workers for."""
-    return JointLearner(policy, config, workers) if workers else _learner(policy, config, Ranks())
+    return LearnerGroup(policy, config, workers) if workers else _learner(policy, config, Ranks())
 
 
 def build_rank(

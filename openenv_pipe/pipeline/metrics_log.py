@@ -16,7 +16,7 @@ from openenv_pipe.trackers import Tracker, build_tracker
 Result = TypeVar("Result")
 
 
-class Journal:
+class MetricsLog:
     """Passes each step's metrics to metrics.jsonl, the tracker, the progress and the callbacks."""
 
     def __init__(
