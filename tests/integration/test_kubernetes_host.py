@@ -1,6 +1,6 @@
 """`KubernetesHost` with the official client, against a fake of the cluster's API.
 
-No test here ran on a real cluster; docs/kubernetes.md says what that leaves open.
+No test here ran on a real cluster; docs/kubernetes.md says what therefore is untested.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def quickly(monkeypatch):
 
 
 def settings(**changes):
-    """An environment's and a host's block; the image is what the fake runs anyhow."""
+    """Return the env and host configurations. The fake ignores the image and runs a command."""
     given = [f"host.{name}={value}" for name, value in changes.items()]
     config = compose(["conf=echo", "host=kubernetes", "host.image=registry.example/x:1", *given])
     return config.config.env, config.config.host
@@ -41,7 +41,7 @@ def settings(**changes):
 
 @asynccontextmanager
 async def running(tmp_path, mood="fine", **changes):
-    """A cluster and a host that has started in it."""
+    """A running cluster and a host that has started in it."""
     cluster = FakeCluster([sys.executable, "-c", STUB, "{port}", mood])
     async with cluster.serving() as url:
         path = tmp_path / "kubeconfig"
@@ -73,7 +73,7 @@ def test_a_pod_may_do_nothing_that_it_need_not():
     )
     manifest = pod(env, config, name="x", owner={"name": "run"}, index=3)
     with pytest.raises(ValueError, match="uid"):
-        V1Pod.model_validate(manifest)  # the client's models are strict
+        V1Pod.model_validate(manifest)  # the client's models refuse unknown fields
     manifest["metadata"]["ownerReferences"] = []
     V1Pod.model_validate(manifest)
     spec = manifest["spec"]
@@ -207,7 +207,8 @@ async def test_a_pod_that_never_gets_ready_is_given_up(tmp_path):
 
 
 async def test_services_are_made_for_use_inside_the_cluster(tmp_path):
-    """No name of a service is known here: the start fails, after the service was made."""
+    """The names of services do not resolve on this machine, so the start fails after creating the
+    service."""
     cluster = FakeCluster([sys.executable, "-c", STUB, "{port}", "fine"])
     cluster.ready_at_once = True
     async with cluster.serving() as url:

@@ -1,6 +1,6 @@
 """The servers of blackjack, catch, game2048 and reasoning, driven over the WebSocket.
 
-What all four promise is tested on all four; what each plays is tested in `unit/`.
+Tests here check what all four have in common; the tests of each game's rules are in `unit/`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ import reasoning.policies
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
-    """An environment, who plays it, and what of it differs from the others."""
+    """An environment, a policy that plays it, and its differences from the others."""
 
     name: str
     policy: Callable[..., str]
@@ -67,7 +67,7 @@ def served(request) -> Iterator[tuple[Env, int]]:
 
 
 async def play(session: Session, env: Env, rng: random.Random, **reset: object) -> list[dict]:
-    """All answers of one episode, that of the reset first."""
+    """Play one episode; return all answers, that of the reset first."""
     answers = [await session.send("reset", **env.reset, **reset)]
     assert answers[0]["reward"] is None and not answers[0]["done"]
     while not answers[-1]["done"]:

@@ -1,4 +1,4 @@
-"""`ProcessHost` with real OpenEnv servers, and with stubs that start fast and misbehave."""
+"""`ProcessHost` with real OpenEnv servers, and with stubs that start fast and can misbehave."""
 
 import asyncio
 import itertools
@@ -25,9 +25,10 @@ from openenv_pipe.errors import (
 from openenv_pipe.system.process import free_port
 from tests.ports import lasting_port
 
-LIMIT_S = 120.0  # of what takes a moment on a quiet machine
+LIMIT_S = 120.0  # waits for what takes a moment on an idle machine
 
-# A package in the layout of `openenv init`, cut down to one file. The message says what to do.
+# A package in the layout of `openenv init`, reduced to one file. The action's message selects what
+# the environment does.
 OPENENV_APP = """
 import os, time
 from openenv.core.env_server.http_server import create_app
@@ -63,7 +64,7 @@ limit = int(os.environ["MAX_CONCURRENT_ENVS"]) if os.environ.get("MOOD") != "dea
 app = create_app(Parrot, Say, Heard, env_name="parrot", max_concurrent_envs=limit)
 """
 
-# A server that speaks just enough of the protocol, in a tenth of a real one's starting time.
+# A server with the minimum of the protocol, which starts ten times as fast as a real one.
 STUB = """
 import asyncio, json, os, sys
 from http import HTTPStatus
@@ -113,7 +114,7 @@ asyncio.run(main())
 
 
 def settings(**values):
-    """The environment's and the host's part of a configuration."""
+    """Return the env and host configurations."""
     env = {
         "name": "parrot",
         "package": None,
@@ -138,7 +139,7 @@ def settings(**values):
 
 
 def stub(mood="fine", **values):
-    """Settings for a stub server."""
+    """Return settings for a stub server."""
     return settings(command=[sys.executable, "-c", STUB, "{port}", mood], **values)
 
 
@@ -148,7 +149,7 @@ def package(tmp_path):
 
 
 def write_package(folder):
-    """A real OpenEnv package; its folder, as `env.package` has it."""
+    """Write a real OpenEnv package and return its folder, for `env.package`."""
     (folder / "server").mkdir(parents=True)
     for path in (folder / "__init__.py", folder / "server" / "__init__.py"):
         path.touch()
@@ -168,7 +169,7 @@ async def running(parts, log_dir):
 
 
 async def within(condition):
-    """Wait until a condition holds."""
+    """Poll until a condition holds."""
     async with asyncio.timeout(LIMIT_S):
         while not condition():
             await asyncio.sleep(0.01)
@@ -324,7 +325,7 @@ def test_servers_get_no_credentials_unless_named():
     }
 
 
-# --- lending -----------------------------------------------------------------------------------
+# --- lending sessions ----------------------------------------------------------------------------
 
 
 async def test_lenders_wait_for_a_slot_and_are_spread_over_servers(tmp_path):
@@ -360,7 +361,7 @@ async def test_a_session_is_reused_unless_its_lender_left_a_message_unanswered(t
                 await session.step({"message": "sleep"}, LIMIT_S)
 
         task = asyncio.create_task(play())
-        await within(lambda: not first.usable)  # it has asked
+        await within(lambda: not first.usable)  # the request has been sent
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -379,7 +380,7 @@ async def test_cancelled_waiters_lose_no_slot(tmp_path):
         async with host.session():
             waiters = [asyncio.create_task(play()) for _ in range(20)]
             await asyncio.sleep(0)
-        for waiter in waiters[:15]:  # one of them has just been woken
+        for waiter in waiters[:15]:  # the first of them has just got the slot
             waiter.cancel()
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*waiters, return_exceptions=True)
@@ -421,11 +422,11 @@ async def test_a_server_that_others_have_filled_ends_the_episode_not_the_run(tmp
             await session.reset({}, LIMIT_S)
 
 
-# --- dying -------------------------------------------------------------------------------------
+# --- servers that die ----------------------------------------------------------------------------
 
 
 async def die(host):
-    """End the server from within an episode; returns nothing, raises what the episode sees."""
+    """End the server from within an episode; raises the error that the episode gets."""
     async with host.session() as session:
         await session.step({"message": "die"}, LIMIT_S)
 

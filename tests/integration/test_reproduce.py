@@ -1,4 +1,5 @@
-"""`reproduce`: the same code elsewhere gives the same bytes, a changed constant does not."""
+"""`reproduce`: the same code in another folder gives the same bytes, a changed constant does
+not."""
 
 import os
 import shutil
@@ -15,13 +16,14 @@ RUN = (
     "device=cpu",
     "num_threads=1",
     "eval.baselines=false",
-    "reward.terms.short={type: length, weight: -0.01, per_turn: false}",  # has a signal at once
+    # gives the first groups a signal
+    "reward.terms.short={type: length, weight: -0.01, per_turn: false}",
     "trainer.tasks_per_step=3",
 )
 
 
 def pipe(code: Path, folder: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a command of the code in one folder, run in another."""
+    """Run a command with the code of one folder in another folder; return exit code and output."""
     done = subprocess.run(
         [sys.executable, "-m", "openenv_pipe.cli.main", *arguments],
         cwd=folder,
@@ -36,7 +38,7 @@ def pipe(code: Path, folder: Path, *arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
-    """The recording of a run, made by the commands."""
+    """A recorded run, made by the commands."""
     folder = tmp_path_factory.mktemp("recorded")
     code, said = pipe(REPOSITORY, folder, "train", *RUN)
     assert code == 0, said
@@ -48,7 +50,7 @@ def recorded(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    """The code, as a fresh clone would have it."""
+    """A copy of the code, like a fresh clone."""
     folder = tmp_path_factory.mktemp("clone")
     for name in ("openenv_pipe", "conf", "envs"):
         shutil.copytree(
@@ -65,7 +67,8 @@ def test_a_fresh_clone_elsewhere_gives_the_same_bytes(recorded, clone, tmp_path)
 
 
 def test_a_changed_constant_in_the_loss_is_found(recorded, clone, tmp_path):
-    """By replay, which plays nothing: refused first, then found in the first step that learns."""
+    """Replay, which plays nothing, refuses the changed code; with --allow it finds the first
+    changed step."""
     code, said = pipe(clone, tmp_path, "reproduce", str(recorded), "--replay", "--steps", "1")
     assert code == 0, said
     path = clone / "openenv_pipe" / "algorithms" / "losses" / "policy.py"

@@ -1,4 +1,4 @@
-"""Trap 26: a run that was killed and resumed is the run that nobody touched, byte for byte."""
+"""Trap 26: a killed and resumed run equals an uninterrupted one, byte for byte."""
 
 import json
 import shutil
@@ -15,8 +15,8 @@ from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import ended_by
 from tests.crash_matrix import Reference, Result, finish, killed_and_resumed, start, untouched
 
-# All that has a state: a curriculum, a reference, a schedule, several updates, evaluations in
-# between, old checkpoints that go.
+# These settings use every part that has state: a curriculum, a reference, a schedule, several
+# updates per step, evaluations during training, and old checkpoints that are removed.
 RUN = (
     "conf=smoke",
     "device=cpu",
@@ -24,7 +24,8 @@ RUN = (
     "env.tasks.order=curriculum",
     "eval.baselines=false",
     "eval.during.every=2",
-    "reward.terms.short={type: length, weight: -0.01, per_turn: false}",  # has a signal at once
+    # gives the first groups a signal
+    "reward.terms.short={type: length, weight: -0.01, per_turn: false}",
     "trainer.steps=4",
     "trainer.tasks_per_step=3",
     "trainer.updates_per_step=2",
@@ -39,7 +40,7 @@ METRICS = "metrics.jsonl"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Reference:
-    """The run that nobody touches."""
+    """The uninterrupted run."""
     reference = untouched(tmp_path_factory.mktemp("whole"), RUN, "smoke")
     records = read_metrics(reference.folder / METRICS)
     trained = [record.get("groups/trained", 0) for record in records]
@@ -53,8 +54,10 @@ def assert_same_run(folder: Path, whole: Path) -> None:
 
 
 def test_killed_in_every_stage_and_resumed_until_it_ends(whole, tmp_path):
-    """In the warm start, before the first checkpoint of GRPO and after it. At random instants:
-    benchmarks/crash.py."""
+    """The run is killed in the warm start, and before and after the first checkpoint of GRPO.
+
+    benchmarks/crash.py kills at random instants.
+    """
     trial = killed_and_resumed(tmp_path, RUN, "smoke", [(1, 0.0), (4, 0.0), (6, 0.0)])
     assert len(trial.kills) == 3
     assert not any(trial.codes), trial.said
@@ -65,7 +68,8 @@ def test_killed_in_every_stage_and_resumed_until_it_ends(whole, tmp_path):
 
 
 def test_killed_and_resumed_while_groups_are_played_ahead(tmp_path_factory, tmp_path):
-    """With one version of staleness: what was played ahead by older weights is in checkpoints."""
+    """With a staleness of one version, checkpoints hold the groups that older weights played
+    ahead."""
     ahead = (*RUN, "trainer.max_staleness=1")
     whole = untouched(tmp_path_factory.mktemp("ahead"), ahead, "smoke")
     records = read_metrics(whole.folder / METRICS)
@@ -77,7 +81,7 @@ def test_killed_and_resumed_while_groups_are_played_ahead(tmp_path_factory, tmp_
 
 
 def test_interrupted_between_checkpoints_and_resumed(whole, tmp_path):
-    """Ctrl-C saves the step at hand; that checkpoint goes once there is a regular one."""
+    """Ctrl-C saves the current step; the next regular checkpoint replaces that one."""
     process, folder = start(tmp_path, *RUN), tmp_path / "smoke" / "0001"
     code = ended_by(signal.SIGINT, process, lambda: has_step(folder, 3), "the third step")
     assert code == 130, process.err
@@ -95,7 +99,7 @@ def has_step(folder: Path, step: int) -> bool:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of some megabytes."""
+    """A file system of a few megabytes."""
     path = tmp_path / "disk"
     path.mkdir()
     mounted = subprocess.run(
@@ -108,8 +112,10 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
-    """The run says what is wrong and stays readable. With space again it goes on, passing over a
-    checkpoint that was cut off in between."""
+    """The run names the cause and its folder stays readable.
+
+    With free space again it resumes, and skips a checkpoint that was truncated in between.
+    """
     code, said = finish(start(small_disk, *RUN))
     assert code == 1
     assert "No space left on device" in said and "--resume" in said
@@ -130,7 +136,7 @@ def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
 
 
 def test_a_fork_is_a_new_run_from_a_checkpoint(whole, tmp_path):
-    """And what cannot be resumed is refused by name."""
+    """A fork starts a new run; resuming what cannot be resumed is refused with the reason."""
     shutil.copytree(whole.folder, tmp_path / "smoke" / "0001", symlinks=True)
     code, said = finish(start(tmp_path, "--resume", "smoke/0001", "seed=5", "trainer.steps=9"))
     assert code == 2

@@ -11,7 +11,8 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN
 from tests.fakes import collect, run_config, sampled, tiny_policy
 
-# Plays as tests/fakes.py does, a little later each time; it has room for as many as it is told.
+# Plays as tests/fakes.py does, with delays that grow, and refuses sessions above
+# MAX_CONCURRENT_ENVS.
 SERVER = """
 import asyncio, json, os, sys
 from http import HTTPStatus

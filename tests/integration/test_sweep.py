@@ -1,4 +1,4 @@
-"""`train -m` as a user starts it: real jobs, real servers, one bad job, a stop, and going on."""
+"""`train -m` as a user starts it: real jobs and servers, a failing job, a stop, and a resume."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def runs_of(folder: Path) -> list[RunFolder]:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory) -> Path:
-    """A sweep of three good jobs and two bad ones."""
+    """A sweep of three jobs that succeed and two that fail."""
     folder = tmp_path_factory.mktemp("swept")
     values = ("trainer.steps=2,two", "seed=0,1")
     code, out, err = run(folder, "train", "-m", *TINY, *values, "env.max_turns=4")
@@ -67,7 +67,8 @@ def test_all_jobs_had_the_same_server(swept):
 
 
 def test_a_job_is_an_ordinary_run(swept, tmp_path):
-    """Its recorded command alone gives the same bytes, with a server of its own."""
+    """The recorded command of a job gives the same bytes when it is run alone, with its own
+    server."""
     job = runs_of(swept)[1]
     assert job.record.sweep == sweep_of(swept)["stamp"]
     assert job.config.host.type == "process"
@@ -83,7 +84,8 @@ def test_a_job_is_an_ordinary_run(swept, tmp_path):
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
-    """Asked to stop at first, killed when it goes on, and at last left to end."""
+    """The sweep is first stopped by SIGTERM, then killed after a resume, and at last runs to its
+    end."""
     metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
     process = Command(tmp_path, "train", "-m", *TINY, *LONG)
     code = ended_by(signal.SIGTERM, process, lambda: has_lines(metrics, "grpo", 2), "two steps")
@@ -99,7 +101,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
         wait_until(lambda: has_lines(metrics, "grpo", num_begun + 1), "another step", process)
     finally:
         process.kill()
-    # The runs of a sweep that was killed are asked to stop, and save.
+    # When a sweep is killed, its runs are asked to stop, and they save.
     wait_until(lambda: servers_of(tmp_path) == [], "the end of all processes")
     assert [record["step"] for record in read_metrics(metrics)][num_begun] == num_begun + 1
 
@@ -127,10 +129,10 @@ def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
 
 
 def uvicorns_of(pid: int) -> list[psutil.Process]:
-    """Environment servers below a process, without their guardians."""
+    """Return the environment servers below a process, without their guardians."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has just ended
+        with contextlib.suppress(psutil.Error):  # the process has just ended
             text = " ".join(child.cmdline())
             if "uvicorn" in text and "guard.py" not in text:
                 found.append(child)

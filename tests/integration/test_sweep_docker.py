@@ -1,4 +1,5 @@
-"""Shared servers in containers: one for job after job, restarted after a death, none left."""
+"""Shared servers in containers: jobs use one after another, a dead one restarts, and none is
+left."""
 
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ from openenv_pipe.errors import SessionClosedError
 from tests.integration.test_docker_host import evaluated, nothing_is_left, probe
 
 pytestmark = pytest.mark.docker
-__all__ = ["nothing_is_left"]  # used by every test here
+__all__ = ["nothing_is_left"]  # pytest applies this fixture to every test here
 
 
 @asynccontextmanager
@@ -57,6 +58,6 @@ async def test_a_dead_container_is_started_again_for_the_job_that_has_it(docker_
             owned.container.kill()
             with pytest.raises(SessionClosedError):
                 await evaluated(session, "__import__('time').sleep(9)")
-        async with host.session() as session:  # at another port
+        async with host.session() as session:  # the restarted container has another port
             assert await evaluated(session, "1 + 1") == 2
         assert servers.num_starts["serving"] == 1

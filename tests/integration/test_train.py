@@ -1,4 +1,4 @@
-"""`train` and `eval` as a user starts them: real servers, real models, real processes."""
+"""`train` and `eval` as a user starts them, with real servers, models and processes."""
 
 import json
 import signal
@@ -99,7 +99,7 @@ def test_a_model_of_a_folder_is_trained(smoke, tmp_path):
 
 
 def test_an_interrupted_run_is_saved(tmp_path):
-    """By SIGTERM; by Ctrl-C in test_resume."""
+    """This test interrupts with SIGTERM; test_resume.py interrupts with Ctrl-C."""
     process = Command(tmp_path, "train", "conf=smoke", "trainer.steps=1000", *SMALL)
     metrics = tmp_path / "runs/smoke/0001/metrics.jsonl"
     code = ended_by(signal.SIGTERM, process, lambda: has_lines(metrics, "grpo", 2), "two steps")

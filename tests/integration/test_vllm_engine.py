@@ -1,6 +1,7 @@
 """The engine on a real vLLM server: what it samples, and what it serves after a publish.
 
-The server is shared (tests/vllm_server.py); servers of a run's own are in test_vllm_train.py.
+The tests share one server (tests/vllm_server.py). Servers that a run starts are in
+test_vllm_train.py.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from tests.vllm_server import LORA_RANK, Door, Served, small_config, small_polic
 
 pytestmark = pytest.mark.vllm
 LORA = f"model.lora.rank={LORA_RANK}"
-LIMIT_S = 120.0  # of what takes a moment on a quiet machine
+LIMIT_S = 120.0  # waits for what takes a moment on an idle machine
 
 
 @asynccontextmanager
@@ -52,7 +53,7 @@ async def opened(
 
 @pytest.fixture
 async def base_weights(vllm_served):
-    """Gives the server its base back after a test that has changed all weights."""
+    """Restores the server's base model after a test that has replaced all weights."""
     yield
     client = VllmClient(vllm_served.url, api_key=None, request_timeout_s=60)
     async with client, client.replacing_weights():
@@ -60,7 +61,7 @@ async def base_weights(vllm_served):
 
 
 def change(policy: Policy, size: float = 0.02) -> None:
-    """New weights, as of an update."""
+    """Change the trained weights, as an update does."""
     draw = torch.Generator().manual_seed(7)
     for _, parameter in policy.trained_parameters():
         parameter.data += size * torch.randn(parameter.shape, generator=draw)
@@ -80,7 +81,8 @@ def request(
 
 
 def largest_difference(policy: Policy, episodes, temperature: float) -> float:
-    """Of the trainer's logprobs and those that came with the tokens, over all turns."""
+    """Return the largest difference between the trainer's logprobs and the sampler's, over all
+    turns."""
     differences = []
     for episode in episodes:
         ids = [id for turn in episode.turns for id in turn.prompt_ids + turn.completion_ids]
@@ -101,7 +103,7 @@ def largest_difference(policy: Policy, episodes, temperature: float) -> float:
 
 
 async def test_sampler_and_trainer_agree_at_every_temperature(vllm_served, tmp_path):
-    """Traps 4 and 5, over several turns, with an adapter that is not the identity."""
+    """Traps 4 and 5, over several turns, with an adapter whose weights are not zero."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
         change(policy)
         await engine.publish(1)
@@ -116,7 +118,8 @@ async def test_sampler_and_trainer_agree_at_every_temperature(vllm_served, tmp_p
 
 
 async def test_the_same_seed_gives_the_same_tokens_in_any_company(vllm_served, tmp_path):
-    """And a retry those that were lost; a member of a group the same as when asked alone."""
+    """A retried request gets the same tokens, and a group's member the same as when it is sent
+    alone."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, _):
         first = engine.begin_collection(34, 34)
         alone = await engine.generate(request(first))
@@ -135,7 +138,7 @@ async def test_the_same_seed_gives_the_same_tokens_in_any_company(vllm_served, t
 
 
 def assert_same(one: Completion, other: Completion) -> None:
-    """Other company may round another way, which is no other distribution."""
+    """Assert equal tokens, and logprobs to 1e-5: other batches may round in another way."""
     assert one.token_ids == other.token_ids
     assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
@@ -180,7 +183,10 @@ async def generated(client: VllmClient) -> float:
 
 
 async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_path, monkeypatch):
-    """With the tokens that they would have got without it. Both are addresses of one server."""
+    """Its episodes get the tokens that they would have got without the loss.
+
+    Both addresses lead to one server.
+    """
     monkeypatch.setattr(launch, "OUTAGE_POLL_S", 0.1)
     async with Door(vllm_served.url) as first, Door(vllm_served.url) as second:
         urls = f"engine.url=[{first.url},{second.url}]"
@@ -212,7 +218,7 @@ async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_p
 
 
 async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp_path):
-    """Trap 16: the prompt is the same every time, the adapter's name never is."""
+    """Trap 16: the prompt is always the same, and every adapter has a new name."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
         for version in range(1, 6):
             change(policy, 0.01 * version)
@@ -233,7 +239,8 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
 async def test_all_weights_are_published_into_requests_under_way(
     vllm_served, tmp_path, base_weights, way, transfer
 ):
-    """Each turn knows the versions that sampled it. Trap 16: what the cache held is gone."""
+    """Trap 16: each turn records the versions that sampled it, and cached keys and values are
+    dropped."""
     overrides = [LORA, "engine.publish=merged"] if way == "merged" else []
     overrides.append(f"engine.weight_transfer={transfer}")
     async with opened(vllm_served, tmp_path, *overrides) as (engine, policy):
@@ -251,7 +258,7 @@ async def test_all_weights_are_published_into_requests_under_way(
         async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
             await until_running(client, 1)
         async with asyncio.timeout(5 * LIMIT_S):
-            for version in itertools.count(1):  # one may come when all are at their ends
+            for version in itertools.count(1):  # one publish may meet only requests that have ended
                 change(policy, 0.02 * (-1) ** version)
                 await engine.publish(version)
                 if any(len(versions) > 1 for versions in found):
@@ -269,7 +276,7 @@ async def test_all_weights_are_published_into_requests_under_way(
 async def test_a_server_that_comes_back_gets_all_weights_again(
     vllm_served, tmp_path, base_weights, monkeypatch, transfer
 ):
-    """It has those of the base, as after a start, and keys and values of them."""
+    """The server has the base weights, as after a start, and has cached their keys and values."""
     monkeypatch.setattr(launch, "OUTAGE_POLL_S", 0.1)
     async with Door(vllm_served.url) as door:
         overrides = (f"engine.url={door.url}", f"engine.weight_transfer={transfer}")
@@ -287,7 +294,8 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
             await door.open()
             completion = await engine.generate(request(engine.begin_collection(1, 1)))
             assert completion.policy_versions == [1]
-            assert engine.replicas[0].difference < 1e-4  # at the canary's look after the restart
+            # as measured by the logprob check after the restart
+            assert engine.replicas[0].difference < 1e-4
             change(policy)
             await engine.publish(2)
             assert (await engine.metrics())["canary/difference"] < 1e-4
@@ -309,8 +317,11 @@ async def test_an_adapter_stays_with_its_requests(vllm_served, tmp_path):
 async def test_a_server_takes_sleep_and_wake_in_this_order(
     vllm_served, tmp_path, base_weights, way
 ):
-    """Trap 18, as far as a CPU has it: there vLLM gives no memory back, but what is asked while it
-    sleeps waits for the next policy. The order of all that: `unit/test_vllm_sleep`."""
+    """Trap 18, as far as a CPU shows it.
+
+    On a CPU vLLM frees no memory in its sleep, but requests wait for the next policy.
+    `unit/test_vllm_sleep` tests the order of the calls.
+    """
     level, more = (1, [LORA]) if way == "adapter" else (2, [])
     async with opened(vllm_served, tmp_path, *more) as (engine, policy):
         engine._sleep_level = level
@@ -343,11 +354,12 @@ def test_three_steps_with_an_adapter(vllm_served, tmp_path):
     assert_trained_and_agreed(tmp_path)
 
 
-# --- the canary ----------------------------------------------------------------------------------
+# --- the logprob check ---------------------------------------------------------------------------
 
 
 async def test_a_stale_adapter_stops_the_run(vllm_served, tmp_path, monkeypatch):
-    """Trap 16, made on purpose: a new name for the old weights. Both numbers are told."""
+    """Trap 16, provoked: a new adapter name serves the old weights. The error gives both
+    logprobs."""
     async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
         client = engine.replicas[0].supervisor.client
         load = client.load_adapter
@@ -359,7 +371,7 @@ async def test_a_stale_adapter_stops_the_run(vllm_served, tmp_path, monkeypatch)
 
 
 async def test_an_adapter_that_is_not_applied_stops_the_run(vllm_served, tmp_path, monkeypatch):
-    """Trap 17: a server that says 200 and serves the base."""
+    """Trap 17: the server answers 200 and serves the base model."""
     generate = VllmClient._generate
 
     async def ignoring_adapters(self, model, token_ids, sampling):
@@ -372,7 +384,7 @@ async def test_an_adapter_that_is_not_applied_stops_the_run(vllm_served, tmp_pat
 
 
 async def test_raw_logprobs_stop_the_run(vllm_served, tmp_path, monkeypatch):
-    """Trap 5: logprobs without the temperature are those of another distribution."""
+    """Trap 5: without the temperature, logprobs belong to another distribution."""
     next_logprobs = VllmClient.next_logprobs
 
     async def raw(self, model, token_ids, wanted, temperature):
@@ -386,11 +398,11 @@ async def test_raw_logprobs_stop_the_run(vllm_served, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fault", ["keys of old weights", "an old head"])
 async def test_half_a_reload_stops_the_run(vllm_served, tmp_path, base_weights, monkeypatch, fault):
-    """Traps 16 and 18: the cache was not emptied, or the head computes with what it was."""
+    """Traps 16 and 18: the server keeps old keys and values, or its head keeps the old weights."""
     post = VllmClient._post
 
     async def faulty(self, path, body=None, *rest, **more):
-        # A pause empties the cache as well, if nothing is under way.
+        # If no request is running, a pause empties the cache as well.
         emptying = ("/pause", "/reset_prefix_cache", "/resume")
         if fault == "keys of old weights" and path.startswith(emptying):
             return b""

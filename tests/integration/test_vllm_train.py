@@ -1,4 +1,4 @@
-"""`train` with engine=vllm on servers of the run's own: their life and their death."""
+"""`train` with engine=vllm on servers that the run starts: how they start, die and end."""
 
 import contextlib
 import signal
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.vllm
 
 
 def title(process: psutil.Process) -> str:
-    """How it calls itself; nothing once it has ended."""
+    """Return the title that the process gave itself, or an empty text after its end."""
     with contextlib.suppress(psutil.Error, IndexError):
         return process.cmdline()[0]
     return ""
@@ -36,8 +36,10 @@ def installed() -> None:
 
 
 def test_a_server_killed_in_a_step_is_replaced(installed, tmp_path):
-    """Three steps with all weights on a server of the run's own, which is killed in the second:
-    the next one gets the policy of the first step, and the requests that were lost. Trap 28."""
+    """Trap 28: a server with all weights is killed in the second of three steps.
+
+    The new server gets the policy of the first step and the lost requests.
+    """
     process = start(tmp_path, "trainer.group_size=16", "host.sessions_per_server=32")
     try:
         wait_until(lambda: steps_of(tmp_path), "the first step", tmp_path)
@@ -54,11 +56,11 @@ def test_a_server_killed_in_a_step_is_replaced(installed, tmp_path):
     assert_trained_and_agreed(tmp_path)
     assert [record["engine/restarts"] for record in steps_of(tmp_path)] == [0, 1, 1]
     assert "restart 1 of 2" in told
-    assert "loading weights" in told  # what a start is at
+    assert "loading weights" in told  # the progress of the server's start
 
 
 def test_a_killed_trainer_leaves_none_of_its_two_servers(installed, tmp_path):
-    """Both have played by then, and have got the policy after the first step."""
+    """Both servers have played by then, and have received the policy of the first step."""
     more = ("engine.num_servers=2", "trainer.steps=1000")
     process = start(tmp_path, f"model.lora.rank={LORA_RANK}", *more)
     try:
@@ -68,7 +70,7 @@ def test_a_killed_trainer_leaves_none_of_its_two_servers(installed, tmp_path):
         each = [record[f"engine/{number}/generated_tokens"] for number in (0, 1)]
         assert min(each) > 0 and sum(each) == record["engine/generated_tokens"]
         servers = server_processes(psutil.Process(process.pid))
-        assert len(servers) >= 6  # two servers, their engines, their workers
+        assert len(servers) >= 6  # two servers, each with an engine and a worker process
         process.send_signal(signal.SIGKILL)
         process.wait(LIMIT_S)
         _, alive = psutil.wait_procs(servers, timeout=5)

@@ -36,7 +36,7 @@ CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Both packages, and the env blocks that `env inspect` writes for them."""
+    """A folder with both packages and the env blocks that `env inspect` writes for them."""
     folder = tmp_path_factory.mktemp("wild")
     write_packages(folder)
     with contextlib.chdir(folder):
@@ -48,7 +48,8 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def island(tmp_path_factory) -> Path:
-    """The env block that `env inspect` writes for a package from elsewhere, with its start."""
+    """A folder with the env block that `env inspect` writes for `island`, with its start
+    command."""
     folder = tmp_path_factory.mktemp("archipelago")
     package, python = write_island(folder / "elsewhere"), write_python(folder)
     start = [f"env.python={python}", "+env.variables.ISLAND_NAME=Sark", "env.reset_timeout_s=20"]
@@ -59,7 +60,7 @@ def island(tmp_path_factory) -> Path:
 
 
 async def play(name, replies, *overrides):
-    """One episode in which the replies are given in turn; its conversation as text as well."""
+    """Play one episode with these replies; return it and its conversation as text."""
     config = compose(["conf=echo", f"env={name}", "host.sessions_per_server=1", *TINY, *overrides])
     env, host_config = config.config.env, config.config.host
     host = ProcessHost(env, host_config, Path("logs"))
@@ -130,7 +131,7 @@ def test_check_passes(folder):
 
 @pytest.mark.parametrize("name", ["market", "vault"])
 def test_a_model_is_trained_on_it(folder, name):
-    """After a warm start on random actions, and beside a baseline of them, without any code."""
+    """Training needs no code: it has a warm start on random actions and a baseline of them."""
     overrides = ("conf=echo", f"env={name}", f"name={name}", *TINY, *SMALL)
     steps = ("trainer.steps=2", "trainer.tasks_per_step=2", "trainer.group_size=2")
     warm_start = (*WARM_START, "trainer.warm_start.num_episodes=4")
@@ -192,4 +193,4 @@ def test_an_environment_that_cannot_be_made_shows_its_log(island, monkeypatch):
     with pytest.raises(HostError, match="FACTORY_ERROR") as caught:
         inspect_environment(sunk, None)
     assert "the island has sunk" in str(caught.value)
-    assert "log:" not in str(caught.value)  # of a folder that is gone
+    assert "log:" not in str(caught.value)  # the log's folder has been removed

@@ -1,4 +1,5 @@
-"""Time for tests of waits: it passes when nobody has anything to do, however busy the machine."""
+"""A virtual clock for tests of waits: it advances only when no task is ready, however busy the
+machine."""
 
 import asyncio
 
@@ -7,8 +8,11 @@ import pytest
 
 @pytest.fixture
 async def virtual_time(monkeypatch):
-    """The loop's clock stands still, and jumps to the next timer when nothing else is ready. Not
-    for tests that wait for a thread or another process: time would run away from those."""
+    """Use a loop clock that stands still, and jumps to the next timer when nothing else is ready.
+
+    Tests that wait for a thread or another process cannot use it: their timeouts would pass at
+    once.
+    """
     loop = asyncio.get_running_loop()
     select, now_s = loop._selector.select, loop.time()
 

@@ -94,7 +94,7 @@ def record(step: int) -> dict:
 
 
 def train(folder: RunFolder, num_steps: int = 2) -> None:
-    """What a run without a warm start leaves behind after some steps."""
+    """Write what a run without a warm start leaves behind after some steps."""
     with closing(MetricsFile(folder.metrics_path)) as metrics:
         for step in range(1, num_steps + 1):
             metrics.append(record(step))
@@ -104,7 +104,7 @@ def train(folder: RunFolder, num_steps: int = 2) -> None:
 def evaluation(
     folder: RunFolder, label: str, episodes: Sequence[Episode], step: int | None = 0
 ) -> Evaluation:
-    """What an evaluation with these episodes gives, one group each."""
+    """Return the evaluation of these episodes, one group each."""
     report = summarise(
         label,
         episodes,

@@ -1,4 +1,5 @@
-"""Observations to messages, replies to actions. Trap numbers: tests/README.md."""
+"""Adapters turn observations into messages and replies into actions. Trap numbers:
+tests/README.md."""
 
 import pytest
 
@@ -82,14 +83,14 @@ def test_what_an_observation_contains_is_not_a_template():
 
 
 def test_a_template_cannot_reach_python():
-    """Templates come with configurations that others wrote."""
+    """Templates may come with configurations of other people."""
     adapter = text_adapter(following="{{ ''.__class__.__mro__ }}")
     with pytest.raises(ConfigError):
         adapter.follow({})
 
 
 class OwnAdapter:
-    """What `type: python` may name."""
+    """An adapter class that `type: python` can name."""
 
     def __init__(self, *, prefix):
         self.prefix = prefix

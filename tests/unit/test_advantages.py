@@ -19,7 +19,7 @@ def of_groups(*groups, scale="group", discount=1.0, baseline="group"):
 
 
 def advantages(group, **options):
-    """Of one group, by member; empty if it has no signal."""
+    """Return one group's advantages by member; empty if the group has no signal."""
     (found,) = of_groups(group, **options)
     assert found.group is group
     assert found.has_signal == bool(found.by_member)
@@ -31,7 +31,8 @@ def first_values(by_member):
 
 
 def turns_group(*turn_rewards, wholes=None):
-    """Episodes with these per-turn rewards, and with a reward for the whole beside them."""
+    """Return a group of episodes with these per-turn rewards, and optionally whole-episode
+    rewards."""
     wholes = wholes or [0.0] * len(turn_rewards)
     episodes = [
         made_up_episode(
@@ -52,7 +53,7 @@ def test_std_is_the_sample_deviation_of_the_group():
 
 
 def test_without_scale_only_the_mean_is_taken_off():
-    """Trap 12, Dr. GRPO: no division by the deviation."""
+    """Trap 12, Dr. GRPO: advantages are not divided by the deviation."""
     values = first_values(advantages(made_up_group([0.0, 0.0, 3.0]), scale="none"))
     assert values == pytest.approx({0: -1.0, 1: -1.0, 2: 2.0})
 
@@ -67,7 +68,7 @@ def test_every_turn_of_an_episode_gets_its_advantage():
 @settings(derandomize=True, deadline=None)
 @given(REWARDS)
 def test_advantages_sum_to_zero_and_are_bounded(rewards):
-    """Trap 13: also where rewards barely differ, no advantage is beyond (G - 1) / sqrt(G)."""
+    """Trap 13: no advantage exceeds (G - 1) / sqrt(G), even where rewards barely differ."""
     by_member = advantages(made_up_group(rewards))
     if not by_member:
         return
@@ -79,7 +80,7 @@ def test_advantages_sum_to_zero_and_are_bounded(rewards):
 
 @pytest.mark.parametrize("spread", [1e-7, 1e-5, 1e-3])
 def test_a_tiny_spread_gives_no_large_advantage(spread):
-    """Trap 13: the denominator has a floor, so rewards that barely differ teach little."""
+    """Trap 13: the denominator has a floor, so rewards that barely differ give small advantages."""
     values = first_values(advantages(made_up_group([0.5, 0.5 + spread])))
     assert 0 < values[1] <= spread / 1e-4
 
@@ -93,7 +94,7 @@ def test_constant_rewards_give_no_sample_and_so_no_forward_pass(reward):
 
 
 def test_rounding_is_no_signal():
-    """Trap 13: 0.1 + 0.2 and 0.3 are one reward."""
+    """Trap 13: 0.1 + 0.2 and 0.3 count as equal rewards."""
     assert advantages(made_up_group([0.1 + 0.2, 0.3, 0.3])) == {}
 
 
@@ -105,7 +106,7 @@ def test_only_groups_with_a_signal_become_samples():
 
 
 def test_a_failed_episode_counts_neither_in_mean_nor_in_deviation():
-    """Trap 14: the failed one's reward (0 by default, here 99) changes nothing."""
+    """Trap 14: the reward of the failed episode (0 by default, here 99) changes nothing."""
     with_failure = advantages(made_up_group([1.0, 99.0, 2.0, 4.0], failed=[1]))
     without = advantages(made_up_group([1.0, 2.0, 4.0]))
     assert list(with_failure) == [0, 2, 3]
@@ -128,7 +129,7 @@ def test_a_failed_episode_is_never_a_sample():
 
 
 def test_equal_prompts_in_two_groups_have_baselines_of_their_own():
-    """Trap 15: prompts are the same ids, so only the explicit group keeps them apart."""
+    """Trap 15: the prompts have the same ids, so only the group's id separates them."""
     low, high = made_up_group([0.0, 1.0], id="0"), made_up_group([10.0, 11.0], id="1")
     assert low.episodes[0].turns[0].prompt_ids == high.episodes[0].turns[0].prompt_ids
     samples = build_samples(of_groups(low, high))
@@ -162,7 +163,8 @@ def test_the_part_of_the_whole_episode_is_added_to_every_turn():
 
 
 def test_an_episode_without_turns_counts_in_its_group():
-    """Its prompt alone was over the budget: it has a reward, and nothing to train on."""
+    """The prompt alone exceeded the token budget: the episode has a reward, but nothing to train
+    on."""
     group = made_up_group([0.0, 1.0])
     group.episodes[0].turns = []
     group.episodes[0].status = Status.TOKEN_LIMIT
@@ -172,6 +174,6 @@ def test_an_episode_without_turns_counts_in_its_group():
 
 
 def test_shipped_configurations_name_a_known_scale():
-    """Anything that is not "none" divides, so the schema has to refuse other words."""
+    """The code divides for every value but "none", so the schema has to refuse unknown values."""
     with pytest.raises(ValueError, match="scale"):
         run_config({"trainer.advantage.scale": "variance"})

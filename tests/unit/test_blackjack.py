@@ -1,4 +1,4 @@
-"""Blackjack: the hand, its tasks and policies, without a server."""
+"""Blackjack's rules, tasks and policies, without a server."""
 
 import random
 from dataclasses import asdict, dataclass
@@ -48,7 +48,8 @@ def play_with(policy, seed: int, rng: random.Random) -> Game:
         (["CK", "H8", "D9", "HT"], "s", LOST, -1.0, "You lost: 18 against 19."),
         (["CK", "H8", "D9", "HT", "S4"], "h", LOST, -1.0, "You lost: you went over 21."),
         (["CK", "H2", "D6", "HT", "S9", "SK"], "hs", WON, 1.0, "You won: 21 against 26."),
-        (["CK", "H9", "DA", "H6"], "s", WON, 1.0, "You won: 19 against 17."),  # stands on soft 17
+        # the dealer stands on soft 17
+        (["CK", "H9", "DA", "H6"], "s", WON, 1.0, "You won: 19 against 17."),
         (["CA", "HK", "D6", "HT", "S5"], "s", DRAWN, 0.0, "You drew: 21 against 21."),
     ],
 )

@@ -1,4 +1,4 @@
-"""Catch: the game, its tasks and policies, without a server."""
+"""Catch's rules, tasks and policies, without a server."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written, and that reading gives the same policy."""
+"""Checkpoints of a policy: what is written, and that loading restores the same policy."""
 
 import hashlib
 import json
@@ -89,7 +89,7 @@ def test_the_state_of_the_optimizer_and_the_counters_are_kept(tmp_path):
     assert progress == {"optimizer_steps": 2}
     tensors = load_file(tmp_path / "it" / "resume" / "optimizer.safetensors")
     num_parameters = len(trained()[0].trained_parameters())
-    assert len(tensors) == 3 * num_parameters  # AdamW's two moments, and its count of steps
+    assert len(tensors) == 3 * num_parameters  # AdamW's two moments and its step count
 
 
 def test_muon_keeps_a_momentum_for_each_hidden_matrix():
@@ -117,7 +117,7 @@ def test_before_the_first_step_an_optimizer_has_nothing_to_keep(tmp_path):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path, lora_rank, optimizer):
-    """Trap 26, of the learner alone: weights, optimizer, schedule, reference."""
+    """Trap 26 for the learner alone: weights, optimizer, schedule and reference."""
     changes = {
         "trainer.optimizer.type": optimizer,
         "trainer.optimizer.lr": 1e-2,

@@ -1,4 +1,4 @@
-"""Checkpoints as folders: digests, which of them stay, and a run folder taken back to one."""
+"""Checkpoint folders: digests, which ones are kept, and rewinding a run folder to one of them."""
 
 import json
 import subprocess
@@ -156,7 +156,7 @@ def test_a_folder_is_rewound_and_nothing_of_it_deleted(folder):
         *("checkpoints/step_000004", "episodes/step_000003.jsonl.gz"),
         "episodes/step_000004.jsonl.gz",
     }
-    rewind(folder, StageStep("grpo", 2))  # as after a kill in the middle of it
+    rewind(folder, StageStep("grpo", 2))  # the state after a kill during step 2
     assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
 
 
@@ -179,7 +179,7 @@ HOLD = (
 
 def test_one_at_a_time_works_on_a_folder(folder):
     command = [sys.executable, "-c", HOLD, str(folder.path)]
-    with folder.held(), folder.held():  # the second time its own
+    with folder.held(), folder.held():  # the same object may hold the folder twice
         refused = subprocess.run(command, capture_output=True, text=True)
         assert "somebody else works in" in refused.stderr
         again = RunFolder.open(folder.path)
@@ -223,7 +223,7 @@ def test_a_lineage_hides_what_a_configuration_hides(tmp_path, monkeypatch):
 
 
 def test_the_order_of_keys_is_kept(tmp_path):
-    """Reward terms are added up in it."""
+    """Reward terms are summed in the order of their keys."""
     config = run_samples.config(tmp_path)
     terms = dict(reversed(config.reward.terms.items()))
     turned = config.model_copy(update={"reward": config.reward.model_copy(update={"terms": terms})})

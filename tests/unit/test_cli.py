@@ -1,4 +1,4 @@
-"""The commands as a person meets them: processes, exit codes, what is printed where."""
+"""The command line as a user sees it: processes, exit codes, and what is printed where."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def openenv_pipe(tmp_path):
-    """Runs the command in an empty folder, away from the checkout."""
+    """Return a function that runs the command in an empty folder, away from the checkout."""
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -160,7 +160,7 @@ def test_completion_in_bash(openenv_pipe, words, expected):
     assert set(expected) <= set(result.stdout.split())
 
 
-# --- what names in the YAML lead to ------------------------------------------------------------
+# --- names in the YAML that lead to Python objects -----------------------------------------------
 
 
 def test_callables_load_from_envs_and_from_the_current_folder(tmp_path, monkeypatch):
@@ -218,7 +218,8 @@ def test_the_log_goes_to_stderr_and_v_shows_more_of_it(capsys, package_log, verb
     assert len(lines) == num_lines
     assert lines[-1].endswith("damaged")
     assert ("openenv_pipe.runs.checkpoints" in lines[-1]) == (verbosity > 0)
-    assert len(_log_lines(capsys, verbosity, LogFormat.TEXT)) == num_lines  # no handler is doubled
+    # the second call adds no second handler
+    assert len(_log_lines(capsys, verbosity, LogFormat.TEXT)) == num_lines
 
 
 def test_the_log_as_json_has_one_object_a_line(capsys, package_log):
@@ -229,7 +230,7 @@ def test_the_log_as_json_has_one_object_a_line(capsys, package_log):
 
 @pytest.fixture
 def package_log():
-    """The package's logger, as it was before the test."""
+    """The package's logger; its state is restored after the test."""
     logger = logging.getLogger("openenv_pipe")
     handlers, level = logger.handlers, logger.level
     yield

@@ -1,4 +1,4 @@
-"""Coding's problems, scoring and policies, without a server and without running a program."""
+"""The problems, scoring and policies of `coding`, without a server and without running programs."""
 
 import hashlib
 import os

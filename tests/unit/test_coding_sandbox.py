@@ -1,4 +1,4 @@
-"""The sandbox of `coding` by itself: what honest programs may do, and what the filter says."""
+"""The sandbox of `coding`: what honest programs may do, and how the system call filter decides."""
 
 import struct
 import sys
@@ -131,14 +131,14 @@ def test_an_answer_of_any_size_or_depth_is_survived():
         assert box.run(code, "f", CALLS).ending == ending
 
 
-# --- the filter itself, run by a small machine of ours -----------------------------------------
+# --- the filter itself, run by a small interpreter of its instructions --------------------------
 
 KILL, ALLOW, REFUSE = 0x80000000, 0x7FFF0000, 0x00050001
 X86, ARM = (0, 0xC000003E), (1, 0xC00000B7)
 
 
 def decide(program: bytes, architecture: int, number: int, third_argument: int = 0) -> int:
-    """What the filter answers to a system call."""
+    """Interpret the filter and return its decision on a system call."""
     data = struct.pack("<IIQ6Q", number, architecture, 0, 0, 0, third_argument, 0, 0, 0)
     accumulator = position = 0
     while True:

@@ -1,4 +1,4 @@
-"""`compare`: which settings differ, what came of them, and what it looks like in each form."""
+"""`compare`: which settings differ, the results, and each output format."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ STAMP = "2026-11-20_14-03-11"
 
 
 def make(runs_dir, lr=1e-5, seed=0, success=None, sweep=None):
-    """A run of two steps; with `success`, finished and evaluated."""
+    """Create a run of two steps; with `success`, it is finished and evaluated."""
     config = run_samples.config(runs_dir)
     optimizer = config.trainer.optimizer.model_copy(update={"lr": lr})
     changes = {
@@ -53,9 +53,10 @@ def test_runs_that_differ_in_their_seed_are_one_with_an_interval_over_seeds(tmp_
     assert result.keys == ["trainer.optimizer.lr"]
     assert [setting.name for setting in result.settings] == ["lr=0.0001", "lr=1e-05"]
     success = result.settings[0].figures["success"]
-    half = 4.303 * 0.1 / 3**0.5  # Student's t of two degrees; the deviation of the three is 0.1
+    # Student's t with two degrees of freedom; the three values have a standard deviation of 0.1
+    half = 4.303 * 0.1 / 3**0.5
     assert success.mean == pytest.approx(0.8) and success.over == "seeds"
-    assert (success.low, success.high) == (pytest.approx(0.8 - half, abs=1e-4), 1.0)  # clipped
+    assert (success.low, success.high) == (pytest.approx(0.8 - half, abs=1e-4), 1.0)  # clipped to 1
     assert result.best is result.settings[0]
     assert result.best_run.id == "smoke/0005"
     assert result.not_told_apart == []

@@ -1,4 +1,4 @@
-"""Composition: search path, origins, and errors that say what to do."""
+"""Composition: search path, origins of values, and errors that name the next action."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from openenv_pipe.system.resources import shipped_dir
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty current folder, away from the checkout."""
+    """Change to an empty folder, away from the checkout."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -29,7 +29,8 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-RANGES = ("range.yaml", "range.yaml", "held_out.yaml")  # of training; what held_out builds on
+# training tasks use range.yaml; held_out.yaml builds on range.yaml
+RANGES = ("range.yaml", "range.yaml", "held_out.yaml")
 
 
 def refusal(*overrides: str) -> str:
@@ -69,7 +70,8 @@ def test_own_files_come_first_and_need_no_config_yaml_of_their_own(folder):
     write(folder / "conf/tracker/none.yaml", "type: tensorboard\n")
     composed = compose(["conf=mine"])
     assert composed.config.env.name == "maze"
-    assert composed.config.env.package == "echo"  # from the shipped file it builds on
+    # from the shipped file that the user's file builds on
+    assert composed.config.env.package == "echo"
     assert composed.config.tracker.type == "tensorboard"
     assert composed.origins["env"].files == (
         shipped_dir("conf") / "env/adapter/text.yaml",

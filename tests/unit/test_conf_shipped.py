@@ -1,4 +1,4 @@
-"""Every shipped configuration composes, is explained, and names things that exist."""
+"""Every shipped configuration composes, is explained, and names existing things."""
 
 from itertools import product
 from pathlib import Path
@@ -25,7 +25,7 @@ FILES = sorted(path.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml"
 EXPERIMENTS = group_options("conf")
 MODELS = group_options("model")
 TRAINERS = group_options("trainer")
-# What a choice leaves to the user.
+# Keys that a choice leaves to the user.
 REQUIRED = {
     "model=hub": ["model.path=somewhere"],
     "engine=scripted": ["engine.policy=wordle.policies:consistent"],
@@ -37,7 +37,8 @@ REQUIRED = {
     "host=kubernetes": ["host.image=registry.example/wordle:1"],
 }
 OPTIONS = [f"{group}={name}" for group in group_names() for name in group_options(group)]
-OPTIONS = [each for each in OPTIONS if not each.startswith("sweep=")]  # of `train -m` alone
+# only `train -m` accepts these
+OPTIONS = [each for each in OPTIONS if not each.startswith("sweep=")]
 
 
 def test_groups_are_the_blocks_of_the_schema_and_the_experiments():
@@ -79,7 +80,8 @@ def test_every_sweep_composes(name):
     ),
 )
 def test_every_trainer_means_the_same_in_every_experiment(trainer, given):
-    """Experiments choose one and leave its algorithm alone; only an engine adds a correction."""
+    """Experiments choose a trainer and do not change its algorithm; only an engine adds a
+    correction."""
     conf = [] if given[0].startswith("conf=") else ["conf=catch"]
     config = compose([*conf, *given, f"trainer={trainer}"]).config.trainer
     plain = compose(["conf=echo", f"trainer={trainer}"]).config.trainer
@@ -98,7 +100,8 @@ def test_every_choice_composes(option):
 
 @pytest.mark.parametrize("path", FILES)
 def test_no_file_repeats_what_it_builds_on(path):
-    """A key that a file sets to the value that it inherits is noise, and goes stale."""
+    """A key that repeats an inherited value is redundant, and is wrong once the inherited value
+    changes."""
     own = yaml.safe_load((CONF / path).read_text())
     for entry in own.get("defaults", []):
         parent = CONF / Path(path).parent / f"{entry}.yaml"
@@ -128,7 +131,8 @@ def test_experiments_say_what_they_are_for_and_lines_are_short(path):
 
 
 def test_qwen3_conversations_only_grow():
-    """Trap 3: the stock template rewrites earlier turns; ours appends, and thinking stays off."""
+    """Trap 3: the stock template rewrites earlier turns; ours only appends and keeps thinking
+    off."""
     jinja2 = pytest.importorskip("jinja2")
     source = compose(["conf=wordle", "model=qwen3_1_7b"]).config.model.chat_template
     template = jinja2.Environment().from_string(source)

@@ -1,4 +1,4 @@
-"""Advantages of a function of one's own: what it is given, and what it may return."""
+"""A user's advantage function: what it receives, and what it may return."""
 
 import pytest
 from fakes import made_up_group, run_config
@@ -14,7 +14,7 @@ GROUPS = [made_up_group([1.0, 3.0, 5.0], failed=[1], id="0"), made_up_group([2.0
 
 
 def above(groups, *, threshold):
-    """1 or -1 for an episode's turns; nothing is learnt from groups in which all are alike."""
+    """Return 1 or -1 for all turns of an episode; None for groups whose episodes are all alike."""
     values = [[1.0 if e.reward > threshold else -1.0 for e in group.scored] for group in groups]
     return [
         [[value] * len(e.turns) for value, e in zip(each, group.scored, strict=True)]

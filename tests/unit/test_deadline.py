@@ -25,14 +25,14 @@ async def test_a_wait_ends_at_its_limit_and_the_task_goes_on():
 
 @pytest.mark.parametrize(("first_s", "second_s"), [(5, 0.01), (0.02, 0.04)])
 async def test_the_timer_of_an_earlier_wait_serves_a_later_one(first_s, second_s):
-    """Whether the earlier one would have waited longer or shorter."""
+    """The earlier wait had a longer, or a shorter, limit."""
     deadline = Deadline()
     loop = asyncio.get_running_loop()
     await wait(deadline, first_s, for_s=0)
     started_s = loop.time()
     with pytest.raises(TimeoutError):
         await wait(deadline, second_s, for_s=0.5)
-    assert loop.time() - started_s >= second_s - 1e-9  # the sums of the clock round
+    assert loop.time() - started_s >= second_s - 1e-9  # sums of clock times are rounded
 
 
 async def test_a_timer_that_fires_between_waits_is_set_again():
@@ -63,7 +63,7 @@ async def test_a_cancellation_by_somebody_else_stays_one():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.sleep(0.04)  # the timer finds nobody
+    await asyncio.sleep(0.04)  # the timer fires when no wait is active
     assert asyncio.current_task().cancelling() == 0
 
 
@@ -77,7 +77,7 @@ async def test_a_cancellation_at_the_limit_is_not_lost():
 
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_later(0.02, both)
-    deadline._timer.cancel()  # `both` looks in its place
+    deadline._timer.cancel()  # `both` calls `_look` in the timer's place
     with pytest.raises(asyncio.CancelledError):
         await task
     assert task.cancelled()

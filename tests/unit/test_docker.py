@@ -27,7 +27,7 @@ from openenv_pipe.system.process_id import ProcessId
 from tests.docker_daemon import BrokenDaemonError, NoDaemonError, answering
 from tests.ports import lasting_port
 
-LIMIT_S = 60.0  # of what takes a moment on a quiet machine
+LIMIT_S = 60.0  # waits for what takes a moment on an idle machine
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_death_for_want_of_memory_names_the_key():
     assert "host.mem_limit_mb=64" in cause_of_death({"ExitCode": 137, "OOMKilled": True}, 64)
 
 
-# --- the daemon and owners ---------------------------------------------------------------------
+# --- the daemon and owner labels ----------------------------------------------------------------
 
 
 def test_a_daemon_elsewhere_is_refused(monkeypatch):
@@ -211,7 +211,7 @@ def behind_the_proxy(tmp_path):
     started = []
 
     def start(program, port):
-        path = f"/tmp/proxy-{os.getpid()}-{port}"  # a socket's path must be short
+        path = f"/tmp/proxy-{os.getpid()}-{port}"  # the path of a Unix socket has to be short
         command = [sys.executable, "-I", "-S", "-c", SOCKET_PROXY.read_text(), path, str(port)]
         process = subprocess.Popen([*command, sys.executable, "-c", program, str(port)])
         started.append((process, path))
@@ -225,7 +225,7 @@ def behind_the_proxy(tmp_path):
 
 
 async def opened(path):
-    """A connection through the proxy to a server that answers."""
+    """Return a connection through the proxy to a server that answers."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             await asyncio.sleep(0.05)
@@ -252,7 +252,8 @@ async def test_the_proxy_passes_on_what_comes_and_the_end_of_it(behind_the_proxy
     writer.write(large)
     assert await asyncio.wait_for(reader.readexactly(len(large)), LIMIT_S) == large.upper()
     await closed(writer)
-    _, second = await opened(path)  # the server plays with one at a time: it saw the close
+    # the server plays with one client at a time, so it has seen the first connection close
+    _, second = await opened(path)
     await closed(second)
     process.terminate()
     assert await asyncio.to_thread(process.wait, LIMIT_S) == 128 + 15
@@ -284,7 +285,7 @@ def test_who_connects_too_early_is_sent_away(behind_the_proxy):
         assert client.recv(1) == b""
 
 
-# --- the tests' own daemon ---------------------------------------------------------------------
+# --- the Docker daemon of the tests --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

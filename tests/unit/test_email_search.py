@@ -39,7 +39,7 @@ def test_a_question_has_one_answer_and_its_source_says_it(number):
 
 
 def test_the_last_message_about_a_fact_is_its_source():
-    """Whatever has all the keys of a question and an answer of its kind is not later."""
+    """No later message has all keys of a question and an answer of its kind."""
     by_id = {message.message_id: message for message in BOX.messages}
     num_updated = 0
     for question in BOX.questions:
@@ -57,7 +57,7 @@ def test_the_last_message_about_a_fact_is_its_source():
 
 
 def _is_like(text: str, body: str, keys: list[str]) -> bool:
-    """Whether the body has the words of the text between its placeholders."""
+    """Return whether the body contains the parts of the text between its placeholders."""
     parts = [answers.plain(part) for part in re.split(r"\{\w+\}", text)]
     return all(part in answers.plain(body) for part in parts)
 

@@ -1,4 +1,4 @@
-"""What `env check` concludes from what it has seen. Its integration test sees real servers."""
+"""What `env check` concludes from played episodes; its integration test uses real servers."""
 
 import random
 
@@ -19,7 +19,7 @@ TASK = Task(id="train/0", split="train", index=0, seed=0)
 
 
 def played(*observations: dict, action: str = "x", states: tuple = ()) -> PlayedEpisode:
-    """A play of these observations, the last of them at the end."""
+    """Return an episode with these observations, which ends with the last one."""
     last = len(observations) - 1
     results = [
         StepResult(observation, 0.0, done=place == last)
@@ -70,7 +70,7 @@ def test_a_field_whose_name_tells_is_pointed_at():
 
 
 def group(*rewards: float) -> list[PlayedEpisode]:
-    """Plays of one task with these totals."""
+    """Return episodes of one task with these total rewards."""
     return [
         PlayedEpisode(task=TASK, results=[StepResult({}, reward, done=True)]) for reward in rewards
     ]
@@ -111,7 +111,7 @@ def test_rewards_are_summed_up():
 
 
 def grown(per_episode: float, noise: float, num_samples: int = 50) -> Result:
-    """The result for a server of 100 MiB that grows so, sampled every 20 episodes."""
+    """Return the result for a server of 100 MiB with this growth, sampled every 20 episodes."""
     draw = random.Random(0)
     samples = [
         (20 * number, round(100 * MIB + 20 * number * per_episode + draw.gauss(0.0, noise)))

@@ -1,4 +1,4 @@
-"""What a target of `openenv-pipe env` is taken for."""
+"""How `openenv-pipe env` interprets its target."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Errors of several tasks at once: one is raised, and none of the others is lost."""
+"""Errors of several concurrent tasks: one is raised, and it lists all others."""
 
 import asyncio
 import traceback
@@ -13,7 +13,7 @@ async def fail(error: Exception, cause: Exception | None) -> None:
 
 
 def raised(*errors: Exception, cause: Exception | None = None) -> BaseException:
-    """What comes of tasks that all fail in the same turn of the event loop."""
+    """Return the error that is raised when all tasks fail in one turn of the event loop."""
 
     async def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""What `eval` is pointed at, the same yardstick for all of it, and when training may stop."""
+"""What `eval` can evaluate, that it measures all of it alike, and when training stops early."""
 
 import pytest
 import run_samples
@@ -95,7 +95,7 @@ def test_training_stops_when_the_target_is_reached(folder):
         return stop_reason(amend(folder.config, ["eval.during.every=5", *overrides]), report)
 
     assert reason() is None
-    assert reason("eval.during.stop.at=0.75") is None  # the interval reaches lower
+    assert reason("eval.during.stop.at=0.75") is None  # the lower end of the interval is below 0.75
     text = reason("eval.during.stop.at=0.75", "eval.during.stop.bound=mean")
     assert "after step 10" in text and "success was 0.800" in text and "stop.at=0.75" in text
     assert reason("eval.during.stop.at=0.81", "eval.during.stop.bound=mean") is None

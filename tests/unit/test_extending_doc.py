@@ -1,4 +1,4 @@
-"""docs/extending.md shows code of the plugin package that CI trains with."""
+"""docs/extending.md shows the code of the plugin package that CI trains with."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The arithmetic of an update, counted, against what torch counts itself."""
+"""The estimate of an update's FLOPs against torch's own counter."""
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ SIZE = Size(num_tokens=LENGTH, num_contexts=LENGTH * LENGTH, num_predicted=LENGT
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_flops_are_those_that_torch_counts(lora_rank):
-    """Torch counts whole squares of attention, and gradients of the adapter's small matrices."""
+    """Torch counts the masked half of attention too, and the gradients of the adapter's
+    matrices."""
     policy = tiny_policy(lora_rank=lora_rank)
     work = ModelFlops(policy.model)
     policy.model.set_attn_implementation("eager")

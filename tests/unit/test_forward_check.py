@@ -1,4 +1,5 @@
-"""The forward passes of sampling and of learning agree with the model's own, or it is refused."""
+"""The forward passes of sampling and training agree with the model's own, or the model is
+refused."""
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def test_the_tiny_model_passes(lora_rank, autocast):
 
 @pytest.mark.parametrize("scale", [0.5, float("nan")])
 def test_an_architecture_that_scales_its_logits_is_refused(scale):
-    """Granite, Cohere and Gemma do something to their logits behind the head."""
+    """Granite, Cohere and Gemma scale or cap their logits after the head."""
     policy = tiny_policy()
     policy.model.register_forward_hook(
         lambda module, args, output: output.__setitem__("logits", output.logits * scale)
@@ -50,7 +51,8 @@ def test_attention_that_the_cache_does_not_know_is_refused():
 
 
 def policy_whose_decoder(forward):
-    """A policy whose decoder calls `forward(own_forward, ...)` instead of its own forward."""
+    """Return a policy whose decoder calls `forward(own_forward, ...)` instead of its own
+    forward."""
     policy = tiny_policy()
     decoder = policy.model.get_decoder()
     decoder.forward = forward(decoder.forward)
@@ -58,7 +60,7 @@ def policy_whose_decoder(forward):
 
 
 def with_fixed_arguments(own_forward):
-    """A forward that takes no keywords beside the usual ones, and so no packed row."""
+    """A forward pass that takes only the usual keywords, and so no packed rows."""
 
     def forward(
         input_ids=None,
@@ -81,7 +83,7 @@ def with_fixed_arguments(own_forward):
 
 
 def without_packed_rows(own_forward):
-    """A forward that takes the packed row and does not pass it on to its attention."""
+    """A forward pass that takes a packed row but does not pass it on to its attention."""
 
     def forward(*args, packed_row=None, **kwargs):
         return own_forward(*args, **kwargs)
@@ -90,7 +92,7 @@ def without_packed_rows(own_forward):
 
 
 def with_capped_attention(own_forward):
-    """A forward whose attention scores are capped where the row is packed, as Gemma 2's are."""
+    """A forward pass that caps attention scores of packed rows, as Gemma 2 does."""
 
     def forward(*args, **kwargs):
         capped = {"softcap": 30.0} if "packed_row" in kwargs else {}
@@ -108,7 +110,7 @@ def with_capped_attention(own_forward):
     ],
 )
 def test_a_model_that_packed_rows_do_not_fit_is_trained_in_padded_ones(forward, reason):
-    """The reason is told, and the update is the same."""
+    """The learner tells the reason, and the update is the same as with packed rows."""
     samples = random_samples(0)
     expected = loss_and_gradients(tiny_policy(), samples)
     policy = policy_whose_decoder(forward)

@@ -82,7 +82,7 @@ def test_what_names_no_move_costs_a_turn_and_changes_nothing(text):
 
 def test_a_direction_in_which_nothing_moves_costs_a_turn_too():
     game = start()
-    for _ in range(3):  # After some, all tiles lie to the left.
+    for _ in range(3):  # after a few moves, all tiles lie to the left
         game.board = tuple(rules.move(game.board, "left")[0])
     board = game.board
     assert "'left' is no legal move" in game.play(" LEFT ")

@@ -1,4 +1,5 @@
-"""Where groups come from: rounds of dynamic sampling, and going on from a checkpoint."""
+"""The sources of groups: rounds of dynamic sampling, groups played ahead, and resuming from a
+checkpoint."""
 
 import asyncio
 from dataclasses import replace
@@ -23,7 +24,8 @@ WANTED = 4
 
 
 class Rollout:
-    """Plays nothing: groups of tasks in `dull` have no spread. Remembers what was asked for."""
+    """A rollout context that plays nothing and records calls. Groups of `dull` tasks have equal
+    rewards."""
 
     def __init__(
         self, *, rounds=1, dull=lambda task: False, staleness=0, engine=None, duration_s=0.0
@@ -36,7 +38,8 @@ class Rollout:
             "env.tasks.order": "seed",
         }
         if staleness > 1:
-            changes["engine"] = {"type": "scripted", "policy": "a:b"}  # local has its own bound
+            # the local engine has a lower limit of staleness
+            changes["engine"] = {"type": "scripted", "policy": "a:b"}
         self.config = run_config(changes)
         self.splits = SimpleNamespace(train=RangeTasks("train", self.config.env.tasks.train))
         self.calls = []
@@ -83,7 +86,8 @@ def played_groups(rollout):
 
 
 class Engine:
-    """Knows which weights it samples with, and whether they may change under way."""
+    """An engine that knows the version of its weights, and whether it may publish during
+    episodes."""
 
     def __init__(self, *, in_flight):
         self.capabilities = replace(VllmEngineConfig.capabilities, publishes_in_flight=in_flight)
@@ -101,7 +105,8 @@ async def test_one_round_takes_the_tasks_of_the_step_whatever_they_teach():
 
 
 async def test_further_rounds_replace_groups_without_a_signal():
-    """Only as many as are missing, of the next tasks, and with other seeds than the first."""
+    """A further round plays only as many groups as are missing, with the next tasks and other
+    seeds."""
     rollout = Rollout(rounds=3, dull=lambda index: index in (0, 2, 5))
     groups = await played_groups(rollout).groups(1)
     assert rollout.calls == [
@@ -140,14 +145,14 @@ def test_rounds_make_no_sense_where_all_groups_are_compared():
 
 
 async def learn(source, publisher, steps):
-    """Takes the groups of the steps and publishes after each; their metrics by step."""
+    """Take the groups of these steps and publish after each; return metrics by step."""
     found = {}
     for step in steps:
         groups = await source.groups(step)
         found[step] = summarise_staleness(groups, version=step - 1) | {
             "tasks": [group.task.index for group in groups]
         }
-        await asyncio.sleep(0)  # the learner works
+        await asyncio.sleep(0)  # stands for the learner's work
         await publisher.publish(step)
     return found
 
@@ -187,7 +192,8 @@ async def test_an_engine_that_must_not_change_under_way_gets_the_weights_later()
 
 @pytest.mark.parametrize("last", [0, 1, 4])
 async def test_a_resumed_run_learns_from_the_groups_that_were_played_ahead(tmp_path, last):
-    """The very same, with the versions that sampled them, and then goes on like the other."""
+    """It gets the same groups with the versions that sampled them, and continues like the first
+    run."""
 
     def begin():
         rollout = Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.002)
@@ -208,7 +214,8 @@ async def test_a_resumed_run_learns_from_the_groups_that_were_played_ahead(tmp_p
 
 
 async def test_what_the_current_weights_began_is_dropped_and_played_again(tmp_path):
-    """An interruption while the first groups are played: the order is the one before them."""
+    """After an interruption in the first collection, the saved task order is that from before
+    it."""
     source = played_groups(Rollout(engine=Engine(in_flight=False), duration_s=10.0))
     waiting = asyncio.create_task(source.groups(1))
     await asyncio.sleep(0.01)
@@ -223,7 +230,7 @@ async def test_what_the_current_weights_began_is_dropped_and_played_again(tmp_pa
 
 
 async def test_an_evaluation_waits_for_what_is_played_on_its_engine(tmp_path):
-    """Also when the weights stay as they are, because a step had nothing to learn from."""
+    """The evaluation also waits if a step had no signal and so published no new weights."""
     rollout = Rollout(staleness=1, engine=Engine(in_flight=False), duration_s=0.02)
     source, publisher = source_and_publisher(rollout)
     await source.groups(1)
@@ -248,7 +255,7 @@ async def test_a_fork_without_what_was_played_ahead_passes_over_no_task(tmp_path
 
 
 def test_the_files_of_a_checkpoint_keep_their_format(tmp_path):
-    """Runs of earlier versions go on from theirs: order.json and ahead.jsonl.gz."""
+    """Runs of earlier versions resume from their files order.json and ahead.jsonl.gz."""
     group = made_up_group([0.0, 1.0], id="step 3/0")
     before, after = ({"num_taken": taken, "order": {}} for taken in (8, 12))
     write_json(

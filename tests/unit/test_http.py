@@ -1,4 +1,4 @@
-"""The HTTP client against servers that misbehave, and the URLs, headers and errors it uses."""
+"""The HTTP client against faulty servers, and the URLs, headers and errors that it uses."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ LIMIT_S = 60.0
 
 @contextlib.asynccontextmanager
 async def serving(handler, *, socket: str | None = None):
-    """A server that answers every request with `handler`; yields its URL."""
+    """Start a server that answers every request with `handler`, and yield its URL."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -49,7 +49,7 @@ async def echo(request: web.Request) -> web.Response:
 
 
 async def drip(request: web.Request) -> web.StreamResponse:
-    """Begin an answer and never end it, a byte at a time."""
+    """Begin an answer and send it byte by byte without end."""
     response = web.StreamResponse()
     await response.prepare(request)
     with contextlib.suppress(ConnectionError):
@@ -116,7 +116,7 @@ async def test_what_breaks_is_one_kind_of_error():
     async with serving(hang_up) as url:
         with pytest.raises(HttpError):
             await fetch(url, "/", timeout_s=LIMIT_S)
-    with pytest.raises(HttpError):  # nobody listens there any more
+    with pytest.raises(HttpError):  # no server listens there any more
         await fetch(url, "/", timeout_s=LIMIT_S)
     with pytest.raises(HttpError):
         await fetch("unix:///no/such/socket", "/", timeout_s=LIMIT_S)
@@ -158,7 +158,7 @@ async def test_a_death_ends_the_wait_even_if_another_server_answers():
         return "exit code 7"
 
     async def answer() -> None:
-        """Another server, at the same port."""
+        """another server listens on the same port"""
 
     for step in (answer(), asyncio.sleep(LIMIT_S)):
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Corrections for a sampler that is not the old policy. Trap numbers: tests/README.md."""
+"""Corrections for a sampler that differs from the old policy. Trap numbers: tests/README.md."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from openenv_pipe.algorithms.losses.importance_weights import (
     truncated_weights,
 )
 
-RATIOS = torch.tensor([0.25, 1.0, 4.0, 1.0])  # old over sampler
+RATIOS = torch.tensor([0.25, 1.0, 4.0, 1.0])  # old policy over sampler
 OLD, SAMPLED = RATIOS.log(), torch.zeros(4)
 ROWS = torch.tensor([0, 0, 1, 1])  # geometric means 0.5 and 2
 
@@ -60,7 +60,7 @@ def test_a_sampler_that_agrees_needs_no_correction():
 
 
 def test_truncated_weights_undo_the_bias_where_they_are_not_cut():
-    """The mean of weight times value over what the sampler draws is the value's under the old."""
+    """The weighted mean under the sampler equals the plain mean under the old policy."""
     generator = torch.Generator().manual_seed(0)
     old, sampler = torch.randn(2, 5, generator=generator).log_softmax(dim=-1)
     values = torch.randn(5, generator=generator)

@@ -1,4 +1,4 @@
-"""Imports point downward, rooms of one layer keep apart, and heavy libraries have one door."""
+"""Rooms import only rooms below them, and only a few files import each heavy library."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 
-# From the bottom up: a room imports itself and those before it.
+# The rooms from the bottom up: each imports only itself and those before it.
 ROOMS = (
     *("types", "errors", "__init__", "system", "config", "algorithms", "models", "environments"),
     *("engines", "learner", "rewards", "runs", "rollout", "trackers", "reports", "pipeline"),
@@ -15,7 +15,7 @@ ROOMS = (
 )
 LEVELS = {room: level for level, room in enumerate(ROOMS)}
 
-# Each may be imported in these places only.
+# Heavy libraries, and the only places that may import each.
 DOORS = {
     "hydra": {"config/compose.py", "config/multirun.py"},
     "omegaconf": {"config/compose.py"},
@@ -26,8 +26,8 @@ DOORS = {
     "kubernetes": {"environments/hosts/kubernetes/api.py"},
     "optuna": {"commands/sweep/search.py"},
     "datasets": {"environments/tasks/rows.py"},
-    "openenv": set(),  # a library for servers
-    "trl": set(),  # an oracle of the tests
+    "openenv": set(),  # only environment servers use it
+    "trl": set(),  # only the tests use it
 }
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 FILES = [path for path in FILES if "/template/" not in path]
@@ -38,7 +38,7 @@ def room_of(path: str) -> str:
 
 
 def imported_modules(path: str) -> set[str]:
-    """Full names of all that a file imports, wherever in it."""
+    """Return the full names of all modules that a file imports, at any depth of its code."""
     found: set[str] = set()
     for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
         if isinstance(node, ast.Import):
@@ -56,7 +56,7 @@ def imported_rooms(path: str) -> set[str]:
     return {room if room in LEVELS else "__init__" for room in rooms}
 
 
-# `openenv_pipe/__init__.py` offers the API of the rooms above it, and imports them when it is used.
+# `openenv_pipe/__init__.py` is the public API of the rooms above it, and imports them lazily.
 @pytest.mark.parametrize("path", [path for path in FILES if path != "__init__.py"])
 def test_imports_point_downward(path):
     room = room_of(path)

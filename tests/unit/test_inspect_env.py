@@ -1,4 +1,4 @@
-"""Which adapter fits which schemas, and that the block written for it composes."""
+"""Which adapter fits which schemas, and that the env block written for it composes."""
 
 import pytest
 import yaml

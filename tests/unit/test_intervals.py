@@ -1,4 +1,4 @@
-"""Intervals against closed forms, and what they refuse."""
+"""Confidence intervals against closed forms, and the inputs that they refuse."""
 
 import math
 from itertools import combinations
@@ -94,7 +94,8 @@ def test_pass_at_k_is_the_share_of_draws_with_a_success(num_successes, k):
 
 
 def test_pass_at_k_is_unbiased():
-    """arXiv:2107.03374, figure 13: of n samples, its mean over models is the truth at any n."""
+    """arXiv:2107.03374, figure 13: for any number of samples n, the estimator's mean is the true
+    value."""
     rate, num_samples, k = 0.3, 10, 4
     expected = sum(
         math.comb(num_samples, c) * rate**c * (1 - rate) ** (num_samples - c) * pass_at_k(10, c, k)
@@ -113,7 +114,7 @@ def test_pass_at_k_needs_k_samples():
     ("num_runs", "quantile"), [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776), (31, 2.042)]
 )
 def test_intervals_over_runs_are_students(num_runs, quantile):
-    """Quantiles from any table of the t distribution."""
+    """The quantiles are from a table of Student's t distribution."""
     values = [float(i) for i in range(num_runs)]
     interval = interval_over_runs(values, 0.95)
     error = numpy.std(values, ddof=1) / math.sqrt(num_runs)

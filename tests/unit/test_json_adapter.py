@@ -123,7 +123,7 @@ def test_an_object_is_found_wherever_it_stands(reply):
     ],
 )
 def test_what_is_wrong_is_told_by_the_field(reply, why):
-    """Trap 21."""
+    """Trap 21: the message names the field."""
     with pytest.raises(UnusableReply) as caught:
         json_adapter().read(reply)
     assert why.lower() in str(caught.value).lower()
@@ -151,7 +151,8 @@ def test_problems_are_told_in_few_words():
 @example('{"a":' * 5000 + "1" + "}" * 5000)
 @example('{"amount": ' + "9" * 5000 + "}")
 def test_no_reply_breaks_the_adapter(reply):
-    """Trap 21: an action that the schema allows and JSON can hold, or a reason."""
+    """Trap 21: every reply gives an action that the schema allows and JSON can hold, or a
+    reason."""
     for adapter in (json_adapter(), json_adapter({})):
         try:
             (action,) = adapter.read(reply)

@@ -42,14 +42,14 @@ def test_k3_is_never_negative_and_all_are_finite(pairs):
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_means_under_the_policy_are_the_divergence(estimator):
-    """Summed over all outcomes."""
+    """The mean of the estimates over all outcomes equals the divergence."""
     expected = (POLICY.exp() * (POLICY - REFERENCE)).sum()
     seen = (POLICY.exp() * kl_estimate(POLICY, REFERENCE, estimator)).sum()
     assert torch.allclose(seen, expected)
 
 
 def divergence_gradient():
-    """By autograd through the sum over all outcomes: what every estimate has to come to."""
+    """Return the exact gradient by autograd through the sum over all outcomes."""
     logits = LOGITS[0].clone().requires_grad_()
     policy = logits.log_softmax(dim=-1)
     (policy.exp() * (policy - REFERENCE)).sum().backward()
@@ -57,8 +57,10 @@ def divergence_gradient():
 
 
 def mean_gradient(estimator, *, importance_weights, sampler=SAMPLER):
-    """What the loss of tokens gives on average over what the sampler draws: as if of infinitely
-    many tokens, each outcome counts with the sampler's probability."""
+    """Return the expected gradient of the token loss when the sampler draws the tokens.
+
+    Each outcome counts with the sampler's probability, as for infinitely many tokens.
+    """
     logits = LOGITS[0].clone().requires_grad_()
     policy = logits.log_softmax(dim=-1)
     loss = kl_estimate(policy, REFERENCE, estimator)
@@ -77,7 +79,8 @@ def test_with_importance_weights_the_gradient_is_the_divergences(estimator, samp
 
 
 def test_without_them_it_is_another_one():
-    """Trap 23: k1 has none even on policy, k3 a wrong one; k2 is right on policy alone."""
+    """Trap 23: k1's gradient is zero even on policy, k3's is wrong, and k2's is right only on
+    policy."""
     expected = divergence_gradient()
     k1 = mean_gradient("k1", importance_weights=False, sampler=POLICY)
     assert torch.allclose(k1, torch.zeros_like(k1), atol=1e-12)
@@ -89,7 +92,7 @@ def test_without_them_it_is_another_one():
 
 
 def test_drawn_tokens_come_to_the_same_gradient():
-    """Trap 23: with tokens really drawn, within the noise of their number."""
+    """Trap 23: drawn tokens give the exact gradient within their statistical noise."""
     generator = torch.Generator().manual_seed(1)
     drawn = torch.multinomial(SAMPLER.exp(), 200_000, replacement=True, generator=generator)
     for estimator in ESTIMATORS:

@@ -12,7 +12,7 @@ from openenv_pipe.models.kv_cache import RaggedCache
 
 
 class Grower:
-    """Feeds rows of random tokens piece by piece, and knows what the states should be."""
+    """Feeds random tokens to rows of a cache and compares hidden states with an uncached pass."""
 
     def __init__(self, seed: int) -> None:
         self.policy = tiny_policy()
@@ -26,7 +26,7 @@ class Grower:
 
     @torch.no_grad()
     def feed(self, lengths: list[int], cache: RaggedCache | None = None) -> None:
-        """Gives row r lengths[r] new tokens, and checks the states of all of them."""
+        """Give row r lengths[r] new tokens and compare their hidden states."""
         starts = [len(row) for row in self.rows]
         new = [[self._draw.randrange(5, 250) for _ in range(length)] for length in lengths]
         width = max(lengths)
@@ -47,7 +47,7 @@ class Grower:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_of_different_lengths_equal_plain_forward_passes(seed):
-    """Over several growths of the capacity, and with rows that get nothing."""
+    """The cache grows several times, and some rows get no tokens in a step."""
     draw = random.Random(seed)
     grower = Grower(seed)
     grower.add_rows(4)
@@ -78,7 +78,7 @@ def test_rows_can_be_dropped_and_reordered():
 
 @pytest.mark.parametrize("extra", [3, 90])
 def test_a_part_can_go_on_alone_and_come_back(extra):
-    """Also when it grew past the capacity in the meantime."""
+    """The copied rows may exceed the cache's capacity in the meantime."""
     grower = Grower(0)
     grower.add_rows(4)
     grower.feed([5, 9, 2, 7])
@@ -103,7 +103,7 @@ def test_a_copy_does_not_share_memory():
 
 
 def test_no_rows_can_be_kept():
-    """All episodes ended before others began."""
+    """All episodes have ended before new ones begin."""
     grower = Grower(0)
     grower.add_rows(2)
     grower.feed([4, 2])
