@@ -1,4 +1,4 @@
-"""The learner: which numbers matter, and which must not. Trap numbers: tests/README.md."""
+"""Which numbers change an update, and which must not. Trap numbers: tests/README.md."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer, rate_share
 from openenv_pipe.models import logprobs as logprobs_module
 
-LOSSES = [  # type and normaliser
+LOSSES = [  # pairs of type and normaliser
     ("grpo", "sample"),
     ("grpo", "token"),
     ("grpo", "constant"),
@@ -64,17 +64,17 @@ def weights_of(policy):
 
 
 def unmasked(values, mask, fill):
-    """The values, with another one wherever the mask is False."""
+    """Return the values with `fill` wherever the mask is False."""
     return [value if chosen else fill for value, chosen in zip(values, mask, strict=True)]
 
 
-# --- traps 8 to 11: what must not matter --------------------------------------------------------
+# --- traps 8 to 11: what must not change an update -----------------------------------------------
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("fill", [1e30, -3.0])
 def test_numbers_at_masked_positions_change_nothing(policy, loss, fill):
-    """Trap 8: not a bit of loss or gradient."""
+    """Trap 8: loss and gradients stay equal to the bit."""
     samples = random_samples(1)
     touched = [
         dataclasses.replace(
@@ -93,7 +93,8 @@ def test_numbers_at_masked_positions_change_nothing(policy, loss, fill):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_no_gradient_comes_from_positions_before_tokens_of_the_environment(loss):
-    """Trap 8: exactly zero at every hidden state whose next token the model did not choose."""
+    """Trap 8: the gradient is exactly zero at hidden states whose next token the model did not
+    choose."""
     policy, seen = tiny_policy(), []
 
     def row_hidden(batch):
@@ -115,14 +116,14 @@ def test_no_gradient_comes_from_positions_before_tokens_of_the_environment(loss)
 
 
 def predicts(batch):
-    """True at the places of a row whose next token is trained."""
+    """Return True for each position of a row whose next token is trained."""
     found = torch.zeros(len(batch.token_ids), dtype=torch.bool)
     found[batch.predictors] = True
     return found
 
 
 def test_nan_at_masked_positions_does_not_leak():
-    """Trap 11: hidden states there may be anything; loss and gradients are as without."""
+    """Trap 11: NaN in hidden states at masked positions changes neither loss nor gradients."""
     policy = tiny_policy()
     batch = pack(random_samples(3), share=False)
 
@@ -156,7 +157,7 @@ def test_nan_advantages_at_masked_positions_do_not_leak(policy):
 @FEW
 @given(seed=SEEDS, extra=st.integers(1, 20))
 def test_more_environment_tokens_or_padding_leave_the_update_unchanged(policy, loss, seed, extra):
-    """Trap 9: tokens after the last reply, and with them wider batches."""
+    """Trap 9: tokens after the last reply, and with them wider batches, change nothing."""
     samples, changes = random_samples(seed, count=4), named(loss)
     expected = loss_and_gradients(policy, samples, changes)
     longer = samples[seed % 4]
@@ -171,7 +172,7 @@ def test_more_environment_tokens_or_padding_leave_the_update_unchanged(policy, l
 @FEW
 @given(seed=SEEDS, shape=st.tuples(st.integers(1, 12), st.integers(1, 9)))
 def test_the_split_into_batches_leaves_the_update_unchanged(policy, loss, seed, shape):
-    """Trap 10: one row at a time, two, eight, all at once; also in another order."""
+    """Trap 10: batches of one row, two, eight or all rows, and another order, change nothing."""
     count, max_tokens = shape
     samples = random_samples(seed, count=count, max_tokens=max_tokens)
     longest = max(len(sample.token_ids) for sample in samples)
@@ -188,8 +189,10 @@ def test_the_split_into_batches_leaves_the_update_unchanged(policy, loss, seed, 
 @FEW
 @given(seed=SEEDS, max_tokens=st.integers(2, 40))
 def test_what_samples_share_is_computed_once_and_counts_for_each(policy, loss, seed, max_tokens):
-    """Trap 25: samples that begin alike, some with trained tokens, one twice; the same loss and
-    gradients as for all tokens one by one, whatever the batches."""
+    """Trap 25: the loss and gradients equal those of computing every sample's tokens separately.
+
+    Some of the samples share trained tokens, and one sample occurs twice.
+    """
     samples = alike_samples(seed, max_tokens=max_tokens)
     assert prefix_reuse_fraction(samples) > batches_module.MIN_REUSE_FRACTION
     with pytest.MonkeyPatch.context() as patch:
@@ -214,14 +217,15 @@ def test_the_split_into_batches_leaves_the_kl_part_unchanged(kl_coef):
 
 
 def move(policy):
-    """Changes what is trained, adapters of zeros included."""
+    """Change all trained weights, also those of adapters that start at zero."""
     generator = torch.Generator().manual_seed(0)
     for parameter in trained_tensors(policy):
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 
 def test_chunks_of_the_head_change_nothing(monkeypatch):
-    """Trap 10: fifty tokens of the vocabulary at a time, computed again in the backward pass."""
+    """Trap 10: the head computes fifty vocabulary entries at a time, and again in the backward
+    pass."""
     policy, samples = tiny_policy(), random_samples(6)
     changes = {"temperature": 0.7}
     expected = loss_and_gradients(policy, samples, changes)
@@ -231,7 +235,7 @@ def test_chunks_of_the_head_change_nothing(monkeypatch):
     assert_same_update(loss_and_gradients(policy, samples, changes), expected)
 
 
-# --- what must matter ---------------------------------------------------------------------------
+# --- what must change an update ------------------------------------------------------------------
 
 
 def test_a_good_reply_becomes_more_likely_and_a_bad_one_less():
@@ -256,7 +260,7 @@ def logprob_of(policy, sample):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_temperature_is_the_samplers(policy, loss):
-    """Trap 4: at another temperature the ratio is not 1, and the loss is another one."""
+    """Trap 4: at another temperature the ratio is not 1, and the loss differs."""
     samples, changes = random_samples(7), named(loss)
     one = loss_and_gradients(policy, samples, changes | {"temperature": 1.0})
     other = loss_and_gradients(policy, samples, changes | {"temperature": 1.3})
@@ -265,7 +269,7 @@ def test_the_temperature_is_the_samplers(policy, loss):
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 async def test_on_policy_nothing_is_clipped_and_nothing_differs(temperature):
-    """Trap 4: the first update meets the very weights that sampled."""
+    """Trap 4: the first update uses the same weights as the sampler."""
     policy = tiny_policy(ends=True)
     groups = await collect(policy, temperature=temperature)
     samples = [plain_sample(episode) for episode in all_episodes(groups)]
@@ -278,7 +282,7 @@ async def test_on_policy_nothing_is_clipped_and_nothing_differs(temperature):
 
 
 def test_metrics_on_samples_by_hand(policy):
-    """Means over trained tokens, whatever the batches."""
+    """Metrics are means over trained tokens, whatever the batches."""
     samples = random_samples(8)
     batch = pack(samples, share=False)
     with torch.no_grad():
@@ -310,7 +314,7 @@ def test_every_sample_is_packed_once_also_where_start_logprobs_are_needed(monkey
 
 
 def test_several_updates_per_step_share_the_samples_out():
-    """Every sample once; later updates are off policy, and the clip acts on them."""
+    """Each sample is used once; later updates are off policy, and their ratios are clipped."""
     policy, seen = tiny_policy(), []
     learner = learner_of(policy, updates_per_step=3, **{"optimizer.lr": 1e-2})
     logprobs = policy.logprobs
@@ -332,7 +336,7 @@ def test_several_updates_per_step_share_the_samples_out():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_sampled_logprobs_that_are_not_finite_are_counted_and_refused(value):
-    """Trap 7: with the weights unharmed."""
+    """Trap 7: the weights stay as they are."""
     policy, samples = tiny_policy(), random_samples(10)
     before = weights_of(policy)
     samples[2].logprobs[-1] = samples[4].logprobs[-1] = value
@@ -372,9 +376,10 @@ def schedule(name, num_steps=10, **changes):
 
 
 def test_learning_rates_of_the_schedules():
-    """A rise that never starts at zero, a decay that ends at its share and stays there."""
+    """The warm-up never starts at zero; the decay ends at its final share and stays there."""
     assert schedule("constant") == pytest.approx([1 / 3, 2 / 3] + [1.0] * 11)
-    linear = [1 - 0.9 * step / 7 for step in range(8)]  # the tenth and last step has the share
+    # the tenth and last step has the final share
+    linear = [1 - 0.9 * step / 7 for step in range(8)]
     assert schedule("linear") == pytest.approx([1 / 3, 2 / 3, *linear, 0.1, 0.1, 0.1])
     cosine = [0.1 + 0.45 * (1 + math.cos(math.pi * step / 7)) for step in range(8)]
     assert schedule("cosine") == pytest.approx([1 / 3, 2 / 3, *cosine, 0.1, 0.1, 0.1])
@@ -398,7 +403,7 @@ def test_an_optimizer_step_moves_every_weight_and_clears_the_gradients(kind):
 
 
 async def train_a_little(*, order, lora_rank, updates_per_step, autocast):
-    """Three steps of the real thing: collect, advantages, update, publish. Returns all weights."""
+    """Train three steps (collect, advantages, update, publish) and return all weights."""
     policy = tiny_policy(ends=True, lora_rank=lora_rank, autocast=autocast)
     engine = local_engine(policy)
     learner = learner_of(
@@ -423,7 +428,7 @@ async def train_a_little(*, order, lora_rank, updates_per_step, autocast):
     [(0, 1, "float32"), (2, 2, "float32"), (0, 2, "bfloat16")],
 )
 async def test_equal_trainings_are_equal_to_the_bit(lora_rank, updates_per_step, autocast):
-    """Whatever order the environments answered in."""
+    """The environments' answers come in another order in each training."""
     options = {
         "lora_rank": lora_rank,
         "updates_per_step": updates_per_step,

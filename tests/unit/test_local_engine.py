@@ -1,4 +1,4 @@
-"""The engine `local`, through real rollouts on a fake host. Trap numbers: tests/README.md."""
+"""The engine `local` in real rollouts on a fake host. Trap numbers: tests/README.md."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
 from openenv_pipe.types import Finish, Status
 
-WAIT_S = 60  # for what must not hang
+WAIT_S = 60  # limit for each wait, so that no test hangs
 
 
 def request(episode, new_ids, *, max_tokens=10, temperature=1.0, seed=None):
@@ -48,14 +48,14 @@ async def generate(engine, requests):
 
 
 async def generate_alone(policy, *turns):
-    """The completions of one episode that has an engine for itself."""
+    """Return the completions of an episode that is played alone."""
     engine = local_engine(policy)
     engine.begin_collection(1, 1)
     return [await engine.generate(turn) for turn in turns]
 
 
 def trainer_logprobs(policy, episodes, temperature):
-    """What the learner computes for the sampled tokens, and what the sampler said."""
+    """Return the trainer's and the sampler's logprobs of all sampled tokens."""
     batch = pack([plain_sample(episode) for episode in episodes], share=True)
     with torch.no_grad():
         return policy.logprobs(batch, temperature)[0], batch.logprobs
@@ -64,7 +64,7 @@ def trainer_logprobs(policy, episodes, temperature):
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 async def test_sampler_and_trainer_agree(temperature, lora_rank):
-    """Trap 4, over several turns, ragged lengths and a cache kept from turn to turn."""
+    """Trap 4, over several turns of different lengths, with a cache kept between turns."""
     policy = tiny_policy(ends=True, lora_rank=lora_rank)
     groups = await collect(policy, temperature=temperature)
     episodes = all_episodes(groups)
@@ -73,13 +73,14 @@ async def test_sampler_and_trainer_agree(temperature, lora_rank):
     assert len({episode.num_tokens for episode in episodes}) > 3
     assert max(len(episode.turns) for episode in episodes) == 4
     other, _ = trainer_logprobs(policy, episodes, 1.1)
-    assert (other - sampler).abs().max() > 1e-2  # the test could see a wrong temperature
+    # proves that the test would notice a wrong temperature
+    assert (other - sampler).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 async def test_sampler_and_trainer_agree_in_bfloat16(temperature, lora_rank):
-    """Trap 4: both round alike, so they stay far closer than bfloat16 is to float32."""
+    """Trap 4: both round alike, so they differ far less than bfloat16 does from float32."""
     policy = tiny_policy(ends=True, lora_rank=lora_rank, autocast="bfloat16")
     episodes = all_episodes(await collect(policy, temperature=temperature))
     trained, sampler = trainer_logprobs(policy, episodes, temperature)
@@ -96,7 +97,8 @@ def test_training_at_temperature_zero_is_refused(temperature):
 
 @pytest.mark.parametrize("key", ["top_p", "top_k", "min_p"])
 def test_truncated_distributions_are_refused(key):
-    """Trap 6: logprobs would be of another distribution than the trainer's. There is no key."""
+    """Trap 6: their logprobs would belong to another distribution than the trainer's, so no key
+    sets them."""
     values = run_config().model_dump()
     values["trainer"][key] = 0.5
     with pytest.raises(ValueError, match=key):
@@ -104,7 +106,8 @@ def test_truncated_distributions_are_refused(key):
 
 
 async def test_logprobs_belong_to_the_sampled_ids():
-    """Trap 7: each by its token's id, from a forward pass over the episode alone."""
+    """Trap 7: each logprob equals that of its token's id in a forward pass over the episode
+    alone."""
     policy = tiny_policy(ends=True)
     for episode in all_episodes(await collect(policy)):
         ids = [id for turn in episode.turns for id in turn.prompt_ids + turn.completion_ids]
@@ -132,7 +135,7 @@ def a_thread():
     ids=["all at once", "few sessions", "small batch", "one by one"],
 )
 async def test_the_order_of_answers_changes_no_bit(limits):
-    """Whatever order environments answer in: the same ids and the same logprobs."""
+    """Ids and logprobs are the same in whatever order environments answer."""
     policy = tiny_policy(ends=True)
 
     def fails(seed, number, action):
@@ -158,7 +161,7 @@ async def test_the_order_of_answers_changes_no_bit(limits):
 
 
 async def test_tokens_do_not_depend_on_who_else_plays():
-    """Alone or in a batch, an episode's tokens follow from its seed; logprobs to 1e-5."""
+    """An episode's tokens follow from its seed, alone or in a batch; its logprobs agree to 1e-5."""
     policy = tiny_policy(ends=True)
     together = sampled(await collect(policy))
     for max_episodes in (1, 3):
@@ -170,7 +173,7 @@ async def test_tokens_do_not_depend_on_who_else_plays():
 
 
 async def test_very_different_reply_lengths_equal_episodes_played_alone():
-    """The path in which short replies leave the batch early, and their rows come back after."""
+    """Rows of short replies leave the batch early and return to it later."""
     policy = tiny_policy()
     lengths = [1, 100, 2, 3, 40, 1, 20, 5]
     first = [
@@ -205,7 +208,7 @@ async def test_greedy_takes_the_most_likely_token_every_time(max_episodes):
 
 
 async def test_equal_seeds_and_prompts_give_equal_tokens_and_others_do_not():
-    """Trap 24: token k depends on (seed, k) and the conversation."""
+    """Trap 24: token k depends only on (seed, k) and the conversation."""
     policy = tiny_policy()
     engine = local_engine(policy)
     engine.begin_collection(3, 3)
@@ -233,7 +236,7 @@ async def test_replies_end_with_the_end_token_or_at_their_limit():
 
 
 async def test_a_new_collection_knows_nothing_of_old_weights():
-    """Traps 16 and 18: weights change between collections, and prompts are the same."""
+    """Traps 16 and 18: the weights change between collections, while the prompts stay the same."""
     policy = tiny_policy(ends=True)
     engine = local_engine(policy)
     before = await collect(policy, engine=engine)
@@ -285,7 +288,7 @@ async def test_an_error_of_the_engine_ends_the_collection(error):
 
 
 async def test_an_error_of_the_host_ends_the_collection():
-    """Other episodes wait in the engine then: none of them may be left behind."""
+    """No other episode may go on waiting in the engine."""
 
     def dies(seed, number, action):
         if (seed, number) == (1, 1):
@@ -301,7 +304,7 @@ async def test_an_error_of_the_host_ends_the_collection():
 
 
 class SlowExecutor(Executor):
-    """Says when a wave is asked for, and runs none before `run_all`."""
+    """Signals when a batch of the engine is submitted, and runs nothing before `run_all`."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -321,7 +324,7 @@ class SlowExecutor(Executor):
 
 
 async def test_a_cancelled_collection_ends_and_leaves_the_engine_usable():
-    """Ctrl-C during a wave: the collection ends, and the old wave cannot touch the next one."""
+    """After Ctrl-C during a batch, that batch cannot change the next collection."""
     policy = tiny_policy(ends=True)
     executor = SlowExecutor()
     engine = LocalEngine(policy, max_episodes=64, executor=executor)
@@ -341,7 +344,7 @@ async def test_a_cancelled_collection_ends_and_leaves_the_engine_usable():
 
 
 async def test_an_episode_asks_only_for_what_is_new():
-    """Prompts never repeat earlier tokens: the engine has them."""
+    """Prompts never repeat earlier tokens, which the engine has already."""
     policy = tiny_policy(ends=True)
     engine = RecordingEngine(local_engine(policy))
     groups = await collect(policy, engine=engine)
@@ -351,7 +354,7 @@ async def test_an_episode_asks_only_for_what_is_new():
 
 
 async def test_the_cache_of_a_collection_is_freed_when_the_next_one_begins():
-    """Without the garbage collector, which would find it late: it is most of a sampler's memory."""
+    """The cache, most of a sampler's memory, is freed without waiting for the garbage collector."""
     engine = local_engine(tiny_policy())
     gc.disable()
     try:

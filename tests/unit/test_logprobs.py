@@ -1,4 +1,4 @@
-"""The fused head: numbers and gradients of autograd on the whole matrix of logits."""
+"""The fused head against autograd on the whole matrix of logits, in values and gradients."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ ROWS, HIDDEN, VOCABULARY = 7, 5, 23
 
 @pytest.fixture(params=[10**6, 0])
 def chunks(request, monkeypatch):
-    """Stretches of four ids, which are kept for the backward pass, or are not."""
+    """Chunks of four ids, which are kept for the backward pass or computed again."""
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1)
     monkeypatch.setattr(module, "KEPT_CHUNK_ELEMENTS", 1)
     monkeypatch.setattr(module, "MIN_COLUMNS", 4)
@@ -20,7 +20,7 @@ def chunks(request, monkeypatch):
 
 
 class PlusOne(torch.nn.Linear):
-    """A head that is not only a matrix."""
+    """A head that does more than multiply by a matrix."""
 
     def forward(self, hidden):
         return super().forward(hidden) + 1.0
@@ -74,7 +74,8 @@ def test_numbers_and_gradients_are_autograds(chunks, kind, bias, temperature, en
 
 
 def test_gradients_add_up_in_a_tied_matrix():
-    """Of the embedding and of the head, over two batches, as torch's own have them."""
+    """The gradients of embedding and head add up over two batches, as with torch's own
+    operations."""
     torch.manual_seed(0)
     head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False)
     embedding = torch.nn.Embedding(VOCABULARY, HIDDEN, padding_idx=3)
@@ -91,7 +92,7 @@ def test_gradients_add_up_in_a_tied_matrix():
 
 @pytest.mark.parametrize("chunk", ["CHUNK_ELEMENTS", "KEPT_CHUNK_ELEMENTS"])
 def test_no_stretch_is_larger_than_its_bound(monkeypatch, chunk):
-    """Memory does not grow with the vocabulary."""
+    """A bound on the chunks keeps memory from growing with the vocabulary."""
     sizes = []
     take_in = module._take_in
     monkeypatch.setattr(

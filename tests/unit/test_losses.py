@@ -1,4 +1,4 @@
-"""Policy losses on tiny numbers, worked out by hand. Trap numbers: tests/README.md."""
+"""Policy losses on a few numbers, computed by hand. Trap numbers: tests/README.md."""
 
 import math
 
@@ -12,7 +12,7 @@ from openenv_pipe.algorithms.losses.policy import cispo_loss, grpo_loss, gspo_lo
 from openenv_pipe.algorithms.losses.ratios import sample_means
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.3}
-ROWS = torch.tensor([0, 0, 0, 1])  # a sample of three trained tokens and one of one
+ROWS = torch.tensor([0, 0, 0, 1])  # one sample of three trained tokens and one of a single token
 NORMALISERS = ["sample", "token", "constant"]
 RATIOS = torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])
 ADVANTAGES = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
@@ -24,21 +24,21 @@ def weights(normaliser, rows=ROWS):
 
 
 def gradient(loss_of, logprobs):
-    """What one step on the sum of a loss does to each token's logprob, and the loss."""
+    """Return the gradient of the summed loss for each token's logprob, and the loss."""
     logprobs = logprobs.clone().requires_grad_()
     policy = loss_of(logprobs)
     policy.loss.sum().backward()
     return logprobs.grad.tolist(), policy
 
 
-# --- what a loss is a mean over -----------------------------------------------------------------
+# --- normalisers ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("normaliser", "expected"),
     [
-        ("sample", [1 / 6, 1 / 6, 1 / 6, 1 / 2]),  # a mean in each sample, then over two samples
-        ("constant", [1 / 20] * 4),  # two samples of ten tokens, however many there are
+        ("sample", [1 / 6, 1 / 6, 1 / 6, 1 / 2]),  # the mean of each sample, then over two samples
+        ("constant", [1 / 20] * 4),  # always two samples of ten tokens, whatever their lengths
         ("token", [1 / 4] * 4),
     ],
 )
@@ -56,8 +56,10 @@ def test_weights_of_tokens(normaliser, expected):
     ],
 )
 def test_length_bias_of_each_normaliser(normaliser, expected):
-    """Trap 12. On policy a token's loss is minus its advantage: +2 in the long sample, -4 in the
-    short one. A mean per sample prefers long bad ones and short good ones; the others do not."""
+    """Trap 12: a mean per sample prefers long bad samples and short good ones; others do not.
+
+    On policy a token's loss is minus its advantage: +2 in the long sample, -4 in the short one.
+    """
     advantages = torch.tensor([2.0, 2.0, 2.0, -4.0])
     policy = grpo_loss(torch.zeros(4), torch.zeros(4), advantages, **CLIPS)
     seen = torch.dot(torch.tensor(weights(normaliser)), policy.loss).item()
@@ -66,7 +68,7 @@ def test_length_bias_of_each_normaliser(normaliser, expected):
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)
 def test_samples_of_a_split_weigh_what_they_did_together(normaliser):
-    """Trap 10: counts are those of the whole update; the order of tokens is any."""
+    """Trap 10: counts are of the whole update, and the order of tokens does not matter."""
     together = weights(normaliser)
     apart = [weights(normaliser, ROWS[row == ROWS] - row) for row in (0, 1)]
     assert apart[0] + apart[1] == together
@@ -105,7 +107,7 @@ def test_the_clip_removes_gradients_and_they_are_told_apart():
 
 
 def test_cispo_by_hand():
-    """Weights 1, 1.3, 0.8, 1.3, 0.8 of REINFORCE: every token keeps a gradient, bounded."""
+    """REINFORCE with weights 1, 1.3, 0.8, 1.3, 0.8: every token keeps a bounded gradient."""
     gradients, policy = gradient(
         lambda logprobs: cispo_loss(logprobs, torch.zeros(5), ADVANTAGES, **CLIPS), RATIOS.log()
     )
@@ -138,18 +140,19 @@ def gspo(logprobs, advantages, **clips):
 
 
 def test_gspo_by_hand():
-    """Trap 22: the ratio of a sample is the geometric mean of its tokens'."""
+    """Trap 22: a sample's ratio is the geometric mean of its tokens' ratios."""
     gradients, policy = gradient(
         lambda logprobs: gspo(logprobs, [1.0, 1.0, -3.0, -3.0], **CLIPS), GSPO_RATIOS.log()
     )
     assert policy.ratio.tolist() == pytest.approx([2.0, 2.0, 1.1, 1.1])
     assert policy.loss.tolist() == pytest.approx([-1.3, -1.3, 3.3, 3.3])
-    assert gradients == pytest.approx([0.0, 0.0, 3.3, 3.3])  # the first sample is clipped whole
+    assert gradients == pytest.approx([0.0, 0.0, 3.3, 3.3])  # the whole first sample is clipped
     assert policy.clipped_high.tolist() == [True, True, False, False]
 
 
 def test_gspo_of_one_advantage_a_sample_is_the_papers_objective():
-    """Its mean over a sample's tokens has the value and the gradient of s * A, s the mean ratio."""
+    """The mean over a sample's tokens has the value and gradient of s * A, with s the mean
+    ratio."""
     logprobs = GSPO_RATIOS.log().requires_grad_()
     (
         torch.exp(sample_means(logprobs, GSPO_ROWS)) * torch.tensor([2.0, 2.0, -1.0, -1.0]) / 2
@@ -162,7 +165,7 @@ def test_gspo_of_one_advantage_a_sample_is_the_papers_objective():
 
 
 def test_gspo_credits_each_token_with_its_own_advantage():
-    """Turns of one episode may have unequal advantages: GSPO-token, its section 4.3."""
+    """Turns of one episode may have different advantages: GSPO-token, section 4.3 of the paper."""
     wide = {"clip_low": 0.9, "clip_high": 9.0}
     gradients, _ = gradient(
         lambda each: gspo(each, [1.0, 0.0, 1.0, -1.0], **wide), GSPO_RATIOS.log()
@@ -170,7 +173,7 @@ def test_gspo_credits_each_token_with_its_own_advantage():
     assert gradients == pytest.approx([-2.0, 0.0, -1.1, 1.1])
 
 
-# --- what no loss may do ------------------------------------------------------------------------
+# --- properties of all losses --------------------------------------------------------------------
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -179,7 +182,8 @@ def test_gspo_credits_each_token_with_its_own_advantage():
     sign=st.sampled_from([-1.0, 1.0]),
 )
 def test_extreme_ratios_stay_finite(gaps, sign):
-    """Trap 22: also for samples of hundreds of tokens that all differ the same way."""
+    """Trap 22: also for samples of hundreds of tokens whose ratios are all extreme in one
+    direction."""
     old = torch.zeros(len(gaps))
     rows = torch.zeros(len(gaps), dtype=torch.int64)
     advantages = torch.full((len(gaps),), sign)

@@ -1,4 +1,4 @@
-"""Memory that is freed, and found again."""
+"""malloc keeps freed memory and reuses it."""
 
 import platform
 import subprocess
@@ -26,7 +26,7 @@ print(faults())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
 def test_what_was_freed_is_not_fetched_again():
-    """A page is a fault, where it comes from the system."""
+    """Each page that the process fetches from the system costs a page fault."""
     child = subprocess.run(
         [sys.executable, "-c", TWICE],
         cwd=Path(__file__).parents[2],

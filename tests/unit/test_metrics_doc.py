@@ -1,4 +1,4 @@
-"""docs/metrics.md lists every name that a step may have."""
+"""docs/metrics.md lists every metric that a step can have."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def documented() -> set[str]:
-    """The names in the first column of its tables."""
+    """Return the names in the first column of the page's tables."""
     rows = re.findall(r"^\| (`[^|]*) \|", PAGE.read_text(), re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 

@@ -1,4 +1,4 @@
-"""The sum that an update minimises, and what is told of it. Trap numbers: tests/README.md."""
+"""The objective of an update and its metrics. Trap numbers: tests/README.md."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from openenv_pipe.learner.objective import Objective, Tokens
 ROWS = torch.tensor([0, 0, 1, 1])
 COUNTS = Counts(num_samples=2, num_tokens=4, max_tokens=8)
 SAMPLED = torch.tensor([-1.0, -2.0, -1.0, -2.0])
-START = torch.tensor([-1.1, -1.5, -1.0, -4.0])  # weights 0.9, 1.65, 1, 0.135
+START = torch.tensor([-1.1, -1.5, -1.0, -4.0])  # importance weights 0.9, 1.65, 1, 0.135
 NOW = torch.tensor([-1.2, -1.4, -0.9, -4.1])
 REFERENCE = torch.tensor([-1.0, -1.4, -2.0, -3.0])
 ENTROPY = torch.tensor([0.5, 1.0, 1.5, 2.0])
@@ -47,11 +47,11 @@ def tokens(chosen=slice(None)):
 
 
 def test_all_parts_are_summed_by_hand():
-    """The ratio is now to start, corrected by start to sampler; 1/4 is what each token weighs."""
+    """the ratio is of now to start, the weight of start to sampler; each token counts 1/4"""
     accumulator = MetricAccumulator()
     loss = objective(normalise="token", **EVERYTHING).loss(tokens(), COUNTS, accumulator)
     ratio, weight = torch.exp(NOW - START), torch.exp(START - SAMPLED).clamp(max=1.5)
-    policy = (-ratio * weight * ADVANTAGES).mean()  # no ratio is beyond the clips
+    policy = (-ratio * weight * ADVANTAGES).mean()  # no ratio is clipped
     kl = (0.5 * (NOW - REFERENCE).square() * ratio * weight).mean()
     assert loss.item() == pytest.approx((policy + 0.3 * kl - 0.2 * ENTROPY.mean()).item())
     metrics = step_metrics(accumulator, [1.0], lr=0.5)
@@ -75,7 +75,7 @@ def test_the_entropy_bonus_is_the_mean_over_tokens_whatever_the_normaliser():
 @pytest.mark.parametrize("kind", ["grpo", "gspo", "cispo"])
 @pytest.mark.parametrize("correction", ["none", "truncate", "mask", "geometric"])
 def test_batches_add_up_to_the_whole(kind, correction):
-    """Trap 10: loss and metrics."""
+    """Trap 10: this holds for the loss and the metrics."""
     changes = EVERYTHING | {
         "type": kind,
         "correction": EVERYTHING["correction"] | {"type": correction},
@@ -97,7 +97,7 @@ def test_metrics_by_hand():
     metrics = step_metrics(accumulator, [1.0, 3.0], lr=0.5)
     weights = torch.exp(START - SAMPLED)
     ratio = torch.exp(NOW - START)  # 0.90, 1.11, 1.11, 0.90
-    assert metrics["clip/high"] == 0.25  # the second; the third's advantage is negative
+    assert metrics["clip/high"] == 0.25  # only the second: the third has a negative advantage
     assert metrics["clip/low"] == 0.0
     assert metrics["clip/share"] == 0.25
     assert metrics["ratio/max"] == pytest.approx(ratio.max().item())
@@ -117,7 +117,7 @@ def test_metrics_by_hand():
 
 
 def test_without_a_correction_the_sampler_stands_for_the_old_policy():
-    """And where the start is not known, nothing is said of the mismatch of those tokens."""
+    """Tokens without start logprobs do not enter the mismatch metrics."""
     accumulator = MetricAccumulator()
     objective(normalise="token").loss(tokens(), COUNTS, accumulator)
     unknown = dataclasses.replace(tokens(), start_logprobs=None)
@@ -130,8 +130,10 @@ def test_without_a_correction_the_sampler_stands_for_the_old_policy():
 
 @pytest.mark.parametrize("kind", ["truncate", "mask", "geometric"])
 async def test_a_correction_takes_the_ratio_to_where_the_step_began(kind):
-    """Of all tokens, also those of later updates: their sampler was the policy itself, so there is
-    nothing to correct, while the ratio shows how far the updates have gone."""
+    """Tokens of later updates need no correction either, because the policy itself sampled them.
+
+    The ratio still shows how far the updates have moved the policy.
+    """
     policy = tiny_policy(ends=True)
     groups = await collect(policy, num_tasks=3)
     samples = [plain_sample(episode) for episode in all_episodes(groups)]
@@ -167,7 +169,7 @@ def test_combinations_without_a_meaning_are_refused(changes, reason):
 
 
 def reinforce(tokens, *, scale):
-    """Also looks at everything that a loss is given."""
+    """A custom loss that also asserts the values it is given."""
     assert tokens.sample_index.tolist() == [0, 0, 1, 1]
     assert torch.equal(tokens.old_logprobs, SAMPLED)
     return -scale * tokens.advantages * tokens.logprobs
@@ -208,7 +210,8 @@ def test_a_loss_of_ones_own_is_weighted_like_any_other():
 
 
 def test_a_loss_of_ones_own_is_corrected_as_the_built_in_ones():
-    """The ratio is to the trainer's logprobs when the step began, the weights to the sampler's."""
+    """The ratio is to the trainer's logprobs at the step's start, the correction to the
+    sampler's."""
     own = own_objective("unclipped", **EVERYTHING).loss(tokens(), COUNTS, MetricAccumulator())
     wide = objective(clip_low=0.99, clip_high=1e9, **EVERYTHING)
     assert own.item() == pytest.approx(wide.loss(tokens(), COUNTS, MetricAccumulator()).item())

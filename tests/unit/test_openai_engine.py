@@ -1,4 +1,4 @@
-"""Engine `openai` against a server of our own that answers, refuses and stalls on demand."""
+"""Engine `openai` against a local server that answers, refuses and stalls on demand."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def said(content: str | None, finish: str = "stop", **message: Any) -> Answer:
 
 
 class Endpoint:
-    """Gives the answers in their order, the last one for ever, and keeps what it was asked."""
+    """Gives the answers in order and then repeats the last one; records all requests."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -45,7 +45,7 @@ class Endpoint:
 
 @contextmanager
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """Seconds that would have been waited between tries."""
+    """Records the waits between retries in seconds, without waiting."""
     waits: list[float] = []
     sleep = asyncio.sleep
 

@@ -1,4 +1,4 @@
-"""Where a package's manifest says that its app is."""
+"""How a package's manifest names its app."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def package(tmp_path):
         ("name: an older manifest", "server.app:app"),
         ("app: my_env.server.app:app", "server.app:app"),
         ("app: envs.my_env.server.app:app", "server.app:app"),
-        ("app: nowhere:app", "nowhere:app"),  # Python says best what is missing
+        ("app: nowhere:app", "nowhere:app"),  # Python's own error says what is missing
     ],
 )
 def test_the_app_is_found_from_inside_the_package(package, manifest, app):

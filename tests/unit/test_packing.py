@@ -1,4 +1,4 @@
-"""Samples to packed rows. Trap numbers: tests/README.md."""
+"""Packing samples into rows. Trap numbers: tests/README.md."""
 
 import dataclasses
 
@@ -22,7 +22,8 @@ def arrays(rows):
 
 
 def sample_of(row):
-    """A sample of which the last token is trained, so that all before it have to be computed."""
+    """Return a sample whose last token is trained, so that all tokens before it must be
+    computed."""
     length = len(row) + 1
     return Sample(
         group="0",
@@ -38,7 +39,7 @@ def own_tokens(trie, path):
     return np.concatenate(spans).tolist()
 
 
-# --- tries --------------------------------------------------------------------------------------
+# --- prefix trees --------------------------------------------------------------------------------
 
 
 @MANY
@@ -54,7 +55,7 @@ def test_a_trie_holds_every_row_and_every_beginning_once(rows):
 @MANY
 @given(ROWS, st.booleans())
 def test_nodes_stand_depth_first_and_know_their_place(rows, share):
-    """What is below a node follows it without a gap: the rule that attention goes by."""
+    """All descendants of a node follow it without a gap, which attention relies on."""
     trie = (merged if share else flat)(arrays(rows))
     assert [node.start for node in trie.nodes[1:]] == [node.end for node in trie.nodes[:-1]]
     for number, node in enumerate(trie.nodes):
@@ -83,7 +84,7 @@ def size_of(rows, share):
 @MANY
 @given(ROWS, st.integers(1, 60), st.booleans())
 def test_batches_hold_every_sample_once_and_keep_the_budget(rows, budget, share):
-    """Trap 20: only a sample that is too long by itself is over the budget."""
+    """Trap 20: a batch exceeds the budget only if a single sample is too long."""
     batches = split_by_budget(list(map(sample_of, rows)), budget, share=share)
     assert sorted(index for batch in batches for index in batch) == list(range(len(rows)))
     for batch in batches:
@@ -122,7 +123,7 @@ def test_the_share_is_what_a_trie_saves(rows):
 
 
 def test_a_sample_is_the_ids_of_its_turns_in_a_row():
-    """Trap 8: what the environment wrote has neither loss nor logprob nor advantage."""
+    """Trap 8: the environment's tokens have neither loss nor logprobs nor advantages."""
     turns = [
         made_up_turn([10, 11], [12, 13], logprobs=[-1.0, -2.0]),
         made_up_turn([14], [15], logprobs=[-3.0]),
@@ -146,7 +147,8 @@ def test_building_a_sample_leaves_the_episode_alone():
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_row_holds_what_its_samples_hold(seed, share):
-    """Traps 9 and 25: each trained token once, at the place that sees exactly what it did."""
+    """Traps 9 and 25: each trained token occurs once, where attention sees exactly its own
+    prefix."""
     samples = alike_samples(seed)
     batch = pack(samples, share=share)
     assert batch.is_shared == share
@@ -168,7 +170,7 @@ def test_a_row_holds_what_its_samples_hold(seed, share):
 
 
 def seen_from(batch, place):
-    """The tokens of a row that a place sees, itself the last, by the nodes."""
+    """Return the tokens that a position of a row attends to, including itself, by the nodes."""
     (number,) = (n for n, node in enumerate(batch.nodes) if node.start <= place < node.end)
     tokens = batch.token_ids[batch.nodes[number].start : place + 1].tolist()
     while (number := batch.nodes[number].parent) >= 0:
@@ -178,7 +180,7 @@ def seen_from(batch, place):
 
 
 def test_tokens_that_nothing_needs_are_not_computed():
-    """What the environment wrote after the last reply, and the last reply's last token."""
+    """These are the environment's tokens after the last reply, and the last reply's last token."""
     turns = [made_up_turn([5, 6], [7, 8])]
     sample = build_sample("0", made_up_episode(turns=turns), [1.0])
     longer = dataclasses.replace(
@@ -192,7 +194,7 @@ def test_tokens_that_nothing_needs_are_not_computed():
 
 
 def test_an_end_token_that_looks_like_padding_keeps_its_loss():
-    """Trap 19: nothing is known by its id; here the end token is 0."""
+    """Trap 19: no token is treated by its id; here the end token is 0."""
     turns = [made_up_turn([5, 6], [7, 0]), made_up_turn([8], [0])]
     batch = pack([build_sample("0", made_up_episode(turns=turns), [1.0, 1.0])], share=False)
     assert batch.targets[batch.places].tolist() == [7, 0, 0]

@@ -33,7 +33,8 @@ def change(policy):
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_logprobs_and_entropies_are_those_of_the_model(lora_rank, temperature):
-    """Traps 4 and 7: picked by token id, at the temperature, from the model's own logits."""
+    """Traps 4 and 7: logprobs are selected by token id, at the temperature, from the model's
+    logits."""
     policy = tiny_policy(lora_rank=lora_rank)
     change(policy)
     with torch.no_grad():
@@ -53,7 +54,7 @@ def test_logprobs_and_entropies_are_those_of_the_model(lora_rank, temperature):
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_bfloat16_is_near_float32(lora_rank):
-    """The attention of its own that a CPU gets for it is causal too, and trains the same."""
+    """The CPU's own attention for bfloat16 is causal too, and gives nearly the same gradients."""
     gradients = []
     for autocast in ("bfloat16", "float32"):
         policy = tiny_policy(lora_rank=lora_rank, autocast=autocast)
@@ -70,7 +71,7 @@ def test_bfloat16_is_near_float32(lora_rank):
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_reference_stays_what_the_policy_was(lora_rank):
-    """A copy only where all is trained: a new adapter is nothing, and is switched off."""
+    """Full training copies the reference; with an adapter, switching off the adapter gives it."""
     policy = tiny_policy(lora_rank=lora_rank)
     before = logprobs_of(policy, 0.7)
     num_parameters = policy.num_parameters
@@ -109,9 +110,10 @@ def test_training_does_not_move_the_reference(lora_rank):
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_pull_of_the_reference_is_towards_it(lora_rank):
-    """The gradient of the KL part alone leads back, and is zero where policy is reference."""
+    """The gradient of the KL term alone moves the policy back towards the reference."""
     policy = tiny_policy(lora_rank=lora_rank)
-    kl = {"coef": 1.0, "estimator": "k3", "importance_weights": False}  # of samples made up
+    # the samples are made up, so they need no importance weights
+    kl = {"coef": 1.0, "estimator": "k3", "importance_weights": False}
     trainer = run_config({"trainer.loss.kl": kl, "trainer.optimizer.lr": 1e-2}).trainer
     learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
     change(policy)
@@ -129,10 +131,10 @@ def test_without_kl_no_reference_is_kept():
 
 
 def test_an_adapter_trains_little_and_changes_the_logprobs():
-    """Trap 17: an adapter that is not applied would leave them as they were."""
+    """Trap 17: without the adapter the logprobs would not change."""
     policy = tiny_policy(lora_rank=2)
     before = logits_of(policy)
-    assert torch.equal(before, logits_of(tiny_policy()))  # it starts as nothing
+    assert torch.equal(before, logits_of(tiny_policy()))  # a new adapter changes nothing
     names = [name for name, _ in policy.trained_parameters()]
     assert names
     assert all("lora_" in name for name in names)
@@ -164,7 +166,7 @@ def test_dropout_acts_while_learning_only(lora_rank):
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("packs_rows", [True, False])
 def test_layers_that_are_computed_again_give_the_same_gradients(lora_rank, packs_rows, monkeypatch):
-    """Each layer runs twice, and the mode of no module has changed."""
+    """Each layer runs twice; its modules keep their training mode."""
     runs = []
     forward = Qwen3MLP.forward
     monkeypatch.setattr(

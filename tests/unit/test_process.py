@@ -1,4 +1,4 @@
-"""`ManagedProcess`: return codes, logs, bounded stops. What outlives what: test_process_tree."""
+"""`ManagedProcess`: return codes, logs and bounded stops. test_process_tree tests lifetimes."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ import pytest
 
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 
-LIMIT_S = 60.0  # of what takes a moment on a quiet machine
+LIMIT_S = 60.0  # waits for what takes a moment on an idle machine
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)"
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts Python code as a process; all are stopped at the end."""
+    """Start Python code as a process; the fixture stops all of them at the end."""
     started = []
 
     def start_code(code, *arguments, **options):

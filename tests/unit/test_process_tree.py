@@ -1,4 +1,4 @@
-"""Nothing that a `ManagedProcess` started outlives it or its parent, whatever ends the parent."""
+"""No descendant of a `ManagedProcess` outlives it or its parent, however the parent ends."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ import pytest
 
 from openenv_pipe.system.process import ManagedProcess
 
-LIMIT_S = 60.0  # of what takes a moment on a quiet machine
+LIMIT_S = 60.0  # waits for what takes a moment on an idle machine
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-# A command with a child in its own group, one in a new session, and a daemon that has been
-# disowned by a double fork. All of them ignore SIGTERM, SIGINT and SIGHUP.
+# A command with a child in its own group, a child in a new session, and a daemon detached by a
+# double fork. All of them ignore SIGTERM, SIGINT and SIGHUP.
 FAMILY = """
 import os, signal, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -46,7 +46,7 @@ if len(sys.argv) > 2:  # die and leave the others behind
 live("command")
 """
 
-# A parent that starts the family and then waits, or forks a worker which keeps the pipe open.
+# A parent that starts these processes and waits, or forks a worker that keeps the pipe open.
 PARENT = """
 import os, sys, threading, time
 from pathlib import Path
@@ -74,7 +74,7 @@ time.sleep(600)
 
 
 def family_pids(folder, num_members=4):
-    """The members' process ids, once all of them are up."""
+    """Wait until all members are up, and return their process ids."""
     deadline = time.monotonic() + LIMIT_S
     while len(files := list(folder.glob("*.pid"))) < num_members:
         assert time.monotonic() < deadline, f"only {files} are up"
@@ -105,7 +105,7 @@ def assert_goes(folder):
 
 @pytest.fixture(autouse=True)
 def no_survivors(tmp_path):
-    """Ends what a failed test, or a killed guardian, has left alive."""
+    """Ends the processes that a failed test, or a killed guardian, has left alive."""
     yield
     for file in tmp_path.glob("*.pid"):
         if is_alive(pid := int(file.read_text())):
@@ -114,7 +114,7 @@ def no_survivors(tmp_path):
 
 @pytest.fixture
 def parent(tmp_path):
-    """Starts a parent; killed at the end."""
+    """Start a parent; the fixture kills it at the end."""
     started = []
 
     def start_parent(how="waits"):
@@ -161,7 +161,7 @@ def test_nothing_survives_when_a_fork_of_the_parent_keeps_the_pipe(parent, tmp_p
 
 @pytest.fixture
 def family(tmp_path):
-    """Starts a family as a child of this process; stopped at the end."""
+    """Start the processes below this one; the fixture stops them at the end."""
     started = []
 
     def start_family(*arguments):

@@ -1,4 +1,4 @@
-"""What a person sees of a run: plain lines in files, one live line on terminals."""
+"""The progress of a run: plain lines in files, one live line on terminals."""
 
 import re
 from io import StringIO

@@ -1,4 +1,4 @@
-"""Parts named by `target` and `options`: how they are made, and what is refused."""
+"""Parts of a run named by `target` and `options`: how they are built, and what is refused."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from openenv_pipe.system.python_targets import bind_function, build_part
 
 
 class Contract(Protocol):
-    """A contract as the package has them: an attribute, a property and a method."""
+    """A protocol like those of the package: an attribute, a property and a method."""
 
     size: int
 
@@ -27,7 +27,7 @@ class Whole:
         self.folder, self.name = folder, name
 
     def act(self):
-        """Does nothing."""
+        """Do nothing."""
 
 
 class Half:

@@ -1,7 +1,7 @@
-"""Weights in four bits under an adapter, and moments in eight: what is computed, kept, refused.
+"""Weights in four bits under an adapter, and optimizer moments in eight: values, memory, refusals.
 
-Most of it needs bitsandbytes, which every process that imports peft would load, a second each:
-`.ci/run` has it for this file alone.
+Most of these tests need bitsandbytes. Every process that imports peft would load it, which takes a
+second, so `.ci/run` installs it for this file alone.
 """
 
 import importlib.util
@@ -37,8 +37,9 @@ needs_bitsandbytes = pytest.mark.skipif(
     reason="needs the extra `quantization`; .ci/run has it for this file alone",
 )
 TOKEN_IDS = torch.tensor([[5, 6, 7, 8, 200]])
-NF4_ERROR = 0.12  # of a matrix's norm, where its values are normal
-WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_heads": 4}  # rows of whole blocks
+NF4_ERROR = 0.12  # of the norm of a matrix with normally distributed values
+# rows are whole quantization blocks
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_heads": 4}
 
 
 def model_config(quantization="nf4", autocast="float32", **changes):
@@ -47,7 +48,7 @@ def model_config(quantization="nf4", autocast="float32", **changes):
 
 
 def policy_of(quantization="nf4", **changes):
-    """With an adapter that has something to say."""
+    """Return a policy with quantized weights and an adapter that is not zero."""
     policy = load_policy(model_config(quantization, **changes), seed=1, device=CPU)
     draw = torch.Generator().manual_seed(1)
     for name, values in policy.trained_parameters():
@@ -57,7 +58,7 @@ def policy_of(quantization="nf4", **changes):
 
 
 def written_out(policy):
-    """The same policy above dense weights of the values that the other's stand for."""
+    """Return the same policy on dense weights that hold the dequantized values."""
     dense = policy_of("none")
     dense.model.get_base_model().load_state_dict(dense_state(policy.model.get_base_model()))
     return dense
@@ -93,13 +94,13 @@ def test_layers_are_rounded_and_all_else_is_as_it_was():
     assert num_rounded == 7 * 2
     assert small.num_parameters == plain.num_parameters
     held = sum(p.numel() * p.element_size() for p in small.model.parameters())
-    quarter = num_in_layers(tiny_shape(model_config())) * 3.5  # bytes that four bits save
+    quarter = num_in_layers(tiny_shape(model_config())) * 3.5  # bytes saved by four bits per weight
     assert held == sum(p.numel() * 4 for p in plain.model.parameters()) - quarter
 
 
 @needs_bitsandbytes
 def test_a_step_is_that_of_the_weights_written_out():
-    """Also after a pass without gradients, as sampling makes them."""
+    """This also holds after a forward pass without gradients, as in sampling."""
     policy = policy_of()
     dense = written_out(policy)
     torch.testing.assert_close(logits_of(policy), logits_of(dense), rtol=1e-5, atol=1e-5)
@@ -120,7 +121,8 @@ def test_it_learns_and_its_reference_does_not(autocast):
     policy = load_policy(model_config(autocast=autocast), seed=1, device=CPU)
     before = logits_of(policy)
     learner = learner_of(policy, {"optimizer.lr": 1e-2, "loss.kl.coef": 0.1})
-    assert policy.reference == []  # the weights without the adapter: nothing is copied
+    # the reference is the model without its adapter, so nothing is copied
+    assert policy.reference == []
     samples = random_samples(1)
     losses = [learner.update(samples, step)["loss/policy"] for step in (1, 2, 3)]
     assert losses[2] < losses[0]
@@ -192,7 +194,8 @@ def test_a_first_step_with_moments_in_eight_bits_is_adamws():
 
 @needs_bitsandbytes
 def test_large_matrices_have_their_moments_in_bytes():
-    model = tiny_model().model_dump() | WIDE  # full training: matrices of 4096 weights and more
+    # in full training, matrices of at least 4096 weights get eight-bit moments
+    model = tiny_model().model_dump() | WIDE
     policy = load_policy(run_config({"model": model}).model, seed=1, device=CPU)
     learner = learner_of(policy, EIGHT_BITS)
     learner.update(random_samples(1), 1)
@@ -207,7 +210,7 @@ def test_large_matrices_have_their_moments_in_bytes():
 
 @needs_bitsandbytes
 def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path):
-    """Trap 26, with moments in bytes."""
+    """Trap 26, with moments in eight bits."""
     model = run_config({"model": tiny_model().model_dump() | WIDE}).model
 
     def learner():
@@ -231,7 +234,7 @@ def test_two_steps_and_two_more_are_four_steps_to_the_bit(tmp_path):
     assert all(torch.equal(seen, expected) for seen, expected in pairs)
 
 
-# --- what is refused, and what it weighs --------------------------------------------------------
+# --- refusals, and memory ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -261,7 +264,8 @@ def test_without_the_package_it_is_named_with_its_command(monkeypatch):
 
 @pytest.mark.parametrize(("quantization", "is_there"), [("none", True), ("nf4", False)])
 def test_a_server_gets_a_hubs_model_written_out_where_it_was_rounded(quantization, is_there):
-    """Else the adapter would stand above weights that it did not learn with."""
+    """Otherwise the server would apply the adapter to other weights than those it was trained
+    with."""
     shared = {key: tiny_model(lora_rank=4).model_dump()[key] for key in _Model.model_fields}
     hub = {"type": "hub", "path": "owner/name", "revision": None, "quantization": quantization}
     config = run_config({"model": shared | hub})

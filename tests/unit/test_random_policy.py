@@ -1,4 +1,4 @@
-"""The policy that plays any environment: what it writes is what schemas and tools allow."""
+"""The random policy plays any environment: its replies are valid by the schemas and tools."""
 
 import json
 import random
@@ -46,7 +46,7 @@ async def no_questions(action):
 
 
 def played(opening, adapter, number=300):
-    """What the adapter reads from so many replies to this opening."""
+    """Return what the adapter reads from this many replies to the first messages."""
     reply, draw = replies_of(random_action), random.Random(0)
     replies = [reply([{"text": "go"}], draw, opening) for _ in range(number)]
     assert all(text == text.strip() for text in replies)
@@ -55,7 +55,7 @@ def played(opening, adapter, number=300):
 
 async def test_objects_are_what_the_environments_schema_says():
     actions = played(await JSON.open({"text": "go"}, no_questions), JSON)
-    for action in actions:  # the adapter has refused none
+    for action in actions:  # the adapter accepted every reply
         jsonschema.validate(action, SCHEMA)
     assert {action["move"] for action in actions} == {"left", "right"}
     assert set().union(*actions) == set(SCHEMA["properties"]) - {"metadata"}

@@ -1,4 +1,5 @@
-"""How an update's rows are dealt out to ranks. What they then compute: integration/test_devices."""
+"""How the samples of an update are split over ranks. integration/test_devices tests their
+results."""
 
 from fakes import alike_samples, random_samples
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ def test_each_row_counts_once_and_all_ranks_get_equally_many(num_rows, size):
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 4), share=st.booleans())
 def test_ranks_get_about_the_same_number_of_tokens(seed, size, share):
-    """Without shared tokens nobody has more than the mean and one sample for each of its rows."""
+    """Without shared prefixes, no rank exceeds the mean by more than one sample per row."""
     samples = (alike_samples if share else random_samples)(seed, count=40)
     lengths = [len(sample.token_ids) for sample in samples]
     rows = split_by_budget(samples, 400, share=share, num_ranks=size)

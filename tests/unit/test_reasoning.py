@@ -94,7 +94,8 @@ def test_tasks_whose_scorers_run_answers_are_refused_unless_allowed(task, monkey
 
 @pytest.mark.filterwarnings("ignore:loadtxt", "ignore:Exception ignored in:pytest.PytestWarning")
 def test_no_other_scorer_runs_answers(tmp_path):
-    """The list is of the library's version: this looks at all its scorers again."""
+    """The list was written for one version of the library; this test inspects all its scorers
+    again."""
     mark = tmp_path / "ran"
     code = f"__import__('pathlib').Path({str(mark)!r}).touch()"
     for task in sorted(set(DATASETS) - tasks.EVALUATING_TASKS - {"composite"}):

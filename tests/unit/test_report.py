@@ -1,4 +1,4 @@
-"""Evaluation reports, report.md with its plots, and the list of runs."""
+"""Evaluation reports, report.md with its plots, and the table of runs."""
 
 import math
 from dataclasses import replace
@@ -127,7 +127,7 @@ def test_an_evaluation_keeps_its_episodes_and_a_page_to_read(folder):
 
 
 def test_samples_of_a_task_give_pass_at_k(folder):
-    """By hand: a task solved once in four times is solved by 1 - C(3,2)/C(4,2) = 1/2 of pairs."""
+    """By hand: for a task solved in 1 of 4 samples, pass@2 is 1 - C(3,2)/C(4,2) = 1/2."""
     random = Random(0)
     episodes = [
         run_samples.episode(random, index, member, success=(index, member) == (0, 1))
@@ -136,7 +136,7 @@ def test_samples_of_a_task_give_pass_at_k(folder):
     ]
     report = _summary(folder, "trained", episodes)
     assert {k: found.mean for k, found in report.pass_at.items()} == {2: 0.25, 4: 0.5}
-    episodes[0].status = Status.ERROR  # three samples are left of the first task
+    episodes[0].status = Status.ERROR  # leaves three samples of the first task
     assert _summary(folder, "trained", episodes).pass_at[4].mean == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Comparing two run folders, and how far apart inexact ones may be."""
+"""Comparing two run folders, and the tolerances for inexact runs."""
 
 import json
 
@@ -24,7 +24,7 @@ def two(tmp_path):
 
 
 def edit(path, **changes):
-    """The second line of metrics.jsonl with other values."""
+    """Rewrite the second line of metrics.jsonl with changed values."""
     lines = path.read_text().splitlines()
     lines[1] = json.dumps({**json.loads(lines[1]), **changes})
     path.write_text("\n".join(lines) + "\n")
@@ -98,7 +98,8 @@ def test_bands_grow_with_mismatch_and_steps_up_to_independent_samples():
         return step_bands(step, mismatch, OLD, OLD)[0].width
 
     assert 0.0 < width(1e-5, 1) <= width(1e-3, 1) <= width(1e-3, 50)
-    errors = 0.25 / 3**0.5  # group means 0.5, 0.75 and 0.25: a standard error of the mean
+    # the group means are 0.5, 0.75 and 0.25; this is the standard error of their mean
+    errors = 0.25 / 3**0.5
     assert width(10.0, 50) == pytest.approx(min(4 * 2**0.5 * errors, 1.0 + 1e-9), rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Episodes and their gathering on a fake host. Trap numbers: tests/README.md."""
+"""Playing episodes and collecting groups on a fake host. Trap numbers: tests/README.md."""
 
 import asyncio
 import random
@@ -43,13 +43,14 @@ CHAT = ChatFormat(build_tokenizer())
 
 
 class NoChat:
-    """What `collect` needs of a policy when an engine plays that takes messages."""
+    """A policy without a chat template, for `collect` with an engine that takes messages."""
 
     chat = None
 
 
 class MessageEngine(ScriptedEngine):
-    """An engine that takes messages, and reports tokens as `usage` says: (prompt, completion)."""
+    """An engine that takes messages and reports the token counts in `usage`: (prompt,
+    completion)."""
 
     capabilities = OpenAIEngineConfig.capabilities
 
@@ -64,20 +65,21 @@ class MessageEngine(ScriptedEngine):
 
 
 async def collect_messages(engine, changes):
-    """One endless episode, which ends at a limit; the environment says the step's number."""
+    """Collect one episode that only a limit ends; the environment's text is the step's number."""
     host = FakeHost(lambda seed, number, action: StepResult({"text": str(number)}, 0.5, False))
     options = {"host": host, "config": run_config(changes), "num_tasks": 1, "group_size": 1}
     return await collect(NoChat(), engine=engine, **options)
 
 
 class ChatOnly:
-    """What `collect` needs of a policy when another engine plays."""
+    """A policy that has only a chat template, for `collect` with another engine."""
 
     chat = CHAT
 
 
 def scripted(*replies):
-    """An engine that gives these replies, one per observation and the last one for ever."""
+    """Return an engine that gives these replies, one per observation, and then repeats the last
+    one."""
 
     def policy(observations, draw):
         return replies[min(len(observations), len(replies)) - 1]
@@ -94,7 +96,7 @@ async def collect_scripted(*replies, **options):
 
 
 async def test_the_ids_trained_on_are_the_ids_sampled():
-    """Trap 1, also where text is lossy: random bytes are seldom UTF-8."""
+    """Trap 1: also where decoding loses information, because random bytes are seldom UTF-8."""
     policy = tiny_policy(ends=True)
     engine = RecordingEngine(local_engine(policy))
     groups = await collect(policy, engine=engine)
@@ -114,7 +116,7 @@ async def test_the_ids_trained_on_are_the_ids_sampled():
 
 
 async def test_the_whole_conversation_is_the_templates():
-    """Trap 2: prompts and replies in a row are what the template makes of the messages."""
+    """Trap 2: prompts and replies in order equal the template applied to all messages."""
     (episode,) = await collect_scripted("abc", "d", num_tasks=1, group_size=1)
     ids = plain_sample(episode).token_ids
     text = "<|user|>0<|assistant|>abc<|end|><|user|>1: <|assistant|>d<|end|>"
@@ -125,7 +127,7 @@ async def test_the_whole_conversation_is_the_templates():
 
 
 async def test_the_end_token_has_loss_once_in_each_completion_that_it_ended():
-    """Trap 19: a reply that was cut off has it too, as a token of the prompt that follows."""
+    """Trap 19: after a truncated reply, the end token is part of the next prompt."""
     policy = tiny_policy(ends=True)
     config = run_config({"env.max_reply_tokens": 4})
     finishes = set()
@@ -149,7 +151,7 @@ async def test_the_end_token_has_loss_once_in_each_completion_that_it_ended():
     st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 40), st.integers(1, 120), st.booleans()
 )
 def test_no_limit_is_ever_passed(seed, max_turns, max_reply, max_episode, long_observations):
-    """Trap 20: over random limits, replies and observations."""
+    """Trap 20: the limits, replies and observations are random."""
     config = run_config(
         {
             "env.max_turns": max_turns,
@@ -222,7 +224,7 @@ async def test_a_reward_that_is_null_counts_as_zero():
     assert episode.turns[0].reward == 0.0
 
 
-# --- trap 21: what goes wrong is data -----------------------------------------------------------
+# --- trap 21: errors are recorded as data --------------------------------------------------------
 
 
 def letters_only():
@@ -231,7 +233,7 @@ def letters_only():
 
 
 async def test_a_malformed_reply_goes_back_to_the_model():
-    """Trap 21: it costs a turn, reaches no environment, and the episode goes on."""
+    """Trap 21: the reply costs a turn and reaches no environment; the episode goes on."""
     steps = []
 
     def count(seed, number, action):
@@ -253,7 +255,7 @@ async def test_a_malformed_reply_goes_back_to_the_model():
 
 
 async def test_an_action_that_the_environment_finds_invalid_goes_back_too():
-    """Trap 21: VALIDATION_ERROR is the model's mistake, and the session stays usable."""
+    """Trap 21: VALIDATION_ERROR counts as the model's error, and the session stays usable."""
 
     def picky(seed, number, action):
         if number == 1:
@@ -292,7 +294,7 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("step", [0, 1, 2])
 async def test_a_session_that_fails_ends_its_episode_and_no_other(error, step):
-    """Trap 21: status ERROR with the cause; the others play as if nothing had happened."""
+    """Trap 21: the episode has status ERROR and the cause; all others play as usual."""
 
     def fails(seed, number, action):
         if (seed, number) == (1, step):
@@ -338,7 +340,7 @@ async def test_a_summary_of_nothing_but_failures_has_no_means():
 
 
 async def test_a_template_that_does_not_fit_the_observation_ends_the_collection():
-    """A mistake of the configuration is not an episode's failure."""
+    """This is an error of the configuration, not of an episode."""
     host = FakeHost(lambda seed, number, action: StepResult({"words": ""}, None, done=False))
     with pytest.raises(ConfigError, match="text"):
         await collect_scripted("a", host=host)
@@ -361,7 +363,7 @@ def test_seeds_differ_by_run_label_group_and_member():
 
 
 def test_a_seed_never_changes():
-    """Trap 24: it is part of what makes an old run reproducible."""
+    """Trap 24: old runs are reproducible only if their seeds stay the same."""
     assert episode_seed(0, "step 1", 0, 0) == 3504037343114523722
 
 
@@ -383,7 +385,7 @@ async def test_another_run_or_step_samples_other_tokens(change):
     assert sampled(await collect(policy, num_tasks=1, **change)) != first
 
 
-# --- gathering ----------------------------------------------------------------------------------
+# --- collecting groups ---------------------------------------------------------------------------
 
 
 async def test_groups_come_in_the_order_of_their_tasks_with_ids_of_their_own():
@@ -448,7 +450,8 @@ async def test_an_engine_that_takes_messages_is_given_what_is_new_and_no_ids_are
     assert {turn.reply for turn in episode.turns} == {"ab"}
     ids = [(*turn.prompt_ids, *turn.completion_ids, *turn.logprobs) for turn in episode.turns]
     assert ids == [(), (), ()]
-    # The second prompt is shorter than the first with its reply: the reply's reasoning has gone.
+    # The second prompt is shorter than the first with its reply, because the reply's reasoning is
+    # dropped.
     counts = [(turn.num_prompt_tokens, turn.num_completion_tokens) for turn in episode.turns]
     assert counts == [(30, 4), (0, 2), (54, 5)]
     assert episode.num_tokens == 95

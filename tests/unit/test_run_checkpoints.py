@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps, by its own metrics."""
+"""Which checkpoints a run keeps, judged by its own metrics."""
 
 from contextlib import closing
 from types import SimpleNamespace
@@ -22,7 +22,8 @@ def folder(tmp_path):
 
 
 def run(folder, values, *, metric="reward/mean", direction="max", keep_last=1):
-    """A checkpoint after each step, whose metric is the value; what is left, and what was said."""
+    """Save a checkpoint after each step with these metric values; return the steps kept and the
+    notes."""
     best = {"metric": metric, "direction": direction}
     keep = {"every": 1, "keep_last": keep_last, "num_resumable": 1, "best": best}
     said = []

@@ -1,4 +1,4 @@
-"""What a run that ends early leaves in its folder, and what it tells the person to do next."""
+"""What a run that ends early leaves in its folder, and what it tells the user to do next."""
 
 import pytest
 import run_samples
@@ -10,7 +10,7 @@ from openenv_pipe.runs.folder import RunFolder
 
 
 class Notes:
-    """A progress that keeps what it is told."""
+    """Records the notes of a run's progress."""
 
     def __init__(self):
         self.texts = []
@@ -23,7 +23,7 @@ class Notes:
 
 
 def end_with(error, folder):
-    """The last note of a run whose training raises this error."""
+    """Return the last note of a run whose training raises this error."""
     progress = Notes()
 
     async def training(attempt, control):
@@ -37,7 +37,7 @@ def end_with(error, folder):
 
 
 def test_a_refused_run_that_trained_nothing_is_not_to_be_resumed(tmp_path):
-    """A resumed run cannot have another configuration, so it would be refused again."""
+    """A resumed run keeps its configuration, so it would be refused again."""
     folder = run_samples.create(tmp_path)
     note = end_with(ConfigError("trainer.devices=9, expected at most 2"), folder)
     assert "--resume" not in note
@@ -46,7 +46,8 @@ def test_a_refused_run_that_trained_nothing_is_not_to_be_resumed(tmp_path):
 
 
 def test_a_refused_run_with_a_checkpoint_can_be_resumed(tmp_path):
-    """A reward function that raises at step 10 is mended in its own code."""
+    """The user can repair a reward function that raises at step 10 without changing the
+    configuration."""
     folder = run_samples.create(tmp_path)
     with new_checkpoint(folder.path, StageStep("grpo", 10)):
         pass
@@ -56,7 +57,7 @@ def test_a_refused_run_with_a_checkpoint_can_be_resumed(tmp_path):
 
 
 def test_a_failed_run_that_trained_nothing_can_be_resumed(tmp_path):
-    """The configuration is right, only the machinery failed."""
+    """The configuration is valid; only the machine failed."""
     folder = run_samples.create(tmp_path)
     note = end_with(HostError("the server did not start"), folder)
     assert f"openenv-pipe train --resume {folder.path}" in note

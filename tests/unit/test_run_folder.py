@@ -1,4 +1,4 @@
-"""The run folder: allocation, what is written, what survives a kill, and what stays secret."""
+"""The run folder: how it is allocated, what is written, what survives a kill, and secrets."""
 
 import json
 import multiprocessing
@@ -192,7 +192,7 @@ def test_a_killed_run_has_died_and_shows_whole_checkpoints_only(killed):
 
 def test_the_half_checkpoint_of_a_killed_run_is_made_anew(killed):
     with new_checkpoint(killed.path, StageStep("grpo", 2)) as path:
-        assert not list(path.iterdir())  # nothing is left of the half one
+        assert not list(path.iterdir())  # nothing is left of the partial checkpoint
         (path / "weights").write_text("whole")
     assert [path.name for path in killed.checkpoints()] == ["step_000001", "step_000002"]
 

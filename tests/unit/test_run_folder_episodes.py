@@ -1,4 +1,4 @@
-"""Episodes files: exact, deterministic, quick, and readable without this package."""
+"""Episode files are exact, deterministic, fast, and readable without this package."""
 
 import gzip
 import json
@@ -113,7 +113,7 @@ def test_a_step_of_256_episodes_is_quick_to_write(path):
             episode.turns = [run_samples.turn(random, num_tokens=20) for _ in range(6)]
     took_s = []
     for _ in range(3):
-        started_s = time.process_time()  # of the processor alone, however many others want it
+        started_s = time.process_time()  # processor time, which does not depend on other processes
         write_episodes(path, groups)
         took_s.append(time.process_time() - started_s)
     assert min(took_s) < 0.25, "some 30 ms, with room for a slow machine"

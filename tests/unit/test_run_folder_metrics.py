@@ -1,4 +1,4 @@
-"""metrics.jsonl and the trackers beside it."""
+"""metrics.jsonl and the trackers that record beside it."""
 
 import json
 import math
@@ -82,7 +82,8 @@ def test_no_tracker_takes_everything(tmp_path):
 
 
 class CsvTracker:
-    """A tracker as a plugin may have one: a line per record, in a file of the run folder."""
+    """A tracker as a plugin could define it: it writes one line per record to a file of the run
+    folder."""
 
     def __init__(self, folder, *, key):
         self.path, self.key, self.lines = folder / "tracked.csv", key, []

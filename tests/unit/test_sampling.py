@@ -1,4 +1,5 @@
-"""Sampling by seed and counter."""
+"""Sampling by random numbers that are functions of seed and counter. Trap numbers:
+tests/README.md."""
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ def numbers(seeds, counters):
 
 
 def assert_uniform(values):
-    """Range, mean, variance and a histogram within four standard errors."""
+    """Assert that range, mean, variance and a histogram agree within four standard errors."""
     assert values.min() >= 0.0
     assert values.max() < 1.0
     assert abs(values.mean() - 1 / 2) < 4 * (1 / 12 / len(values)) ** 0.5
@@ -34,7 +35,7 @@ def test_uniform_over_the_seeds_at_a_counter(counter):
 
 
 def test_neighbours_are_independent():
-    """Trap 24: no correlation between following counters, nor between following seeds."""
+    """Trap 24: adjacent counters are not correlated, nor are adjacent seeds."""
     by_counter = numbers([3] * COUNT, range(COUNT))
     by_seed = numbers(range(COUNT), [3] * COUNT)
     for values in (by_counter, by_seed):
@@ -43,7 +44,7 @@ def test_neighbours_are_independent():
 
 
 def test_no_seed_runs_behind_another():
-    """Trap 24: sequences of near seeds share no value, however they are shifted."""
+    """Trap 24: the sequences of adjacent seeds share no value, at any offset."""
     rows = [set(numbers([seed] * 1000, range(1000)).tolist()) for seed in range(8)]
     assert len(set.union(*rows)) == 8 * 1000
 
@@ -65,7 +66,7 @@ def test_frequencies_are_those_of_the_softmax(temperature):
 
 
 def test_an_impossible_token_is_never_drawn():
-    """Not even by the smallest and the largest uniform number."""
+    """Neither the smallest nor the largest uniform number draws it."""
     logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf])
     edges = torch.tensor([0.0, 1e-300, 0.25, 0.5 - 2**-54, 0.5, 0.75, 1 - 2**-53]).double()
     ids, logprobs = sample(logits.expand(len(edges), -1), torch.ones(len(edges)), edges)
@@ -81,7 +82,7 @@ def test_temperature_zero_takes_the_most_likely_token():
 
 
 def test_rows_do_not_depend_on_each_other():
-    """Trap 24: alone or among others, a row draws the same token."""
+    """Trap 24: a row draws the same token alone and among others."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(16, 50, generator=generator)
     draws = torch.rand(16, generator=generator, dtype=torch.float64)
@@ -91,7 +92,8 @@ def test_rows_do_not_depend_on_each_other():
 
 
 def test_broken_logits_give_a_token_and_a_logprob_that_says_so():
-    """Trap 7: the learner counts what is not finite; sampling does not hide or crash on it."""
+    """Trap 7: the learner counts logprobs that are not finite; sampling neither hides them nor
+    fails."""
     ids, logprobs = sample(torch.full((2, 5), torch.nan), torch.ones(2), torch.rand(2).double())
     assert ((ids >= 0) & (ids < 5)).all()
     assert torch.isnan(logprobs).all()

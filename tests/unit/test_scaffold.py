@@ -1,4 +1,5 @@
-"""What `env new` writes, and which names it refuses. That it works is in the integration test."""
+"""The files that `env new` writes, and names that it refuses. The integration test uses the
+files."""
 
 import sys
 

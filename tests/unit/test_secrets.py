@@ -1,4 +1,5 @@
-"""Secrets of headers: by the names that HTTP gives them, whole and inside longer values."""
+"""Secrets in headers are hidden, recognised by HTTP's header names, alone and inside longer
+values."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Baselines and scales beyond the group: RLOO, REINFORCE++ and its baseline form."""
+"""Baselines and scales over more than a group: RLOO, REINFORCE++ and its baseline form."""
 
 import statistics
 
@@ -14,14 +14,15 @@ REWARDS = st.lists(st.lists(st.floats(-10.0, 10.0), min_size=2, max_size=5), min
 
 
 def advantages(*rewards, baseline, scale="none", discount=1.0, **options):
-    """First values of each group's episodes, in order of the members; None without a signal."""
+    """Return each episode's first advantage, by group and member; None for groups without
+    signal."""
     groups = [made_up_group(each, id=str(number), **options) for number, each in enumerate(rewards)]
     found = step_advantages(groups, baseline=baseline, scale=scale, discount=discount)
     return [[values[0] for values in each.by_member.values()] or None for each in found]
 
 
 def test_leave_one_out_by_hand():
-    """RLOO: 6 against the mean of 0 and 3, and so on."""
+    """RLOO: 6 is compared with the mean of 0 and 3, and so on."""
     assert advantages([0.0, 3.0, 6.0], baseline="leave_one_out") == [[-4.5, 0.0, 4.5]]
 
 
@@ -35,7 +36,7 @@ def test_leave_one_out_is_each_reward_against_the_mean_of_the_others(rewards):
 
 
 def test_leave_one_out_has_no_bias_where_the_group_mean_has_one():
-    """A reward's own part in its baseline shrinks a group mean's advantages by (G - 1) / G."""
+    """A reward that enters its own baseline shrinks the group's advantages by (G - 1) / G."""
     (group,) = advantages([0.0, 3.0, 6.0], baseline="group")
     (out,) = advantages([0.0, 3.0, 6.0], baseline="leave_one_out")
     assert [value * 2 / 3 for value in out] == pytest.approx(group)
@@ -53,7 +54,7 @@ def test_a_turn_that_one_member_alone_reached_has_nobody_to_be_compared_with():
 
 
 def test_reinforce_plus_plus_by_hand():
-    """All four rewards at once: mean 3, sample deviation of 1, 2, 3, 6."""
+    """Over all four rewards the mean is 3 and the deviation that of 1, 2, 3, 6."""
     deviation = statistics.stdev([1.0, 2.0, 3.0, 6.0]) + 1e-4
     expected = [[-2 / deviation, -1 / deviation], [0.0, 3 / deviation]]
     found = advantages([1.0, 2.0], [3.0, 6.0], baseline="batch", scale="batch")
@@ -69,7 +70,7 @@ def test_a_group_without_spread_has_a_signal_where_it_is_compared_with_others():
 
 
 def test_reinforce_plus_plus_baseline_by_hand():
-    """Centred in each group, then divided by the one deviation of all that came of it."""
+    """Rewards are centred in each group, then divided by the deviation of all centred rewards."""
     deviation = (2 * 0.5**2 + 2 * 1.5**2) / 3
     found = advantages([1.0, 2.0], [3.0, 6.0], baseline="group", scale="batch")
     divisor = deviation**0.5 + 1e-4
@@ -90,7 +91,8 @@ def test_step_wide_advantages_sum_to_zero_and_do_not_depend_on_the_order(rewards
 
 
 def test_a_failed_episode_is_not_among_those_compared_with():
-    """Trap 14, also where the baseline is that of all episodes, or of the others."""
+    """Trap 14: this also holds for baselines over all episodes, or over the group's other
+    episodes."""
     for baseline in ("leave_one_out", "batch"):
         found = advantages([100.0, 0.0, 2.0], baseline=baseline, failed=[0])
         factor = 2.0 if baseline == "leave_one_out" else 1.0

@@ -1,4 +1,4 @@
-"""Imitation of scripted replies."""
+"""Supervised training on scripted replies."""
 
 import random
 
@@ -16,13 +16,13 @@ def warm_start(policy, *, tokens_per_batch=8192, **changes):
 
 
 def negative_logprob(policy, samples):
-    """The mean over the replies' tokens."""
+    """Return the mean negative logprob over the replies' tokens."""
     with torch.no_grad():
         return -policy.logprobs(pack(samples, share=False), 1.0)[0].mean().item()
 
 
 def test_the_loss_is_the_mean_negative_logprob_of_replies():
-    """Trap 8: of their tokens and no others."""
+    """Trap 8: the mean is over the replies' tokens only."""
     policy, samples = tiny_policy(), random_samples(0)
     expected = negative_logprob(policy, samples)
     metrics = warm_start(policy).step(samples)

@@ -1,4 +1,4 @@
-"""Sweeps without runs: the folder, the jobs' own side, the shared of servers, the search."""
+"""Sweeps without real runs: the folder, the jobs' processes, shared servers, and the search."""
 
 import asyncio
 import functools
@@ -39,7 +39,7 @@ LIMIT_S = 20.0
 
 @pytest.fixture
 def sweep(tmp_path) -> SweepFolder:
-    """A sweep of two jobs, none of which has begun."""
+    """A sweep of two jobs, neither of which has started."""
     overrides = ["conf=echo", f"runs_dir={tmp_path}", "seed=0,1"]
     folder = SweepFolder.create(tmp_path, overrides, ["openenv-pipe", "train", "-m", *overrides])
     for job in read_request(overrides).jobs:
@@ -49,7 +49,7 @@ def sweep(tmp_path) -> SweepFolder:
 
 
 def begin_run(sweep: SweepFolder, index: int) -> RunFolder:
-    """What a job's own process does at first."""
+    """Do what a job's process does when it starts."""
     config = compose(sweep.record.jobs[index].overrides).config
     run = RunFolder.create(config, overrides=[], command=[], sweep=sweep.record.stamp)
     where = f"../../{run.record.id}"
@@ -107,8 +107,8 @@ def test_a_sweep_goes_on_with_what_is_not_over(sweep):
     again.resume()
     assert [job.status for job in again.record.jobs] == ["finished", "waiting"]
     assert again.record.attempt == 2
-    assert again.refresh(1).status == "waiting"  # what stands there is of the first attempt
-    assert again.record.jobs[1].folder is not None  # the run to go on with
+    assert again.refresh(1).status == "waiting"  # the folder's file is from the first attempt
+    assert again.record.jobs[1].folder is not None  # the run to resume
 
 
 def test_a_running_sweep_is_not_taken_over(sweep):
@@ -123,7 +123,7 @@ def test_a_running_job_is_not_begun_twice(sweep):
         SweepFolder.open(sweep.path).resume()
 
 
-# --- a job's own side --------------------------------------------------------------------------
+# --- a job's process -----------------------------------------------------------------------------
 
 
 def orders_of(sweep: SweepFolder, *overrides: str) -> Orders:
@@ -190,7 +190,8 @@ ATTACHED = ("conf=echo", "host=attach", "host.urls=[http://127.0.0.1:9]")
     ],
 )
 def test_a_secret_reaches_its_jobs_and_is_never_written(tmp_path, monkeypatch, header):
-    secret = uuid.uuid4().hex  # a run folder may have the text of this file, if it was changed
+    # run folders may hold this file's text as uncommitted changes, so the secret is not in it
+    secret = uuid.uuid4().hex
     monkeypatch.setattr(os, "environ", os.environ.copy())
     if "oc.env" in header:
         monkeypatch.setenv("MY_TOKEN", secret)
@@ -223,11 +224,11 @@ def test_a_secret_with_two_values_is_refused_before_anything_is_written(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-# --- the shared --------------------------------------------------------------------------------
+# --- shared servers ------------------------------------------------------------------------------
 
 
 class FakeServers:
-    """Servers that start and end at once, and count that."""
+    """Shared servers that start and end at once; the class records all of them."""
 
     made: ClassVar[list["FakeServers"]] = []
 
@@ -296,7 +297,7 @@ async def test_jobs_in_turn_have_the_same_servers(shared):
 async def test_servers_are_cleared_between_jobs_and_say_how_many_had_them(shared):
     await lease_once(shared)
     lease = await ServerLease.acquire(shared.socket, request_of())
-    assert FakeServers.made[0].num_clears == 2  # at the start, and between
+    assert FakeServers.made[0].num_clears == 2  # once at the start and once between the jobs
     assert lease.facts["shared_servers"]["num_jobs_before"] == 1
     assert lease.facts["env_code"] == "abc"
     await lease.release()
@@ -368,7 +369,7 @@ async def test_a_job_waits_for_a_server_that_is_being_started_again(shared):
     assert lease.urls == ["http://again"]
     FakeServers.made[0].urls = []
     await asyncio.wait_for(lease.wait_for_change(), LIMIT_S)
-    assert lease.urls == []  # later it is told
+    assert lease.urls == []  # the lease hears of the change
     await lease.release()
 
 
@@ -389,7 +390,7 @@ async def test_idle_servers_are_ended_when_there_are_too_many(shared):
 async def test_idle_servers_that_are_leased_while_others_stop_stay(shared, monkeypatch):
     leases = []
 
-    async def close(self):  # the first to end takes its time, in which the second is leased
+    async def close(self):  # while the first servers close, the second ones are leased
         if not self.closed:
             self.closed = True
             if not leases:
@@ -439,7 +440,7 @@ def records(*rewards: float) -> list[dict]:
 
 
 def play(search, sweep: SweepFolder, job, *rewards: float) -> None:
-    """What a job's run and the watch do between them."""
+    """Do what a job's run and the sweep's watch do together."""
     run = begin_run(sweep, job.index)
     metrics = MetricsFile(run.metrics_path)
     for record in records(*rewards):
@@ -463,7 +464,7 @@ def test_a_search_proposes_within_bounds_and_stops_the_hopeless(sweep, tmp_path)
     play(search, sweep, third, 0.5, 0.7, 0.9)
     first, second, third = sweep.record.jobs
     assert [job.status for job in sweep.record.jobs] == ["finished", "pruned", "finished"]
-    assert first.value == pytest.approx(0.5)  # the mean of the last two
+    assert first.value == pytest.approx(0.5)  # the mean of the last two steps
     values = [float(job.overrides[-1].partition("=")[2]) for job in sweep.record.jobs]
     assert all(1e-4 <= value <= 1e-2 for value in values)
     assert len(set(values)) == 3
@@ -508,7 +509,7 @@ def test_a_search_that_goes_on_knows_what_ended_while_nobody_looked(sweep, tmp_p
     run.finish("finished")
     begin_run(sweep, failed.index).finish("failed", cause="it broke")
     begin_run(sweep, 2).finish("interrupted")
-    sweep.end("interrupted")  # as if its process had been killed
+    sweep.end("interrupted")  # as if the sweep's process had been killed
     again = SweepFolder.open(sweep.path)
     again.resume()
 

@@ -1,4 +1,4 @@
-"""What `train -m` is asked for: grids, searches, launchers, and mistakes in them."""
+"""How `train -m` reads its overrides: grids, searches, launchers, and errors."""
 
 import pytest
 
@@ -140,7 +140,7 @@ def test_joblib_has_jobs_in_other_processes(tmp_path):
 
 
 class Touch:
-    """A function that goes to another process."""
+    """A callable that can be sent to another process."""
 
     def __init__(self, folder):
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Task sets, the separation of splits, and the orders of training."""
+"""Task sets, the separation of splits, and the task orders of training."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def file_block(path, **changes):
 
 
 def configured(train, evaluation, num_eval_tasks=1):
-    """An experiment with these two blocks."""
+    """Compose an experiment with these two blocks."""
     config = compose(["conf=echo", f"eval.num_tasks={num_eval_tasks}"]).config
     tasks = {"order": "shuffle", "train": train, "eval": evaluation}
     values = config.model_dump()
@@ -200,7 +200,7 @@ def test_a_type_is_chosen_by_its_file(tmp_path, monkeypatch):
     )
     assert (tasks.eval.type, tasks.order) == ("server", "shuffle")
     with pytest.raises(ConfigError, match=r"num_tasks.*not a key of this type"):
-        compose(["conf=echo", "env=mine"])  # echo's own values are those of a range
+        compose(["conf=echo", "env=mine"])  # echo's own splits are ranges
 
 
 # --- orders ------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def tasks_of(num_tasks):
 
 
 def played(task, successes):
-    """A group with these successes; None is an episode that failed."""
+    """Return a group with these successes; None marks a failed episode."""
     episodes = [
         Episode(
             task=task,
@@ -249,7 +249,8 @@ def test_a_curriculum_begins_with_every_task_once():
         seen += [task.index for task in tasks]
         order.record([played(task, [False, False]) for task in tasks])
     assert sorted(seen) == list(range(12))
-    assert sorted(indices(order, 12, 4)) == sorted(seen[:4])  # those played longest ago
+    # the tasks whose last play is longest ago
+    assert sorted(indices(order, 12, 4)) == sorted(seen[:4])
     assert sorted(Counter(indices(order, 0, 30)).values()) == [2] * 6 + [3] * 6
 
 
@@ -262,7 +263,7 @@ def test_a_curriculum_prefers_what_is_solved_at_times():
     taken = Counter(index for start in range(0, 200, 8) for index in indices(order, start, 8))
     assert sum(taken[index] for index in at_times) >= 0.7 * taken.total()
     assert all(len(set(indices(order, start, 8))) == 8 for start in range(0, 80, 8))
-    for _ in range(3):  # what is learnt is left
+    for _ in range(3):  # the curriculum leaves tasks that are always solved
         order.record([played(tasks[index], [True, True]) for index in at_times])
     assert not at_times & set(indices(order, 0, 8))
 
@@ -285,7 +286,7 @@ def test_a_curriculum_is_the_same_for_the_same_history():
         return history
 
     whole = run(12)
-    again = run(12, whole[:5])  # as a resumed run has it
+    again = run(12, whole[:5])  # as a resumed run restores its history
     assert [[g.task.index for g in step] for step in again] == [
         [g.task.index for g in step] for step in whole
     ]
@@ -298,7 +299,7 @@ def test_a_group_that_failed_says_nothing():
 
 
 class EveryOther:
-    """An order as a plugin may have one: tasks 0, 2, 4, ..., from a first one on."""
+    """An order as a plugin could define it: tasks 0, 2, 4, ..., from a first one on."""
 
     def __init__(self, tasks, seed, *, first=0):
         self.tasks, self.seed, self.first = tasks, seed, first
@@ -308,13 +309,13 @@ class EveryOther:
         return [self.tasks[number % len(self.tasks)] for number in numbers]
 
     def record(self, groups):
-        """Nothing changes."""
+        """The order does not depend on results."""
 
     def state(self):
         return {}
 
     def restore(self, state):
-        """Nothing was kept."""
+        """The order has no state."""
 
 
 def test_an_order_of_ones_own_is_given_the_tasks_and_the_seed():

@@ -1,4 +1,4 @@
-"""Adapter `tool`: tools listed, calls read, results told. Trap numbers: tests/README.md."""
+"""Adapter `tool`: listing tools, reading calls, showing results. Trap numbers: tests/README.md."""
 
 import json
 
@@ -43,7 +43,7 @@ def tool_adapter(**changes):
 
 
 def answering(answer):
-    """An `ask` that gives this answer, or raises it."""
+    """Return an `ask` that returns this answer, or raises it."""
 
     async def ask(action):
         assert action == LIST_TOOLS
@@ -63,7 +63,8 @@ async def test_tools_are_listed_at_reset():
     opening = await adapter.open({"metadata": {"what": "tools"}}, answering(LISTED))
     assert opening.messages == [
         {"role": "system", "content": "Use tools."},
-        {"role": "user", "content": '{"what":"tools"}'},  # nothing but metadata was there
+        # the environment offered only its metadata
+        {"role": "user", "content": '{"what":"tools"}'},
     ]
     add, stop = (tool["function"] for tool in opening.tools)
     assert add == {
@@ -131,7 +132,8 @@ def test_calls_are_read_in_their_order(reply, calls):
     ],
 )
 def test_a_broken_call_goes_back_to_the_model(reply, why):
-    """Trap 21, also where a plain reply would be the last: the model meant to call."""
+    """Trap 21: also where a plain reply would end the episode, because the model meant to call a
+    tool."""
     with pytest.raises(UnusableReply, match=why):
         tool_adapter(plain_reply="final").read(reply)
 
@@ -151,7 +153,7 @@ PIECES = ["<tool_call>", "</tool_call>", '{"name": "a", "arguments": {}}', "{", 
 @example("<tool_call>" * 10_000)
 @example('{"name": "a", "arguments": ' + '{"a":' * 5000)
 def test_no_reply_breaks_the_adapter(reply):
-    """Trap 21: calls that JSON can hold, or a reason."""
+    """Trap 21: every reply gives calls that JSON can hold, or a reason."""
     try:
         calls = tool_adapter().read(reply)
     except UnusableReply as unusable:
@@ -194,23 +196,24 @@ CHAT = ChatFormat(build_tokenizer())
 
 
 class ChatOnly:
-    """What `collect` needs of a policy when another engine plays."""
+    """A policy that has only a chat template, for `collect` with another engine."""
 
     chat = CHAT
 
 
 def counter(seed, number, action):
-    """Tells how often it was called, each time for a quarter point; done at the third call."""
+    """Answer each call with the number of calls and a reward of 0.25; the third ends the
+    episode."""
     if action.get("type") == "list_tools":
         return StepResult(LISTED, 9.0, done=False)
     if action.get("tool_name") == "sleep":
         raise StepRefusedError("VALIDATION_ERROR", "no sleep")
-    count = number - 1  # the list of tools was asked for as a step
+    count = number - 1  # the first step has listed the tools
     return StepResult({"result": str(count), "tool_name": "add"}, 0.25, done=count == 3)
 
 
 async def played(*replies, plain_reply="unusable", max_tokens=500):
-    """One episode in which the replies are given in turn."""
+    """Play one episode with these replies."""
     adapter = tool_adapter_values(plain_reply=plain_reply)
     limits = {"env.max_reply_tokens": 200, "env.max_episode_tokens": max_tokens}
     seen = iter(replies)
@@ -233,7 +236,8 @@ async def test_several_calls_of_a_reply_are_made_in_their_order():
     assert [step.observation["result"] for step in first.steps] == ["1", "2"]
     assert [step.action for step in first.steps] == [call("add", a=1)] * 2
     assert (first.reward, second.reward) == (0.5, 0.25)
-    assert len(second.steps) == 1  # what was asked for after the end was not done
+    # the episode ended with the first call, so the second was not made
+    assert len(second.steps) == 1
     assert CHAT.reply_text(second.prompt_ids) == "<|user|>1<|user|>2<|assistant|>"
     assert CHAT.reply_text(first.prompt_ids).startswith("<|system|>add()\nstop()\n<|user|>")
 
@@ -260,5 +264,5 @@ async def test_a_plain_reply_ends_the_episode_where_it_may():
 async def test_tools_longer_than_an_episode_are_a_mistake_of_the_configuration():
     with pytest.raises(ConfigError, match=r"2 tools take 14 tokens.*max_episode_tokens=10"):
         await played(max_tokens=10)
-    episode = await played(max_tokens=16)  # here it is the first message for which no room is left
+    episode = await played(max_tokens=16)  # the tools fit, but the first message does not
     assert (episode.status, episode.turns) == (Status.TOKEN_LIMIT, [])

@@ -1,4 +1,5 @@
-"""Attention over packed rows against a plain mask. Trap numbers: tests/README.md."""
+"""Attention over packed rows against attention with an explicit mask. Trap numbers:
+tests/README.md."""
 
 import random
 
@@ -20,7 +21,8 @@ HEADS, HEAD_SIZE = 2, 8
 
 
 def random_rows(draw):
-    """Rows that begin alike, of a few ids, so that there are branches at every depth."""
+    """Return rows with shared prefixes from a small vocabulary, so that they branch at every
+    depth."""
     base = [draw.randrange(3) for _ in range(draw.randrange(1, 30))]
     return [
         np.array(
@@ -32,7 +34,7 @@ def random_rows(draw):
 
 
 def visible(nodes):
-    """The mask [T, T] that FlexAttention is given on a GPU."""
+    """Return the mask [T, T] that FlexAttention gets on a GPU."""
     places = torch.arange(nodes[-1].end)
     return rule(nodes, CPU)(0, 0, places[:, None], places[None])
 
@@ -40,7 +42,7 @@ def visible(nodes):
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32), min_block=st.sampled_from([1, 3, 1000]), share=st.booleans())
 def test_output_and_gradients_are_those_of_a_mask(seed, min_block, share):
-    """Traps 10 and 25: also for blocks of one token and for rows without any."""
+    """Traps 10 and 25: also for blocks of one token, and for rows without queries."""
     draw = random.Random(seed)
     trie = (merged if share else flat)(random_rows(draw))
     torch.manual_seed(seed)
@@ -64,7 +66,7 @@ def test_output_and_gradients_are_those_of_a_mask(seed, min_block, share):
 
 
 def test_a_token_sees_its_ancestors_and_itself():
-    """The rule for GPUs, by hand: rows 1 2 3, 1 2 4 5 and 6."""
+    """The mask for GPUs by hand, for the rows 1 2 3, 1 2 4 5 and 6."""
     trie = merged([np.array(row) for row in ([1, 2, 3], [1, 2, 4, 5], [6])])
     assert trie.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert visible(trie.nodes).int().tolist() == [
@@ -79,7 +81,7 @@ def test_a_token_sees_its_ancestors_and_itself():
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_gives_what_the_cpus_attention_gives(monkeypatch):
-    """What runs on a GPU, here without its compiled kernel: block mask, scale, fewer key heads."""
+    """The GPU's block mask, scale and grouped key heads, here without the compiled kernel."""
     monkeypatch.setattr(flex_module, "_compiled", lambda: flex_attention)
     nodes = merged([np.array([*range(40), *[100 + n] * (5 + n)]) for n in range(4)]).nodes
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""TRL as the oracle: its own loss and its own advantages, on the same tensors as ours.
+"""Our losses and advantages against TRL's own, on the same tensors.
 
-The loss is `GRPOTrainer._compute_loss` itself, called on a stand-in with the few attributes that
-it reads, and on a copy of our model with TRL's own head, left-padded prompts and attention masks.
+The loss is `GRPOTrainer._compute_loss` itself. It is called on a stand-in with the few attributes
+that it reads, on a copy of our model with TRL's own head, left-padded prompts and attention masks.
 """
 
 import copy
@@ -35,19 +35,21 @@ KL_COEF = 0.3
 ENTROPY_COEF = 0.2
 CLIP_LOW, CLIP_HIGH = 0.1, 0.4
 
-# TRL's names and settings, and ours.
+# TRL's names of losses, and our settings for them.
 LOSSES = {
     "grpo": {"loss.type": "grpo", "loss.normalise": "sample"},
     "dr_grpo": {"loss.type": "grpo", "loss.normalise": "constant"},
     "dapo": {"loss.type": "grpo", "loss.normalise": "token"},
-    "bnpo": {"loss.type": "grpo", "loss.normalise": "token"},  # the same for a single batch
+    # the same as `token` for a single batch
+    "bnpo": {"loss.type": "grpo", "loss.normalise": "token"},
     "cispo": {"loss.type": "cispo", "loss.normalise": "token"},
     "gspo": {"loss.type": "gspo", "loss.normalise": "sample"},
 }
 
 
 class StandIn:
-    """What `_compute_loss` asks of its trainer: one process, no accumulation, no extras."""
+    """The attributes of a trainer that `_compute_loss` reads: one process, no accumulation, no
+    extras."""
 
     _get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
 
@@ -57,7 +59,7 @@ class StandIn:
         self.importance_sampling_level = "sequence" if name == "gspo" else "token"
         self.beta = extras.get("beta", 0.0)
         self.epsilon_low, self.epsilon_high = CLIP_LOW, CLIP_HIGH
-        if name == "cispo":  # TRL bounds the weight itself, and from above alone
+        if name == "cispo":  # TRL bounds the weight itself, and only from above
             self.epsilon_high = 1.0 + CLIP_HIGH
         self.max_completion_length = MAX_TOKENS
         self.top_entropy_quantile = 1.0
@@ -85,7 +87,8 @@ class StandIn:
 
 
 def samples_of_turns(*, one_advantage=False):
-    """Ragged samples of one to three turns. Logprobs are near the model's, so some are clipped."""
+    """Return samples of one to three turns whose logprobs are near the model's, so that some are
+    clipped."""
     draw = random.Random(0)
     shapes = [[(3, 4)], [(5, 2), (3, 6)], [(1, 1), (7, 2), (2, 5)], [(2, 9)]]
     samples = [random_sample(draw, shape) for shape in shapes]
@@ -97,9 +100,9 @@ def samples_of_turns(*, one_advantage=False):
 
 
 def trl_inputs(samples, **flat):
-    """Our samples as TRL's batch: the first prompt, and all after it with a tool mask.
+    """Return our samples as a batch for TRL: the first prompt, and the rest with a tool mask.
 
-    `flat` are values of the trained tokens, in order of the samples.
+    `flat` holds values of the trained tokens, in the order of the samples.
     """
     first = [sample.loss_mask.index(True) for sample in samples]
 
@@ -146,7 +149,7 @@ def trl_loss_and_gradients(policy, samples, name, temperature, *, flat=None, **e
 
 
 def our_loss_and_gradients(policy, samples, name, temperature, **changes):
-    """The learner's, with the reference that the policy has already."""
+    """Return the learner's loss and gradients, with the policy's own reference."""
     clip_low = 1.0 if name == "cispo" else CLIP_LOW
     clips = {"loss.clip_low": clip_low, "loss.clip_high": CLIP_HIGH}
     keep, policy.keep_reference = policy.keep_reference, lambda: None
@@ -159,7 +162,7 @@ def our_loss_and_gradients(policy, samples, name, temperature, **changes):
 
 
 def moved_policy(lora_rank):
-    """Off its start, so that it differs from its reference, and its adapter is not zero."""
+    """Return a policy that differs from its reference and whose adapter is not zero."""
     policy = tiny_policy(lora_rank=lora_rank)
     policy.keep_reference()
     generator = torch.Generator().manual_seed(0)
@@ -169,7 +172,7 @@ def moved_policy(lora_rank):
 
 
 def assert_close(ours, theirs):
-    """Loss to 1e-5; every entry of every gradient to 1e-5, absolutely."""
+    """Assert losses equal to 1e-5, and each gradient entry to 1e-5 absolutely."""
     assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
     assert len(ours[1]) == len(theirs[1])
     for one, other in zip(ours[1], theirs[1], strict=True):
@@ -181,7 +184,7 @@ def assert_close(ours, theirs):
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradients_are_trls(name, temperature, lora_rank):
-    """GSPO with one advantage a sample: of several TRL makes the mean, we credit each token."""
+    """GSPO has one advantage per sample here: TRL averages several, we credit each token."""
     policy, samples = moved_policy(lora_rank), samples_of_turns(one_advantage=name == "gspo")
     ours = our_loss_and_gradients(policy, samples, name, temperature)
     theirs = trl_loss_and_gradients(policy, samples, name, temperature)
@@ -192,7 +195,7 @@ def test_loss_and_gradients_are_trls(name, temperature, lora_rank):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo"])
 def test_with_a_reference_loss_and_gradients_are_trls(name, weighted):
-    """Trap 23. TRL's only estimator is k3; its weights under GSPO are those of whole samples."""
+    """Trap 23: TRL has only the k3 estimator, and weights whole samples under GSPO."""
     policy, samples = moved_policy(2), samples_of_turns()
     reference = policy.reference_logprobs(pack(samples, share=False), 0.7)
     flat = {"ref_per_token_logps": reference}
@@ -218,7 +221,7 @@ def test_with_an_entropy_bonus_loss_and_gradients_are_trls(name):
     [
         *itertools.product(["grpo", "dr_grpo", "dapo", "cispo"], ["truncate", "mask"]),
         ("grpo", "geometric"),
-        ("gspo", "geometric"),  # of weights per token TRL takes the mean, we weigh each token
+        ("gspo", "geometric"),  # TRL averages per-token weights, we apply them per token
     ],
 )
 def test_with_a_correction_loss_and_gradients_are_trls(name, kind):
@@ -247,7 +250,7 @@ def test_with_a_correction_loss_and_gradients_are_trls(name, kind):
 @pytest.mark.parametrize("num_generations", [2, 4, 8])
 @pytest.mark.parametrize("scale", ["group", "none"])
 def test_group_advantages_are_trls(scale, num_generations):
-    """The formula of `_generate_and_score_completions`, with TRL's own `nanstd`."""
+    """The formula is that of `_generate_and_score_completions`, with TRL's own `nanstd`."""
     rewards = torch.rand(5, num_generations, generator=torch.Generator().manual_seed(0))
     expected = rewards - rewards.nanmean(dim=1, keepdim=True)
     if scale == "group":

@@ -1,4 +1,4 @@
-"""First completions of a group, asked for together: each member gets what it would get alone."""
+"""First completions of a group, requested together: each member gets what it would get alone."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ ASKED = SharedRequest(server=0, prompt=(1, 2), sampling={"max_tokens": 4, "tempe
 
 
 class Server:
-    """Gives completion i of a request the token `seed + i`, as vLLM gives it that seed."""
+    """Gives completion i of a request the token `seed + i`, as vLLM seeds it."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[int, int]] = []

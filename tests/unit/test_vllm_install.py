@@ -1,6 +1,7 @@
-"""The environment of vLLM: made aside, by one at a time, with what the user's indexes give.
+"""vLLM's environment is built beside its final place, by one process at a time, from the user's
+indexes.
 
-uv and pip are stood in for by a script that makes a folder; the real ones run in
+A script that creates a folder replaces uv and pip. The real ones run in
 tests/integration/test_vllm_engine.py and in `.ci/run`.
 """
 
@@ -36,7 +37,7 @@ esac
 
 @pytest.fixture
 def calls(tmp_path, monkeypatch) -> Path:
-    """A machine with a cache of its own and a uv that installs nothing; the file of uv's calls."""
+    """Use an empty cache folder and a fake uv; return the file that lists uv's calls."""
     calls, check, uv = tmp_path / "calls", tmp_path / "python.sh", tmp_path / "bin" / "uv"
     uv.parent.mkdir()
     check.write_text(FAKE_PYTHON)
@@ -76,7 +77,7 @@ def test_a_further_index_stands_beside_the_users_own(calls):
 
 
 def test_two_at_once_install_it_once(calls):
-    """Each waits for the lock, and finds what the other has made."""
+    """Both wait for the lock, and the second finds what the first has installed."""
     results = []
     threads = [
         threading.Thread(target=lambda: results.append(vllm.install("cpu", lambda text: None)))
@@ -94,7 +95,7 @@ def test_what_a_killed_install_has_left_is_removed(calls):
     parent = vllm.environment_dir("cpu").parent
     left = parent / f".{vllm.environment_dir('cpu').name}-killed"
     left.mkdir(parents=True)
-    vllm.environment_dir("cpu").mkdir()  # without a marker
+    vllm.environment_dir("cpu").mkdir()  # without the marker of a complete installation
     vllm.install("cpu", print)
     assert not left.exists()
     assert vllm.find_installed("cpu") is not None

@@ -1,4 +1,4 @@
-"""What a vLLM server is started with, and what may not be asked of it."""
+"""The command and environment of a vLLM server, and the settings that are refused."""
 
 import json
 import subprocess
@@ -68,7 +68,7 @@ def test_adapters_get_a_rank_that_vllm_knows(rank, allowed):
     ["--logprobs-mode=raw_logprobs", "--override-generation-config={top_p: 0.9}", "--model"],
 )
 def test_what_would_falsify_logprobs_is_refused(argument):
-    """Traps 5 and 6."""
+    """Traps 5 and 6: these settings would falsify logprobs."""
     with pytest.raises(ConfigError, match=r"arguments must not contain .*: "):
         engine(f"engine.arguments=['{argument}']")
 
@@ -77,7 +77,7 @@ def test_what_would_falsify_logprobs_is_refused(argument):
     "setting", ["top_p=0.9", "top_k=20", "min_p=0.1", "repetition_penalty=1.1"]
 )
 def test_truncated_and_bent_distributions_are_refused_for_training(setting):
-    """Trap 6: with the reason; for evaluation they may be set."""
+    """Trap 6: training refuses them with the reason; evaluation allows them."""
     config = compose(["conf=smoke", "engine=vllm", f"engine.sampling.{setting}"]).config
     with pytest.raises(ConfigError, match=f"engine.sampling.{setting}: .* another distribution"):
         REQUIREMENTS["training"](config)
@@ -85,7 +85,7 @@ def test_truncated_and_bent_distributions_are_refused_for_training(setting):
 
 
 def test_a_grammar_is_no_setting():
-    """Trap 6: logprobs under a mask are not the policy's."""
+    """Trap 6: logprobs under a grammar's mask are not the policy's."""
     with pytest.raises(ConfigError, match="structured_outputs"):
         engine("engine.sampling.structured_outputs={regex: a}")
 
@@ -114,7 +114,7 @@ def test_a_server_gets_our_variables_but_for_those_of_our_python(tmp_path, monke
 
 @pytest.fixture
 def started(monkeypatch) -> list[dict[str, str]]:
-    """The environments of processes that would have been started."""
+    """Record the environments of processes instead of starting them."""
     environments: list[dict[str, str]] = []
 
     def noted(command, *, environment, scratch, **_):

@@ -1,4 +1,4 @@
-"""How adapters get to a server, with a list in its place."""
+"""How adapters are published to a server and removed; a list replaces the server."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from openenv_pipe.errors import EngineError
 
 
 class FakeClient:
-    """A server that has some adapters."""
+    """A client of a server that has these adapters."""
 
     def __init__(self, *there: str) -> None:
         self.names = list(there)
@@ -90,7 +90,7 @@ async def test_a_folder_stays_while_a_server_may_have_it(publisher, tmp_path):
 
 
 async def test_only_what_dead_runs_have_left_is_taken_from_a_server(tmp_path):
-    """A killed run's folder is removed by the next one; the living have theirs."""
+    """A dead run's folder is gone or removed by the next run; living runs keep their adapters."""
     ours, alive = tmp_path / "run-ours", tmp_path / "run-alive"
     (alive / "run-alive-1-step-0").mkdir(parents=True)
     there = {

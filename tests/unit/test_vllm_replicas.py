@@ -1,4 +1,4 @@
-"""Several servers for one policy: who plays where, what each is given, and one that dies."""
+"""Several servers for one policy: routing, resources for each, and a server that dies."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from openenv_pipe.engines.vllm.servers import placements
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from tests.small_vllm import TOKENS, SmallPolicySource, SmallServer
 
-LIMIT_S = 120.0  # of every test: nothing may wait for ever
+LIMIT_S = 120.0  # of every test, so that none waits for ever
 
 
 def configured(*overrides: str):
@@ -23,7 +23,7 @@ def configured(*overrides: str):
     return compose([*small, *overrides]).config.engine
 
 
-# --- who plays where -----------------------------------------------------------------------------
+# --- routing -------------------------------------------------------------------------------------
 
 
 def stubs(count: int):
@@ -52,7 +52,7 @@ def test_an_episode_goes_where_the_fewest_are_and_stays():
 
 def test_a_group_stays_together_up_to_its_server_s_share():
     router = Router(stubs(2))
-    router.begin_collection(24)  # a share is 12
+    router.begin_collection(24)  # each server's share is 12
     groups = [[(8 * group + member, group) for member in range(8)] for group in range(3)]
     assert [numbers(router, *group) for group in groups] == [
         [0] * 8,
@@ -105,7 +105,7 @@ def test_one_that_is_down_for_good_ends_it_all():
 
 @asynccontextmanager
 async def two(tmp_path, *overrides: str):
-    """An engine on two servers, which have the policy as it is."""
+    """Run an engine on two servers that have the current policy."""
     servers = [SmallServer(tmp_path / f"engine-{number}.log") for number in range(2)]
     policy_source = SmallPolicySource()
     async with asyncio.timeout(LIMIT_S):
@@ -192,7 +192,7 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
         policy_source.value = 0.5
         await engine.publish(1)
         engine.begin_collection(8, 8)
-        for server in servers:  # of what showed that they were up
+        for server in servers:  # drop the requests of the readiness probe
             server.prompts.clear()
             server.seeds.clear()
         servers[0].may_sample.clear()
@@ -210,14 +210,15 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
         assert servers[0].values[engine.replicas[0].model] == 0.5
         servers[0].seeds.clear()
         assert (await engine.generate(request(0, turn=1))).policy_versions == [1]
-        assert servers[0].seeds == []  # it stays where its keys and values are
+        # the episode stays on the server that has its keys and values
+        assert servers[0].seeds == []
         assert (await engine.metrics())["engine/restarts"] == 1
         (death,) = (text for text in told if "exit code 137" in text)
         assert death.startswith("engine 0: ") and death.endswith("restart 1 of 1")
 
 
 async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path):
-    """Which plays once it has that too, and not before."""
+    """The restarted server plays after it has received the latest policy, and not before."""
     async with two(tmp_path) as (engine, servers, policy_source, _):
         engine.begin_collection(4, 4)
         servers[0].may_load.clear()
@@ -240,7 +241,7 @@ async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path
 
 
 async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path):
-    """It came up in the moment when it was passed over."""
+    """The server came up just after the publish had skipped it."""
     async with two(tmp_path) as (engine, servers, policy_source, _):
         engine.begin_collection(2, 2)
         policy_source.value = 0.5
@@ -261,7 +262,8 @@ async def test_when_all_are_down_a_publish_waits(tmp_path):
         await until(lambda: not any(replica.is_up for replica in engine.replicas))
         policy_source.value = 0.5
         await engine.publish(1)
-        # One that came up before the other was served alone; the other gets it with its restart.
+        # Of two servers, the publish reaches the one that came up first; the other gets it at its
+        # restart.
         await until(lambda: all(replica.may_play for replica in engine.replicas))
         assert [s.values[r.model] for s, r in zip(servers, engine.replicas, strict=True)] == [
             0.5
@@ -279,7 +281,7 @@ async def test_a_server_that_cannot_come_back_ends_the_run_with_its_log(tmp_path
         assert "| ImportError: no such kernel" in str(caught.value)
 
 
-# --- what each gets of the machine ---------------------------------------------------------------
+# --- resources for each server -------------------------------------------------------------------
 
 
 def test_cores_are_split():

@@ -1,4 +1,4 @@
-"""What a vLLM server tells: its metrics, and its log while it starts."""
+"""What we read from a vLLM server: its metrics, and its log while it starts."""
 
 from openenv_pipe.engines.vllm.server_metrics import (
     Measured,
@@ -32,9 +32,10 @@ async def test_metrics_are_the_highest_and_the_growth_since_the_last_step():
     second = summarise([await metrics.measured()])
     assert (second["engine/running_max"], second["engine/generated_tokens"]) == (5, 50)
     assert second["engine/prefix_hit_share"] == 0.5
-    pages += [PAGE.format(running=0, tokens=30, queries=1, hits=0)]  # a new server counts from 0
+    # a restarted server counts from 0
+    pages += [PAGE.format(running=0, tokens=30, queries=1, hits=0)]
     assert (await metrics.measured()).grown["generation_tokens_total"] == 30
-    pages += [None]  # while there is none, nothing changes
+    pages += [None]  # no server answers, so nothing changes
     assert (await metrics.measured()).grown["generation_tokens_total"] == 0
 
 
@@ -52,7 +53,8 @@ def test_of_several_servers_the_sums_are_told_and_each_under_its_number():
     assert summary["engine/running_max"] == summary["engine/0/running_max"] == 9
     assert summary["engine/1/running_max"] == 2
     assert summary["engine/generated_tokens"] == 100
-    assert summary["engine/prefix_hit_share"] == 0.25  # not the mean of 0.1 and 0.7
+    # the share over all queries, not the mean of 0.1 and 0.7
+    assert summary["engine/prefix_hit_share"] == 0.25
     assert summary["engine/1/prefix_hit_share"] == 0.7
     gone = Measured(highest={}, grown={})
     assert summarise([gone]) == {}

@@ -1,4 +1,4 @@
-"""A vLLM server between runs: who has it, what is taken from it, and when another one starts."""
+"""A vLLM server shared by runs: leases, what is cleared between them, and when a new one starts."""
 
 import asyncio
 from dataclasses import asdict
@@ -25,7 +25,7 @@ def spec_of(model="/tmp/model", **changes) -> ServerSpec:
 
 
 class FakeServer:
-    """A shared server that is up at once."""
+    """A shared server that is ready at once."""
 
     made: ClassVar[list["FakeServer"]] = []
 
@@ -40,10 +40,10 @@ class FakeServer:
         return {}
 
     async def start(self):
-        """It is up."""
+        """The server is ready at once."""
 
     async def clear(self):
-        """It is clean."""
+        """There is nothing to clear."""
 
     async def close(self):
         self.closed = True
@@ -62,7 +62,7 @@ async def shared(tmp_path, monkeypatch):
 
 
 async def use(shared: SharedServers, spec: ServerSpec, digest: str) -> str:
-    """What one run does with a server, but for its requests."""
+    """Start and stop a leased server as a run does, without requests; return its URL."""
     server = LeasedVllmServer(spec, CONFIG, digest, shared.socket)
     await server.start()
     await server.stop()
@@ -93,7 +93,7 @@ async def test_a_run_of_two_servers_leaves_both_to_the_next(shared):
 async def test_another_need_ends_the_idle_server_first(shared, other):
     assert await use(shared, spec_of(), "a") == "http://vllm/0"
     assert await use(shared, other, "a") == "http://vllm/1"
-    assert FakeServer.made[0].closed  # or there would be no memory for the other one
+    assert FakeServer.made[0].closed  # otherwise the next server would have no memory
 
 
 async def test_another_model_gets_another_server(shared):
@@ -134,7 +134,7 @@ def test_a_model_of_a_hub_is_known_by_its_name():
     assert len(set(digests)) == 2
 
 
-# --- the owner's side --------------------------------------------------------------------------
+# --- the owner of the servers --------------------------------------------------------------------
 
 
 class FakeClient:
@@ -188,6 +188,6 @@ async def test_a_silent_server_is_not_lent_again(shareable, client):
 
 
 def test_a_server_has_failed_once_it_is_down(shareable):
-    assert shareable.failure is None  # it has not been started
+    assert shareable.failure is None  # the server has not been started
     shareable._started = True
     assert isinstance(shareable.failure, EngineError)

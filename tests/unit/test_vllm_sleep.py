@@ -1,7 +1,7 @@
-"""Servers that give their memory to the learner: when, and in which order all comes back.
+"""Servers that give their memory to the learner: when they sleep, and the order of waking up.
 
-vLLM itself sleeps on GPUs only. What a server on a CPU does with these requests is in
-tests/integration/test_vllm_engine.py.
+vLLM itself sleeps on GPUs only. tests/integration/test_vllm_engine.py shows what a server on a CPU
+does with these requests.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.pipeline import build as assembly
 from tests.small_vllm import SmallPolicySource, SmallServer
 
-LIMIT_S = 120.0  # of every test: nothing may wait for ever
+LIMIT_S = 120.0  # of every test, so that none waits for ever
 SMALL = ("conf=smoke", "engine=vllm", "env.max_episode_tokens=64", "engine.max_restarts=1")
 
 
@@ -30,7 +30,7 @@ def configured(*overrides: str):
     return compose([*SMALL, *overrides]).config.engine
 
 
-# --- whether -------------------------------------------------------------------------------------
+# --- whether a server sleeps ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def configured(*overrides: str):
         ({}, 1),
         ({"way": "merged"}, 2),
         ({"way": "full"}, 2),
-        ({"needs_bytes": 60}, 0),  # both fit: 60 of 100, and a share of 0.4
-        ({"needs_bytes": 0}, 0),  # nobody knows
+        ({"needs_bytes": 60}, 0),  # both fit: 60 of 100 beside a share of 0.4
+        ({"needs_bytes": 0}, 0),  # the learner's need is unknown
         ({"free_gpus": ["1"]}, 0),
         ({"plays_ahead": True}, 0),
         ({"on_gpu": False}, 0),
@@ -112,12 +112,12 @@ def test_a_server_that_shall_sleep_is_started_so():
     assert "--enable-sleep-mode" not in arguments(sleeps=False)
 
 
-# --- how -----------------------------------------------------------------------------------------
+# --- how a server sleeps and wakes ---------------------------------------------------------------
 
 
 @asynccontextmanager
 async def sleeping(tmp_path, way: str, level: int, *overrides: str):
-    """An engine whose only server may sleep, after its first publish."""
+    """Run an engine with one server that may sleep, after its first publish."""
     server, policy_source = SmallServer(tmp_path / "engine.log"), SmallPolicySource()
     root = tmp_path / "weights"
     root.mkdir()
@@ -133,7 +133,7 @@ async def sleeping(tmp_path, way: str, level: int, *overrides: str):
 
 
 async def test_an_adapter_comes_between_weights_and_cache(tmp_path):
-    """Trap 18: and the canary after that."""
+    """Trap 18: the server's weights wake first, then it loads the adapter, then its cache wakes."""
     async with sleeping(tmp_path, "adapter", 1) as (engine, server, policy_source):
         await engine.begin_update(idle=True)
         assert server.asleep == {"weights", "kv_cache"}
@@ -170,10 +170,10 @@ async def test_dropped_weights_come_back_before_anything_is_sampled(tmp_path):
 
 
 async def test_what_sleep_has_spoilt_stops_the_run(tmp_path):
-    """Trap 18."""
+    """Trap 18: the server fails to load new weights after its sleep."""
     async with sleeping(tmp_path, "full", 2) as (engine, server, policy_source):
         await engine.begin_update(idle=True)
-        server.loads_old_policies = True  # there are none any more
+        server.loads_old_policies = True  # level 2 has dropped the old weights
         policy_source.value = 0.5
         with pytest.raises(TrainingError, match=r"is nan there and -\d+\.\d+ here"):
             await engine.publish(1)
@@ -204,7 +204,7 @@ ATTACHED = ("engine.launch=attach", "engine.url=http://a:1", "engine.sleep=level
 async def test_an_attached_server_is_not_left_asleep(tmp_path):
     async with sleeping(tmp_path, "adapter", 1, *ATTACHED) as (engine, server, _):
         await engine.begin_update(idle=True)
-        server.stop = lambda: asyncio.sleep(0)  # it is not ours
+        server.stop = lambda: asyncio.sleep(0)  # an attached server is not ours to stop
     assert server.asleep == set()
     assert set(server.values) == {"base"}
     await SmallServer.stop(server)

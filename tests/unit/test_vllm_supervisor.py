@@ -15,12 +15,12 @@ from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
 from openenv_pipe.errors import EngineError
 from tests.small_vllm import SmallServer
 
-LIMIT_S = 120.0  # of every test: nothing may wait for ever
+LIMIT_S = 120.0  # of every test, so that none waits for ever
 
 
 @asynccontextmanager
 async def living(tmp_path, *overrides: str, restore=None):
-    """A supervisor that has started, and its server."""
+    """Run a supervisor, started, and its server."""
     config = compose(["conf=smoke", "engine=vllm", "engine.max_restarts=1", *overrides]).config
     server = SmallServer(tmp_path / "engine.log")
     restored, told = [], []
@@ -40,7 +40,7 @@ async def living(tmp_path, *overrides: str, restore=None):
 
 
 async def ask(supervisor: VllmSupervisor, seed: int) -> list[int]:
-    """As the engine does: until a server has answered."""
+    """Ask as the engine does: repeat until a server has answered."""
     while True:
         client = await supervisor.serving()
         try:
@@ -63,7 +63,8 @@ async def test_a_dead_server_is_replaced_and_lost_requests_asked_again(tmp_path)
 
 
 async def test_when_restarts_are_used_up_all_who_wait_hear_why(tmp_path):
-    """Trap 28: an end in bounded time, with the cause and the log's last lines."""
+    """Trap 28: waiting requests end in bounded time, with the cause and the last lines of the
+    log."""
     async with living(tmp_path) as (supervisor, server, _, _):
         server.starts_dead = True
         await server.stop()
@@ -97,7 +98,7 @@ async def test_a_start_is_bounded(tmp_path):
 
 @asynccontextmanager
 async def left_behind(tmp_path, **state):
-    """A supervisor that has not started, of a server in the state that a dead run left it in."""
+    """Make a supervisor, not started, for a server in the state that a dead run has left."""
     server = SmallServer(tmp_path / "engine.log")
     for name, value in state.items():
         setattr(server, name, value)
@@ -111,7 +112,7 @@ async def left_behind(tmp_path, **state):
 
 
 async def _nothing(_: VllmClient) -> None:
-    """No policy."""
+    """Restore nothing: there is no policy."""
 
 
 async def test_a_server_that_a_killed_run_left_paused_is_woken(tmp_path):
@@ -121,7 +122,7 @@ async def test_a_server_that_a_killed_run_left_paused_is_woken(tmp_path):
 
 
 async def test_a_server_that_cannot_be_paused_need_not_be_woken(tmp_path):
-    """One without its development mode serves adapters all the same."""
+    """A server without vLLM's development mode has no pause, but serves adapters."""
     async with left_behind(tmp_path, resume_status=404) as supervisor:
         await supervisor.start()
         assert await ask(supervisor, 1) == [7, 8]
@@ -170,7 +171,7 @@ async def test_a_watch_that_fails_still_ends_the_server(tmp_path):
 
 
 async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
-    """A restarted server that fails the canary is not sampled from."""
+    """A restarted server that does not pass the logprob check is not used."""
     calls = []
 
     async def restore(client: VllmClient) -> None:
@@ -185,7 +186,7 @@ async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
 
 
 async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
-    """Also when it is closed between two calls that belong together."""
+    """This includes a client that was closed between two related calls."""
     async with living(tmp_path) as (supervisor, server, _, _):
         old = await supervisor.serving()
         await server.stop()
@@ -198,7 +199,8 @@ async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
 
 
 async def test_a_logprob_that_is_none_is_nan(tmp_path):
-    """Trap 7: vLLM writes NaN as -9999, which would be averaged as if it were one."""
+    """Trap 7: vLLM writes NaN as -9999, which would enter means like a logprob; the client restores
+    NaN."""
     async with living(tmp_path) as (supervisor, _, _, _):
         client = await supervisor.serving()
         (sampled,) = await client.generate(BASE, [1], {})
@@ -207,7 +209,7 @@ async def test_a_logprob_that_is_none_is_nan(tmp_path):
 
 
 async def test_a_reload_that_is_cancelled_leaves_no_server_paused(tmp_path):
-    """Also amid the pause, which the server is about to begin then."""
+    """This includes a cancellation while the server is about to pause."""
     async with living(tmp_path) as (supervisor, server, _, _):
         client = await supervisor.serving()
         server.calls.clear()

@@ -1,4 +1,4 @@
-"""What a server is given of a policy: the same in memory as in files."""
+"""The published weights of a policy are the same in memory and in files."""
 
 import pytest
 import torch

@@ -38,7 +38,8 @@ def test_score_of_repeated_letters(guess, answer, marks):
 
 
 def test_score_agrees_with_a_count_of_letters():
-    """Coloured copies of a letter are as many as both words share; greens are equal places."""
+    """A letter's coloured copies are as many as both words share, and greens are equal
+    positions."""
     rng = random.Random(0)
     for _ in range(2000):
         guess, answer = ("".join(rng.choices("abc", k=5)) for _ in range(2))
@@ -195,7 +196,7 @@ def test_the_consistent_policy_reaches_every_candidate_and_no_other():
 
 
 def episode_of(answer: str, *guesses: str | None) -> SimpleNamespace:
-    """An episode as the trainer has it; None stands for a reply that was not sent."""
+    """Return an episode as the trainer has it; None stands for a reply that was not sent."""
     game = Game(answer=answer, words="common250")
     turns = []
     for guess in guesses:
