@@ -1,4 +1,4 @@
-"""Sums and maxima over the batches of a step, kept on the device until they are read.
+"""Sums and maxima over the batches of a step, accumulated on the device until they are read.
 
 Callers choose the names of what they count.
 """
@@ -11,14 +11,14 @@ Values = tuple[dict[str, float], dict[str, float]]  # sums and maxima
 
 
 class MetricAccumulator:
-    """Adds up in float64, so that the split into batches changes no printed digit."""
+    """Accumulates in float64, so that the split into batches changes no printed digit."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
         self._highest: dict[str, torch.Tensor] = {}
 
     def add(self, **values: torch.Tensor | float) -> None:
-        """Add each value, of a tensor all its entries, to the sum of its name."""
+        """Add each value to the sum of its name; of a tensor, the sum of its entries."""
         for name, value in values.items():
             total = torch.as_tensor(value).detach().sum().double()
             self._sums[name] = self._sums[name] + total if name in self._sums else total
@@ -35,7 +35,7 @@ class MetricAccumulator:
         return sums, {name: top.item() for name, top in self._highest.items()}
 
     def replace(self, parts: Sequence[Values]) -> None:
-        """Hold what several accumulators have counted, added in their order, and nothing else."""
+        """Replace the content by the values of several accumulators, added in their order."""
         self._sums, self._highest = {}, {}
         for sums, highest in parts:
             self.add(**{name: torch.tensor(value).double() for name, value in sums.items()})

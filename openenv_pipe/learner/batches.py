@@ -1,4 +1,4 @@
-"""A policy's batches: packed rows that share what samples begin with where that is worth it."""
+"""Build the batches of an update: packed rows, in which samples share prefixes if it pays off."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Batch, Sample
 
-MIN_REUSE_FRACTION = 0.05  # of all tokens; below, sorting out what is shared saves nothing
+MIN_REUSE_FRACTION = 0.05  # of all tokens; below it, sharing prefixes saves no time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ def batches_of(
 ) -> Iterator[Batch]:
     """Pack all samples that have trained tokens, each into one batch, under the token budget.
 
-    Of several ranks, this one's batches.
+    With several ranks, yields the batches of this rank.
     """
     trained = [sample for sample in samples if any(sample.loss_mask)]
     share = policy.packs_rows and prefix_reuse_fraction(trained) >= MIN_REUSE_FRACTION

@@ -1,7 +1,7 @@
-"""What a checkpoint's folder holds, and how training goes on from it, to the bit.
+"""Save and load a checkpoint's weights, optimizer and reference, bit for bit.
 
-Weights or adapter, tokenizer and counters for everyone; in `resume/` the optimizer and the
-reference. Tensors are safetensors only; nothing is ever unpickled.
+The folder holds weights or adapter, tokenizer and counters; its `resume/` the optimizer and the
+reference. All tensors are safetensors; nothing is ever unpickled.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ PROGRESS = "progress.json"
 
 
 def save_weights(folder: Path, policy: Policy, *, steps: int, warm_start_steps: int) -> None:
-    """Writes into an empty folder. With an adapter, the base model's weights are not copied.
+    """Write into an empty folder. With an adapter, the base model's weights are not copied.
 
-    `steps` of GRPO and `warm_start_steps` are those that the weights have behind them.
+    `steps` (of GRPO) and `warm_start_steps` are the steps that produced the weights.
     """
     with _full_disk_as_os_error(folder):
         policy.model.save_pretrained(folder)
@@ -37,19 +37,19 @@ def save_weights(folder: Path, policy: Policy, *, steps: int, warm_start_steps: 
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
-    """The policy takes the weights of a checkpoint of its own kind."""
+    """Load the weights of a checkpoint of the same model and adapter settings into the policy."""
     if (folder / "adapter_config.json").exists():
         tensors = load_file(folder / "adapter_model.safetensors", device=str(policy.device))
         set_peft_model_state_dict(policy.model, tensors)
         return
     dtype = next(policy.model.parameters()).dtype
-    # By transformers' own reader, which knows how it names and splits what it has written.
+    # transformers reads back its own names and file splits.
     saved = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, dtype=dtype)
     policy.model.load_state_dict(saved.state_dict())
 
 
 def save_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> None:
-    """Writes what the next step needs beside the weights into an empty folder."""
+    """Write the optimizer and the reference into an empty folder."""
     with _full_disk_as_os_error(folder):
         if optimizer is not None and (tensors := optimizer.tensors()):
             save_file(tensors, folder / OPTIMIZER)
@@ -61,7 +61,7 @@ def save_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> 
 
 
 def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> None:
-    """The inverse of `save_progress`. A fork may have left files out: those begin anew."""
+    """Load what `save_progress` wrote. State whose file a fork left out keeps its initial value."""
     if optimizer is not None and (folder / OPTIMIZER).exists():
         steps_taken = json.loads((folder / PROGRESS).read_text())["optimizer_steps"]
         optimizer.load(load_file(folder / OPTIMIZER), steps_taken)
@@ -72,7 +72,7 @@ def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> 
 
 @contextlib.contextmanager
 def _full_disk_as_os_error(folder: Path) -> Iterator[None]:
-    """safetensors has an error of its own for it."""
+    """Turn the error that safetensors raises on a full disk into an OSError with ENOSPC."""
     try:
         yield
     except SafetensorError as error:
@@ -86,7 +86,7 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 
 def _sort_target_modules(path: Path) -> None:
-    """peft writes a set in the order of its hashes, which differs from process to process."""
+    """Sort the list that peft writes from a set, whose order differs from process to process."""
     if path.exists():
         config = json.loads(path.read_text())
         if isinstance(config["target_modules"], list):

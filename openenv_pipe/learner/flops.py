@@ -1,7 +1,7 @@
-"""How much arithmetic an update asks for, and how much of it this machine does in a second.
+"""Model FLOPs of an update, and the FLOP/s that this device reaches in a matrix product.
 
-Counted are the products of the model itself, once: what is computed again to save memory is not,
-nor are norms, softmaxes and the optimizer. Matrices only: experts of a mixture are left out.
+Only the model's matrix products count, each once: recomputation that saves memory, norms,
+softmaxes, the optimizer and the experts of a mixture are left out.
 """
 
 import time
@@ -19,15 +19,15 @@ NUM_TRIALS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """What of a batch decides its cost."""
+    """The sizes of a batch that determine its FLOPs."""
 
-    num_tokens: int  # that go through the decoder
-    num_contexts: int  # how many tokens each of them attends to, itself included, summed
-    num_predicted: int  # that go through the head
+    num_tokens: int  # tokens that go through the decoder
+    num_contexts: int  # tokens that each of them attends to, itself included, summed
+    num_predicted: int  # tokens that go through the head
 
 
 class ModelFlops:
-    """Floating point operations of passes through one model."""
+    """Counts the floating point operations of passes through one model."""
 
     def __init__(self, model: Any) -> None:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -44,8 +44,11 @@ class ModelFlops:
         return self._matrices(size) + self._attention(size)
 
     def forward_and_backward(self, size: Size) -> int:
-        """The backward pass makes each product twice, for the gradients of both its factors; once
-        where one of them is a weight that is not trained."""
+        """Count a forward and a backward pass.
+
+        The backward pass makes two products for each of the forward pass, one for each factor's
+        gradient, and only one if a factor is a frozen weight.
+        """
         return (3 if self._trains_all else 2) * self._matrices(size) + 3 * self._attention(size)
 
     def _matrices(self, size: Size) -> int:
@@ -53,15 +56,15 @@ class ModelFlops:
         return 2 * (self._num_weights * size.num_tokens + head)
 
     def _attention(self, size: Size) -> int:
-        """Queries with keys, and probabilities with values."""
+        """Count the products of queries with keys and of probabilities with values."""
         return 4 * self._attention_width * size.num_contexts
 
 
 @cache
 def matrix_flops_per_s(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
-    """Of a large product of matrices, the best of some: what an update could reach at most.
+    """Measure the FLOP/s of a large matrix product, the upper bound for an update; best of 5.
 
-    Measured once a process. `num_threads` are torch's, on which it depends.
+    Measured once per process and number of torch threads.
     """
     size = CPU_SIZE if device.type == "cpu" else GPU_SIZE
     matrix = torch.ones(size, size, device=device, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The learner: one GRPO step on the samples of a step, in optimizer updates and batches.
+"""The learner: one GRPO step on the samples of a step, split into optimizer updates and batches.
 
 Shape letter: N trained tokens of a batch.
 """
@@ -24,7 +24,7 @@ from openenv_pipe.types import Batch, Sample
 
 
 class Learner:
-    """Owns the optimizer. The policy's weights change in `update` and nowhere else."""
+    """Owns the optimizer and changes the policy's weights, only in `update`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Learner:
         ranks: Ranks = SINGLE_RANK,
         optimizer: Optimizer | None = None,
     ) -> None:
-        """optimizer: another than the usual one. Each of several ranks has a learner of its own."""
+        """optimizer: None builds the configured one. ranks: each rank has its own learner."""
         self.policy = policy
         self._ranks = ranks
         self.optimizer = optimizer or Optimizer(
@@ -55,7 +55,10 @@ class Learner:
     def update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
         """Train on the samples of a step once, in `updates_per_step` optimizer steps.
 
-        Returns the step's metrics. Raises TrainingError where a number is not finite.
+        Returns the step's metrics.
+
+        Raises:
+            TrainingError: a sampled logprob or the gradient's norm is not finite.
         """
         _refuse_broken(samples)
         started = time.perf_counter()
@@ -71,7 +74,7 @@ class Learner:
         return metrics | self._speed(accumulator, time.perf_counter() - started)
 
     def _speed(self, accumulator: MetricAccumulator, took_s: float) -> dict[str, float]:
-        """Of all ranks, against what the matrix product reaches, which is measured once."""
+        """Return the speed of all ranks together, also relative to a plain matrix product's."""
         reachable = matrix_flops_per_s(
             self.policy.device, self.policy.precision, torch.get_num_threads()
         )
@@ -84,7 +87,7 @@ class Learner:
     def _updates(
         self, samples: Sequence[Sample], step: int, accumulator: MetricAccumulator
     ) -> list[UpdateBatches]:
-        """The optimizer updates of a step, on about equally many samples, drawn by seed and step.
+        """Split the samples into optimizer updates of about equal size, at random by seed and step.
 
         All are built before the first of them changes the weights.
         """
@@ -119,14 +122,14 @@ class Learner:
     def _logprobs(
         self, batches: Sequence[Batch], accumulator: MetricAccumulator
     ) -> list[torch.Tensor]:
-        """The logprobs of each batch's trained tokens under the current weights, [N] each."""
+        """Compute each batch's logprobs of trained tokens under the current weights, [N] each."""
         accumulator.add(
             flops=sum(self._flops.forward(_size(batch)) for batch in batches if batch.counts)
         )
         return [self.policy.logprobs(batch, self._config.temperature)[0] for batch in batches]
 
     def _accumulate(self, update: UpdateBatches, accumulator: MetricAccumulator) -> None:
-        """Add the gradients of all batches; how samples are split into them changes no sum."""
+        """Accumulate the gradients of all batches; their sum does not depend on the split."""
         for number, batch in enumerate(update.batches):
             start_N = update.start_logprobs[number] if update.start_logprobs else None
             tokens = self._tokens(batch, start_N, is_first=update.is_first)
@@ -141,7 +144,7 @@ class Learner:
             accumulator.add(num_computed=size.num_tokens, flops=flops)
 
     def _tokens(self, batch: Batch, start_N: torch.Tensor | None, *, is_first: bool) -> Tokens:
-        """The trained tokens of a batch as the current weights see them."""
+        """Run the forward passes of a batch and return its trained tokens."""
         temperature, objective = self._config.temperature, self._objective
         reference_N = None
         if objective.needs_reference:
@@ -161,7 +164,7 @@ class Learner:
 
 
 def _size(batch: Batch) -> Size:
-    """The size of a batch, in which tokens that samples share count once."""
+    """Return the size of a batch; tokens that samples share count once."""
     return Size(
         num_tokens=len(batch.token_ids),
         num_contexts=int(batch.positions.sum()) + len(batch.positions),

@@ -1,6 +1,6 @@
-"""The learner's metrics of a step, from what its batches were tallied to: docs/metrics.md.
+"""Compute the learner's metrics of a step from the accumulated sums.
 
-The names are stable; each is explained there.
+Their names are stable; docs/metrics.md explains each.
 """
 
 import math
@@ -12,7 +12,7 @@ from openenv_pipe.learner.accumulator import MetricAccumulator
 def step_metrics(
     accumulator: MetricAccumulator, gradient_norms: Sequence[float], lr: float
 ) -> dict[str, float]:
-    """Means over the trained tokens; of losses and norms over the step's optimizer updates."""
+    """Return means over trained tokens, means of losses over updates, and the largest norm."""
     num_updates, num_tokens = len(gradient_norms), accumulator.sum("num_tokens")
 
     def mean(name: str) -> float:
@@ -43,7 +43,7 @@ def step_metrics(
 
 
 def _mismatch(accumulator: MetricAccumulator) -> dict[str, float]:
-    """Between sampler and trainer, over the tokens for which the trainer's start is known."""
+    """Compare sampler and trainer over the tokens whose start logprobs are known."""
     num_compared = accumulator.sum("num_compared")
     weight_square = num_compared * accumulator.sum("weight_square")
     return {
@@ -55,7 +55,7 @@ def _mismatch(accumulator: MetricAccumulator) -> dict[str, float]:
 
 
 def _correction(accumulator: MetricAccumulator, num_tokens: float) -> dict[str, float]:
-    """Only where one is configured."""
+    """Return the metrics of the importance weights; none if no correction is configured."""
     if not accumulator.has("correction"):
         return {}
     return {

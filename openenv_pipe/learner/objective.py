@@ -1,7 +1,7 @@
-"""What an update minimises: the configured sum of policy loss, KL part and entropy bonus.
+"""The loss of an update: the configured sum of policy loss, KL penalty and entropy bonus.
 
-Sees trained tokens in one row; of rows, padding and packing it knows nothing. Also counts what
-explains a step, into a MetricAccumulator. Shape letter: N trained tokens of a batch.
+Its input is the trained tokens in one row, independent of padding and packing. It also adds the
+learner's metrics to a MetricAccumulator. Shape letter: N trained tokens of a batch.
 """
 
 from dataclasses import dataclass
@@ -26,20 +26,19 @@ from openenv_pipe.system.python_targets import bind_function
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """The trained tokens of a batch, all [N]. Only logprobs, and entropy if it counts, have a
-    gradient."""
+    """The trained tokens of a batch, all [N]. Only logprobs and entropy may have a gradient."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
     sampled_logprobs: torch.Tensor
-    start_logprobs: torch.Tensor | None  # the trainer's own when the step began, where known
-    reference_logprobs: torch.Tensor | None  # if the KL part counts
+    start_logprobs: torch.Tensor | None  # the trainer's when the step began; None: not computed
+    reference_logprobs: torch.Tensor | None  # None: no KL penalty
     advantages: torch.Tensor
     sample_index: torch.Tensor  # int64: the sample of the batch that a token belongs to
 
 
 class Objective:
-    """The loss of a batch's tokens as its part of the whole update's loss."""
+    """Computes a batch's contribution to the loss of the whole update."""
 
     def __init__(self, config: LossConfig) -> None:
         """Raises ConfigError if a loss of `type: python` cannot be used."""
@@ -50,7 +49,7 @@ class Objective:
 
     @property
     def needs_start_logprobs(self) -> bool:
-        """True if every token has to know what the trainer thought of it when the step began."""
+        """True if the loss uses the trainer's logprobs from the beginning of the step."""
         return self._config.correction.type != "none"
 
     @property
@@ -62,7 +61,7 @@ class Objective:
         return self._config.entropy_coef > 0
 
     def loss(self, tokens: Tokens, counts: Counts, accumulator: MetricAccumulator) -> torch.Tensor:
-        """A scalar with a gradient. Summed over all batches it is the loss of the update."""
+        """Return a scalar with a gradient; the sum over all batches is the loss of the update."""
         old_N = tokens.sampled_logprobs
         correction = None
         if self.needs_start_logprobs:
@@ -158,8 +157,7 @@ def _count(tokens: Tokens, policy: PolicyLoss, accumulator: MetricAccumulator) -
 
 
 def _count_mismatch(tokens: Tokens, accumulator: MetricAccumulator) -> None:
-    """How far the sampler's logprobs are from the trainer's for the same weights, or from those
-    that the trainer had when the step began."""
+    """Measure how far the sampler's logprobs are from the trainer's start logprobs."""
     if tokens.start_logprobs is None:
         return
     difference_N = tokens.start_logprobs - tokens.sampled_logprobs

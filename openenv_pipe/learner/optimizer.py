@@ -1,4 +1,4 @@
-"""The optimizer and its learning rate over the steps."""
+"""The optimizer and its learning rate schedule."""
 
 import math
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ NamedParameters = list[tuple[str, torch.nn.Parameter]]
 
 
 class Optimizer:
-    """One optimizer step at a time: clip, refuse what is not finite, step, move the rate on.
+    """Clips gradients, checks that they are finite, steps, and advances the learning rate.
 
     `muon` orthogonalises the momentum of hidden matrices (Jordan et al. 2024), scaled so that
     AdamW's learning rates fit (Moonlight, arXiv:2502.16982), with a momentum of 0.95; embeddings,
     heads and vectors stay with AdamW (arXiv:1711.05101), to which betas and eps belong.
-    `adamw_8bit` keeps AdamW's moments in blocks of bytes (arXiv:2110.02861), by bitsandbytes; those
-    of fewer than 4096 values stay as they are.
+    `adamw_8bit` is bitsandbytes' AdamW with blockwise 8-bit moments (arXiv:2110.02861); parameters
+    of fewer than 4096 values have 32-bit moments.
     """
 
     def __init__(
@@ -52,9 +52,10 @@ class Optimizer:
         return self._config.lr * rate_share(self._config, self.num_steps_taken, self._num_steps)
 
     def step(self) -> float:
-        """Applies the gradients and clears them; returns their norm before clipping.
+        """Apply the gradients and clear them; return their norm before clipping.
 
-        Raises TrainingError if the norm is not finite: the weights are then still unharmed.
+        Raises:
+            TrainingError: the norm is not finite. The weights are unchanged.
         """
         norm = self._clip()
         if not torch.isfinite(norm):
@@ -75,7 +76,7 @@ class Optimizer:
         return torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All state by `<part>.<parameter>.<name>`, for a checkpoint."""
+        """Return all state by `<part>.<parameter>.<name>`, for a checkpoint."""
         return {
             f"{number}.{index}.{name}": _own(name, torch.as_tensor(value, device=parameter.device))
             for number, part in enumerate(self._parts)
@@ -84,18 +85,18 @@ class Optimizer:
         }
 
     def own_part(self, key: str, whole: torch.Tensor) -> torch.Tensor:
-        """What this optimizer keeps of one of `tensors`: all of it."""
+        """Return the part of a full state tensor that this optimizer holds: all of it."""
         return whole
 
     def load(self, tensors: Mapping[str, torch.Tensor], num_steps_taken: int) -> None:
-        """Goes on from what `tensors` gave after that many steps, wherever it is now."""
+        """Replace the state by one that `tensors` returned after `num_steps_taken` steps."""
         learned = [_learned(part) for part in self._parts]
         for part in self._parts:
             part.state.clear()
         for key, value in tensors.items():
             number, index, name = key.split(".", 2)
             part, parameter = self._parts[int(number)], learned[int(number)][int(index)]
-            # bitsandbytes counts its steps in a plain number, torch in a float.
+            # bitsandbytes counts steps in an int, torch in a float tensor.
             is_plain = name == "step" and not value.is_floating_point()
             part.state[parameter][name] = int(value) if is_plain else value.to(parameter.device)
         self.num_steps_taken = num_steps_taken
@@ -115,7 +116,7 @@ def _adamw(parameters: list[torch.nn.Parameter], config: OptimizerConfig) -> tor
 
 
 def _own(name: str, values: torch.Tensor) -> torch.Tensor:
-    """As a file takes it. What a byte stands for is one table for all parameters of 8 bits."""
+    """Make a tensor storable: contiguous, and a copy of the table that 8-bit parameters share."""
     return values.clone() if name.startswith("qmap") else values.contiguous()
 
 
@@ -124,17 +125,17 @@ def _learned(part: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 
 def _is_hidden(name: str, parameter: torch.nn.Parameter) -> bool:
-    """True for the matrices between the embedding and the head."""
+    """Return whether a parameter is a matrix between the embedding and the head."""
     return parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
 
 
 def rate_share(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """The share of `lr` at a step counted from 0: a linear rise, then the schedule's decay."""
+    """Return the factor of `lr` at a step, from 0: linear warm-up, then the schedule's decay."""
     if step < config.lr_warmup_steps:
         return (step + 1) / (config.lr_warmup_steps + 1)
     if config.schedule == "constant":
         return 1.0
-    num_decaying = num_steps - config.lr_warmup_steps - 1  # the last step is to reach the end
+    num_decaying = num_steps - config.lr_warmup_steps - 1  # the last step has the final rate
     done = min(1.0, (step - config.lr_warmup_steps) / max(1, num_decaying))
     left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return config.final_lr_share + (1.0 - config.final_lr_share) * left

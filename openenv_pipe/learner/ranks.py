@@ -1,7 +1,6 @@
-"""The ranks of an update: processes that compute a part of it each, and then know the same sums.
+"""Collective communication between the ranks of an update, on one machine.
 
-All of them do the same things in the same order; this is the only place where they talk to each
-other while they do. Refused here: more than one machine, and starting or ending processes.
+All ranks execute the same program on different rows. `workers.py` starts and ends them.
 """
 
 import os
@@ -18,23 +17,22 @@ from torch.distributed.tensor import DTensor
 from openenv_pipe.learner.accumulator import MetricAccumulator
 
 Item = TypeVar("Item")
-LONGEST_WAIT = timedelta(minutes=10)  # for the slowest of the others
+LONGEST_WAIT = timedelta(minutes=10)  # of a collective, for the slowest rank
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class Ranks:
-    """One process's view of them: which it is, and what it shares with the others.
-
-    Of a single one nothing is sent, and nothing is different from there being none.
-    """
+    """One rank and its collectives. With a world size of 1, every collective is a no-op."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
 
     def join(self, rendezvous: Path, device: torch.device) -> None:
-        """Finds the others through a file that is there for nothing else. Blocks until all are
-        there; no port is open to other machines."""
+        """Join the process group through the file `rendezvous`; block until all ranks have joined.
+
+        No port is open to other machines.
+        """
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
@@ -49,14 +47,17 @@ class Ranks:
             dist.destroy_process_group()
 
     def assign_rows(self, rows: Sequence[Item]) -> list[tuple[Item, bool]]:
-        """This rank's rows, and whether each counts: all ranks get equally many, because shards of
-        a model are gathered by all at once; where rows are missing, one is computed for nothing."""
+        """Return this rank's rows, each with whether it counts.
+
+        All ranks get the same number, because each forward pass of a sharded model is a
+        collective; a rank with too few rows repeats rows that do not count.
+        """
         mine = [(row, True) for row in rows[self.rank :: self.size]]
         most = -(-len(rows) // self.size)
         return mine + [(row, False) for row in rows[: most - len(mine)]]
 
     def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Each gradient becomes the sum of all ranks'. Those of shards are that already."""
+        """Sum each gradient over all ranks. FSDP has already summed those of shards."""
         whole = [values for values in parameters if not isinstance(values, DTensor)]
         if self.size == 1 or not whole:
             return
@@ -73,13 +74,13 @@ class Ranks:
             work.wait()
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
-        """Of all ranks, in place."""
+        """Sum a tensor over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(value)
         return value
 
     def merge(self, accumulator: MetricAccumulator) -> None:
-        """Make the accumulator hold what all ranks have counted, the same on each."""
+        """Combine the accumulators of all ranks, with the same result on each."""
         if self.size == 1:
             return
         parts: list[Any] = [None] * self.size
@@ -87,7 +88,7 @@ class Ranks:
         accumulator.replace(parts)
 
     def broadcast(self, values: torch.Tensor) -> None:
-        """Every rank's tensor becomes rank 0's."""
+        """Overwrite every rank's tensor with rank 0's."""
         dist.broadcast(values, src=0)
 
 

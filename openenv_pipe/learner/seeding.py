@@ -1,11 +1,11 @@
 """The random number generators of a process, seeded anew for each step.
 
-So a step draws the same numbers whatever was drawn before it: a run that goes on from a
-checkpoint needs no state of theirs, and an evaluation in between changes nothing. Sampling and
-tasks have numbers of their own, from hashes; dropout has these, and what users write may.
+A step therefore draws the same numbers whatever was drawn before it: checkpoints need not store
+generator state, and an evaluation between steps changes nothing. Dropout and user code use these
+generators; sampling and tasks derive their seeds from hashes.
 
-Refused here: promises about code that draws from Python's generator while sessions are open.
-Their keep-alive pings draw from it too, by the clock.
+Code that draws from Python's generator while sessions are open is not reproducible, because their
+keep-alive pings draw from it too, at times that the clock decides.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import torch
 
 
 def seed_step(seed: int, stage: str, step: int) -> None:
-    """Python's, numpy's and torch's own generators start from the run's seed and the step."""
+    """Seed the generators of Python, numpy and torch from run seed, stage and step."""
     digest = hashlib.sha256(f"{seed}/{stage}/{step}".encode()).digest()
     number = int.from_bytes(digest[:8], "big")
     random.seed(number)

@@ -1,4 +1,4 @@
-"""The warm start: supervised steps on what a scripted policy replied. Behaviour cloning."""
+"""The warm start: supervised steps on a scripted policy's replies (behaviour cloning)."""
 
 import random
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class WarmStart:
         self._tokens_per_batch = tokens_per_batch
         self.optimizer = Optimizer(policy.trained_parameters(), config.optimizer, config.steps)
         self._draw = random.Random(f"{seed}/warm start")
-        self._unseen: list[int] = []  # of the samples' numbers
+        self._unseen: list[int] = []  # indices of samples not yet used in this pass
 
     def state(self) -> dict[str, Any]:
-        """What the next step draws from, as JSON. The optimizer is a matter of its own."""
+        """Return the sampling state as JSON. The optimizer is saved separately."""
         version, words, gauss = self._draw.getstate()
         return {"draw": [version, list(words), gauss], "unseen": self._unseen}
 
@@ -35,7 +35,7 @@ class WarmStart:
         self._unseen = list(state["unseen"])
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One optimizer step on a part of the samples; all are seen before any comes again."""
+        """Take one optimizer step on some samples; each is used once per pass over all."""
         part = self._next_part(samples)
         num_tokens = sum(sum(sample.loss_mask) for sample in part)
         lr, total = self.optimizer.lr, 0.0

@@ -74,11 +74,11 @@ def test_a_start_tells_each_phase_once(tmp_path):
     with log.open("a") as file:
         file.write("INFO Resolved architecture: Qwen3ForCausalLM\nINFO Starting to lo")
         file.flush()
-        progress.look()
+        progress._report()
         file.write("ad model x\nINFO Starting to load model y\n")
         file.flush()
-        progress.look()
-    progress.look()
+        progress._report()
+    progress._report()
     assert [text.split(" (")[0] for text in told] == [
         "architecture Qwen3ForCausalLM",
         "loading weights",

@@ -1,1 +1,1 @@
-"""Learning on several devices: the other ranks' processes, and what passes between ranks."""
+"""Learning on several devices: worker processes, sharding, and communication between ranks."""

@@ -1,7 +1,7 @@
-"""FSDP2 for a policy: layers, their gradients and their optimizer state in shards, one per rank.
+"""FSDP2 for a policy: each rank holds a shard of the layers, their gradients and optimizer state.
 
-Embedding and head stay whole on every rank: the learner's own kernels read and write them in
-place. Refused here: optimizers that need whole matrices, such as Muon.
+Embedding and head are replicated on every rank, because the learner's own kernels read and write
+them in place. Optimizers that need whole matrices, such as Muon, are not supported.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from openenv_pipe.models.policy import Policy
 
 
 def own_part(values: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor: its shard, whose memory it shares, or all."""
+    """Return this rank's shard, which shares memory; a replicated tensor is returned whole."""
     return values.to_local() if isinstance(values, DTensor) else values
 
 
 def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor of the parameter's shape. Nothing is sent."""
+    """Cut this rank's shard out of a full tensor like the parameter; no communication."""
     if not isinstance(parameter, DTensor):
         return whole
     mesh, places = parameter.device_mesh, parameter.placements
@@ -32,7 +32,7 @@ def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def gather_full(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The inverse of `shard_like`, on all ranks at once."""
+    """Gather the full tensor from all shards. A collective: every rank must call it."""
     if not isinstance(parameter, DTensor):
         return part
     mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
@@ -40,10 +40,10 @@ def gather_full(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 class ShardedPolicy(Policy):
-    """The policy's model in shards. It learns; sampling and saving need the whole one."""
+    """A policy whose model is sharded. It is trained; sampling and saving need the full policy."""
 
     def __init__(self, policy: Policy, ranks: Ranks) -> None:
-        """Takes the model of `policy`, which is of no use to anyone else from then on."""
+        """Shard the model of `policy` in place; `policy` must not be used afterwards."""
         super().__init__(
             policy.model,
             policy.tokenizer,
@@ -55,16 +55,16 @@ class ShardedPolicy(Policy):
         _shard(self.decoder, init_device_mesh(self.device.type, (ranks.size,)))
 
     def keep_reference(self, weights: list[torch.Tensor] | None = None) -> None:
-        """Takes whole weights, as rank 0 keeps them, and keeps this rank's part."""
+        """Keep this rank's shards of the full reference weights."""
         if weights is None:
-            return  # rank 0 says what the reference is
+            return  # rank 0 sends the reference later
         trained = [values for _, values in self.trained_parameters()]
         pairs = zip(weights, trained, strict=True) if weights else ()
         self._reference = [shard_like(whole, values) for whole, values in pairs]
 
     @contextlib.contextmanager
     def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
-        """Copied in and out: FSDP knows the memory of its shards, and gathers no other."""
+        """Copy `weights` in, and back at the end: FSDP gathers only memory that it manages."""
         shards = [own_part(values.detach()) for _, values in self.trained_parameters()]
         own = [shard.clone() for shard in shards]
         _copy(weights, shards)
@@ -75,8 +75,10 @@ class ShardedPolicy(Policy):
 
     @torch.no_grad()
     def gather_into(self, whole: Policy | None) -> None:
-        """The trained weights go to a policy that has all of them. All ranks at once; those whose
-        `whole` is None only send."""
+        """Copy the trained weights into the full policy `whole`; None: this rank only sends.
+
+        A collective: every rank must call it.
+        """
         receivers = whole.trained_parameters() if whole else [("", None)] * self._num_trained
         for (_, values), (_, receiver) in zip(self.trained_parameters(), receivers, strict=True):
             gathered = gather_full(own_part(values), values)
@@ -89,7 +91,7 @@ class ShardedPolicy(Policy):
 
 
 class ShardedOptimizer(Optimizer):
-    """AdamW on this rank's parts, which for each number is what it would be on the whole."""
+    """AdamW on this rank's shards; AdamW is elementwise, so the result is that of one device."""
 
     def __init__(
         self, parameters: NamedParameters, config: OptimizerConfig, num_steps: int, ranks: Ranks
@@ -107,8 +109,8 @@ class ShardedOptimizer(Optimizer):
         return super().step()
 
     def _clip(self) -> torch.Tensor:
-        """The norm is that of all ranks' parts; what every rank has counts once."""
-        squares = torch.zeros(2, device=self._parameters[0].device)  # of shards, of whole tensors
+        """Clip by the norm over all ranks' shards; replicated parameters count once."""
+        squares = torch.zeros(2, device=self._parameters[0].device)  # sharded, replicated
         for part, source in zip(self._parameters, self._sources, strict=True):
             if part.grad is not None:
                 squares[0 if isinstance(source, DTensor) else 1] += part.grad.float().square().sum()
@@ -117,8 +119,10 @@ class ShardedOptimizer(Optimizer):
         return norm
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Whole, as an optimizer of one device has them, in the memory of rank 0's machine; the
-        others get none. All ranks at once, one tensor after another: no device holds them all."""
+        """Return the full state in CPU memory on rank 0, nothing on others. A collective.
+
+        Tensors are gathered one at a time, because all of them may not fit on a device.
+        """
         gathered = {}
         for key, part in super().tensors().items():
             whole = gather_full(part, self._source(key, part))
@@ -130,20 +134,20 @@ class ShardedOptimizer(Optimizer):
         return shard_like(whole, self._source(key, whole))
 
     def _source(self, key: str, values: torch.Tensor) -> torch.Tensor:
-        """The parameter in whose shape the values are; of a single number, that itself."""
+        """Return the parameter that has the shape of `values`; for a scalar, the scalar itself."""
         return self._sources[int(key.split(".")[1])] if values.ndim else values
 
 
 def _shard(decoder: torch.nn.Module, mesh: DeviceMesh) -> None:
-    """Layers are gathered one after another, computed with, and let go of again."""
+    """Apply FSDP to each layer, which is gathered for its computation and then resharded."""
     embedding = decoder.get_input_embeddings()
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     whole = set(embedding.parameters())
     fully_shard(decoder, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
     for module in (decoder, *decoder.layers):
-        module.set_gradient_divide_factor(1.0)  # losses are parts of a sum already
-        module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+        module.set_gradient_divide_factor(1.0)  # each rank's loss is already its part of the sum
+        module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
 
 
 def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:

@@ -1,10 +1,10 @@
-"""A learner on several devices: rank 0's, which is the run's own process.
+"""A learner on several devices, as seen from rank 0, which is the run's own process.
 
-The run's policy stays whole here: it plays, is evaluated and saved as on one device. With
-`parallel: data` it also learns, as its copies in the workers do. With `parallel: fsdp` a second one
-in shards learns, and the whole one gets its weights after each update.
+The run's policy is whole in this process: it plays, is evaluated and saved as on one device. With
+`parallel: data` it is also trained, as are its copies in the workers. With `parallel: fsdp` a
+sharded copy is trained, and the whole policy gets its weights after each update.
 
-Only GRPO is shared: the warm start is rank 0's alone, and what came of it goes to the others.
+Only GRPO is distributed: rank 0 does the warm start alone and then broadcasts its result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from openenv_pipe.types import Sample
 
 
 class PendingOptimizerState:
-    """The state that an optimizer of shards will go on from, in the machine's memory until then."""
+    """Optimizer state in CPU memory, held until the sharded optimizer that loads it is built."""
 
     def __init__(self) -> None:
         self.num_steps_taken = 0
@@ -38,7 +38,7 @@ class PendingOptimizerState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateLayout:
-    """What the others have to know to receive what rank 0 goes on from."""
+    """Shapes and dtypes that workers need before rank 0 broadcasts weights and optimizer state."""
 
     packs_rows: bool
     num_reference: int | None
@@ -55,7 +55,7 @@ class StateLayout:
         )
 
     def receive(self, policy: Policy, ranks: Ranks) -> list[torch.Tensor] | None:
-        """The policy takes over rank 0's weights; those of the reference are returned."""
+        """Receive rank 0's weights into the policy; return the reference's, if there are any."""
         policy.packs_rows = self.packs_rows
         reference = None
         if self.num_reference is not None:
@@ -71,8 +71,10 @@ class StateLayout:
         device: torch.device,
         given: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """The target goes on from what rank 0 has `given`. One tensor after another: all of them
-        whole may be more than a device holds."""
+        """Load the state that rank 0 passes as `given` into `target`, on every rank.
+
+        Tensors are sent one at a time, because all full tensors may not fit on a device.
+        """
         parts = {}
         for key, (shape, dtype) in self.optimizer.items():
             whole = (
@@ -86,14 +88,14 @@ class StateLayout:
 def broadcast_weights(
     policy: Policy, reference: Sequence[torch.Tensor] | None, ranks: Ranks
 ) -> None:
-    """To or from rank 0: the weights and the reference of all become its own."""
+    """Overwrite the weights and the reference of every rank with those of rank 0."""
     trained = [parameter.data for _, parameter in policy.trained_parameters()]
     for values in (*trained, *(reference or ())):
         ranks.broadcast(values)
 
 
 class LearnerGroup:
-    """To the pipeline what a Learner is."""
+    """Rank 0's learner together with the workers; has the interface of `Learner`."""
 
     def __init__(self, policy: Policy, config: RunConfig, workers: Workers) -> None:
         self._policy = policy
@@ -101,7 +103,7 @@ class LearnerGroup:
         self._workers = workers
         self._learner = _learner(policy, config, workers.ranks)
         is_sharded = config.trainer.parallel == "fsdp"
-        self._pending = PendingOptimizerState() if is_sharded else None  # until there are shards
+        self._pending = PendingOptimizerState() if is_sharded else None  # until the workers run
         self._has_started = False
 
     @property
@@ -112,7 +114,7 @@ class LearnerGroup:
         return own
 
     def update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
-        """As Learner.update. The first one starts the workers."""
+        """Do what `Learner.update` does, on all ranks. The first call starts the workers."""
         if not self._has_started:
             self._start_workers()
         with self._workers.running("update", samples, step):
@@ -121,7 +123,7 @@ class LearnerGroup:
         return metrics
 
     def _start_workers(self) -> None:
-        """Until now this was a learner of one device, new or from a checkpoint: all get that."""
+        """Start the workers and send them the state of rank 0's learner."""
         policy, ranks = self._policy, self._workers.ranks
         layout, given = StateLayout.of(policy, self.optimizer), self.optimizer.tensors()
         with self._workers.running("load", self._config):
@@ -137,7 +139,7 @@ class LearnerGroup:
 
 
 class GatheredOptimizerState:
-    """A sharded optimizer as a checkpoint knows one: whole."""
+    """The full state of a sharded optimizer, as a checkpoint stores it."""
 
     def __init__(self, own: ShardedOptimizer, workers: Workers) -> None:
         self._own = own
@@ -155,14 +157,14 @@ class GatheredOptimizerState:
 def build_learner(
     policy: Policy, config: RunConfig, workers: Workers | None
 ) -> Learner | LearnerGroup:
-    """The learner of a run, on as many devices as there are workers for."""
+    """Build the learner of a run, on several devices if there are workers."""
     return LearnerGroup(policy, config, workers) if workers else _learner(policy, config, Ranks())
 
 
 def build_rank(
     policy: Policy, config: RunConfig, ranks: Ranks, reference: list[torch.Tensor] | None
 ) -> Learner:
-    """One rank's learner. The policy's model is the learner's alone."""
+    """Build one rank's learner, which takes over the policy's model."""
     trainer, optimizer = config.trainer, None
     if trainer.parallel == "fsdp":
         policy = ShardedPolicy(policy, ranks)
@@ -177,7 +179,7 @@ def build_rank(
 
 
 def publish_weights(learner: Learner, whole: Policy | None) -> None:
-    """After an update: shards become the weights of the whole policy, where there is one."""
+    """Copy sharded weights into the whole policy after an update; None: this rank has none."""
     if isinstance(learner.policy, ShardedPolicy):
         learner.policy.gather_into(whole)
 

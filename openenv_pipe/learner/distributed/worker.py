@@ -1,9 +1,9 @@
-"""A rank of the learner beside the run's own process.
+"""The process of one rank of the learner above 0.
 
     python -m openenv_pipe.learner.distributed.worker SOCKET RANK SIZE DEVICE NUM_THREADS
 
-It connects to the socket SOCKET, builds the policy that it is told to, and does what rank 0 does,
-until rank 0 is gone. What it prints is its log. Refused here: playing, saving, deciding.
+It connects to the unix socket SOCKET and executes the orders that rank 0 sends, until rank 0 closes
+the connection. Its output is its log. Rank 0 alone plays episodes and writes checkpoints.
 """
 
 import socket
@@ -25,7 +25,7 @@ from openenv_pipe.types import Sample
 
 
 class Worker:
-    """One method for each order."""
+    """Executes rank 0's orders, one method for each."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         self._ranks = ranks
@@ -73,7 +73,7 @@ def main() -> None:
             try:
                 order, arguments = connection.recv()
             except (EOFError, ConnectionError):
-                break  # rank 0 has ended, and so do we
+                break  # rank 0 has ended, so this process ends too
             getattr(worker, order)(*arguments)
             connection.send(order)
     ranks.leave()

@@ -1,7 +1,7 @@
-"""The processes of ranks 1 and up, as rank 0 holds them: started, told what to do, ended.
+"""Start, command and end the processes of ranks 1 and up, from rank 0.
 
-Each runs `worker.py` under a guardian. Orders go through a socket that only this user can reach,
-and that ends with either side. Refused here: tensors, which the ranks send each other.
+Each runs `worker.py` under a guardian. Orders go through a unix socket that only this user can
+open, and that closes when either side ends. Tensors go through torch.distributed instead.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import PACKAGE_DIR
 
 WORKER = "openenv_pipe.learner.distributed.worker"
-START_LIMIT_S = 300.0  # until all have imported torch
-EXIT_GRACE_S = 10.0  # for a rank to end, once the others have lost it, and the reverse
+START_LIMIT_S = 300.0  # for all workers to import torch and connect
+EXIT_GRACE_S = 10.0  # between a broken connection and the exit of the rank that broke it
 STOP_LIMIT_S = 5.0
 POLL_S = 0.2
 
 
 class Workers:
-    """They start with the first order, so that who never learns never pays. All methods block."""
+    """The worker processes, which start with the first order. All methods block."""
 
     def __init__(
         self, num_devices: int, device: torch.device, logs: Path, num_threads: int
@@ -47,9 +47,11 @@ class Workers:
 
     @contextlib.contextmanager
     def running(self, order: str, *arguments: Any) -> Iterator[None]:
-        """The others do what `order` names, while rank 0 does its part inside.
+        """Let the workers execute `order` while rank 0 does its part inside the block.
 
-        Raises TrainingError with the log of a rank that ends over it.
+        Raises:
+            TrainingError: a worker ended or did not finish in time; the error names its log.
+            ConfigError: there are fewer GPUs than ranks.
         """
         try:
             if not self._processes:
@@ -65,7 +67,7 @@ class Workers:
             raise
 
     def close(self) -> None:
-        """Ends them all, whatever they do. May be called again."""
+        """End all workers, whatever they are doing. A second call does nothing."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -114,7 +116,7 @@ class Workers:
         )
 
     def _accept(self, listener: socket.socket) -> tuple[int, Connection]:
-        """The next worker that is ready: its rank, and the connection to it."""
+        """Wait for the next worker to connect; return its rank and the connection."""
         latest = time.monotonic() + START_LIMIT_S
         while not select.select([listener], [], [], POLL_S)[0]:
             self._refuse_ended(wait_s=0.0)
@@ -124,7 +126,7 @@ class Workers:
                     log=self._processes[0].log,
                 )
         connection = Connection(listener.accept()[0].detach())
-        return connection.recv(), connection  # it says its rank as soon as it is connected
+        return connection.recv(), connection  # a worker first sends its rank
 
     def _send(self, order: str, *arguments: Any) -> None:
         for connection in self._connections:
@@ -141,9 +143,11 @@ class Workers:
 
     @contextlib.contextmanager
     def _watch_for_deaths(self) -> Iterator[None]:
-        """A rank that ends breaks a connection, which rank 0 sees when it waits for that rank.
-        Inside a kernel of a GPU it sees nothing for LONGEST_WAIT, and nobody can call it back from
-        there: then this process ends, and all that it has started with it."""
+        """On GPUs, end this process if a worker dies while rank 0 is blocked in a kernel.
+
+        On a CPU, rank 0 sees a worker's death as a broken connection. A blocked NCCL kernel cannot
+        be interrupted before LONGEST_WAIT, so a thread ends the process and its children.
+        """
         if self._device.type == "cpu":
             yield
             return
@@ -163,7 +167,7 @@ class Workers:
             watching.join()
 
     def _death(self) -> TrainingError | None:
-        """Of a rank that has ended: one that a signal killed rather than those it took along."""
+        """Describe a rank that has ended, preferably one that a signal killed: it ended first."""
         codes = {rank: process.returncode for rank, process in enumerate(self._processes, start=1)}
         ended = {rank: code for rank, code in codes.items() if code is not None}
         if not ended:
@@ -175,7 +179,7 @@ class Workers:
         )
 
     def _raise_if_ended(self, error: BaseException) -> None:
-        """What rank 0 sees of another's end is a connection that broke."""
+        """Raise TrainingError if a rank has ended, which rank 0 sees as a broken connection."""
         if isinstance(error, OSError | EOFError) or wait(self._connections, EXIT_GRACE_S):
             self._refuse_ended(wait_s=EXIT_GRACE_S, error=error)
 
@@ -190,13 +194,13 @@ class Workers:
 
 
 def end_at_once(error: PipeError) -> None:
-    """Ends the whole process, from any thread. The run can be resumed."""
+    """Print the error and exit the whole process, from any thread. The run can be resumed."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     os._exit(error.exit_code)
 
 
 def refuse_missing_devices(num_devices: int, device: torch.device) -> None:
-    """Raises ConfigError where there are fewer GPUs than ranks. On a CPU ranks share its cores."""
+    """Raise ConfigError if there are fewer GPUs than ranks. On a CPU, ranks share its cores."""
     if device.type == "cuda" and num_devices > torch.cuda.device_count():
         raise ConfigError(
             f"trainer.devices={num_devices}, but torch sees {torch.cuda.device_count()} CUDA "
