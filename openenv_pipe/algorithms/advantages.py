@@ -1,4 +1,4 @@
-"""Rewards of a step's groups to advantages, one per turn.
+"""Compute advantages, one per turn, from the rewards of a step's groups.
 
 Shape letter: G scored episodes of a group, or of all groups.
 """
@@ -14,7 +14,7 @@ from openenv_pipe.types import Episode, Group
 STD_EPSILON = 1e-4  # as in TRL and verl: keeps the quotient bounded where rewards barely differ
 ZERO_SPREAD = 1e-8  # differences below this are rounding, not signal
 
-Values = list[list[float]]  # of each episode: one for each turn, or one in all
+Values = list[list[float]]  # for each episode: one value per turn, or a single one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,13 +100,13 @@ def _joined(values: Sequence[Values]) -> Values:
 
 
 def _divided(joined: Values, like: Sequence[Values]) -> list[Values]:
-    """What was joined, in groups again."""
+    """Split joined values into groups again."""
     rest = iter(joined)
     return [[next(rest) for _ in group] for group in like]
 
 
 def _turn_values(episodes: Sequence[Episode], discount: float) -> Values:
-    """One value per turn: what the episode earned as a whole, and what the turn led to."""
+    """Return one value per turn: the episode's whole reward plus the turn's discounted return."""
     values_G = []
     for episode in episodes:
         following, values = 0.0, []
@@ -118,9 +118,9 @@ def _turn_values(episodes: Sequence[Episode], discount: float) -> Values:
 
 
 def _centred(values_G: Values, *, alone: bool = False) -> Values:
-    """Each value minus the mean over the episodes that have one at its place.
+    """Subtract from each value the mean over the episodes that have one for the same turn.
 
-    `alone`: minus the mean of the others, which is a constant factor more.
+    alone: subtract the mean of the others instead, which only multiplies by n / (n - 1).
     """
     columns = [
         [value for value in column if value is not None] for column in zip_longest(*values_G)
@@ -138,7 +138,7 @@ def _centred(values_G: Values, *, alone: bool = False) -> Values:
 
 
 def _scaled(centred_G: Values, *, ddof: int) -> Values:
-    """Over the standard deviation of all values, with `ddof` taken from their number."""
+    """Divide by the standard deviation of all values; `ddof` is subtracted from their number."""
     flat = [value for values in centred_G for value in values]
     deviation = math.sqrt(math.fsum(value * value for value in flat) / max(1, len(flat) - ddof))
     return [[value / (deviation + STD_EPSILON) for value in values] for values in centred_G]

@@ -17,8 +17,8 @@ class CustomAdvantages(Protocol):
     def __call__(self, groups: Sequence[Group], **options: Any) -> Sequence[GroupValues | None]:
         """Return, for each group, a list for each episode of `group.scored`, in that order.
 
-        Such a list has one number per turn of the episode. None stands for a group that nothing
-        is learnt from.
+        Such a list has one number per turn of the episode. None stands for a group that is
+        not trained on.
         """
         ...
 
@@ -26,8 +26,8 @@ class CustomAdvantages(Protocol):
 def custom_advantages(function: CustomAdvantages, groups: Sequence[Group]) -> list[GroupAdvantages]:
     """Call the function, whose options are filled in, and check what it returns.
 
-    Raises ConfigError if a number is missing, too
-    many or not finite.
+    Raises:
+        ConfigError: numbers are missing, too many, or not finite.
     """
     found = function(groups)
     _check_length("one entry per group", found, len(groups))

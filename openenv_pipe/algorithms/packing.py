@@ -1,4 +1,4 @@
-"""Samples to batches under a token budget: no padding, and shared beginnings once if wanted.
+"""Pack samples into batches under a token budget, without padding; prefixes may be shared.
 
 Shape letters: T tokens of a batch's row, N trained tokens, U of them to compute.
 """
@@ -14,7 +14,7 @@ from openenv_pipe.types import Batch, Sample
 
 
 def prefix_reuse_fraction(samples: Sequence[Sample]) -> float:
-    """The share of the tokens that need no computing where beginnings are shared."""
+    """Return the fraction of tokens saved by reusing shared prefixes."""
     rows = _rows(samples)
     order = sorted_rows(rows)
     shared = sum(common_prefix(rows[one], rows[other]) for one, other in pairwise(order))
@@ -24,11 +24,12 @@ def prefix_reuse_fraction(samples: Sequence[Sample]) -> float:
 def split_by_budget(
     samples: Sequence[Sample], tokens_per_batch: int, *, share: bool, num_ranks: int = 1
 ) -> list[list[int]]:
-    """Indices of samples, in batches of at most `tokens_per_batch` tokens and of about one size.
+    """Split samples into batches of about equal size, at most `tokens_per_batch` tokens each.
 
-    A sample that is longer than the budget gets a batch of its own: leaving it out would bias the
-    run towards short episodes. Neighbours share a batch: in length, or in how they begin. Each of
-    `num_ranks` gets as many batches, as far as there are samples for it.
+    Returns the indices of each batch's samples. A sample longer than the budget gets its own batch,
+    because leaving it out would bias the run towards short episodes. Samples of similar length, or
+    with `share` of equal prefix, share a batch. All `num_ranks` get as many
+    batches, if there are enough samples.
     """
     if not samples:
         return []
@@ -45,7 +46,7 @@ def split_by_budget(
 
 
 def _parts(lengths: list[int], shared: list[int], budget: int, num_ranks: int) -> list[list[int]]:
-    """As few runs of places as the budget and the ranks allow, with the smallest largest run."""
+    """Cut the rows into the fewest runs within budget and ranks; minimise the largest run."""
 
     def cut(limit: int) -> list[list[int]]:
         parts: list[list[int]] = []
@@ -68,10 +69,7 @@ def _parts(lengths: list[int], shared: list[int], budget: int, num_ranks: int) -
 
 
 def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str = "cpu") -> Batch:
-    """One row of all samples, each up to the last token that predicts a trained one.
-
-    What comes after that would be computed for nothing.
-    """
+    """Pack samples into one row, each up to the last token that predicts a trained one."""
     rows = _rows(samples)
     assert all(map(len, rows)), "a sample without trained tokens"
     trie = (merged if share else flat)(rows)
@@ -110,7 +108,7 @@ def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str =
 
 
 def _rows(samples: Sequence[Sample]) -> list[Ids]:
-    """Of each sample the tokens before its last trained one: no others predict anything."""
+    """Return each sample's tokens before its last trained one; later tokens predict nothing."""
     rows = []
     for sample in samples:
         chosen = np.flatnonzero(sample.loss_mask)

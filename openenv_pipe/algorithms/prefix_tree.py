@@ -1,8 +1,8 @@
-"""Samples as a trie: tokens that several begin with stand once, and are computed once.
+"""Samples as a trie, in which a prefix that several samples share is stored and computed once.
 
-The row holds the trie's nodes depth first, so that everything below a node follows it without a
-gap: token q of the row sees token k exactly if k <= q < the end of k's subtree. Pure arithmetic on
-token ids: which samples belong to a group plays no part, a system prompt is shared by all.
+The row holds the trie's nodes depth first, so that all descendants of a node follow it without a
+gap: token q of the row attends to token k exactly if k <= q < the end of k's subtree. Only token
+ids matter, not groups: a system prompt is shared by all samples.
 
 Shape letters: T tokens of the row.
 """
@@ -20,7 +20,7 @@ Ids = np.ndarray  # token ids of one sample, int64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trie:
-    """Samples laid out in one row."""
+    """Samples in one row of tokens."""
 
     token_ids: Ids  # [T]
     nodes: list[Node]  # depth first
@@ -28,19 +28,19 @@ class Trie:
 
 
 def sorted_rows(rows: Sequence[Ids]) -> list[int]:
-    """Indices of rows, ordered so that those which begin alike are neighbours."""
+    """Return the indices of rows in lexicographic order, so that equal prefixes are neighbours."""
     return sorted(range(len(rows)), key=lambda index: (rows[index].tolist(), index))
 
 
 def common_prefix(one: Ids, other: Ids) -> int:
-    """How many tokens two rows begin with alike."""
+    """Return the length of the prefix that two rows share, in tokens."""
     length = min(len(one), len(other))
     differing = np.flatnonzero(one[:length] != other[:length])
     return int(differing[0]) if len(differing) else length
 
 
 def flat(rows: Sequence[Ids]) -> Trie:
-    """Every row for itself: a trie without a branch."""
+    """Build a trie that shares no prefixes: one node per row."""
     ends = np.cumsum([len(row) for row in rows]).tolist()
     starts = [0, *ends[:-1]]
     nodes = [
@@ -53,7 +53,7 @@ def flat(rows: Sequence[Ids]) -> Trie:
 
 
 def merged(rows: Sequence[Ids]) -> Trie:
-    """The trie of the rows. A row that another one begins with ends at an inner node."""
+    """Build the trie of the rows. A row that is a prefix of another ends at an inner node."""
     order = sorted_rows(rows)
     builder = _Builder([rows[index] for index in order])
     paths: list[list[int]] = [[] for _ in rows]
@@ -67,7 +67,7 @@ Stack = list[tuple[int, int, int, int] | int]
 
 
 class _Builder:
-    """Walks sorted rows; an explicit stack, for a thousand rows may branch one after the other."""
+    """Builds a trie from sorted rows, with an explicit stack because tries may be very deep."""
 
     def __init__(self, rows: Sequence[Ids]) -> None:
         self.nodes: list[Node] = []
@@ -87,7 +87,7 @@ class _Builder:
                 self.nodes[task].subtree_end = self._length
                 continue
             first, last, depth, parent = task
-            # Rows are sorted: what the first and the last share, all between them share.
+            # Rows are sorted: the prefix that the first and the last share, all between share.
             until = min([*self._next[first : last - 1], len(self._rows[first])])
             number = self._open(first, last, depth, until, parent)
             stack.append(number)
@@ -108,7 +108,7 @@ class _Builder:
         return number
 
     def _push_branches(self, stack: Stack, first: int, last: int, depth: int, parent: int) -> None:
-        """One task for each run of rows that agree on their token at `depth`; the first on top."""
+        """Push one task per run of rows with equal token at `depth`; the first run ends on top."""
         starts = [row for row in range(first, last) if row == first or self._next[row - 1] <= depth]
         for start, end in reversed(list(pairwise([*starts, last]))):
             stack.append((start, end, depth, parent))

@@ -1,4 +1,4 @@
-"""Episodes to samples: the ids that were sampled, and which of them the model chose."""
+"""Convert episodes to samples: their token ids, and which of these the model chose."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,7 @@ from openenv_pipe.types import Episode, Sample
 
 
 def build_samples(advantages: Sequence[GroupAdvantages]) -> list[Sample]:
-    """The samples of groups that have a signal; an episode that ended before its first turn has
-    none."""
+    """Build the samples of groups with a signal; an episode without turns gives none."""
     return [
         build_sample(each.group.id, episode, each.by_member[episode.member])
         for each in advantages
@@ -19,10 +18,10 @@ def build_samples(advantages: Sequence[GroupAdvantages]) -> list[Sample]:
 
 
 def build_sample(group: str, episode: Episode, advantages: Sequence[float]) -> Sample:
-    """One row of an episode. `advantages` has one value per turn.
+    """Build the sample of an episode. `advantages` has one value per turn.
 
-    Nothing is rendered or tokenised again: the row is the turns' own ids, one after the other.
-    The prompt's tokens and the environment's carry no loss, logprob or advantage.
+    The row concatenates the turns' token ids; nothing is rendered or tokenised again. Tokens of
+    prompts and of the environment have no loss, logprob or advantage.
     """
     sample = Sample(group=group, token_ids=[], loss_mask=[], logprobs=[], advantages=[])
     for turn, advantage in zip(episode.turns, advantages, strict=True):

@@ -1,4 +1,4 @@
-"""Playing episodes: one from reset to its end, and many at once."""
+"""Play and score episodes: one from its reset to its end, and many at once."""
 
 from openenv_pipe.rollout.collector import collect_groups, play_groups
 from openenv_pipe.rollout.context import RolloutContext

@@ -1,4 +1,4 @@
-"""Many episodes at once: one asyncio task per playing episode, in a fixed order of starts."""
+"""Play many episodes at once, one asyncio task each, started in a fixed order."""
 
 import asyncio
 import hashlib
@@ -99,7 +99,7 @@ async def play_groups(
 def _players(
     context: RolloutContext, groups: Sequence[Group], first_number: int, temperature: float
 ) -> Iterator[Player]:
-    """One player for each episode, made when a worker asks for it."""
+    """Yield one player for each episode, built when a worker needs it."""
     number = first_number
     for group in groups:
         for episode in group.episodes:
@@ -108,14 +108,14 @@ def _players(
 
 
 async def _play_in_turn(context: RolloutContext, players: Iterator[Player]) -> None:
-    """Play one episode after the other until none is left, beside other workers."""
+    """Play one episode after another until none is left; several workers do so at once."""
     for player in players:
         await player.play()
         context.engine.end_episode(player.number)  # not after an error, which ends the collection
 
 
 async def _has_lost_a_server(host: Host, num_deaths: int) -> bool:
-    """Whether a server died since there were `num_deaths`.
+    """Return whether a server died since there were `num_deaths`.
 
     The host notices a server's end a moment after the episodes do, so this waits for it.
     """
@@ -126,7 +126,7 @@ async def _has_lost_a_server(host: Host, num_deaths: int) -> bool:
 
 
 def _refuse_total_failure(episodes: Sequence[Episode]) -> None:
-    """Raise FailureError if no episode can be used: one failure is data, all of them a fault."""
+    """Raise FailureError if no episode can be used; single failed episodes are only recorded."""
     if episodes and all(episode.failed for episode in episodes):
         raise FailureError(
             f"all {len(episodes)} episodes failed, the first with: {episodes[0].error}; "
@@ -141,12 +141,12 @@ def _refuse_total_failure(episodes: Sequence[Episode]) -> None:
 
 
 def episode_seed(seed: int, label: str, group: int, member: int) -> int:
-    """A seed below 2**63 for one episode."""
+    """Return a seed below 2**63 for one episode."""
     digest = hashlib.sha256(f"{seed}/{label}/{group}/{member}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def group_seed(seed: int, label: str, group: int) -> int:
-    """A seed below 2**62 for a request that samples for several members of a group at once."""
+    """Return a seed below 2**62 for requests that sample for several members of a group."""
     digest = hashlib.sha256(f"{seed}/{label}/{group}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 2

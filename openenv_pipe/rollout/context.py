@@ -1,4 +1,4 @@
-"""What episodes are played with: one frozen object for the environment's side of a run."""
+"""The rollout context: one frozen object with everything that playing an episode needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from openenv_pipe.types import Episode, Message, Tool
 
 
 class Chat(Protocol):
-    """What an episode needs of a chat format, for an engine that takes token ids."""
+    """The methods of a chat format that an episode needs if its engine takes token ids."""
 
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]: ...
@@ -31,7 +31,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutContext:
-    """The environment's servers and tasks, the engine that plays, and what is between the two."""
+    """The environment's servers, adapter and tasks, the engine, the chat format and the scorer."""
 
     env: EnvConfig
     host: Host
@@ -42,5 +42,5 @@ class RolloutContext:
     scorer: Scorer
 
     def with_engine(self, engine: Engine) -> "RolloutContext":
-        """The same context, in which another engine plays: a scripted player, for example."""
+        """Return the same context with another engine, such as a scripted player."""
         return replace(self, engine=engine)

@@ -1,4 +1,4 @@
-"""The engine's side of one episode: what it is told, and the turns that it answers with.
+"""The engine's side of one episode: the requests that it gets and the turns that it returns.
 
 There is one class for each kind of engine; `engines.base` has their requests and answers.
 """
@@ -22,7 +22,7 @@ UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gi
 
 
 class Conversation(ABC):
-    """What all conversations have in common."""
+    """Base class of conversations."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Conversation(ABC):
         number: int,
         temperature: float,
     ) -> None:
-        """number: the episode's in the engine's count."""
+        """number: identifies the episode to the engine."""
         self._context = context
         self._group = group
         self._episode = episode
@@ -45,22 +45,22 @@ class Conversation(ABC):
     @property
     @abstractmethod
     def num_new_tokens(self) -> int:
-        """Tokens that were added since the last reply; at first, those of the opening."""
+        """The number of tokens added since the last reply; at first, those of the opening."""
 
     @abstractmethod
     def num_tool_tokens(self) -> int:
-        """Tokens of the opening that describe tools."""
+        """Return how many tokens of the opening describe tools."""
 
     @abstractmethod
     def add(self, messages: Sequence[Message], *, ended: bool) -> None:
-        """Add what follows a reply. ended: the reply was not cut off."""
+        """Add the messages that follow a reply. ended: the reply was not truncated."""
 
     @abstractmethod
     async def reply(self, max_tokens: int) -> Turn:
         """Ask the engine for the next reply. Raises EngineError and ConfigError."""
 
     def _fields(self, max_tokens: int) -> dict[str, Any]:
-        """The part of a request that all kinds have."""
+        """Return the fields that all kinds of requests have."""
         return {
             "episode": self._number,
             "turn": len(self._episode.turns),
@@ -138,7 +138,7 @@ class ScriptedConversation(TokenConversation):
 
 
 class MessageConversation(Conversation):
-    """A conversation with an engine that takes messages. It counts tokens, and has no ids."""
+    """A conversation with an engine that takes messages; it has token counts but no token ids."""
 
     def __init__(self, context: RolloutContext, *args: Any, **keywords: Any) -> None:
         super().__init__(context, *args, **keywords)
@@ -173,10 +173,10 @@ class MessageConversation(Conversation):
         )
 
     def _usage(self, reply: TextReply, max_tokens: int) -> Usage:
-        """Numbers of tokens as the engine reports them, else estimates.
+        """Return numbers of tokens as the engine reports them, else estimates.
 
-        The prompt's are those that earlier turns have not counted. There may be none: reasoning
-        counts as part of a reply, and is not in the prompts that follow.
+        Prompt tokens are those that earlier turns have not counted, at least 0: reasoning counts in
+        the reply but is not part of later prompts, which may therefore be shorter.
         """
         num_prompt = self._num_new_tokens
         if reply.num_prompt_tokens is not None:

@@ -1,4 +1,4 @@
-"""One episode, from reset to its end. Token ids are only appended, never tokenised again."""
+"""Play one episode, from reset to its end. Token ids are appended, never tokenised again."""
 
 import time
 from functools import partial
@@ -34,7 +34,7 @@ class Player:
         number: int,
         temperature: float,
     ) -> None:
-        """number: the episode's in the engine's count."""
+        """number: identifies the episode to the engine."""
         self.number = number
         self._context = context
         self._group = group
@@ -102,9 +102,9 @@ class Player:
         return conversation
 
     async def _act(self, session: Session, turn: Turn) -> tuple[list[Message], Status | None]:
-        """Takes the reply's steps: the messages that follow, and how the episode ended if it did.
+        """Take the steps of a reply; return the messages that follow, and the status at the end.
 
-        What cannot be used is told to the model, and costs a turn.
+        An unusable reply takes a turn too; the messages tell the model why it was unusable.
         """
         messages: list[Message] = []
         try:
@@ -127,9 +127,7 @@ class Player:
         try:
             return await session.step(action, env.step_timeout_s)
         except StepRefusedError as error:
-            is_reply = (
-                error.code == "EXECUTION_ERROR" and self._context.env.step_exception == "unusable"
-            )
+            is_reply = error.code == "EXECUTION_ERROR" and env.step_exception == "unusable"
             if is_reply or error.code == "VALIDATION_ERROR":
                 raise UnusableReply(str(error)) from None
             raise

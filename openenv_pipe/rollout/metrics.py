@@ -1,4 +1,4 @@
-"""What the episodes of a step say, as metrics."""
+"""Compute the metrics of a step's episodes."""
 
 from collections.abc import Sequence
 from statistics import fmean, pstdev
@@ -7,7 +7,7 @@ from openenv_pipe.types import Finish, Group
 
 
 def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
-    """Counts and means over the scored episodes; a failed one is counted and left out.
+    """Return counts and means over the scored episodes; failed ones are only counted.
 
     `reply/tokens_mean` is in tokens a turn, `turns/mean` in turns an episode. Means and extremes
     are absent where no episode was scored.
@@ -42,9 +42,9 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def summarise_staleness(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """How many versions the weights that sampled are behind `version`, which learns from it.
+    """Return how many versions the sampling weights are behind `version`, which is trained.
 
-    The mean is over sampled tokens, each with the oldest version of its turn; of scored episodes.
+    The mean is over sampled tokens of scored episodes, each with the oldest version of its turn.
     """
     turns = [turn for group in groups for episode in group.scored for turn in episode.turns]
     ages = [version - min(turn.policy_versions) for turn in turns]

@@ -1,16 +1,17 @@
 """Losses over the tokens that the model chose. Shape letter: N trained tokens of a batch.
 
-    policy        the clipped and weighted policy losses, by their names in the literature
-    corrections   weights for tokens that were sampled by something other than the old policy
-    divergence    estimators of the KL divergence to a reference
-    normalising   what a loss is a mean over
+    policy               clipped and weighted policy losses, by their names in the literature
+    custom               a policy loss from another package
+    importance_weights   weights for tokens that another policy than the old one sampled
+    kl                   estimators of the KL divergence to a reference
+    normalization        the mean that a loss takes over tokens and samples
+    ratios               probability ratios, which the others share
 
-Functions see trained tokens only, in one row, each with the number of the sample that it belongs
-to: what is not trained cannot leak into a loss, not even as 0 * NaN, and neither padding nor
-packing is known here. Of a token there are up to four logprobs:
+Functions take trained tokens only, in one row, each with the index of its sample. Untrained tokens
+therefore cannot leak into a loss, not even as 0 * NaN. A token has up to four logprobs:
 
-    sampled     the sampler's, of the weights and kernels that it had
-    old         those that a ratio is taken to: the trainer's own when the step began, or `sampled`
-    (current)   the trainer's now; the only ones with a gradient
-    reference   of the policy that the KL divergence is measured to
+    sampled     the sampler's, with its weights and kernels
+    old         the denominator of a ratio: the trainer's when the step began, or `sampled`
+    (current)   the trainer's now, the only ones with a gradient
+    reference   those of the policy that the KL divergence is measured to
 """

@@ -1,9 +1,9 @@
-"""Weights for tokens that the old policy did not sample: old over sampler, kept in bounds.
+"""Importance weights for off-policy tokens: the ratio of old policy to sampler, bounded.
 
 A sampler with other kernels, another precision or older weights has other probabilities than the
 trainer, and training on its tokens as if they were the trainer's own is biased. The weights here
-undo that, and give up exactness for a bounded variance. Products over whole samples explode with
-their length, and are not offered: where a sample has one weight, it is a geometric mean.
+correct that bias, and their bounds limit the variance. A product of ratios over a whole sample
+would explode with its length, so a weight per sample is a geometric mean.
 
 Shape letter: N trained tokens of a batch. None has a gradient.
 """
@@ -16,7 +16,7 @@ from openenv_pipe.algorithms.losses.ratios import ratios, sample_means
 
 
 class Correction(NamedTuple):
-    """What each token's loss is multiplied with [N], and whether a bound decided it [N] bool."""
+    """The factor of each token's loss [N], and whether a bound determined it [N] bool."""
 
     weight: torch.Tensor
     bounded: torch.Tensor

@@ -1,9 +1,9 @@
-"""Estimators of KL(policy || reference) per token, and what has their gradient.
+"""Estimators of KL(policy || reference) per token, and losses with its gradient.
 
 All by Schulman 2020, "Approximating KL divergence". An estimator's mean under the policy is the
 divergence (k2: nearly), but the gradient of that mean is not the mean of the gradients: the policy
-also decides which tokens there are to look at. NeMo-RL #2506 and arXiv:2506.09477 tell what comes
-of leaving that out: k1 has no gradient at all on average, k3 that of another divergence.
+also determines which tokens are sampled. Without that term, k1 has no gradient on average, and k3
+the gradient of another divergence (NeMo-RL #2506, arXiv:2506.09477).
 
 Shape letter: N trained tokens of a batch.
 """
@@ -20,7 +20,7 @@ Estimator = Literal["k1", "k2", "k3"]
 def kl_estimate(
     logprobs_N: torch.Tensor, reference_logprobs_N: torch.Tensor, estimator: Estimator
 ) -> torch.Tensor:
-    """k1: the log ratio. k2: half its square. k3: never negative, and of small variance."""
+    """Return k1, the log ratio; k2, half its square; or k3, never negative, of small variance."""
     difference_N = (logprobs_N - reference_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     match estimator:
         case "k1":
@@ -32,8 +32,8 @@ def kl_estimate(
 
 
 def kl_loss(estimate_N: torch.Tensor, ratio_N: torch.Tensor, estimator: Estimator) -> torch.Tensor:
-    """Estimates times the ratio of the policy to what sampled: its mean over the samples has the
-    divergence's own gradient (for k3 DeepSeek-V3.2, arXiv:2512.02556).
+    """Multiply estimates by the ratio of policy to sampler, so that the mean over samples has the
+    gradient of the divergence (for k3 DeepSeek-V3.2, arXiv:2512.02556).
 
     k1 and k3 need the ratio's gradient. Of k2 the plain gradient is already the right one, so
     its ratio is a weight.

@@ -1,4 +1,4 @@
-"""What a loss is a mean over. Shape letter: N trained tokens of a batch."""
+"""Normalization of a loss over tokens and samples. Shape letter: N trained tokens of a batch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ Normaliser = Literal["sample", "token", "constant"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """Of one whole update, over all of its batches: so their split cannot change a loss."""
+    """Counts over all batches of an update, so that the split into batches changes no loss."""
 
     num_samples: int
     num_tokens: int  # that are trained
@@ -22,7 +22,7 @@ class Counts:
 def token_weights(
     sample_index_N: torch.Tensor, *, normaliser: Normaliser, counts: Counts
 ) -> torch.Tensor:
-    """What each token weighs in the loss of the whole update, [N].
+    """Return the weight of each token in the loss of the whole update, [N].
 
     sample     a mean over each sample's tokens, then over samples (GRPO, arXiv:2402.03300)
     token      a mean over all tokens (DAPO, arXiv:2503.14476)

@@ -11,10 +11,10 @@ from openenv_pipe.algorithms.losses.ratios import ratios, sample_means
 
 
 class PolicyLoss(NamedTuple):
-    """A loss, and what explains it: all [N], all but the loss without a gradient."""
+    """A policy loss and its metrics: all [N]; only the loss has a gradient."""
 
     loss: torch.Tensor
-    ratio: torch.Tensor  # current over old; of the whole sample where that is what is clipped
+    ratio: torch.Tensor  # current over old, of the token or, if that is clipped, of its sample
     clipped_low: torch.Tensor  # bool: the lower clip has changed this token's gradient
     clipped_high: torch.Tensor
 
@@ -42,7 +42,7 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
 ) -> PolicyLoss:
-    """One ratio for a whole sample: the geometric mean of its tokens' (Zheng et al. 2025,
+    """Clip one ratio per sample: the geometric mean of its tokens' (Zheng et al. 2025,
     arXiv:2507.18071). Clips are far smaller than those of tokens, about 3e-4.
 
     In the form GSPO-token of its section 4.3: the ratio's value is the sample's, its gradient the
@@ -61,7 +61,7 @@ def cispo_loss(
     clip_low: float,
     clip_high: float,
 ) -> PolicyLoss:
-    """REINFORCE with the ratio as a weight, clipped and without a gradient (MiniMax-M1,
+    """Weight REINFORCE by the ratio, clipped and without a gradient (MiniMax-M1,
     arXiv:2506.13585): where PPO drops a token, this only bounds its weight.
 
     `clip_low` from 1 on is no lower bound, as in the paper.
@@ -79,7 +79,7 @@ def cispo_loss(
 def _clipped(
     ratio_N: torch.Tensor, advantages_N: torch.Tensor, clip_low: float, clip_high: float
 ) -> PolicyLoss:
-    """The clip acts where the ratio has gone too far in the direction of its advantage."""
+    """Clip a ratio only if it has moved too far in the direction of its advantage."""
     bounded_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
     seen_N = ratio_N.detach()
     return PolicyLoss(
