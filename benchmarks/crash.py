@@ -23,7 +23,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.crash_matrix import Result, killed_and_resumed, untouched
+from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
 from tests.integration.test_resume import RUN
 
 
@@ -31,7 +31,7 @@ def measure(
     num_kills: int, kills_per_run: int, first_seed: int, base: Path, output: Path | None
 ) -> dict:
     """Run trials until the given number of kills is reached."""
-    reference = untouched(base / "reference", RUN, "smoke")
+    reference = uninterrupted(base / "reference", RUN, "smoke")
     expected = Result.of(reference.folder)
     results = {
         "benchmark": "crash",

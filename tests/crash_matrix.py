@@ -161,7 +161,7 @@ def where(folder: Path) -> str:
     return f"{num_lines} lines, last checkpoint {last}{', ' + half[0] if half else ''}"
 
 
-def untouched(runs_dir: Path, arguments: Sequence[str], name: str) -> Reference:
+def uninterrupted(runs_dir: Path, arguments: Sequence[str], name: str) -> Reference:
     """Run without interruption, and measure the duration from the moment its folder exists.
 
     The run has an interpreter of its own, so that strings hash to other numbers than in the killed

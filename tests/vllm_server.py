@@ -55,7 +55,7 @@ class Served:
         return "engine.launch=attach", f"engine.url={self.url}"
 
 
-class Door:
+class ServerProxy:
     """A TCP proxy to a server. Closing it looks like the server's death. Use it in `async with`."""
 
     def __init__(self, url: str) -> None:
@@ -65,7 +65,7 @@ class Door:
         self._server: asyncio.Server | None = None
         self._passing: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
 
-    async def __aenter__(self) -> "Door":
+    async def __aenter__(self) -> "ServerProxy":
         await self.open()
         return self
 

@@ -13,7 +13,7 @@ from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import ended_by
-from tests.crash_matrix import Reference, Result, finish, killed_and_resumed, start, untouched
+from tests.crash_matrix import Reference, Result, finish, killed_and_resumed, start, uninterrupted
 
 # These settings use every part that has state: a curriculum, a reference, a schedule, several
 # updates per step, evaluations during training, and old checkpoints that are removed.
@@ -41,7 +41,7 @@ METRICS = "metrics.jsonl"
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Reference:
     """The uninterrupted run."""
-    reference = untouched(tmp_path_factory.mktemp("whole"), RUN, "smoke")
+    reference = uninterrupted(tmp_path_factory.mktemp("whole"), RUN, "smoke")
     records = read_metrics(reference.folder / METRICS)
     trained = [record.get("groups/trained", 0) for record in records]
     assert sum(map(bool, trained)) > 2, "the weights must change in most steps"
@@ -71,7 +71,7 @@ def test_killed_and_resumed_while_groups_are_played_ahead(tmp_path_factory, tmp_
     """With a staleness of one version, checkpoints hold the groups that older weights played
     ahead."""
     ahead = (*RUN, "trainer.max_staleness=1")
-    whole = untouched(tmp_path_factory.mktemp("ahead"), ahead, "smoke")
+    whole = uninterrupted(tmp_path_factory.mktemp("ahead"), ahead, "smoke")
     records = read_metrics(whole.folder / METRICS)
     assert {record.get("staleness/max") for record in records} == {None, 0, 1}
     trial = killed_and_resumed(tmp_path, ahead, "smoke", [(4, 0.0), (6, 0.0)])

@@ -24,7 +24,7 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
 from tests.fakes import FakeHost, all_episodes, collect
 from tests.vllm_runs import assert_trained_and_agreed, ended, start
-from tests.vllm_server import LORA_RANK, Door, Served, small_config, small_policy
+from tests.vllm_server import LORA_RANK, Served, ServerProxy, small_config, small_policy
 
 pytestmark = pytest.mark.vllm
 LORA = f"model.lora.rank={LORA_RANK}"
@@ -188,7 +188,7 @@ async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_p
     Both addresses lead to one server.
     """
     monkeypatch.setattr(launch, "OUTAGE_POLL_S", 0.1)
-    async with Door(vllm_served.url) as first, Door(vllm_served.url) as second:
+    async with ServerProxy(vllm_served.url) as first, ServerProxy(vllm_served.url) as second:
         urls = f"engine.url=[{first.url},{second.url}]"
         async with opened(vllm_served, tmp_path, LORA, urls) as (engine, policy):
             change(policy)
@@ -278,12 +278,12 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
 ):
     """The server has the base weights, as after a start, and has cached their keys and values."""
     monkeypatch.setattr(launch, "OUTAGE_POLL_S", 0.1)
-    async with Door(vllm_served.url) as door:
-        overrides = (f"engine.url={door.url}", f"engine.weight_transfer={transfer}")
+    async with ServerProxy(vllm_served.url) as proxy:
+        overrides = (f"engine.url={proxy.url}", f"engine.weight_transfer={transfer}")
         async with opened(vllm_served, tmp_path, *overrides) as (engine, policy):
             change(policy)
             await engine.publish(1)
-            await door.close()
+            await proxy.close()
             while engine.replicas[0].is_up:
                 await asyncio.sleep(0.01)
             async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
@@ -291,7 +291,7 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
                 await client.reset_prefix_cache()
                 for prompt in engine._logprob_check.prompts:
                     await client.generate(BASE, prompt, {"max_tokens": 1})
-            await door.open()
+            await proxy.open()
             completion = await engine.generate(request(engine.begin_collection(1, 1)))
             assert completion.policy_versions == [1]
             # as measured by the logprob check after the restart

@@ -121,7 +121,7 @@ def started(monkeypatch) -> list[dict[str, str]]:
         given = dict(environment)
         assert scratch.is_dir() and given.pop("VLLM_RPC_BASE_PATH") == str(scratch)
         environments.append(given)
-        raise NotADirectoryError  # far enough
+        raise NotADirectoryError  # the recorded environment is all that the tests need
 
     monkeypatch.setattr(launch, "ManagedProcess", noted)
     return environments
@@ -158,7 +158,7 @@ async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp
     of_a_run, of_an_endpoint = started
     own = server_variables(spec(), engine(), str(INSIDE))
     assert of_a_run == process_environment(str(tmp_path), own)
-    # Here a user's own size of the cache stands.
+    # serving lets the user's own cache size stand
     own = {"VLLM_CPU_KVCACHE_SPACE": "3"}
     assert of_an_endpoint == process_environment(str(tmp_path), own)
 
@@ -174,13 +174,14 @@ def test_a_container_sees_the_weights_under_their_own_name():
         spec(build="cuda", lora_rank=8), engine(), [Path("/dev/shm/w")], 4000, label, Path("/logs")
     )
     assert "--volume=/dev/shm/w:/dev/shm/w:ro" in command
-    assert "127.0.0.1:4000:8000" in command  # nobody else reaches it
+    assert "127.0.0.1:4000:8000" in command  # other machines cannot reach the port
     image = command.index("vllm/vllm-openai:v0.32.0")
     assert command[image - 2 : image] == ["--entrypoint", "python3"]
     assert command[image + 1 : image + 3] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert "--env=VLLM_SERVER_DEV_MODE=1" in command
     assert "--gpus=all" in command
-    # `openenv-pipe hosts` reads whose it is; the environments' guard does not take it for its own.
+    # `openenv-pipe hosts` reads the owner from the label; the guard of the environments' containers
+    # does not take it for one of its own.
     assert ProcessId.model_validate_json(label) == ProcessId.of_this_process()
     assert label != ProcessId.of_this_process().model_dump_json() != owner_label()
 
@@ -189,7 +190,7 @@ def test_seeds_differ_for_every_turn_and_episode():
     seeds = {turn_seed(episode, turn) for episode in range(50) for turn in range(20)}
     assert len(seeds) == 1000
     assert max(seeds) < 2**63
-    assert turn_seed(7, 3) == 3647706739097066463  # another one would change all runs
+    assert turn_seed(7, 3) == 3647706739097066463  # a change of this number would change all runs
 
 
 def test_weights_of_a_killed_trainer_are_removed_by_the_next(tmp_path):

@@ -104,7 +104,7 @@ def test_one_that_is_down_for_good_ends_it_all():
 
 
 @asynccontextmanager
-async def two(tmp_path, *overrides: str):
+async def two_servers(tmp_path, *overrides: str):
     """Run an engine on two servers that have the current policy."""
     servers = [SmallServer(tmp_path / f"engine-{number}.log") for number in range(2)]
     policy_source = SmallPolicySource()
@@ -139,7 +139,7 @@ async def until(condition) -> None:
 
 
 async def test_a_policy_is_published_to_all_and_looked_at_on_each(tmp_path):
-    async with two(tmp_path) as (engine, servers, policy_source, told):
+    async with two_servers(tmp_path) as (engine, servers, policy_source, told):
         policy_source.value = 0.5
         await engine.publish(1)
         for server, replica in zip(servers, engine.replicas, strict=True):
@@ -165,12 +165,12 @@ async def test_an_adapter_must_count_on_every_server(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SmallServer, "_load", _load)
     with pytest.raises(TrainingError, match="does not apply adapters"):
-        async with two(tmp_path):
+        async with two_servers(tmp_path):
             pass
 
 
 async def test_turns_carry_the_version_of_their_own_server(tmp_path):
-    async with two(tmp_path) as (engine, servers, policy_source, _):
+    async with two_servers(tmp_path) as (engine, servers, policy_source, _):
         engine.begin_collection(2, 2)
         for episode in (0, 1):
             assert (await engine.generate(request(episode))).policy_versions == [0]
@@ -188,7 +188,7 @@ async def test_turns_carry_the_version_of_their_own_server(tmp_path):
 
 
 async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_policy(tmp_path):
-    async with two(tmp_path) as (engine, servers, policy_source, told):
+    async with two_servers(tmp_path) as (engine, servers, policy_source, told):
         policy_source.value = 0.5
         await engine.publish(1)
         engine.begin_collection(8, 8)
@@ -219,7 +219,7 @@ async def test_a_dead_server_s_episodes_go_on_elsewhere_and_the_next_gets_the_po
 
 async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path):
     """The restarted server plays after it has received the latest policy, and not before."""
-    async with two(tmp_path) as (engine, servers, policy_source, _):
+    async with two_servers(tmp_path) as (engine, servers, policy_source, _):
         engine.begin_collection(4, 4)
         servers[0].may_load.clear()
         await servers[0].stop()
@@ -242,7 +242,7 @@ async def test_a_publish_goes_on_without_a_server_that_is_started_again(tmp_path
 
 async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path):
     """The server came up just after the publish had skipped it."""
-    async with two(tmp_path) as (engine, servers, policy_source, _):
+    async with two_servers(tmp_path) as (engine, servers, policy_source, _):
         engine.begin_collection(2, 2)
         policy_source.value = 0.5
         replica = engine.replicas[0]
@@ -256,7 +256,7 @@ async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path)
 
 
 async def test_when_all_are_down_a_publish_waits(tmp_path):
-    async with two(tmp_path) as (engine, servers, policy_source, _):
+    async with two_servers(tmp_path) as (engine, servers, policy_source, _):
         for server in servers:
             await server.stop()
         await until(lambda: not any(replica.is_up for replica in engine.replicas))
@@ -271,7 +271,7 @@ async def test_when_all_are_down_a_publish_waits(tmp_path):
 
 
 async def test_a_server_that_cannot_come_back_ends_the_run_with_its_log(tmp_path):
-    async with two(tmp_path) as (engine, servers, _, _):
+    async with two_servers(tmp_path) as (engine, servers, _, _):
         engine.begin_collection(2, 2)
         servers[0].starts_dead = True
         await servers[0].stop()

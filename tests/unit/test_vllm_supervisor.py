@@ -19,7 +19,7 @@ LIMIT_S = 120.0  # of every test, so that none waits for ever
 
 
 @asynccontextmanager
-async def living(tmp_path, *overrides: str, restore=None):
+async def running_supervisor(tmp_path, *overrides: str, restore=None):
     """Run a supervisor, started, and its server."""
     config = compose(["conf=smoke", "engine=vllm", "engine.max_restarts=1", *overrides]).config
     server = SmallServer(tmp_path / "engine.log")
@@ -51,7 +51,7 @@ async def ask(supervisor: VllmSupervisor, seed: int) -> list[int]:
 
 
 async def test_a_dead_server_is_replaced_and_lost_requests_asked_again(tmp_path):
-    async with living(tmp_path) as (supervisor, server, restored, told):
+    async with running_supervisor(tmp_path) as (supervisor, server, restored, told):
         assert await ask(supervisor, 1) == [7, 8]
         await server.stop()
         answers = await asyncio.gather(*(ask(supervisor, seed) for seed in (2, 3, 4)))
@@ -65,7 +65,7 @@ async def test_a_dead_server_is_replaced_and_lost_requests_asked_again(tmp_path)
 async def test_when_restarts_are_used_up_all_who_wait_hear_why(tmp_path):
     """Trap 28: waiting requests end in bounded time, with the cause and the last lines of the
     log."""
-    async with living(tmp_path) as (supervisor, server, _, _):
+    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
         server.starts_dead = True
         await server.stop()
         waiting = [asyncio.create_task(ask(supervisor, seed)) for seed in range(3)]
@@ -97,7 +97,7 @@ async def test_a_start_is_bounded(tmp_path):
 
 
 @asynccontextmanager
-async def left_behind(tmp_path, **state):
+async def supervisor_of_left_server(tmp_path, **state):
     """Make a supervisor, not started, for a server in the state that a dead run has left."""
     server = SmallServer(tmp_path / "engine.log")
     for name, value in state.items():
@@ -116,26 +116,26 @@ async def _nothing(_: VllmClient) -> None:
 
 
 async def test_a_server_that_a_killed_run_left_paused_is_woken(tmp_path):
-    async with left_behind(tmp_path, is_paused=True) as supervisor:
+    async with supervisor_of_left_server(tmp_path, is_paused=True) as supervisor:
         await supervisor.start()
         assert await ask(supervisor, 1) == [7, 8]
 
 
 async def test_a_server_that_cannot_be_paused_need_not_be_woken(tmp_path):
     """A server without vLLM's development mode has no pause, but serves adapters."""
-    async with left_behind(tmp_path, resume_status=404) as supervisor:
+    async with supervisor_of_left_server(tmp_path, resume_status=404) as supervisor:
         await supervisor.start()
         assert await ask(supervisor, 1) == [7, 8]
 
 
 async def test_a_server_that_fails_to_wake_says_so(tmp_path):
-    async with left_behind(tmp_path, resume_status=500) as supervisor:
+    async with supervisor_of_left_server(tmp_path, resume_status=500) as supervisor:
         with pytest.raises(EngineError, match="/resume answered with status 500"):
             await supervisor.start()
 
 
 async def test_a_broken_connection_to_a_live_server_costs_a_retry_only(tmp_path):
-    async with living(tmp_path) as (supervisor, server, _, _):
+    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
         server.num_drops = 2
         assert await ask(supervisor, 5) == [7, 8]
         assert server.num_starts == 1
@@ -143,7 +143,7 @@ async def test_a_broken_connection_to_a_live_server_costs_a_retry_only(tmp_path)
 
 async def test_a_server_that_lives_and_says_nothing_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor_module, "SILENCE_LIMIT_S", 2.0)
-    async with living(tmp_path) as (supervisor, server, _, _):
+    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
         client = await supervisor.serving()
         server.is_healthy = False
         looking = asyncio.create_task(supervisor.wait_after_failure(client))
@@ -159,7 +159,7 @@ async def test_a_watch_that_fails_still_ends_the_server(tmp_path):
     async def unwatchable() -> str:
         raise RuntimeError("no such process table")
 
-    async with living(tmp_path) as (supervisor, server, _, _):
+    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
         server.died = unwatchable
         while supervisor.client is not None:
             await asyncio.sleep(0.01)
@@ -179,7 +179,7 @@ async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
         if len(calls) > 1:
             raise EngineError("the adapter is gone")
 
-    async with living(tmp_path, restore=restore) as (supervisor, server, _, _):
+    async with running_supervisor(tmp_path, restore=restore) as (supervisor, server, _, _):
         await server.stop()
         with pytest.raises(EngineError, match="the adapter is gone"):
             await ask(supervisor, 1)
@@ -187,7 +187,7 @@ async def test_a_policy_that_cannot_be_restored_ends_the_run(tmp_path):
 
 async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
     """This includes a client that was closed between two related calls."""
-    async with living(tmp_path) as (supervisor, server, _, _):
+    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
         old = await supervisor.serving()
         await server.stop()
         while await supervisor.serving() is old:
@@ -201,7 +201,7 @@ async def test_a_client_whose_server_was_replaced_says_so(tmp_path):
 async def test_a_logprob_that_is_none_is_nan(tmp_path):
     """Trap 7: vLLM writes NaN as -9999, which would enter means like a logprob; the client restores
     NaN."""
-    async with living(tmp_path) as (supervisor, _, _, _):
+    async with running_supervisor(tmp_path) as (supervisor, _, _, _):
         client = await supervisor.serving()
         (sampled,) = await client.generate(BASE, [1], {})
         assert sampled.logprobs[0] != sampled.logprobs[0]
@@ -210,7 +210,7 @@ async def test_a_logprob_that_is_none_is_nan(tmp_path):
 
 async def test_a_reload_that_is_cancelled_leaves_no_server_paused(tmp_path):
     """This includes a cancellation while the server is about to pause."""
-    async with living(tmp_path) as (supervisor, server, _, _):
+    async with running_supervisor(tmp_path) as (supervisor, server, _, _):
         client = await supervisor.serving()
         server.calls.clear()
         server.may_load.clear()
