@@ -54,8 +54,11 @@ async def assembled(
 ) -> AsyncIterator[Components]:
     """Build all components of a run; the servers start while the model loads.
 
-    servers: None means servers of its own.
-    Raises ConfigError and HostError. Whatever happens inside, nothing outlives the block.
+    servers: None: the run starts its own. At the end of the block everything is closed.
+
+    Raises:
+        ConfigError: the configuration does not fit the model, device or environment.
+        HostError, EngineError: a server did not start.
     """
     device = select_device(config.device)
     num_threads = config.num_threads or _num_cores()
@@ -97,7 +100,7 @@ async def assembled(
 
 @asynccontextmanager
 async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Components]:
-    """Build the learner's components alone, to train on recorded episodes."""
+    """Build only the learner's components, to train on recorded episodes."""
     device = select_device(config.device)
     num_threads = config.num_threads or _num_cores()
     workers = _workers(config, device, logs, num_threads)
@@ -139,7 +142,7 @@ def _load_checked(
 
 
 def _num_cores() -> int:
-    """Those that this process may use, which in a container are fewer than there are."""
+    """Return the number of cores that this process may use, which a container can limit."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return allowed or 1
 
@@ -154,7 +157,7 @@ async def _opened_engine(
     tell: Callable[[str], None],
     servers: ServerProvider,
 ) -> AsyncIterator[Engine]:
-    """The engine, with what it holds open."""
+    """Build the engine, and close it at the end of the block."""
     engine = config.engine
     if isinstance(engine, PythonEngineConfig):
         setup = EngineSetup(config=config, policy=policy, executor=torch_thread, logs=logs)
@@ -190,8 +193,10 @@ async def _opened_engine(
 def _own_sampler(
     config: RunConfig, policy: Policy, torch_thread: ThreadPoolExecutor
 ) -> Iterator[dict[str, Any]]:
-    """What the local engine samples with, and where: where it works beside the learner, a copy of
-    what is trained, in a thread of its own."""
+    """Yield the local engine's model and thread: the learner's, or with `max_staleness` its own.
+
+    An own model is a copy of the trained one, so that both can work at the same time.
+    """
     if not config.trainer.max_staleness:
         yield {"model": policy, "executor": torch_thread}
         return
@@ -202,7 +207,7 @@ def _own_sampler(
 
 
 def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
-    """Where a server finds the model below the adapter; None: it has to be written for it."""
+    """Return the base model that a server can load; None: the run writes the model for it."""
     model = config.model
     if not isinstance(model, HubModelConfig) or (checkpoint and not model.lora.rank):
         return None
@@ -212,19 +217,19 @@ def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
 
 
 def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
-    """What servers on this machine have to know of the learner."""
+    """Return the learner's use of GPUs, which servers on this machine have to respect."""
     if policy.device.type != "cuda":
         return LearnerFootprint(on_gpu=False)
     try:
         shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
         needed = sum(memory_bytes(shape, config, in_one_memory=False).values())
-    except KeyError:  # a model of another kind: nobody knows
+    except KeyError:  # an unknown architecture: its memory cannot be estimated
         needed = 0
     return gpu_footprint(config, needed)
 
 
 def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:
-    """A learner on the first `trainer.devices` of this machine's GPUs."""
+    """Return the footprint of a learner on the first `trainer.devices` GPUs."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
     return LearnerFootprint(
@@ -237,7 +242,7 @@ def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:
 
 
 def _prepare_thread(num_threads: int) -> None:
-    """Same bits for the same numbers: a fixed number of threads, deterministic kernels only."""
+    """Make torch deterministic in this thread: fixed number of threads, deterministic kernels."""
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     keep_freed_memory()

@@ -1,4 +1,4 @@
-"""Functions of the caller that are called after each step, and may stop a run."""
+"""Callbacks that the caller passes, which run after each step and may stop the run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -24,9 +24,10 @@ Callback = OnStep | StepCallback
 
 
 def call_back(callbacks: Sequence[Callback], run: Run, metrics: Mapping[str, Any]) -> str | None:
-    """Call all of them; why the run is to stop, if one of them says so.
+    """Call all callbacks; return the reasons to stop the run, None if there are none.
 
-    Raises TypeError if one returns something else than None or text, and whatever they raise.
+    Raises:
+        TypeError: a callback returned neither None nor text. Errors of callbacks pass through.
     """
     reasons = []
     for callback in callbacks:

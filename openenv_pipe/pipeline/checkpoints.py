@@ -1,4 +1,4 @@
-"""Checkpoints of a run that is going on: written, counted, and gone back to."""
+"""Save and load the checkpoints of a run, choose the best, and delete old ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,10 +30,7 @@ WARM_START = "warm_start.json"
 
 
 class Saver:
-    """Writes a run's checkpoints, and brings back what the last one holds.
-
-    Everything here touches tensors: call it where torch works.
-    """
+    """Saves and loads a run's checkpoints. Call all methods in torch's thread."""
 
     def __init__(
         self,
@@ -63,9 +60,10 @@ class Saver:
         warm_start: WarmStart | None = None,
         passing: bool = False,
     ) -> None:
-        """The policy and all that the next step depends on.
+        """Save the policy and all state that the next step depends on.
 
-        warm_start: the stage that is going on. passing: to go on from only, not to be kept.
+        warm_start: saves its state too, during the warm start. passing: the checkpoint is only for
+        resuming, and is deleted when there is a newer one.
         """
         in_warm_start = at.stage == "warm_start"
         with new_checkpoint(self._folder, at) as path:
@@ -85,20 +83,20 @@ class Saver:
         self.tidy()
 
     def load(self, checkpoint: Path) -> None:
-        """The policy takes the checkpoint's weights, the source goes on from it."""
+        """Load a checkpoint's weights into the policy, and its state into the group source."""
         load_weights(checkpoint, self._policy)
         self._source.load(checkpoint / RESUME)
 
     def load_progress(
         self, checkpoint: Path, optimizer: Optimizer | None, warm_start: WarmStart | None = None
     ) -> None:
-        """Optimizer and reference are those of the checkpoint."""
+        """Load a checkpoint's optimizer and reference, and the state of the warm start."""
         load_progress(checkpoint / RESUME, self._policy, optimizer)
         if warm_start is not None:
             warm_start.restore(read_json(checkpoint / RESUME / WARM_START))
 
     def tidy(self) -> None:
-        """Points `best` to the best one, and removes those that need not be kept."""
+        """Point `best` to the best checkpoint, and delete those that need not be kept."""
         measured = self._measure()
         self._say_missing(measured)
         best = self._find_best(measured)
@@ -113,7 +111,7 @@ class Saver:
         )
 
     def _measure(self) -> dict[Path, float | None]:
-        """Of each checkpoint the metric that the best is chosen by, None where it is missing."""
+        """Return for each checkpoint the metric that decides the best; None if it is missing."""
         paths = [path for path in all_checkpoints(self._folder) if not is_passing(path)]
         if self._config.best is None:
             return dict.fromkeys(paths, 0.0)
@@ -131,7 +129,7 @@ class Saver:
         return {path: records.get(step, {}).get(metric) for path, step in steps.items()}
 
     def _say_missing(self, measured: dict[Path, float | None]) -> None:
-        """Once: a wrong name must not go unnoticed for a night."""
+        """Warn once if the metric that decides which checkpoint is best does not exist."""
         path = next(reversed(measured), None)
         best = self._config.best
         if self._said_missing or path is None or best is None or best.metric.startswith("eval/"):
@@ -148,7 +146,7 @@ class Saver:
             )
 
     def _find_best(self, measured: dict[Path, float | None]) -> Path | None:
-        """Of equals the first."""
+        """Return the best checkpoint, the first of equal ones; None if there is none."""
         known = [path for path, value in measured.items() if value is not None]
         if self._config.best is None or not known:
             return None

@@ -1,4 +1,4 @@
-"""The components of a run: what its stages work with. `build` makes and ends them."""
+"""The components of a run, which its stages use. `build` creates and closes them."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,12 +22,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Components:
-    """The learner's side of a run, and the environment's side where episodes are played."""
+    """The policy and torch's thread, and the rollout context if episodes are played."""
 
     config: RunConfig
-    policy: Policy | None  # None: engine=openai, whose model is elsewhere
-    torch_thread: ThreadPoolExecutor  # torch works here, the event loop in another thread
-    workers: Workers | None = None  # with trainer.devices above 1: they start when they are needed
+    policy: Policy | None  # None: the engine needs no tokenizer, such as engine=openai
+    torch_thread: ThreadPoolExecutor  # runs all torch work, apart from the event loop's thread
+    workers: Workers | None = None  # with trainer.devices above 1; start at the first update
     rollout: RolloutContext | None = None  # None: the run learns from recorded episodes
 
     async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:

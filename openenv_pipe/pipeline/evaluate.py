@@ -1,7 +1,7 @@
 """Evaluation: the same tasks with the same seeds for every model, and for scripted players.
 
 The pipeline calls this for its stages and between its steps, and the command `eval` calls it.
-Whoever plays, episode k of a task has the same sampling seed: what differs is the player.
+Episode k of a task has the same sampling seed for every player, so that players are comparable.
 """
 
 from openenv_pipe.config.schema import RunConfig
@@ -10,15 +10,15 @@ from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.runs.eval_report import EvalReport, summarise
 from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation
 
-SEEDS_LABEL = "eval"  # of all evaluations: part of what the sampling seeds are hashed from
+SEEDS_LABEL = "eval"  # sampling seeds are hashes of it; the same for all evaluations
 
 
 async def evaluate_model(
     config: RunConfig, rollout: RolloutContext, label: str, step: int | None
 ) -> list[Evaluation]:
-    """The model on `eval.num_tasks` tasks, sampled as `eval` says, and greedy if it says so.
+    """Evaluate the model on `eval.num_tasks` tasks, sampled, and with `eval.greedy` also greedily.
 
-    step: of GRPO behind the model; None if no run has trained it.
+    step: the step of GRPO that produced the model; None: no run has trained it.
     """
     variants = [(label, config.eval.samples_per_task, config.eval.temperature)]
     if config.eval.greedy and config.engine.capabilities.samples:
@@ -39,7 +39,7 @@ async def evaluate_model(
 
 
 async def evaluate_during(config: RunConfig, rollout: RolloutContext, step: int) -> Evaluation:
-    """The model between two steps of training, on the first tasks of `eval`."""
+    """Evaluate the model between two training steps, as `eval.during` configures it."""
     during = config.eval.during
     return await _play(
         config,
@@ -54,9 +54,9 @@ async def evaluate_during(config: RunConfig, rollout: RolloutContext, step: int)
 
 
 async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Evaluation]:
-    """The scripted players of `env.baselines` on the tasks of `eval`, if it asks for them.
+    """Evaluate the scripted players of `env.baselines`, if `eval.baselines` is true.
 
-    None where the engine needs no tokenizer, because a script's replies do.
+    Returns an empty list if the engine needs no tokenizer, because scripted replies need one.
     """
     if not config.eval.baselines or not config.engine.capabilities.needs_tokenizer:
         return []
@@ -76,7 +76,7 @@ async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Eva
 
 
 def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
-    """Why training may end with this evaluation, in a sentence; None if it has to go on."""
+    """Return why this evaluation ends training, in a sentence; None if training goes on."""
     stop = config.eval.during.stop
     interval = report.success if stop.measure == "success" else report.reward
     if stop.at is None or interval is None:
@@ -92,7 +92,7 @@ def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
 
 
 def describe_model(config: RunConfig) -> str:
-    """The model in a few words, for reports."""
+    """Return the model's name for reports."""
     if config.engine.player is not None:
         return config.engine.player
     return config.model.type if config.model.type == "tiny" else config.model.path

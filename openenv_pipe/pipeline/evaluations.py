@@ -1,4 +1,4 @@
-"""The evaluations of a run: each played once in its life, kept, and told."""
+"""Play the evaluations of a run once each, save their reports, and show them."""
 
 from collections.abc import Awaitable, Callable
 
@@ -24,7 +24,7 @@ from openenv_pipe.system.progress import Progress
 
 
 class Evaluations:
-    """Plays what the run folder does not have yet. What it has is taken as it is."""
+    """Plays the evaluations that the run folder does not have yet; others are not repeated."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Evaluations:
         progress: Progress,
         clear_engine: Callable[[], Awaitable[None]],
     ) -> None:
-        """clear_engine: waits until nobody else plays on an engine that serves one at a time."""
+        """clear_engine: waits until an evaluation may use the engine."""
         self._clear_engine = clear_engine
         self._config = config
         self._rollout = rollout
@@ -43,20 +43,20 @@ class Evaluations:
         self._during = config.eval.during
 
     async def baselines(self) -> None:
-        """The scripted players."""
+        """Evaluate the scripted players."""
         names = {f"{BASELINE}{name}" for name in self._config.env.baselines}
         if not names <= set(read_reports(self._folder)):
             self._keep(await play_baselines(self._config, self._rollout))
 
     async def stage(self, label: str, step: int | None) -> None:
-        """The model as it is now, after `step` steps of GRPO."""
+        """Evaluate the current model, after `step` steps of GRPO."""
         done = read_stages(self._folder).get(label)
         if done is None or done.step != step:
             await self._clear_engine()
             self._keep(await evaluate_model(self._config, self._rollout, label, step))
 
     async def during(self, step: int) -> str | None:
-        """Between two steps, if it is time; why training may end with it, if it may."""
+        """Evaluate between two steps if one is due; return why training ends, if it does."""
         if not self._during.every or step == 0 or step % self._during.every:
             return None
         done = [report for report in read_during(self._folder) if report.step == step]
@@ -68,7 +68,7 @@ class Evaluations:
         return stop_reason(self._config, done[-1])
 
     def _keep(self, evaluations: list[Evaluation]) -> None:
-        """The first is written last: where it is, all are."""
+        """Save and show evaluations; the first is saved last, so that it proves all are there."""
         for evaluation in reversed(evaluations):
             save_evaluation(self._folder, evaluation)
         for evaluation in evaluations:
@@ -85,7 +85,7 @@ class Evaluations:
 
 
 class NoEvaluations:
-    """For a run without an environment."""
+    """The evaluations of a run without an environment: none."""
 
     async def baselines(self) -> None:
         """Nothing plays."""

@@ -1,7 +1,7 @@
-"""What a run learns of what it runs on, for run.json: sizes, and digests of what it reads.
+"""Collect facts about a run for run.json: sizes, and digests of the files that it reads.
 
-The host's facts (code of the environment, images) come beside it. Refused here: guesses. What
-cannot be known, such as a server's own tasks, is left out.
+Hosts and engines add facts of their own, such as the environment's code and images. Facts that
+cannot be determined, such as a server's own tasks, are left out.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from openenv_pipe.system.resources import load_callable
 
 
 def find_facts(config: RunConfig, policy: Policy, splits: Splits) -> dict[str, JsonValue]:
-    """Call it before the policy learns, where torch works."""
+    """Collect the facts. Call it in torch's thread, before the policy is trained."""
     return {
         **policy_facts(policy),
         "tasks": {
@@ -40,7 +40,7 @@ def find_facts(config: RunConfig, policy: Policy, splits: Splits) -> dict[str, J
 
 
 def policy_facts(policy: Policy) -> dict[str, JsonValue]:
-    """Where and what the policy is: digests of its tokenizer, and of the weights it starts from."""
+    """Return the policy's device and size, and digests of its tokenizer and initial weights."""
     tokenizer = policy.tokenizer.backend_tokenizer.to_str() + (policy.tokenizer.chat_template or "")
     return {
         "device": str(policy.device),
@@ -61,7 +61,7 @@ def _digest_of_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def _task_facts(config: TaskSetConfig, tasks: TaskSet) -> dict[str, JsonValue]:
-    """Of a range its length says all; of rows the digest of what `reset` is called with."""
+    """Return source and number of tasks; for rows also a digest of the arguments of `reset`."""
     facts: dict[str, JsonValue] = {"source": tasks.source, "num_tasks": len(tasks)}
     if not isinstance(config, TaskRange):
         digest = hashlib.sha256()
@@ -73,7 +73,7 @@ def _task_facts(config: TaskSetConfig, tasks: TaskSet) -> dict[str, JsonValue]:
 
 
 def _callables(config: RunConfig) -> dict[str, JsonValue]:
-    """Digests of the files that hold the user's own functions and classes, by target."""
+    """Return digests of the files that define the user's functions and classes, by target."""
     named = list(_targets(config))
     if config.trainer.warm_start.policy:
         named.append(config.trainer.warm_start.policy)
@@ -86,7 +86,7 @@ def _callables(config: RunConfig) -> dict[str, JsonValue]:
 
 
 def _targets(block: Block) -> Iterator[str]:
-    """The `target` of every part of `type: python` in a block and in the blocks inside it."""
+    """Yield the `target` of every `type: python` block, including nested blocks."""
     if isinstance(block, PythonTarget | PythonTerm):
         yield block.target
     for _, value in block:

@@ -1,4 +1,4 @@
-"""Where the groups come from that training learns from, step by step."""
+"""Group sources: provide the scored groups that each step is trained on."""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,36 +19,36 @@ class GroupSource(Protocol):
     """Provides the scored groups of each step."""
 
     async def demonstrations(self) -> list[Group]:
-        """The groups that the warm start imitates."""
+        """Return the groups that the warm start imitates."""
         ...
 
     async def groups(self, step: int) -> list[Group]:
-        """The groups that a step of GRPO learns from. Steps are asked for in order, each once."""
+        """Return the groups of a step of GRPO. Call it once for each step, in order."""
         ...
 
     async def settle(self) -> None:
-        """Wait for the groups that older weights have begun, until the current ones are published.
+        """Wait for groups that older weights began, and publish the current weights.
 
-        Called before a checkpoint, which holds one set of weights to go on from.
+        Called before a checkpoint is saved, because it holds only the current weights.
         """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write into a checkpoint what `groups` of the next step depends on. After `settle`."""
+        """Save the state that the next `groups` depends on. Call `settle` first."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint. What a fork has left out of it begins anew."""
+        """Load the state from a checkpoint. State that a fork left out keeps its initial value."""
         ...
 
     async def close(self) -> None:
-        """End what is still going on."""
+        """Cancel the episodes that are still being played."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Collection:
-    """The groups of a step, under way or over."""
+    """The groups of a step, which are being played or done."""
 
     version: int  # of the weights when it began
     order: OrderState  # before its first task was taken
@@ -61,11 +61,11 @@ class PlayedGroups:
     With `max_staleness` 0 they are played when the step begins. With s above 0, the groups of the
     s next steps are played while the learner works on this one. A step's groups begin only when
     the weights are at most s versions behind those that will learn from them, and steps take
-    their groups in the order of the tasks: taking whichever is over first would
-    prefer short episodes. So no group is ever older than the bound.
+    their groups in the order of the tasks: taking whichever is done first
+    would prefer short episodes. So no group is ever older than the bound.
 
-    Dynamic sampling (DAPO, arXiv:2503.14476): with `max_sampling_rounds` above 1, groups without a
-    signal are followed by as many of further tasks, until enough have one or the rounds are over.
+    Dynamic sampling (DAPO, arXiv:2503.14476): with `max_sampling_rounds` above 1, for each group
+    without a signal a further task is played, until enough have one or the rounds are used up.
     """
 
     def __init__(
@@ -75,10 +75,12 @@ class PlayedGroups:
         self._rollout = rollout
         self._publisher = publisher
         self._order = build_order(config.env.tasks.order, rollout.splits.train, config.seed)
-        self._num_taken: int | None = None  # of the order; None: as many as without rounds
+        self._num_taken: int | None = (
+            None  # tasks taken from the order; None: as many as without rounds
+        )
         self._collections: dict[int, _Collection] = {}  # by step
-        self._restored: dict[int, list[Group]] = {}  # by step: those of a checkpoint
-        self._restored_order: OrderState | None = None  # before them
+        self._restored: dict[int, list[Group]] = {}  # by step: loaded from a checkpoint
+        self._restored_order: OrderState | None = None  # before their tasks were taken
 
     async def demonstrations(self) -> list[Group]:
         warm_start = self._config.trainer.warm_start
@@ -152,14 +154,14 @@ class PlayedGroups:
         await self._publisher.publish_late()
 
     def _is_older(self, collection: _Collection) -> bool:
-        """Whether older weights began it: the current ones can play the same groups again."""
+        """Return whether older weights began it; groups of current weights can be replayed."""
         return collection.version < self._publisher.version
 
     def save(self, folder: Path) -> None:
         self._state().write(folder)
 
     def _state(self) -> SourceState:
-        """The state after the groups that older weights have played, up to the first other one."""
+        """Return the state after the groups that older weights have played."""
         ahead, orders = dict(self._restored), []
         if self._restored_order is not None and self._restored:
             orders.append(self._restored_order)

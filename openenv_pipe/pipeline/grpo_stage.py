@@ -1,4 +1,4 @@
-"""GRPO as a stage of a run: groups become advantages, advantages an update."""
+"""GRPO as a stage of a run: play groups, compute advantages, update the policy."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from openenv_pipe.types import Group
 
 
 class GrpoStage:
-    """Learns step by step; knows how far it is."""
+    """Runs the steps of GRPO and counts them."""
 
     _learner: Learner | LearnerGroup  # from `run` on: the warm start changes what it is built from
 
@@ -59,7 +59,7 @@ class GrpoStage:
                 break
         best = self._trainer.checkpoint.best
         if self._step == self._trainer.steps and best and best.metric.startswith("eval/"):
-            await evaluator.during(self._step)  # or the last could not be the best
+            await evaluator.during(self._step)  # so that the last checkpoint can be the best
         await self._conclude()
         return StageStep("grpo", self._step)
 
@@ -85,7 +85,7 @@ class GrpoStage:
             await finish_despite_cancel(self._save())
 
     async def _conclude(self) -> None:
-        """Keep the weights of the last step, whether a checkpoint was due or not."""
+        """Save the weights of the last step, even if no checkpoint is due."""
         if self._step and not self._is_saved():
             await finish_despite_cancel(self._save())
         await self._context.components.compute(self._context.saver.tidy)

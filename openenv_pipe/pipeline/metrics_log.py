@@ -1,4 +1,4 @@
-"""What both stages of training share: the log of metrics, and work that is never cut in half."""
+"""Metric logging and cancellation shielding, which both training stages use."""
 
 import asyncio
 import time
@@ -51,9 +51,9 @@ class MetricsLog:
         self._last = record
 
     async def call_back(self) -> str | None:
-        """Call the callbacks with the last step's metrics; why the run is to stop, if it is.
+        """Call the callbacks with the last step's metrics; return why the run stops, if it does.
 
-        They run in a thread, so that a slow one does not keep sessions from being served.
+        They run in a thread, so that a slow callback does not block the event loop.
         """
         if not self._callbacks:
             return None
@@ -69,7 +69,7 @@ class MetricsLog:
 
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, Result]) -> Result:
-    """Await work that must not stop halfway; raise a cancellation only after it is done."""
+    """Await work that must not be cancelled; raise a cancellation only after it is done."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One attempt at a run: where it begins, and how far it goes."""
+    """One attempt at a run: its configuration, first checkpoint and last step."""
 
     folder: RunFolder
     config: RunConfig
-    checkpoint: Path | None = None  # to go on from; None: from the beginning
+    checkpoint: Path | None = None  # to resume from; None: start at the beginning
     stop_after: int | None = None  # steps of GRPO; None: all that the configuration asks for
     servers: ServerProvider = field(default_factory=OwnServers)
-    # Told what differs from the facts of `expected`, before anything is played; may refuse.
+    # Called with the facts that differ from `expected`, before anything is played; may raise.
     expected: Mapping[str, JsonValue] = field(default_factory=dict)
     on_differences: Callable[[list[Difference]], None] | None = None
 
@@ -54,16 +54,18 @@ class RunControl:
     callbacks: Sequence[Callback] = ()
 
 
-# Returns why it ended before its last step, if it did.
+# Returns why training ended before its last step, if it did.
 Training = Callable[[Attempt, RunControl], Coroutine[Any, Any, str | None]]
 
 
 def run(attempt: Attempt, control: RunControl, training: Training | None = None) -> None:
-    """Work on a run until it ends, and write its record and its report.
+    """Execute an attempt at a run until it ends, and write its record and its report.
 
-    training: what to do instead of playing episodes and learning from them.
-    Raises KeyboardInterrupt if `control.stop` ended the run, which then has saved its state, and
-    any error that made the run fail. In every case the run folder says why.
+    training: replaces playing episodes and training on them, as a replay does.
+
+    Raises:
+        KeyboardInterrupt: `control.stop` ended the run, whose state is saved.
+        Exception: the run failed. Its folder records the cause.
     """
     folder, progress = attempt.folder, control.progress
     with folder.held():
@@ -114,7 +116,7 @@ async def _play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
 
 
 def _origin(folder: RunFolder) -> StageStep | None:
-    """The place of the checkpoint that a fork began with; None for any other run."""
+    """Return the step of the checkpoint that a fork started from; None for other runs."""
     lineage = folder.record.lineage
     return StageStep.of(Path(lineage.checkpoint)) if lineage and lineage.kind == "fork" else None
 
@@ -124,7 +126,9 @@ def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> N
     interrupted = isinstance(error, KeyboardInterrupt)
     cause = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
     progress.close()
-    with contextlib.suppress(OSError, PipeError):  # a full disk must not hide the error itself
+    with contextlib.suppress(
+        OSError, PipeError
+    ):  # for example a full disk, which must not hide the error
         folder.finish("interrupted" if interrupted else "failed", cause=cause)
         progress.note(f"{cause.splitlines()[0]}; what is there: {write_report(folder)}")
     if isinstance(error, UserError) and not all_checkpoints(folder.path):

@@ -1,7 +1,7 @@
-"""Where a run gets its servers: it starts its own, or leases those that a sweep shares.
+"""Server providers: a run starts its own servers, or leases those that a sweep shares.
 
-Whoever starts a run makes the provider, once. `assembled` asks it for the host of the environment
-servers and hands it to the vLLM engine, which asks it for server processes.
+The caller that starts a run creates its provider. `assembled` gets the environment's host from it,
+and the vLLM engine its server processes.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of the groups that were played ahead, and of the order of tasks."""
+"""The state of a group source in a checkpoint: groups played ahead, and the order of tasks."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ ORDER, AHEAD = "order.json", "ahead.jsonl.gz"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderState:
-    """Where training is in the order of tasks."""
+    """The position of training in the order of tasks."""
 
     num_taken: int | None  # None: as many as the steps before have taken without further rounds
     order: Mapping[str, Any]  # the order's own state
@@ -22,7 +22,7 @@ class OrderState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceState:
-    """What the groups of the next steps depend on, as a checkpoint keeps it."""
+    """The state that the groups of the next steps depend on, as a checkpoint stores it."""
 
     version: int  # of the weights
     ahead: Mapping[int, list[Group]]  # by step the groups that older weights have played
@@ -41,7 +41,7 @@ class SourceState:
     def read(cls, folder: Path) -> "SourceState | None":
         """Read what `write` wrote; None if the checkpoint keeps no order.
 
-        A fork may have left the groups out: the order is then that before their tasks.
+        If a fork left the groups out, the order is the one before their tasks were taken.
         """
         if not (folder / ORDER).exists():
             return None

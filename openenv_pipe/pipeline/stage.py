@@ -1,4 +1,4 @@
-"""What the stages of a run have in common: their interface, and what they work with."""
+"""The interface of a run's stages, and the context that they share."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,24 +13,24 @@ from openenv_pipe.runs.checkpoints import StageStep
 
 
 class Evaluator(Protocol):
-    """Evaluates the policy as it is and keeps the reports. What is done is not done again."""
+    """Evaluates the current policy and saves the reports. No evaluation is repeated."""
 
     async def baselines(self) -> None:
         """Evaluate the scripted players."""
         ...
 
     async def stage(self, label: str, step: int) -> None:
-        """Evaluate the policy before or after a stage; `step` steps of GRPO are behind it."""
+        """Evaluate the policy before or after a stage, after `step` steps of GRPO."""
         ...
 
     async def during(self, step: int) -> str | None:
-        """Evaluate between two steps if one is due; return why training may end here, if it may."""
+        """Evaluate between two steps if one is due; return why training ends here, if it does."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageContext:
-    """What the stages of a run work with."""
+    """Everything that the stages of a run use."""
 
     components: Components
     source: GroupSource
@@ -42,10 +42,10 @@ class StageContext:
 
 
 class Stage(Protocol):
-    """One stage of a run. It is at its place in the list of `stages`."""
+    """One stage of a run; `stages.py` has the list of stages, in order."""
 
     def is_done(self, at: StageStep | None) -> bool:
-        """Whether a run that has come as far as `at` has nothing left to do here.
+        """Return whether a run that has reached `at` has nothing left to do in this stage.
 
         at: None at the beginning of a run that starts with untrained weights.
         """
@@ -54,7 +54,7 @@ class Stage(Protocol):
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep | None:
         """Do what is left of the stage; return how far the run has come then.
 
-        checkpoint: the one that this attempt goes on from, if any.
+        checkpoint: the one that this attempt resumes from, if any.
         """
         ...
 

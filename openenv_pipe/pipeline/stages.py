@@ -1,4 +1,4 @@
-"""The stages of a run, in order, from its beginning or from any of its checkpoints on."""
+"""Run the stages of a run in order, from the beginning or from a checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from openenv_pipe.system.progress import Progress
 
 
 class StageRunner:
-    """Runs the stages that are left. Everything that training writes is written from here."""
+    """Runs the stages that are not done yet."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class StageRunner:
         return self._warm_start.stop_reason or self._grpo.stop_reason
 
     async def close(self) -> None:
-        """Save weights that no checkpoint has yet, to go on from, and close the files."""
+        """Save weights that no checkpoint has yet, so that the run can resume, and close files."""
         try:
             await self._current.save_unsaved()
         finally:
@@ -83,7 +83,7 @@ class StageRunner:
             await self._context.source.close()
 
     async def _load(self, checkpoint: Path) -> None:
-        """Give the policy, the source and the sampler the state of a checkpoint."""
+        """Load a checkpoint into policy and group source, and publish its weights."""
         context = self._context
         await context.publisher.begin_update()
         await context.components.compute(context.saver.load, checkpoint)

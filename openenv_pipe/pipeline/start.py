@@ -1,7 +1,7 @@
-"""How a run begins: new, from where a killed one was, or from a checkpoint of another one.
+"""Start a new run, resume one from its last checkpoint, or fork one from any checkpoint.
 
-A resumed run is the run that it was: all but a few keys are refused by name. What else is not as
-it was, code or versions or data, is said aloud and written down.
+A resumed run keeps its configuration: changes of most keys are refused by name. Other differences,
+such as of code, versions or data, are reported and recorded in run.json.
 """
 
 import shutil
@@ -38,8 +38,8 @@ from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.system.progress import Progress
 
 MAY_CHANGE = ("trainer.steps", "trainer.checkpoint.", "eval.during.", "tracker.")
-# Of a checkpoint's part for a resume: what it is, its files, the keys with which it makes no sense.
-PARTS = (
+# The state in a checkpoint's `resume/`: its name, its files, and the keys whose change voids it.
+RESUME_STATE = (
     ("the optimizer", (OPTIMIZER, PROGRESS), ("trainer.optimizer.type",)),
     ("the reference", (REFERENCE,), ()),
     ("the order of tasks", (ORDER,), ("seed", "env.tasks")),
@@ -90,7 +90,7 @@ def _continued(
     control: RunControl,
     servers: ServerProvider | None,
 ) -> Attempt:
-    """A new attempt at a run, whose folder is rewound to its last sound checkpoint."""
+    """Rewind a run's folder to its last sound checkpoint; return a new attempt from there."""
     config = amend(folder.config, overrides)
     changed = changed_keys(folder.config, config)
     _refuse_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
@@ -156,9 +156,9 @@ def fork(
 
 
 def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:
-    """The checkpoint as the new run's own, without what its changes make no sense of.
+    """Copy a checkpoint into a new run, without state that the changed keys void.
 
-    Returns what was left out.
+    Returns the names of the state that was left out.
     """
     left_out = [] if is_resumable(checkpoint) else ["the optimizer, which it no longer has"]
     with new_checkpoint(to, StageStep.of(checkpoint)) as path:
@@ -166,7 +166,7 @@ def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:
             if file.is_file():
                 shutil.copyfile(file, path / file.name)
         (path / RESUME).mkdir()
-        for what, names, keys in PARTS:
+        for what, names, keys in RESUME_STATE:
             files = [checkpoint / RESUME / name for name in names]
             if not files[0].exists():
                 continue
@@ -179,7 +179,7 @@ def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:
 
 
 def _refuse_changes(folder: RunFolder, changed: Changed) -> None:
-    """A resumed run is the same run."""
+    """Raise ConfigError if a key was changed that a resumed run must keep."""
     refused = [key for key in changed if not key.startswith(MAY_CHANGE)]
     if refused:
         lines = [f"  {key}: {changed[key][0]!r} -> {changed[key][1]!r}" for key in refused]
@@ -195,7 +195,7 @@ def _refuse_changes(folder: RunFolder, changed: Changed) -> None:
 def _refuse_the_end(
     folder: RunFolder, config: RunConfig, place: StageStep | None, changed: Changed
 ) -> None:
-    """Refuses a run with nothing left to do, and one with nothing to go on from."""
+    """Raise an error if a run has nothing left to do, or no checkpoint to resume from."""
     record, steps = folder.record, config.trainer.steps
     lineage, cause = record.lineage, record.cause or ""
     if lineage and lineage.kind != "reproduction" and place is None:
@@ -230,7 +230,7 @@ def _tell(progress: Progress, differences: Sequence[Difference]) -> None:
 
 
 def _split_runs_dir(overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """`runs_dir=` says where runs lie; a run that exists does not move."""
+    """Split off `runs_dir=`, which only locates existing runs and does not move them."""
     named = [each for each in overrides if each.startswith("runs_dir=")]
     runs_dir = named[-1].partition("=")[2] if named else "runs"
     return Path(runs_dir), [each for each in overrides if each not in named]

@@ -1,4 +1,4 @@
-"""The warm start as a stage of a run: a scripted policy plays, the model imitates."""
+"""The warm start as a stage of a run: the model imitates a scripted policy's episodes."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from openenv_pipe.types import Group, Sample
 
 
 class WarmStartStage:
-    """Imitates step by step; knows how far it is."""
+    """Runs the steps of the warm start and counts them."""
 
     def __init__(self, context: StageContext) -> None:
         self.stop_reason: str | None = None  # why a callback stopped it before its last step
@@ -32,9 +32,9 @@ class WarmStartStage:
         return self._num_steps == 0 or (at is not None and at.stage == "grpo")
 
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep:
-        """Do the steps that are left, and save the weights that GRPO starts with.
+        """Take the remaining steps, and save the weights that GRPO starts with.
 
-        A run that a callback stops stays at its step of the warm start.
+        If a callback stops the run, it returns the step of the warm start that was reached.
         """
         context, trainer = self._context, self._config.trainer
         self._warm_start = WarmStart(
@@ -80,7 +80,7 @@ class WarmStartStage:
         self._context.saver.load_progress(checkpoint, optimizer, self._warm_start)
 
     async def _demonstrations(self) -> list[Group]:
-        """The groups to imitate, which are played once in a run's life."""
+        """Return the groups to imitate, which a run plays once and then reads from its folder."""
         if not self._episodes.exists():
             groups = await self._context.source.demonstrations()
             await asyncio.to_thread(write_episodes, self._episodes, groups)

@@ -1,4 +1,4 @@
-"""Who tells the sampler that the policy has new weights, and when it may take them."""
+"""Weight publishers: give the policy's new weights to the engine when it may take them."""
 
 import asyncio
 import logging
@@ -11,25 +11,25 @@ _log = logging.getLogger(__name__)
 
 
 class WeightPublisher(Protocol):
-    """Publishes the policy's weights to whoever samples with them."""
+    """Publishes the policy's weights for sampling."""
 
     version: int  # of the current weights: the step of GRPO that they come from
 
     async def begin_update(self) -> None:
-        """Announce that the learner changes the weights from now on, until `publish`."""
+        """Announce that the learner changes the weights until `publish` is called."""
         ...
 
     async def publish(self, version: int) -> None:
-        """Make the policy's current weights those that later groups are sampled with."""
+        """Make later groups be sampled with the policy's current weights."""
         ...
 
     async def metrics(self) -> Mapping[str, float]:
-        """What sampling and publishing measured since the last call."""
+        """Return what sampling and publishing have measured since the last call."""
         ...
 
 
 class EnginePublisher:
-    """Publishes to an engine; later, if the engine must not change while episodes are played."""
+    """Publishes to an engine, after the current episodes if it cannot change during them."""
 
     def __init__(self, engine: Engine) -> None:
         self.version = 0
@@ -52,7 +52,7 @@ class EnginePublisher:
             await self.publish_late()
 
     async def publish_late(self) -> None:
-        """Publish the weights that `publish` has kept back, if there are any."""
+        """Publish the weights that `publish` has deferred, if there are any."""
         if not self._is_published:
             await self._engine.publish(self.version)
             _log.debug("published the weights of step %d", self.version)
