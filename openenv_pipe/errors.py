@@ -1,21 +1,21 @@
-"""The tree of everything that can go wrong on purpose.
+"""The tree of the package's exceptions.
 
 PipeError
 ├── UserError            the user's input is wrong: exit 2, never a traceback
-│   ├── ConfigError          a key, a value, a group or a file of the configuration
+│   ├── ConfigError          a wrong key, value, group or file of the configuration
 │   └── RunFolderError       a run folder that is missing, unreadable or not what was asked for
-├── FailureError         the machinery failed: exit 1, with the log to read
+├── FailureError         a part of the pipeline failed: exit 1, with the log to read
 │   ├── HostError            an environment server that did not start, or died for good
 │   ├── EngineError          the engine cannot generate
 │   └── TrainingError        the learner met a value it must not train on
 └── SessionError         one WebSocket to one environment failed: ends an episode, never a run
-    ├── ServerFullError      CAPACITY_REACHED
+    ├── ServerFullError      the server has no free session (CAPACITY_REACHED)
     ├── StepRefusedError     the environment answered with an error frame; the session is usable
     ├── SessionTimeoutError  no answer within the message's time limit
-    └── SessionClosedError   the connection is gone
+    └── SessionClosedError   the connection was closed
 
 A message says what was wrong, the value seen, the value expected, and the next action.
-Our own bugs are `assert` and bare exceptions; they keep their traceback.
+Bugs of the package are AssertionErrors and other exceptions, which keep their traceback.
 """
 
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ from typing import NoReturn
 
 
 class PipeError(Exception):
-    """Base of all errors that a person is meant to read. `exit_code` is the process's."""
+    """Base of all errors whose message is for the user. `exit_code` is that of the process."""
 
     exit_code = 1
 
 
 class UserError(PipeError):
-    """Something the user can mend in the command or the YAML."""
+    """An error that the user can correct in the command or the YAML."""
 
     exit_code = 2
 
@@ -92,7 +92,7 @@ class SessionClosedError(SessionError):
 def raise_first(group: BaseExceptionGroup) -> NoReturn:
     """Raise the first error of a TaskGroup's, with the cause and context that it has itself.
 
-    The others become notes of it, so that a traceback shows them too.
+    The others are added as notes, so that a traceback shows them too.
     """
     first, *others = _members(group)
     for note in dict.fromkeys(f"at the same time: {type(e).__name__}: {e}" for e in others):
@@ -105,7 +105,7 @@ def raise_first(group: BaseExceptionGroup) -> NoReturn:
 
 
 def _members(group: BaseExceptionGroup) -> Iterator[BaseException]:
-    """The errors of a group, those of groups within it included."""
+    """Yield the errors of a group, including those of nested groups."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _members(error)
@@ -114,7 +114,7 @@ def _members(group: BaseExceptionGroup) -> Iterator[BaseException]:
 
 
 def last_lines(log: Path, num_lines: int) -> str:
-    """The end of a log file, indented under a message; empty if there is nothing to read."""
+    """Return the end of a log file, indented; empty if the file cannot be read."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-num_lines:]
     except OSError:

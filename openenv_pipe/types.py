@@ -32,11 +32,11 @@ Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "descripti
 class Status(StrEnum):
     """Why an episode ended."""
 
-    DONE = "done"  # the environment said so
-    ANSWERED = "answered"  # a reply without an action, where the adapter takes it for the last
+    DONE = "done"  # the environment reported the end
+    ANSWERED = "answered"  # a reply had no action, and the adapter accepts that as the answer
     TURN_LIMIT = "turn_limit"  # env.max_turns replies were given
     TOKEN_LIMIT = "token_limit"  # the next turn would not fit into env.max_episode_tokens
-    ERROR = "error"  # a session failed: kept as data, never trained on
+    ERROR = "error"  # a session failed: the episode is recorded, but never trained on
 
 
 class Finish(StrEnum):
@@ -59,7 +59,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """How a conversation begins, and what the adapter knows of actions."""
+    """The first messages of a conversation, and the tools or action schema that the model uses."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()  # for the chat template to describe
@@ -77,7 +77,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """Numbers of tokens of a turn whose token ids are not known: reported or estimated."""
+    """Reported or estimated numbers of tokens of a turn whose token ids are unknown."""
 
     num_prompt_tokens: int  # new in this turn
     num_completion_tokens: int
@@ -97,8 +97,8 @@ class Turn:
     finish: Finish
     policy_versions: list[int]  # those that sampled it, in order
     reply: str  # completion_ids as text, without the end token
-    steps: list[Step] = field(default_factory=list)  # none: it never reached the environment
-    unusable: str | None = None  # why the reply could not be used, or not to its end
+    steps: list[Step] = field(default_factory=list)  # empty: the reply was not sent
+    unusable: str | None = None  # why the reply, or the rest of it, could not be used
     messages: list[Message] = field(default_factory=list)  # new in this turn, in place of ids
     usage: Usage | None = None  # None: the ids are known
 
@@ -117,7 +117,7 @@ class Turn:
 
     @property
     def reward(self) -> float:
-        """What the environment gave for the steps, summed."""
+        """The sum of the steps' rewards."""
         return sum((step.reward for step in self.steps), 0.0)
 
 
@@ -133,15 +133,15 @@ class Episode:
     status: Status = Status.ERROR
     error: str | None = None
     reward: float = 0.0  # weighted sum of the reward terms
-    whole_reward: float = 0.0  # its part that is credited to the episode as a whole
-    turn_rewards: list[float] = field(default_factory=list)  # what is credited to each turn
+    whole_reward: float = 0.0  # the part of it that the episode gets as a whole
+    turn_rewards: list[float] = field(default_factory=list)  # the part that each turn gets
     reward_terms: dict[str, float] = field(default_factory=dict)  # unweighted, for the log
     success: bool = False
     duration_s: float = 0.0
 
     @property
     def observations(self) -> list[Observation]:
-        """What the environment has returned so far, from the reset on."""
+        """All observations so far, beginning with that of the reset."""
         steps = [step.observation for turn in self.turns for step in turn.steps]
         return [self.first_observation, *steps]
 
@@ -167,12 +167,12 @@ class Episode:
 
 @dataclass(kw_only=True, slots=True)
 class Group:
-    """G episodes of one task. The id, not the prompt's text, says what belongs together."""
+    """G episodes of one task. Members are known by the group's id, not by the prompt's text."""
 
     id: str
     task: Task
     episodes: list[Episode]
-    seed: int = 0  # for what its members are sampled with together; episode files do not store it
+    seed: int = 0  # for requests that sample for several members; episode files do not store it
 
     @property
     def scored(self) -> list[Episode]:
@@ -193,9 +193,9 @@ class Sample:
 
 @dataclass(kw_only=True, slots=True)
 class Node:
-    """A stretch of a packed row: tokens that the same samples have in the same place.
+    """A span of a packed row, whose tokens belong to the same samples at the same positions.
 
-    Its tokens see each other causally, and all tokens of its ancestors.
+    Its tokens attend causally to each other, and to all tokens of its ancestors.
     """
 
     start: int
@@ -207,18 +207,18 @@ class Node:
 
 @dataclass(kw_only=True, slots=True)
 class Batch:
-    """Samples packed into one row of T tokens without padding; what they share may stand once.
+    """Samples packed into one row of T tokens without padding; shared prefixes may be stored once.
 
-    Its N trained tokens are listed sample by sample. Where samples share even tokens that they
-    are trained on, each lists its own: U <= N is how many are left to compute.
+    The N trained tokens are listed sample by sample. A trained token that several samples share is
+    listed once for each, but computed once: U <= N are computed.
     """
 
     token_ids: "torch.Tensor"  # [T] int64
     positions: "torch.Tensor"  # [T] int64, of a token in its sample
     nodes: list[Node]  # depth first, covering the row
-    predictors: "torch.Tensor"  # [U] int64: the places in the row that predict trained tokens
+    predictors: "torch.Tensor"  # [U] int64: the indices in the row that predict trained tokens
     targets: "torch.Tensor"  # [U] int64: the trained tokens' ids
-    places: "torch.Tensor"  # [N] int64: which of the U each trained token is
+    places: "torch.Tensor"  # [N] int64: the index in U of each trained token
     num_samples: int
     sample_index: "torch.Tensor"  # [N] int64: which of the batch's samples a token belongs to
     logprobs: "torch.Tensor"  # [N] float32: the sampler's

@@ -1,4 +1,4 @@
-"""What the shell offers for overrides when TAB is pressed. Composes nothing, so it is quick."""
+"""Shell completion of overrides, runs and targets. It composes no configuration, to be quick."""
 
 import os
 from pathlib import Path
@@ -7,12 +7,12 @@ from openenv_pipe.system.resources import group_names, group_options
 
 
 def complete_override(incomplete: str) -> list[str]:
-    """Continuations of an override: `conf=wordle`, `trainer.steps=`."""
+    """Return continuations of an override: `conf=wordle`, `trainer.steps=`."""
     key, equals, _ = incomplete.partition("=")
     if equals:
         return [f"{key}={value}" for value in _values(key)]
     keys = [*group_names(), *_keys_below(incomplete.rpartition(".")[0])]
-    # A shell ends a word that it has completed: where values are known they follow at once.
+    # A shell ends a word that it has completed, so known values are appended at once.
     return [
         f"{name}={value}"
         for name in dict.fromkeys(keys)
@@ -22,7 +22,7 @@ def complete_override(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Continuations of a run's folder, or of a sweep's, below `runs/` or where the word points."""
+    """Return the folders of runs and sweeps, below `runs/` or the typed path, that match."""
     typed = Path(incomplete)
     bases = {Path("runs"), typed, typed.parent} if incomplete else {Path("runs")}
     found = {
@@ -36,20 +36,20 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_subject(incomplete: str) -> list[str]:
-    """Continuations of what `eval` takes: runs, and overrides."""
+    """Return continuations of an argument of `eval`: runs and overrides."""
     return [*complete_run(incomplete), *complete_override(incomplete)]
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Continuations of a target of `openenv-pipe env`: a block's name, or an experiment."""
+    """Return continuations of a target of `openenv-pipe env`: a block's name, or an experiment."""
     names = [*group_options("env"), *(f"conf={name}" for name in group_options("conf"))]
     return [name for name in names if name.startswith(incomplete) and name != "base"]
 
 
 def complete_bash_value() -> bool:
-    """Print the values of a key, if that is where bash is; False if not.
+    """Print the values of a key if bash completes one; return False if it does not.
 
-    Bash breaks words at `=`, and takes only what follows; typer knows no way to say so.
+    Bash splits words at `=` and expects only what follows it, which typer does not support.
     """
     words, position = os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"])
     current = words[position] if position < len(words) else ""

@@ -12,17 +12,17 @@ app = typer.Typer(help="Engines: install what they need.", no_args_is_help=True)
 
 @app.callback()
 def _group() -> None:
-    """Keeps `install` a command of its own while it is the only one."""
+    """Make typer treat `install` as a subcommand although it is the only one."""
 
 
 class Engine(StrEnum):
-    """Those that need an installation of their own."""
+    """Engines that need an installation of their own."""
 
     VLLM = "vllm"
 
 
 class Build(StrEnum):
-    """Of vLLM."""
+    """Builds of vLLM."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -31,12 +31,12 @@ class Build(StrEnum):
 
 @app.command()
 def install(
-    engine: Annotated[Engine, typer.Argument(help="Which one.")],
+    engine: Annotated[Engine, typer.Argument(help="The engine to install.")],
     build: Annotated[
         Build, typer.Option(help="auto: CUDA where there is a GPU, else CPU.")
     ] = Build.AUTO,
     extra_index_url: Annotated[
-        str | None, typer.Option(help="Packages from there too, such as CPU builds of torch.")
+        str | None, typer.Option(help="Another package index, such as one of CPU builds of torch.")
     ] = None,
 ) -> None:
     """Install an engine into an environment of its own, in the user's cache, and try it.

@@ -20,7 +20,7 @@ class Format(StrEnum):
 
 
 class Split(StrEnum):
-    """Whose tasks `play` takes."""
+    """The split whose tasks `play` uses."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -53,7 +53,7 @@ def inspect(
     overrides: Overrides,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the block here too.", show_default=False),
+        typer.Option("--output", "-o", help="Write it to this file too.", show_default=False),
     ] = None,
 ) -> None:
     """Read an environment's action and observation, and print the YAML block that fits them.
@@ -78,12 +78,12 @@ def check(
         str | None,
         typer.Option(help="A scripted player as module:name; of conf=NAME, its warm start's."),
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="To watch the server's memory over.")] = 1000,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of the memory check.")] = 1000,
     form: Annotated[Format, typer.Option("--format", help="table, or json for programs")] = (
         Format.TABLE
     ),
 ) -> None:
-    """Play an environment, and say what would spoil a training on it.
+    """Play an environment, and report problems that would impair training on it.
 
     The protocol, sessions, seeds, rewards, leaks of the answer, speed and memory are measured.
     Exit code 1 if something fails.
@@ -119,10 +119,10 @@ def check(
 def play(
     target: TargetName,
     overrides: Overrides,
-    index: Annotated[int, typer.Option(help="Which task of the split.")] = 0,
-    split: Annotated[Split, typer.Option(help="Of env.tasks.")] = Split.TRAIN,
+    index: Annotated[int, typer.Option(help="Index of the task in the split.")] = 0,
+    split: Annotated[Split, typer.Option(help="The split of env.tasks.")] = Split.TRAIN,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Instead of the task's own.", show_default=False)
+        int | None, typer.Option(min=0, help="Default: the task's seed.", show_default=False)
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Show observations as they are.")] = False,
     web: Annotated[
@@ -148,7 +148,7 @@ def play(
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Of the package: letters, digits and _.")],
+    name: Annotated[str, typer.Argument(help="The package's name: letters, digits and _.")],
 ) -> None:
     """Write a new environment, in ./envs and ./conf, that trains as it stands.
 

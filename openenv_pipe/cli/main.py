@@ -1,7 +1,7 @@
-"""The commands, their help and their exit codes. What they do is elsewhere; no torch is loaded.
+"""The commands, their help and their exit codes. `commands/` does their work; no torch is loaded.
 
-0 done, 1 the pipeline failed, 2 the command or the YAML has to be mended, 3 a reproduction differs,
-130 interrupted.
+Exit codes: 0 success, 1 the pipeline failed, 2 the command or the YAML is wrong, 3 a reproduction
+differs, 130 interrupted.
 """
 
 import errno
@@ -37,13 +37,13 @@ from openenv_pipe.errors import ConfigError, FailureError, PipeError
 if TYPE_CHECKING:
     from openenv_pipe.pipeline import RunControl
 
-DIFFERENT = 3  # the exit code of a reproduction that is not the same
+DIFFERENT = 3  # the exit code of a reproduction that differs
 
 app = typer.Typer(
     name="openenv-pipe",
     help="From one YAML file to a trained, evaluated agent on any OpenEnv environment.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a traceback is ours, and is to be seen whole
+    pretty_exceptions_enable=False,  # an unexpected error keeps its full traceback
 )
 app.add_typer(cli_env.app, name="env")
 app.add_typer(cli_engine.app, name="engine")
@@ -157,7 +157,7 @@ def job(
     servers: Annotated[Path | None, typer.Option()] = None,
     resume: Annotated[bool, typer.Option()] = False,
 ) -> None:
-    """Do a run whose folder exists. A sweep starts this for each of its jobs.
+    """Execute a run whose folder exists. A sweep starts this for each of its jobs.
 
     servers: the unix socket at which the sweep leases its servers.
     """
@@ -176,7 +176,9 @@ def job(
 @app.command()
 def reproduce(
     run: Annotated[str, typer.Argument(help="A run: its folder, its id, latest; or a recording.")],
-    steps: Annotated[int | None, typer.Option(min=1, help="Of GRPO, the first so many.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Only so many first steps of GRPO.")
+    ] = None,
     allow: Annotated[
         str, typer.Option(help="What may differ: code,versions,data,model, or some of them.")
     ] = "",
@@ -185,10 +187,12 @@ def reproduce(
     ] = False,
     record: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Run nothing: write the run without weights, to keep."),
+        typer.Option(
+            metavar="DIR", help="Run nothing: write a recording of the run, without weights."
+        ),
     ] = None,
     runs_dir: Annotated[
-        Path | None, typer.Option(help="Where the new run goes; default: as the run says.")
+        Path | None, typer.Option(help="The folder for the new run; default: the run's own.")
     ] = None,
 ) -> None:
     """Run a run again, and say whether it is the same. Exit code 0: yes, 3: no.
@@ -227,9 +231,9 @@ app.command("serve")(cli_models.serve)
 @app.command()
 def show(
     overrides: Overrides,
-    form: Annotated[Format, typer.Option("--format", help="yaml, or json as runs keep it")] = (
-        Format.YAML
-    ),
+    form: Annotated[
+        Format, typer.Option("--format", help="yaml, or json as run folders store it")
+    ] = (Format.YAML),
 ) -> None:
     """Print the configuration: every key, its value, and where that came from.
 
@@ -253,9 +257,9 @@ def show(
 
 @app.command()
 def check(overrides: Overrides) -> None:
-    """Try everything a run needs for a moment, and leave nothing behind.
+    """Try for a moment everything that a run needs, and leave nothing behind.
 
-    Exit code 1 if something would fail.
+    The exit code is 1 if something would fail.
 
     \b
     openenv-pipe check conf=wordle
@@ -278,13 +282,11 @@ app.command("runs")(cli_results.runs)
 
 @app.command()
 def hosts(
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Remove those whose run has died.")
-    ] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove containers of dead runs.")] = False,
 ) -> None:
-    """List the containers of runs (host=docker), and remove what dead ones have left.
+    """List the containers of runs with host=docker; with --prune, remove those of dead runs.
 
-    Every run with host=docker does this when it starts.
+    Every run with host=docker removes such containers when it starts.
 
     \b
     openenv-pipe hosts --prune
@@ -332,7 +334,7 @@ def version() -> None:
 
 @contextmanager
 def _controlled() -> "Iterator[RunControl]":
-    """Progress on this terminal; SIGINT and SIGTERM stop the run, and are the exit code."""
+    """Show progress on the terminal; SIGINT and SIGTERM stop the run and set the exit code."""
     from openenv_pipe.pipeline import RunControl
 
     progress = build_progress()
@@ -342,7 +344,7 @@ def _controlled() -> "Iterator[RunControl]":
 
 
 def _command() -> list[str]:
-    """The command line as it was typed, for the run folder."""
+    """Return the command line, which the run folder records."""
     return ["openenv-pipe", *sys.argv[1:]]
 
 
@@ -352,7 +354,7 @@ def _print_error(error: PipeError) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Errors meant for people become a message and an exit code."""
+    """Run the command line. A PipeError becomes a message and its exit code."""
     # torch's idle threads must sleep, not spin: the environment servers need those cores. Spinning
     # made runs up to 20 times slower on a busy machine. Read once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,4 +1,4 @@
-"""The commands about what runs leave: `export` and `serve`."""
+"""The commands for trained models: `export` and `serve`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ Checkpoint = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run folder, alone for its last checkpoint, or as RUN@STEP or RUN@best.",
+        help="A run folder for its last checkpoint, or RUN@STEP, or RUN@best.",
         autocompletion=complete_run,
     ),
 ]
@@ -58,8 +58,8 @@ def serve(
 ) -> None:
     """Serve a trained model by vLLM, behind an endpoint that speaks OpenAI's chat completions.
 
-    With an adapter the model below it is there too, as `base`. Runs until Ctrl-C; where the
-    variable VLLM_API_KEY is set, requests have to bring that key.
+    For an adapter, its base model is served too, as `base`. Runs until Ctrl-C. If the environment
+    variable VLLM_API_KEY is set, requests must carry that key.
 
     \b
     openenv-pipe serve runs/wordle/latest

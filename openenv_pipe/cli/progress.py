@@ -1,6 +1,6 @@
 """Progress on stderr: one live line on a terminal, otherwise one plain line for each step.
 
-stdout is left to results.
+Results go to stdout.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The commands about what runs have come to: `runs`, `eval` and `compare`."""
+"""The commands for results of runs: `runs`, `eval` and `compare`."""
 
 import sys
 from enum import StrEnum
@@ -53,7 +53,7 @@ def evaluate(
         ),
     ],
 ) -> None:
-    """Evaluate a run, several side by side on the same tasks, or a model as it is.
+    """Evaluate one or more runs on the same tasks, or an untrained model.
 
     \b
     openenv-pipe eval runs/wordle/latest
@@ -93,10 +93,10 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Compare runs: what differs in their settings, and what came of it.
+    """Compare runs: the settings that differ, and the results.
 
-    Runs that differ in nothing but the seed are one row, with an interval over the seeds. Also
-    draws the learning curves, and writes a page that needs no network.
+    Runs that differ only in the seed are one row, with an interval over the seeds. Also draws the
+    learning curves, and writes an HTML page that needs no network.
 
     \b
     openenv-pipe compare runs/wordle/0003 runs/wordle/0004

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run works: the first one saves and ends it, a second one exits."""
+"""Handle Ctrl-C and SIGTERM: the first one saves and ends the run, a second one exits at once."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ class SignalStop(StopRequest):
     """A stop request that SIGINT and SIGTERM make while the work runs."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        """note: shows a line to the person."""
+        """note: prints a line to the user."""
         super().__init__()
         self.received: int | None = None  # the number of the first signal
         self._note = note
@@ -37,10 +37,10 @@ class SignalStop(StopRequest):
             yield
 
     def _receive(self, number: int) -> None:
-        """Stop the work; a second signal ends the process as it stands.
+        """Stop the work; a second signal ends the process at once.
 
-        That loses the current step and nothing else: files are written whole or not at all, and
-        guardian processes end the servers.
+        Only the current step is lost then: files are written whole or not at all, and guardian
+        processes end the servers.
         """
         if self.received is not None:
             os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""Trackers: where metrics go beside metrics.jsonl, which the run folder always has."""
+"""Trackers: send metrics to other tools, in addition to the run folder's metrics.jsonl."""
 
 from collections.abc import Mapping
 from pathlib import Path

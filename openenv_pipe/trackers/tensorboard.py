@@ -21,7 +21,7 @@ def load_writer() -> type:
 
 
 class TensorboardTracker:
-    """Event files in one folder; tags are `stage/key`, for the stages count their own steps."""
+    """Event files in one folder; tags are `stage/key`, because each stage counts its own steps."""
 
     def __init__(self, folder: Path) -> None:
         self._writer = load_writer()(str(folder))
