@@ -1,6 +1,6 @@
-"""torch and peft: the policy, its steps, its checkpoints."""
+"""The update step of a policy, its optimizer and its checkpoints. Imports torch and peft."""
 
 import logging
 
-# peft imports it where it is installed, and it then warns of a missing kernel for inference.
+# peft imports bitsandbytes if it is installed, which warns of a missing inference kernel.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

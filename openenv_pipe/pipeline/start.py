@@ -98,7 +98,7 @@ def _continued(
     progress = control.progress
     checkpoint = newest_sound(folder.path, resumable=True)
     place = StageStep.of(checkpoint) if checkpoint else None
-    _refuse_the_end(folder, config, place, changed)
+    _check_can_continue(folder, config, place, changed)
     differences = find_differences(folder.record)
     _tell(progress, differences)
     folder.begin_attempt(
@@ -192,7 +192,7 @@ def _refuse_changes(folder: RunFolder, changed: Changed) -> None:
         )
 
 
-def _refuse_the_end(
+def _check_can_continue(
     folder: RunFolder, config: RunConfig, place: StageStep | None, changed: Changed
 ) -> None:
     """Raise an error if a run has nothing left to do, or no checkpoint to resume from."""
