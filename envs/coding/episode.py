@@ -1,4 +1,4 @@
-"""One episode: a problem, some attempts at it, and the reward of each."""
+"""One episode: a problem, a limited number of attempts, and the reward of each attempt."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ DEFAULT_ATTEMPTS, MAX_ATTEMPTS = 3, 8
 
 @dataclass(kw_only=True, slots=True)
 class Episode:
-    """An episode in progress or ended. A violation of the sandbox ends it."""
+    """The state of an episode, in progress or ended. A violation of the sandbox ends it."""
 
     problem: Problem
     attempts: int
@@ -23,9 +23,9 @@ class Episode:
     verdict: Verdict = field(default_factory=Verdict)
 
     def submit(self, text: str) -> float:
-        """Run one attempt and return its reward: what it improves on the best, less penalties.
+        """Run one attempt. Return its improvement on the best score so far, less penalties.
 
-        Blocks for as long as the program runs. Raises SandboxError.
+        Blocks while the program runs. Raises SandboxError.
         """
         if self.status != OPEN:
             return 0.0

@@ -1,7 +1,7 @@
-"""Scripted players, for baselines, warm starts and tests of whatever plays.
+"""Scripted players for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
-`random.Random`; it returns the text that a model would write: here, the program.
+`random.Random`. It returns the text that a model would write, here a program.
 """
 
 import ast
@@ -37,7 +37,7 @@ GUESSES = (
 
 
 def reference(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """The reference solution, which no player knows: earns 1.0. For warm starts and tests."""
+    """Return the reference solution, which earns 1.0 and which an honest player cannot know."""
     wanted = observations[-1]["signature"], observations[-1]["statement"]
     for split in SPLITS:
         for problem in problems(split):
@@ -47,9 +47,9 @@ def reference(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> 
 
 
 def from_examples(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """A one-line guess that agrees with both examples, other than those already tried.
+    """Return an untried one-line guess that agrees with both examples, or else any untried guess.
 
-    Where no guess agrees: any other. This is what pays without reading the statement.
+    This measures how much reward is possible without reading the statement.
     """
     first, last = observations[0], observations[-1]
     guesses = _guesses(first["signature"])
@@ -61,7 +61,7 @@ def from_examples(observations: Sequence[Mapping[str, Any]], rng: random.Random)
 
 
 def random_guess(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """Any one-line guess, whatever the examples say."""
+    """Return a random one-line guess without looking at the examples."""
     signature = observations[-1]["signature"]
     return f"{signature}\n    return {rng.choice(_guesses(signature))}\n"
 

@@ -1,8 +1,8 @@
 """The problems, their tests and their splits; a task is (split, index).
 
-A problem is one value of one family's parameter. Their order is that of the SHA-256 of their
-names, which needs no seed and never changes; the last quarter is `eval`. Tests come from a
-generator that is seeded with the problem's name, and from the family's reference function.
+A problem is one value of one family's parameter. Problems are sorted by the SHA-256 of their
+names, so the order needs no seed and never changes; the last quarter is `eval`. A generator seeded
+with the problem's name draws the arguments of the tests; the reference function gives the results.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from typing import Any
 from .families import lists, mappings, numbers, strings
 from .families.family import FAMILIES, Family
 
-THEMES = (numbers, lists, strings, mappings)  # importing them has filled FAMILIES
+THEMES = (numbers, lists, strings, mappings)  # importing these modules fills FAMILIES
 SPLITS = ("train", "eval")
 EVAL_SHARE = 0.25
 NUM_EXAMPLES, NUM_HIDDEN = 2, 20
-MAX_EQUAL = 14  # tests of a problem with the same answer: a constant must not earn much
+MAX_EQUAL = 14  # tests of a problem with the same answer, so that a constant earns little
 MAX_DRAWS = 10_000
 WORDS = ("an", "ant", "apple", "banana", "bee", "blue", "eagle", "green", "moon", "otter", "stone")
 
@@ -34,7 +34,7 @@ class TaskError(ValueError, IndexError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A call and what it has to return."""
+    """The arguments of a call and the value that it must return."""
 
     arguments: list[Any]
     expected: Any
@@ -42,7 +42,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One function to write."""
+    """One task: a function to write."""
 
     family: Family
     value: Any
@@ -65,16 +65,16 @@ class Problem:
 
     @property
     def solution(self) -> str:
-        """A submission that passes. Not for players."""
+        """Return a submission that passes all tests; players must not see it."""
         return self.family.solution(self.value)
 
     def tests(self) -> tuple[list[Case], list[Case]]:
-        """The visible examples and the hidden tests; no two have the same arguments."""
+        """Return the visible examples and the hidden tests; no two have the same arguments."""
         return _tests(self.name)
 
 
 def problems(split: str) -> tuple[Problem, ...]:
-    """The problems of one split in task order; raises TaskError for an unknown split."""
+    """Return the problems of one split in task order. Raises TaskError for an unknown split."""
     if split not in SPLITS:
         raise TaskError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     ordered = tuple(_by_name().values())
@@ -83,14 +83,14 @@ def problems(split: str) -> tuple[Problem, ...]:
 
 
 def num_tasks(split: str) -> int:
-    """How many tasks a split has: valid indices are 0 up to this, exclusive."""
+    """Return the number of tasks of a split; valid indices are 0 to this number, exclusive."""
     return len(problems(split))
 
 
 def choose_problem(split: str, index: int | None, seed: int | None) -> Problem:
-    """The problem of a task: by `index`, else by `seed`, else random.
+    """Return the problem of a task: by `index`, else by `seed`, else random.
 
-    Raises TaskError where a split, index or seed does not exist.
+    Raises TaskError if the split, index or seed does not exist.
     """
     choices = problems(split)
     if index is None:
@@ -137,7 +137,7 @@ def _test(problem: Problem, arguments: list[Any]) -> Case:
 
 
 def _draw(type_: Any, rng: random.Random) -> Any:
-    """A random argument of an annotated type; values are small, so that they repeat."""
+    """Draw a random argument of an annotated type. Values are small, so that they repeat."""
     words = rng.choices(WORDS, k=rng.randint(0, 7))
     if type_ is int:
         return rng.randint(0, 60)

@@ -1,4 +1,4 @@
-"""What an attempt earns, and what its agent is told: pure functions of the run's outcome."""
+"""The score of an attempt and the feedback to its agent, as pure functions of the run's outcome."""
 
 import builtins
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ LIMIT_PENALTY, VIOLATION_PENALTY = 0.1, 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Of one attempt. `error` and `message` are empty where nothing was raised."""
+    """Score and feedback of an attempt. `error` and `message` are empty if nothing was raised."""
 
     score: float = 0.0
     penalty: float = 0.0
@@ -27,7 +27,7 @@ class Verdict:
 
 
 def judge(outcome: Outcome, examples: Sequence[Case], hidden: Sequence[Case]) -> Verdict:
-    """The verdict on a run whose batches of calls were the examples and the hidden tests."""
+    """Return the verdict on a run whose two batches were the examples and the hidden tests."""
     if outcome.ending == VIOLATION:
         return Verdict(
             penalty=VIOLATION_PENALTY,
@@ -80,7 +80,7 @@ def _judge_results(
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Whether two values of JSON's types are equal in type as well, all the way down."""
+    """Return whether two values of JSON's types are equal in value and type at every depth."""
     if type(value) is not type(expected):
         return False
     if type(value) is list:
@@ -97,9 +97,9 @@ def _passes(result: Result, test: Case) -> bool:
 
 
 def _first_error(shown: Sequence[Result], secret: Sequence[Result]) -> Error:
-    """Class and message of an example's error, else only the class of a hidden test's.
+    """Return class and message of an example's error, else only the class of a hidden test's.
 
-    A message or a class of the program's own could carry the hidden arguments out.
+    A message or a class defined by the program could reveal the hidden arguments.
     """
     for result in shown:
         if result.error:
@@ -119,6 +119,6 @@ def _describe(result: Result, test: Case) -> str:
 
 
 def shorten(value: Any) -> str:
-    """The value as Python writes it, cut to 200 characters."""
+    """Return the value's `repr`, cut to 200 characters."""
     text = repr(value)
     return text if len(text) <= 200 else text[:197] + "..."

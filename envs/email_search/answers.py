@@ -1,6 +1,6 @@
-"""Answers as values, as texts of a message, and as they are found in what an agent wrote.
+"""Draw answers, write them into messages, and find them in an agent's text.
 
-Dates are `datetime.date`, amounts and numbers are integers (amounts in cents), all others names.
+Dates are `datetime.date`, amounts (in cents) and numbers are integers, and all others are names.
 """
 
 import random
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"(?<![\w.,-])[-+]?\d[\d,]*(?:\.\d+)?(?!\w)")
 
 
 def draw(kind: str, names: dict[str, tuple[str, ...]], rng: random.Random) -> Any:
-    """A random answer of a kind; `names` has the pools."""
+    """Draw a random answer of a kind; `names` has the pools of names."""
     if kind == AMOUNT:
         return rng.randrange(20_000, 2_000_000, 5)
     if kind == NUMBER:
@@ -44,7 +44,7 @@ def draw(kind: str, names: dict[str, tuple[str, ...]], rng: random.Random) -> An
 
 
 def write(kind: str, answer: Any, rng: random.Random) -> str:
-    """The answer in one of the ways that people write it."""
+    """Return the answer in one of the ways in which people write it."""
     if kind == AMOUNT:
         amount = f"{answer // 100:,}.{answer % 100:02}"
         return rng.choice((f"EUR {amount}", f"{amount} EUR", f"€{amount}"))
@@ -60,7 +60,7 @@ def write(kind: str, answer: Any, rng: random.Random) -> str:
 
 
 def found_in(text: str, kind: str, names: dict[str, tuple[str, ...]]) -> set[Any]:
-    """All the different answers of a kind that a text has in it."""
+    """Return all different answers of a kind that a text contains."""
     if kind == AMOUNT:
         return {round(number * 100) for number in _numbers(text.replace("€", " "))}
     if kind == NUMBER:
@@ -72,7 +72,7 @@ def found_in(text: str, kind: str, names: dict[str, tuple[str, ...]]) -> set[Any
 
 
 def plain(text: str) -> str:
-    """Lowercase words, separated by single spaces."""
+    """Return the text as lowercase words, separated by single spaces."""
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 

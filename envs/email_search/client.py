@@ -1,10 +1,10 @@
-"""A typed client on OpenEnv's own for MCP environments: for notebooks and scripts."""
+"""A typed client for notebooks and scripts, built on OpenEnv's client for MCP environments."""
 
 from openenv.core.mcp_client import MCPToolClient
 
 
 class EmailSearchEnv(MCPToolClient):
-    """One episode at a time; for rewards, step with a `CallToolAction`.
+    """Plays one episode at a time; steps with a `CallToolAction` return rewards.
 
     >>> from openenv.core.env_server.mcp_types import CallToolAction
     >>> with EmailSearchEnv(base_url="http://127.0.0.1:8000").sync() as env:

@@ -1,4 +1,4 @@
-"""One episode: a question, a bounded number of calls, and one answer at most."""
+"""One episode: a question, a limited number of calls, and at most one answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ MAX_HITS = 10
 NO_CALLS_LEFT = "No calls are left: answer now."
 
 
-class OutOfTurn(Exception):  # noqa: N818 - goes to the agent as the error of its call
-    """The call cannot be made: the episode is over, or its calls are used up."""
+class OutOfTurn(Exception):  # noqa: N818 - the agent sees it as the error of its call
+    """The call is not allowed, because the episode is over or its calls are used up."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Episode:
-    """An episode in progress or ended. One call after the last one ends it without an answer."""
+    """The state of an episode. A call beyond the last allowed one ends it without an answer."""
 
     task: Task
     max_calls: int
@@ -28,14 +28,14 @@ class Episode:
     grade: Grade | None = None
 
     def search(self, query: str, limit: int) -> str:
-        """The hits as text, one in two lines. Raises OutOfTurn."""
+        """Return the hits as text, two lines for each. Raises OutOfTurn."""
         self.spend_call()
         hits = index(self.task.mailbox_number).search(query, max(1, min(limit, MAX_HITS)))
         lines = [_hit_text(hit) for hit in hits] or ["No message has any of these words."]
         return "\n".join(lines + self._warning())
 
     def read(self, message_id: str) -> str:
-        """A message as text. Raises OutOfTurn."""
+        """Return a message as text. Raises OutOfTurn."""
         self.spend_call()
         message = index(self.task.mailbox_number).get(message_id)
         text = _message_text(message) if message else f"There is no message {message_id!r}."
@@ -51,7 +51,7 @@ class Episode:
         return "The answer was taken."
 
     def spend_call(self) -> None:
-        """Count a call. Raises OutOfTurn where none is left, which ends the episode."""
+        """Count a call. If none is left, end the episode and raise OutOfTurn."""
         if self.is_over:
             raise OutOfTurn("The episode is over. Reset to start another.")
         if self.calls == self.max_calls:

@@ -1,4 +1,4 @@
-"""What an answer earns: a pure function of the question, the answer and the messages it cites."""
+"""The grade of an answer: a pure function of the question, the answer and the cited messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from .mailbox import Mailbox, Question
 
 RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"
 REWARDS = {RIGHT: 0.8, UNKNOWN: 0.0, WRONG: -0.5}
-CITATION = 0.2  # for the right message and no other
+CITATION = 0.2  # earned by citing the right message and no other
 MAX_ANSWER = 500  # characters
 UNKNOWN_ANSWERS = ("", "i don t know", "i do not know", "don t know", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grade:
-    """`citation` is 1.0 for the source alone, its share of the messages cited, or 0.0."""
+    """`citation` is 1 / the number of cited messages if the source is cited, else 0.0."""
 
     verdict: str
     citation: float
@@ -26,9 +26,9 @@ class Grade:
 
 
 def grade(question: Question, mailbox: Mailbox, text: str, message_ids: Sequence[str]) -> Grade:
-    """Right is what has the answer in it and no other of its kind: no second date, no other name.
+    """Grade an answer. It is right if it contains the right value and no other of its kind.
 
-    Long texts are wrong.
+    A text of more than MAX_ANSWER characters is wrong.
     """
     cited = {message_id.strip() for message_id in message_ids}
     citation = 1 / len(cited) if question.source in cited else 0.0

@@ -1,4 +1,4 @@
-"""Full-text search in a mailbox, by SQLite's FTS5. An index is read-only and shared by sessions."""
+"""Full-text search in a mailbox with SQLite's FTS5. Sessions share an index, which is read-only."""
 
 import re
 import sqlite3
@@ -8,7 +8,7 @@ from threading import Lock
 
 from .mailbox import MAX_CACHED, Message, mailbox
 
-MAX_WORDS = 20  # of a query; what follows is ignored
+MAX_WORDS = 20  # of a query; further words are ignored
 _SEARCH = """
     SELECT message_id, snippet(messages, 2, '', '', '...', 12) FROM messages
     WHERE messages MATCH ? ORDER BY bm25(messages, 0, 2, 1, 1), message_id LIMIT ?
@@ -17,18 +17,18 @@ _SEARCH = """
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hit:
-    """A message that was found, and the part of its body that fits best."""
+    """A message that was found, and the best matching part of its body."""
 
     message: Message
     snippet: str
 
 
 class Index:
-    """The messages of one mailbox, by id and by words."""
+    """The messages of one mailbox, to be found by id or by words."""
 
     def __init__(self, messages: tuple[Message, ...]) -> None:
         self._messages = {message.message_id: message for message in messages}
-        self._lock = Lock()  # One connection for all sessions, whatever threads they have.
+        self._lock = Lock()  # All sessions, in several threads, share one connection.
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._connection.execute(
             "CREATE VIRTUAL TABLE messages USING fts5"
@@ -38,7 +38,7 @@ class Index:
         self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
 
     def search(self, query: str, limit: int) -> list[Hit]:
-        """The best hits: messages with all the words of the query, else with any of them."""
+        """Return the best hits: messages with all words of the query, else with any of them."""
         words = [f'"{word}"' for word in re.findall(r"\w+", query)[:MAX_WORDS]]
         if not words:
             return []
@@ -46,7 +46,7 @@ class Index:
         return [Hit(message=self._messages[row[0]], snippet=row[1]) for row in rows]
 
     def get(self, message_id: str) -> Message | None:
-        """The message of an id, if there is one."""
+        """Return the message with this id, or None if there is none."""
         return self._messages.get(message_id.strip())
 
     def _match(self, expression: str, limit: int) -> list[tuple[str, str]]:
@@ -60,5 +60,5 @@ def _line(text: str) -> str:
 
 @lru_cache(maxsize=MAX_CACHED)
 def index(number: int) -> Index:
-    """The index of the mailbox of a number, made once."""
+    """Return the index of mailbox `number`, which is built once and cached."""
     return Index(mailbox(number).messages)

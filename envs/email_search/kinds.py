@@ -1,7 +1,7 @@
-"""The kinds of facts that a mailbox tells, and the questions about them.
+"""The kinds of facts in a mailbox, and the questions about them.
 
-A fact has keys, which make it the only one of its kind, and an answer. A text may hold the keys and
-`{answer}`; `updates` are texts of a later message that takes the first answer back.
+A fact has an answer and keys, which identify it among the facts of its kind. A text may contain the
+keys and `{answer}`; `updates` are texts of a later message that replaces the first answer.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ AMOUNT, DATE, NUMBER, PERSON = "amount", "date", "number", "person"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """`answer` is one of the constants above or the name of a pool of the vocabulary."""
+    """A kind of fact. `answer` is one of the constants above or the name of a vocabulary pool."""
 
     answer: str
     keys: tuple[str, ...]

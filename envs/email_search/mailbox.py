@@ -1,7 +1,7 @@
-"""A mailbox, made from its number: messages in order of time, and the questions they answer.
+"""Generate a mailbox from its number: messages in order of time, and the questions they answer.
 
-Of every kind there are `FACTS_PER_KIND` facts, half of them updated by a later message, which then
-is the only source of the answer. The other messages are chatter with the same names in it.
+Each kind has `FACTS_PER_KIND` facts. A later message updates every second fact and is then the only
+source of its answer. The other messages are irrelevant, but mention the same names.
 """
 
 import random
@@ -30,7 +30,7 @@ MAX_CACHED = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One email. `message_id` is its place in time, such as m017."""
+    """One email. `message_id`, such as m017, is its position in order of time."""
 
     message_id: str
     time: datetime
@@ -41,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """`source` is the message that has the answer; `answer_kind` says how to compare."""
+    """`source` is the id of the message with the answer; `answer_kind` says how to compare."""
 
     text: str
     answer_kind: str
@@ -51,7 +51,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mailbox:
-    """`names` has the pools that the answers were drawn from, its people among them."""
+    """`names` has the pools that answers are drawn from, including this mailbox's people."""
 
     messages: tuple[Message, ...]
     questions: tuple[Question, ...]
@@ -60,7 +60,7 @@ class Mailbox:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Draft:
-    """A message without its number; `question` is the one that it answers, if any."""
+    """A message before it gets its id; `question` is the one that it answers, if any."""
 
     time: datetime
     sender: str
@@ -71,7 +71,7 @@ class _Draft:
 
 @lru_cache(maxsize=MAX_CACHED)
 def mailbox(number: int) -> Mailbox:
-    """The mailbox of a number; the same number gives the same mailbox, on any machine."""
+    """Return mailbox `number`; the same number gives the same mailbox on any machine."""
     rng = random.Random(f"mailbox {number}")
     first_names, last_names = (
         rng.sample(names, k=NUM_PEOPLE) for names in (FIRST_NAMES, LAST_NAMES)
@@ -107,7 +107,7 @@ def _number(drafts: list[_Draft], names: dict[str, tuple[str, ...]], rng: random
 
 
 def _facts(kind: Kind, names: dict[str, tuple[str, ...]], rng: random.Random) -> list[_Draft]:
-    """The messages of all facts of a kind; every second fact has an update."""
+    """Return the messages of all facts of a kind; every second fact has an update."""
     drafts = []
     for number, keys in enumerate(_distinct_keys(kind, names, rng)):
         time = _draw_time(rng)

@@ -1,7 +1,7 @@
-"""Scripted players, for baselines, warm starts and tests of whatever plays.
+"""Scripted players for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
-`random.Random`; it returns the text that a model would write: here, a call of a tool.
+`random.Random`. It returns the text that a model would write, here a tool call.
 """
 
 import json
@@ -22,9 +22,9 @@ NUM_READ = 8
 
 
 def search_and_read(observations: Observations, rng: random.Random) -> str:
-    """Search for the names in the question, read what is found, and believe the latest message.
+    """Search for the names in the question, read the hits, and answer from the latest message.
 
-    It knows the forms of the questions, and only believes a message with all the names.
+    It knows the forms of the questions, and uses only messages that contain all the names.
     """
     kind, keys = _understand(observations[0]["question"])
     texts = [_text(observation) for observation in observations[1:]]
@@ -48,7 +48,7 @@ def first_hit(observations: Observations, rng: random.Random) -> str:
 
 
 def random_message(observations: Observations, rng: random.Random) -> str:
-    """Read any message, and answer from it if it has an answer of the right kind."""
+    """Read a random message, and answer from it if it has an answer of the right kind."""
     if len(observations) == 1:
         number = rng.randint(1, observations[0]["num_messages"])
         return _call("read", message_id=f"m{number:03}")
@@ -56,7 +56,7 @@ def random_message(observations: Observations, rng: random.Random) -> str:
 
 
 def _understand(question: str) -> tuple[Kind, list[str]]:
-    """The question's kind and its keys, as plain words."""
+    """Return the question's kind and its keys, as lowercase words."""
     for kind in KINDS:
         pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(kind.question))
         match = re.fullmatch(pattern, question)

@@ -1,7 +1,7 @@
-"""Tasks and splits. Task i is a question of the mailbox i modulo the number of mailboxes.
+"""Tasks and splits. Task i asks about mailbox i modulo the split's number of mailboxes.
 
-So the first tasks of a split already are about different mailboxes. The two splits have none in
-common, and every name and number in a mailbox is drawn anew.
+The first tasks of a split are therefore about different mailboxes. The two splits share none, and
+each mailbox draws its own names and numbers.
 """
 
 import random
@@ -30,15 +30,15 @@ class Task:
 
 def num_tasks(split: str) -> int:
     """Return the number of tasks of a split. Raises TaskError for an unknown split."""
-    if split not in tuple(MAILBOXES):  # A tuple, because a client may send values without a hash.
+    if split not in tuple(MAILBOXES):  # A tuple, because a client may send unhashable values.
         raise TaskError(f"split must be one of {', '.join(MAILBOXES)}, got {split!r}")
     return len(MAILBOXES[split]) * QUESTIONS_PER_MAILBOX
 
 
 def choose_task(split: str, index: int | None, seed: int | None) -> Task:
-    """The task by `index`, else by `seed`, else random.
+    """Return the task by `index`, else by `seed`, else random.
 
-    Raises TaskError where a split, index or seed does not exist.
+    Raises TaskError if the split, index or seed does not exist.
     """
     count = num_tasks(split)
     if index is None:

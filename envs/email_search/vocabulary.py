@@ -1,4 +1,4 @@
-"""What mailboxes are written with. Every name is invented; pools are what answers come from."""
+"""The words that mailboxes are written with. All names are invented; answers come from pools."""
 
 FIRST_NAMES = (
     *("Ada", "Bruno", "Carla", "Dmitri", "Elif", "Farid", "Greta", "Hana", "Ivo", "Jana", "Kofi"),

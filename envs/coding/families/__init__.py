@@ -1,1 +1,1 @@
-"""The families of problems, by theme. A family is a reference function with a parameter."""
+"""The families of problems by theme. A family is a reference function with one parameter."""

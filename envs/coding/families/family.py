@@ -1,4 +1,4 @@
-"""What a family is: a documented reference function whose keyword argument has several values."""
+"""A family of problems: a documented reference function and the values of its keyword argument."""
 
 import ast
 import inspect
@@ -12,7 +12,7 @@ FAMILIES: list["Family"] = []
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """`reference(*arguments, **{parameter: value})` solves the problem of each of the values."""
+    """For each value, `reference(*arguments, **{parameter: value})` solves one problem."""
 
     reference: Callable[..., Any]
     parameter: str
@@ -23,22 +23,22 @@ class Family:
         return self.reference.__name__
 
     def statement(self, value: Any) -> str:
-        """The docstring on one line, with the value in its place."""
+        """Return the reference's docstring on one line, with the value filled in."""
         text = " ".join(inspect.getdoc(self.reference).split())
         return text.replace("{" + self.parameter + "}", repr(value))
 
     def argument_types(self) -> dict[str, Any]:
-        """The annotations of what a solution is called with, in order."""
+        """Return the type annotations of a solution's arguments, in order."""
         return {name: argument.annotation for name, argument in self._arguments()}
 
     def signature(self) -> str:
-        """The first line of a solution, such as `def total(numbers: list[int]) -> int:`."""
+        """Return the first line of a solution, such as `def total(numbers: list[int]) -> int:`."""
         signature = inspect.signature(self.reference)
         arguments = [argument for _, argument in self._arguments()]
         return f"def {self.name}{signature.replace(parameters=arguments)}:"
 
     def solution(self, value: Any) -> str:
-        """The reference as a submission: the parameter is a line of the body."""
+        """Return the reference as a submission whose body assigns the parameter in a line."""
         source = textwrap.dedent(inspect.getsource(self.reference))
         function = ast.parse(source).body[0]
         assert isinstance(function, ast.FunctionDef)

@@ -1,4 +1,4 @@
-"""Runs one submission in a process that can do nothing but compute.
+"""Run one submission in a process that can do nothing but compute.
 
-`box.run` is the whole interface. `inside/` is what the child runs; nothing it answers is trusted.
+`box.run` is the interface. The child process runs `inside/`; the server trusts none of its answers.
 """

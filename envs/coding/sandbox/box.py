@@ -1,15 +1,15 @@
-"""A submission's run, seen from the server: starts the child, asks it, bounds it, ends it.
+"""The server's side of a submission's run: start the child, send it calls, limit it, kill it.
 
-The conversation is a JSON line each way:
+Each request and each answer is one line of JSON:
 
     {"code", "function", "cpu_s", "memory_mb"}   ->  {"layers": [...]} once confined, and then
                                                      {"loaded": true} or {"error": [class, message]}
     {"calls": [[argument, ...], ...]}            ->  {"results": [{"value"} or {"error"}, ...]}
 
-At any time the child may answer {"violation": what} or {"limit": what} instead. Expected results
-never enter the child, and a batch of calls only after the answers to the one before. So what the
-child says up to the end of the first batch, the visible examples, cannot have the hidden arguments
-in it; what it says later is not passed on.
+At any time the child may answer {"violation": what} or {"limit": what} instead. The child never
+receives expected results, and it receives a batch of calls only after it has answered the previous
+one. Its answers to the first batch (the visible examples) thus cannot contain the hidden arguments;
+text from later answers is not passed on to the agent.
 """
 
 import os
@@ -44,7 +44,7 @@ EXIT_WAIT_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Of one run. An honest one takes hundredths of a second."""
+    """The limits of one run. An ordinary solution takes hundredths of a second."""
 
     cpu_s: int = 1
     wall_s: float = 10.0
@@ -52,7 +52,7 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-# Children at once, over all sessions; the others wait, each in its session's thread.
+# Limits the children that run at once over all sessions; others wait in their sessions' threads.
 _places = threading.BoundedSemaphore(
     int(os.environ.get("CODING_MAX_PROCESSES", "0")) or os.cpu_count() or 1
 )
@@ -66,8 +66,8 @@ def run(
 ) -> Outcome:
     """Load `code` in a child and call `function` with every argument list of every batch.
 
-    Blocks for little more than `limits.wall_s` once there is a place. Raises SandboxError where
-    the child cannot be confined.
+    Waits until a process may start, then blocks for little more than `limits.wall_s`. Raises
+    SandboxError if the child cannot be confined.
     """
     outcome = Outcome()
     with _places:
@@ -104,7 +104,7 @@ def _converse(
     limits: Limits,
     outcome: Outcome,
 ) -> None:
-    """The conversation above. Fills in `outcome`; raises Ended, Gone or SandboxError."""
+    """Exchange requests and answers, and fill in `outcome`. Raises Ended, Gone or SandboxError."""
     request = {"code": code, "function": function}
     channel.send(request | {"cpu_s": limits.cpu_s, "memory_mb": limits.memory_mb})
     answer = channel.receive()
@@ -137,7 +137,7 @@ def _raise_if_out_of_resources(errors: Iterable[str]) -> None:
 
 
 def _why_gone(child: subprocess.Popen[bytes], outcome: Outcome) -> tuple[str, str]:
-    """Ending and detail for a child that closed its end without a last word."""
+    """Return ending and detail for a child that closed its pipe without saying why."""
     try:
         status = child.wait(EXIT_WAIT_S)
     except subprocess.TimeoutExpired:
@@ -154,7 +154,7 @@ def _why_gone(child: subprocess.Popen[bytes], outcome: Outcome) -> tuple[str, st
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and whatever is in its process group, and close its pipes."""
+    """Kill the child and all other processes of its group, and close its pipes."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

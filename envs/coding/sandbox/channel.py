@@ -1,4 +1,4 @@
-"""Lines of JSON to a child and back, bounded in time and size whatever the child does."""
+"""Exchange lines of JSON with a child, limited in time and size whatever the child does."""
 
 import json
 import os
@@ -13,7 +13,7 @@ MAX_ANSWER_BYTES = 1_000_000
 
 
 class Gone(Exception):  # noqa: N818 - an outcome, not an error of the server
-    """The child closed its end."""
+    """The child closed its end of the pipes."""
 
 
 class Channel:
@@ -27,7 +27,7 @@ class Channel:
         self._unread = bytearray()
 
     def send(self, request: dict[str, Any]) -> None:
-        """Write a request. Raises Ended or Gone."""
+        """Write a request. Raises Ended at the deadline, Gone if the child closed its end."""
         data = json.dumps(request).encode() + b"\n"
         while data:
             self._wait(self._requests, select.POLLOUT)
@@ -37,7 +37,7 @@ class Channel:
                 raise Gone from None
 
     def receive(self) -> dict[str, Any]:
-        """Read an answer. Raises Ended or Gone."""
+        """Read an answer. Raises Ended at a limit or for a malformed answer, else Gone."""
         while b"\n" not in self._unread:
             if len(self._unread) > MAX_ANSWER_BYTES:
                 raise Ended(LIMIT, "output")

@@ -1,4 +1,4 @@
-"""What came of a submission: how its run ended, and what each call returned."""
+"""The outcome of a submission: how its run ended, and what each call returned."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 RAN, NOT_LOADED, LIMIT, VIOLATION = "ran", "not loaded", "limit", "violation"
 
 Error = tuple[str, str]  # class and message
-MAX_TEXT = 200  # characters of what a child says
+MAX_TEXT = 200  # characters that are kept of a child's text
 UNTOLD = "what is not said here, as the hidden tests had begun"
 
 
@@ -15,7 +15,7 @@ class SandboxError(RuntimeError):
 
 
 class Ended(Exception):  # noqa: N818 - an outcome, not an error of the server
-    """The run is over before its time: how it ended, and what was attempted or exceeded."""
+    """The run ended early; says how, and what was attempted or exceeded."""
 
     def __init__(self, ending: str, detail: str) -> None:
         super().__init__(ending, detail)
@@ -25,7 +25,7 @@ class Ended(Exception):  # noqa: N818 - an outcome, not an error of the server
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """Of one call: a value of JSON's types, or an error."""
+    """The result of one call: a value of JSON's types, or an error."""
 
     value: Any = None
     error: Error | None = None
@@ -33,7 +33,7 @@ class Result:
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """`error` is that of loading the code; `results` has one list for each batch of calls."""
+    """How a run ended. `error` comes from loading the code; `results` has one list per batch."""
 
     ending: str = RAN
     detail: str = ""
@@ -43,19 +43,19 @@ class Outcome:
 
 
 def garbled() -> Ended:
-    """The end for an answer that is none."""
+    """Return the ending for a malformed answer."""
     return Ended(VIOLATION, "an answer of its own making")
 
 
 def raise_if_last(answer: dict[str, Any], is_told: bool = True) -> None:
-    """Raise Ended where the child says what it attempted or exceeded; in its words if `is_told`."""
+    """Raise Ended if the child reports a violation or limit; quote its text if `is_told`."""
     for ending in (VIOLATION, LIMIT):
         if ending in answer:
             raise Ended(ending, str(answer[ending])[:MAX_TEXT] if is_told else UNTOLD)
 
 
 def read_results(answer: dict[str, Any], expected: int) -> list[Result]:
-    """The results of a batch of `expected` calls; raises Ended for anything else."""
+    """Return the results of a batch of `expected` calls. Raises Ended for anything else."""
     results = answer.get("results")
     if type(results) is not list or len(results) != expected:
         raise garbled()
@@ -63,7 +63,7 @@ def read_results(answer: dict[str, Any], expected: int) -> list[Result]:
 
 
 def read_error(error: Any) -> Error:
-    """Class and message, shortened; raises Ended for anything else."""
+    """Return class and message, shortened. Raises Ended for anything else."""
     if type(error) is not list or [type(part) for part in error] != [str, str]:
         raise garbled()
     return error[0][:MAX_TEXT], error[1][:MAX_TEXT]

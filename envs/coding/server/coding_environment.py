@@ -1,4 +1,4 @@
-"""Coding as an OpenEnv environment; its rules are in modules of their own."""
+"""The OpenEnv environment of Coding; other modules hold its rules."""
 
 from typing import Any
 from uuid import uuid4
@@ -12,10 +12,10 @@ from ..problems import SPLITS, Case, TaskError, choose_problem, num_tasks, probl
 
 
 class CodingEnvironment(Environment[CodingAction, CodingObservation, State]):
-    """One episode at a time; `reset` starts the next.
+    """Plays one episode at a time; `reset` starts the next.
 
-    Its methods are synchronous on purpose: OpenEnv runs them in a thread for each session, where
-    waiting for a program, or for a place to run it, holds nobody else up.
+    Its methods are synchronous on purpose: OpenEnv runs them in one thread per session, so that
+    waiting for a program or for a free process does not block other sessions.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -58,7 +58,7 @@ class CodingEnvironment(Environment[CodingAction, CodingObservation, State]):
 
     @property
     def state(self) -> State:
-        """The episode's id and the number of attempts; never the tests."""
+        """Return the episode's id and the number of attempts; never the tests."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:

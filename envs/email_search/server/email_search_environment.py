@@ -1,4 +1,4 @@
-"""Email search as an OpenEnv environment of MCP tools; the rules are elsewhere."""
+"""The OpenEnv environment of email search, with MCP tools; other modules hold its rules."""
 
 from contextlib import suppress
 from typing import Annotated, Any
@@ -23,7 +23,7 @@ INSTRUCTIONS = (
 
 
 class EmailSearchEnvironment(MCPEnvironment):
-    """One episode at a time; `reset` starts the next. Every session has tools of its own."""
+    """Plays one episode at a time; `reset` starts the next. Each session has its own tools."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -62,7 +62,7 @@ class EmailSearchEnvironment(MCPEnvironment):
     async def step_async(
         self, action: Action, timeout_s: float | None = None, **_: Any
     ) -> Observation:
-        """List the tools or call one. Only the step that answers earns anything."""
+        """List the tools or call one. Only the step that answers has a reward."""
         was_over = self._episode is None or self._episode.is_over
         observation = await super().step_async(action, timeout_s)
         if isinstance(action, CallToolAction):
@@ -71,14 +71,14 @@ class EmailSearchEnvironment(MCPEnvironment):
         return observation
 
     def _finish(self, observation: CallToolObservation, was_over: bool) -> None:
-        """Put reward and end into the observation of a call."""
+        """Set reward and `done` in the observation of a call."""
         observation.reward, observation.done = 0.0, True
         if self._episode is None or was_over:
             return
         self._state.step_count += 1
         if observation.error is not None and not self._episode.is_over:
             with suppress(OutOfTurn):
-                self._episode.spend_call()  # No tool has run, and so none has counted the call.
+                self._episode.spend_call()  # No tool ran, so no tool has counted the call.
         observation.done = self._episode.is_over
         if self._episode.grade is not None:
             grade = self._episode.grade
@@ -88,16 +88,16 @@ class EmailSearchEnvironment(MCPEnvironment):
     def _step_impl(
         self, action: Action, timeout_s: float | None = None, **_: Any
     ) -> CallToolObservation:
-        """There are no other actions than those of MCP."""
+        """Raise ValueError, because all actions of this environment are MCP actions."""
         raise ValueError(f"actions are list_tools and call_tool, got {type(action).__name__}")
 
     @property
     def state(self) -> State:
-        """The episode's id and the number of calls; never the answer."""
+        """Return the episode's id and the number of calls; never the answer."""
         return self._state
 
     def _tools(self) -> FastMCP:
-        """The three tools, on this session's episode."""
+        """Build the three tools, which act on this session's episode."""
         server = FastMCP("email_search")
 
         @server.tool

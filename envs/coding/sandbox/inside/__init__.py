@@ -1,1 +1,1 @@
-"""What runs in the child, as `python -I -S <this folder>`: its files import each other by name."""
+"""The child's program, run as `python -I -S <this folder>`; its files import each other by name."""

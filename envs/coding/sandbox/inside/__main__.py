@@ -1,4 +1,4 @@
-"""Give up every right, then run a submission: the order of these lines is the sandbox."""
+"""Confine the process, then run a submission. The sandbox depends on the order of these lines."""
 
 import os
 
@@ -8,7 +8,7 @@ from conversation import call, end, load, receive, send
 
 
 def main() -> None:
-    """One submission: its code, then lists of calls, until the requests end."""
+    """Load one submission's code, then answer lists of calls until the requests end."""
     request = receive()
     gate.load_modules(request["code"])
     try:
@@ -23,7 +23,7 @@ def main() -> None:
     function = load(request["code"], request["function"])
     while function is not None:
         send({"results": [call(function, arguments) for arguments in receive()["calls"]]})
-    os._exit(0)  # An orderly end would make system calls that the filter takes for an attempt.
+    os._exit(0)  # A normal exit would make system calls that the filter kills as violations.
 
 
 main()

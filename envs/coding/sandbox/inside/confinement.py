@@ -1,7 +1,7 @@
-"""Takes from the process all it does not need, in an order in which each step is still allowed.
+"""Drop all rights that the process does not need, in an order in which each step is still allowed.
 
-Limits, the change of user (for root) and the seccomp filter must succeed; namespaces and the empty
-root are taken where the kernel grants them. No step can be undone.
+Resource limits, the change of user (for root) and the seccomp filter must succeed. Namespaces and
+the empty root directory are used where the kernel allows them. No step can be undone.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 
 def confine(cpu_s: int, memory_mb: int) -> list[str]:
-    """Apply every layer and return the names of those in force. Raises OSError."""
+    """Apply all layers and return the names of those in force. Raises OSError."""
     if sys.platform != "linux":
         raise OSError(f"no sandbox for {sys.platform}, only for Linux")
     is_root = os.geteuid() == 0
@@ -38,7 +38,7 @@ def confine(cpu_s: int, memory_mb: int) -> list[str]:
         os.setresuid(NOBODY, NOBODY, NOBODY)
         layers.append("user nobody")
     _drop_capabilities(libc)
-    # After the change of user, which would clear it: the process dies with the server.
+    # The process must die with the server. A change of user clears this setting, so it comes later.
     libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
     system_calls.install()
     return sorted(layers)
@@ -60,15 +60,15 @@ def _limit_resources(cpu_s: int, memory_mb: int) -> None:
 
 
 def _leave_namespaces(libc: ctypes.CDLL, is_root: bool) -> bool:
-    """No network, no shared memory of others; who is not root needs a user namespace for it."""
+    """Cut off network and shared memory; without root, this needs a user namespace."""
     return libc.unshare(OTHER_NAMESPACES | (0 if is_root else CLONE_NEWUSER)) == 0
 
 
 def _enter_an_empty_root() -> bool:
-    """Stand in a folder that was removed: nothing is in it, and nothing can be made in it."""
+    """Enter a removed folder, which has no files and in which none can be made."""
     path = f"/tmp/coding-{os.getpid()}-{os.urandom(8).hex()}"
     try:
-        os.mkdir(path, 0o700)  # noqa: PTH102 - pathlib takes longer to import than all of this
+        os.mkdir(path, 0o700)  # noqa: PTH102 - importing pathlib takes longer than all of this
         os.chdir(path)
         os.rmdir(path)  # noqa: PTH106
         os.chroot(".")

@@ -1,6 +1,6 @@
-"""The child's half of the protocol: one JSON line asked, one answered. See `sandbox/box.py`.
+"""The child's side of the protocol: one JSON line per request and answer. See `sandbox/box.py`.
 
-Nothing here is trusted by the server: code that runs in this process can answer what it likes.
+The server trusts no answer, because the submission runs in this process and can forge any of them.
 """
 
 import json
@@ -18,7 +18,7 @@ PLAIN = (int, float, str, bool, type(None))
 
 
 def receive() -> Any:
-    """The next request; ends the process where there is none."""
+    """Return the next request; end the process if there is none."""
     line = bytearray()
     while not line.endswith(b"\n"):
         part = os.read(REQUESTS, 65536)
@@ -36,14 +36,14 @@ def send(answer: dict[str, Any]) -> None:
 
 
 def end(**answer: str) -> NoReturn:
-    """Say what was attempted or exceeded, and end the process."""
+    """Report what was attempted or exceeded, and end the process."""
     send(answer)
     os._exit(0)
 
 
 def load(code: str, name: str) -> Callable[..., Any] | None:
-    """Run the submission and answer how that went; None where it has no such function."""
-    # A module among the others: dataclasses look theirs up.
+    """Run the submission, send the outcome, and return its function, or None if that failed."""
+    # Register the module, because dataclasses look up their own module in `sys.modules`.
     module = sys.modules[SUBMISSION] = ModuleType(SUBMISSION)
     try:
         exec(compile(code, FILE, "exec", dont_inherit=True), module.__dict__)
@@ -58,18 +58,18 @@ def load(code: str, name: str) -> Callable[..., Any] | None:
 
 
 def call(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
-    """`{"value": ...}`, or `{"error": [class, message]}`."""
+    """Return `{"value": ...}`, or `{"error": [class, message]}` if the call raised."""
     try:
         value = function(*arguments)
         require_plain(value)
-        # A copy: a later call may change what this one returned.
+        # Copy the value, because a later call may change it.
         return {"value": json.loads(json.dumps(value, allow_nan=False))}
     except BaseException as error:
         return {"error": describe(error)}
 
 
 def require_plain(value: Any) -> None:
-    """Raise TypeError unless JSON carries the value unchanged; no subclass, no tuple, no set."""
+    """Raise TypeError unless JSON keeps the value unchanged: no subclass, no tuple, no set."""
     if type(value) is list:
         for item in value:
             require_plain(item)
@@ -85,7 +85,7 @@ def require_plain(value: Any) -> None:
 
 
 def describe(error: BaseException) -> list[str]:
-    """Class and message; a SyntaxError says its line. SystemExit ends the process at once."""
+    """Return class and message, with the line of a SyntaxError. SystemExit ends the process."""
     if isinstance(error, SystemExit):
         end(violation="an exit of the process")
     try:

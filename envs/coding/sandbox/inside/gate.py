@@ -1,7 +1,7 @@
-"""Python's side of the sandbox: which modules can be imported, and what is told of an attempt.
+"""The part of the sandbox in Python: the modules that can be imported, and reports of violations.
 
-This is for good error messages and for the penalty, not for safety: code can get round whatever
-lives in its own process. What stops it is the system call filter.
+This part gives good error messages and the penalty, not safety: code can circumvent any check in
+its own process. The system call filter stops it.
 """
 
 import sys
@@ -13,8 +13,8 @@ _MODULES = """
     re statistics string sys textwrap time types typing unicodedata
 """
 MODULES = frozenset(_MODULES.split())
-LOADED_WITH = {"datetime": "_strptime", "time": "_strptime"}  # else at the first use: too late
-# Nobody imports these to compute a function; `coding` has the hidden tests.
+LOADED_WITH = {"datetime": "_strptime", "time": "_strptime"}  # These are imported at first use.
+# No function needs these modules to compute its result; `coding` contains the hidden tests.
 _HOSTILE_MODULES = """
     _ctypes _posixsubprocess _socket _thread coding ctypes faulthandler fcntl gc mmap
     multiprocessing pty resource shutil signal socket ssl subprocess tempfile threading
@@ -29,7 +29,7 @@ MAX_PRINTED = 100_000  # characters
 
 
 class Sink:
-    """Standard output of the submission: counted and thrown away."""
+    """The submission's standard output: characters are counted and discarded."""
 
     def __init__(self, overflow: Callable[[], None]) -> None:
         self._left = MAX_PRINTED
@@ -42,11 +42,11 @@ class Sink:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept, so there is nothing to flush."""
+        """Do nothing, because no text is kept."""
 
 
 class ClosedImports:
-    """The only finder: what is not loaded by now does not exist."""
+    """The only module finder; it finds nothing, so that no more modules can be imported."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -58,7 +58,7 @@ class ClosedImports:
 
 
 def load_modules(code: str) -> None:
-    """Import the allowed modules whose names the code mentions; later it cannot be done."""
+    """Import the allowed modules whose names the code mentions, before imports are closed."""
     words = "".join(sign if sign.isalnum() or sign == "_" else " " for sign in code).split()
     for name in MODULES.intersection(words):
         __import__(name)
@@ -66,9 +66,9 @@ def load_modules(code: str) -> None:
 
 
 def close(report: Callable[[str], None], overflow: Callable[[], None]) -> None:
-    """Shut imports and streams, and watch.
+    """Close imports and streams, and report forbidden actions from now on.
 
-    `report` takes the name of an attempt; neither it nor `overflow` returns.
+    `report` takes the name of the action; neither it nor `overflow` returns.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] in HOSTILE_MODULES]:
         del sys.modules[name]
@@ -80,7 +80,7 @@ def close(report: Callable[[str], None], overflow: Callable[[], None]) -> None:
     sys.unraisablehook = lambda unraisable: None
 
     def watch(event: str, arguments: tuple) -> None:
-        is_compiler = event == "open" and arguments[0] == FILE  # It looks for a faulty line.
+        is_compiler = event == "open" and arguments[0] == FILE  # It reads a faulty line.
         if event.startswith(HOSTILE_EVENTS) and not is_compiler:
             report(event)
 

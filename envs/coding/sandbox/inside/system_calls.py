@@ -1,16 +1,16 @@
 """The seccomp filter: which system calls a pure function may make, for x86-64 and 64-bit Arm.
 
-What is `ALLOWED` works. What is `REFUSED` fails with EPERM: questions that a library may ask, and
-that need no answer. Any other call ends the process with SIGSYS, and so do memory that is made
-executable and a file opened for writing. No file can be opened for reading either, no process or
-thread started, no signal sent or masked.
+`ALLOWED` calls work. `REFUSED` calls fail with EPERM: a library may make them, and works without
+their result. Any other call kills the process with SIGSYS, as does making memory executable or
+opening a file for writing. The process also cannot open a file for reading, start a process or
+thread, or send or mask a signal.
 """
 
 import ctypes
 import os
 from struct import pack
 
-# name: (number on x86-64, on 64-bit Arm); None: that machine has no such call
+# name: (number on x86-64, on 64-bit Arm); None means that the machine has no such call
 ALLOWED = {
     "read": (0, 63),
     "write": (1, 64),
@@ -57,17 +57,17 @@ REFUSED = {
     "statx": (332, 291),
     "faccessat2": (439, 439),
 }
-# Instructions of the filter machine, and where `struct seccomp_data` has what they load.
+# Instructions of the BPF machine, and offsets of the fields of `struct seccomp_data` they load.
 LOAD, JUMP_IF_EQUAL, JUMP_IF_SET, RETURN = 0x20, 0x15, 0x45, 0x06
 NUMBER_AT, ARCHITECTURE_AT, THIRD_ARGUMENT_AT = 0, 4, 32
 KILL, ALLOW, REFUSE = 0x80000000, 0x7FFF0000, 0x00050001  # the last one with EPERM
 
 PROT_EXEC, OPEN_TO_WRITE = 0o4, 0o103  # O_WRONLY, O_RDWR, O_CREAT
-# name: (numbers, the bits of the third argument that end the process, what becomes of the others)
+# name: (numbers, bits of the third argument that kill the process, action for all other calls)
 UNLESS_SET = {
     "mmap": ((9, 222), PROT_EXEC, ALLOW),
     "mprotect": ((10, 226), PROT_EXEC, ALLOW),
-    # The compiler looks for the file of a syntax error, and does without it.
+    # The compiler tries to open the file of a syntax error, and works without it.
     "openat": ((257, 56), OPEN_TO_WRITE, REFUSE),
 }
 
@@ -83,7 +83,7 @@ class _Program(ctypes.Structure):
 
 
 def install() -> None:
-    """Filter this process for good. Raises OSError where this machine or kernel cannot."""
+    """Install the filter for good. Raises OSError if this machine or kernel does not support it."""
     machine = os.uname().machine
     if machine not in MACHINES:
         raise OSError(f"no system call filter for {machine}, only for {', '.join(MACHINES)}")
@@ -99,7 +99,7 @@ def install() -> None:
 
 
 def program(machine: int) -> bytes:
-    """The filter for `MACHINES[machine]`, as an array of `struct sock_filter`."""
+    """Return the filter for `MACHINES[machine]`, as an array of `struct sock_filter`."""
     kill = _instruction(RETURN, KILL)
     steps = [
         _instruction(LOAD, ARCHITECTURE_AT),
@@ -122,5 +122,5 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 
 def _if_number(number: int, then: bytes) -> bytes:
-    """`then` for the system call `number`; all others jump over it."""
+    """Return code that runs `then` for the system call `number` and skips it for all others."""
     return _instruction(JUMP_IF_EQUAL, number, if_false=len(then) // 8) + then
