@@ -10,7 +10,7 @@ from .models import BlackjackAction, BlackjackObservation
 
 
 class BlackjackEnv(EnvClient[BlackjackAction, BlackjackObservation, State]):
-    """One hand at a time over one WebSocket.
+    """Plays one hand at a time over one WebSocket.
 
     >>> with BlackjackEnv(base_url="http://127.0.0.1:8000").sync() as env:
     ...     result = env.reset(split="train", index=0)

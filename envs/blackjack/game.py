@@ -8,19 +8,19 @@ import pyspiel
 PLAYING, WON, DRAWN, LOST = "playing", "won", "drawn", "lost"
 FORFEITED_REWARD = -1.0
 _PLAYER = 0
-_SOFT_ACE_BONUS = 10  # An ace counts 11 instead of 1 where that does not pass 21.
+_SOFT_ACE_BONUS = 10  # An ace counts 11 instead of 1 if the total stays within 21.
 
 
 class Hand(NamedTuple):
-    """Cards in the order dealt, as OpenSpiel names them: suit C D H S, then rank 2-9 T J Q K A."""
+    """Cards in the order dealt, with OpenSpiel's names: suit C D H S, then rank 2-9 T J Q K A."""
 
     cards: list[str]
     total: int
-    is_soft: bool  # an ace counts 11 in it
+    is_soft: bool  # an ace of the hand counts 11
 
 
 class Game:
-    """A hand in progress or ended; all cards come from `chance`."""
+    """The state of a hand, in progress or ended. The generator `chance` draws all cards."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -32,7 +32,7 @@ class Game:
     def play(self, text: str) -> str:
         """Take the action that the player wrote, and return the message to show.
 
-        What names no action forfeits the hand. A hand that has ended stays as it is.
+        A text that names no action forfeits the hand. A hand that has ended does not change.
         """
         if self.status != PLAYING:
             return "The hand is over. Reset to play again."
@@ -49,34 +49,34 @@ class Game:
 
     @property
     def status(self) -> str:
-        """`playing`, `won`, `drawn` or `lost`."""
+        """Return `playing`, `won`, `drawn` or `lost`."""
         if not (self._is_forfeited or self._state.is_terminal()):
             return PLAYING
         return DRAWN if self.reward == 0 else WON if self.reward > 0 else LOST
 
     @property
     def reward(self) -> float:
-        """What the hand has earned: 1.0 won, -1.0 lost or forfeited, 0.0 drawn or in progress."""
+        """Return 1.0 if won, -1.0 if lost or forfeited, 0.0 if drawn or in progress."""
         return FORFEITED_REWARD if self._is_forfeited else self._state.returns()[_PLAYER]
 
     @property
     def player(self) -> Hand:
-        """The player's hand."""
+        """Return the player's hand."""
         return _hand(self._state, _PLAYER)
 
     @property
     def dealer(self) -> Hand:
-        """The dealer's hand, of which the player must see one card only until the end."""
+        """Return the dealer's hand. Before the end, the player must see only one of its cards."""
         return _hand(self._state, self._state.dealer_id())
 
     @property
     def dealer_card(self) -> str:
-        """The dealer's card that lies open."""
+        """Return the dealer's open card."""
         return _name(self._state, self._state.dealers_visible_card())
 
     @property
     def legal_actions(self) -> list[str]:
-        """The names of the actions that can be taken; none at the end."""
+        """Return the names of the legal actions; none at the end."""
         return list(self._actions().values())
 
     def _actions(self) -> dict[int, str]:
@@ -87,7 +87,7 @@ class Game:
         }
 
     def _deal(self) -> None:
-        """Draw cards until the player is to act or the hand is over."""
+        """Draw cards until it is the player's turn or the hand is over."""
         while self._state.is_chance_node():
             cards, weights = zip(*self._state.chance_outcomes(), strict=True)
             self._state.apply_action(self._chance.choices(cards, weights)[0])
@@ -108,7 +108,7 @@ def _hand(state: pyspiel.State, player: int) -> Hand:
 
 
 def _low_value(card: str) -> int:
-    """A card's value with an ace as 1."""
+    """Return a card's value, with an ace as 1."""
     rank = card[1]
     return 1 if rank == "A" else 10 if rank in "TJQK" else int(rank)
 

@@ -1,7 +1,7 @@
-"""Scripted policies, for baselines, warm starts and tests.
+"""Scripted policies for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
-`random.Random`; it returns the text that a model would write: here, the action.
+`random.Random`. It returns the text that a model would write, here an action.
 """
 
 import random
@@ -12,7 +12,7 @@ _TEN_OR_ACE = "TJQKA"
 
 
 def basic_strategy(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """The usual table for players who may only hit or stand, by total and dealer's card."""
+    """Play the usual table of hit or stand, by the player's total and the dealer's card."""
     hand = observations[-1]
     rank = hand["dealer_card"][1]
     if hand["soft"]:

@@ -10,7 +10,7 @@ from .models import CatchAction, CatchObservation
 
 
 class CatchEnv(EnvClient[CatchAction, CatchObservation, State]):
-    """One game at a time over one WebSocket.
+    """Plays one game at a time over one WebSocket.
 
     >>> with CatchEnv(base_url="http://127.0.0.1:8000").sync() as env:
     ...     result = env.reset(split="train", index=0)

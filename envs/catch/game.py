@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pyspiel
 
 DEFAULT_ROWS, DEFAULT_COLUMNS = 10, 5  # OpenSpiel's own
-# In these bounds every ball can be reached from the middle.
+# Within these sizes the paddle can reach every ball from the middle.
 ROWS, COLUMNS = (6, 20), (3, 10)
 
 BALL, PADDLE = "o", "x"
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 class Game:
-    """A game in progress or ended; the column that the ball falls in is drawn from `chance`."""
+    """The state of a game. The generator `chance` draws the column that the ball falls in."""
 
     def __init__(
         self, chance: random.Random, rows: int = DEFAULT_ROWS, columns: int = DEFAULT_COLUMNS
@@ -37,9 +37,9 @@ class Game:
         self._read_grid()
 
     def play(self, text: str) -> str:
-        """Move the paddle as the player wrote, and return the message to show.
+        """Make the move that the player wrote, and return the message to show.
 
-        What names no action counts as `stay`. A game that has ended stays as it is.
+        A text that names no action counts as `stay`. A game that has ended does not change.
         """
         if self._state.is_terminal():
             return "The game is over. Reset to play again."
@@ -54,19 +54,19 @@ class Game:
 
     @property
     def status(self) -> str:
-        """`playing`, `caught` or `missed`."""
+        """Return `playing`, `caught` or `missed`."""
         if not self._state.is_terminal():
             return PLAYING
         return CAUGHT if self.reward > 0 else MISSED
 
     @property
     def reward(self) -> float:
-        """What the last move earned: 1.0 for catching the ball, -1.0 for missing it, else 0.0."""
+        """Return the last move's reward: 1.0 for a caught ball, -1.0 for a missed one, else 0.0."""
         return self._state.rewards()[0]
 
     @property
     def legal_actions(self) -> list[str]:
-        """The names of the moves that can be made; none at the end."""
+        """Return the names of the legal moves; none at the end."""
         return list(self._actions().values())
 
     def _actions(self) -> dict[int, str]:
@@ -77,9 +77,9 @@ class Game:
         }
 
     def _read_grid(self) -> None:
-        """OpenSpiel's own picture, read for where ball and paddle are.
+        """Read the positions of ball and paddle from OpenSpiel's text drawing.
 
-        When the ball was caught the picture has only the ball: the paddle is under it.
+        A drawing of a caught ball shows only the ball, because it covers the paddle.
         """
         self.grid = str(self._state).strip()
         places = {

@@ -1,7 +1,7 @@
-"""Scripted policies, for baselines, warm starts and tests.
+"""Scripted policies for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
-`random.Random`; it returns the text that a model would write: here, the move.
+`random.Random`. It returns the text that a model would write, here a move.
 """
 
 import random
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def perfect(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """Towards the ball's column, then stay: catches every ball."""
+    """Move to the ball's column, then stay. This catches every ball."""
     ball, paddle = observations[-1]["ball_column"], observations[-1]["paddle_column"]
     if ball == paddle:
         return "stay"
@@ -18,5 +18,5 @@ def perfect(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> st
 
 
 def random_move(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """Any move, wherever the ball is."""
+    """Return a random move, ignoring the ball."""
     return rng.choice(observations[-1]["legal_actions"])

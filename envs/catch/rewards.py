@@ -1,7 +1,7 @@
-"""Reward terms computed by the trainer from an episode: one number for each turn.
+"""Reward terms that the trainer computes from an episode, with one number for each turn.
 
-An episode has `first_observation: dict` and `turns`; a turn has `observation: dict`, which is
-what the environment answered to it, or {} when the reply never reached the environment.
+An episode has `first_observation: dict` and `turns`. A turn's `observation: dict` is the
+environment's answer to it, or {} if the reply never reached the environment.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def closer(episode: Any) -> list[float]:
-    """By how many columns each turn brought the paddle closer to the ball: 1.0, 0.0 or -1.0.
+    """Return by how many columns each turn moved the paddle closer to the ball: 1.0, 0.0 or -1.0.
 
-    The sum over a game depends on its first and last turn alone, so that no play but catching
-    earns the most: a potential, in the sense of Ng, Harada and Russell (1999).
+    The sum over a game depends only on its first and last position, so that only catching has the
+    highest sum: potential-based shaping, as in Ng, Harada and Russell (1999).
     """
     values = []
     distance = _distance(episode.first_observation)

@@ -10,7 +10,7 @@ from .models import CodingAction, CodingObservation
 
 
 class CodingEnv(EnvClient[CodingAction, CodingObservation, State]):
-    """One episode at a time over one WebSocket.
+    """Plays one episode at a time over one WebSocket.
 
     >>> with CodingEnv(base_url="http://127.0.0.1:8000").sync() as env:
     ...     result = env.reset(split="train", index=0)

@@ -10,7 +10,7 @@ from .models import EchoAction, EchoObservation
 
 
 class EchoEnv(EnvClient[EchoAction, EchoObservation, State]):
-    """One episode at a time over one WebSocket.
+    """Plays one episode at a time over one WebSocket.
 
     >>> with EchoEnv(base_url="http://127.0.0.1:8000").sync() as env:
     ...     letter = env.reset(seed=7).observation.letter

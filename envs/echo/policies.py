@@ -1,7 +1,7 @@
-"""Scripted policies, for baselines, warm starts and tests.
+"""Scripted policies for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
-`random.Random`; it returns the text that a model would write: here, the message.
+`random.Random`. It returns the text that a model would write, here a message.
 """
 
 import random
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def perfect(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """The letter that is asked for: earns 1.0."""
+    """Return the requested letter, which earns 1.0."""
     return observations[-1]["letter"]
 
 
 def random_letters(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """Eight random lowercase letters: earns 0.23 on average."""
+    """Return eight random lowercase letters, which earn 0.23 on average."""
     return "".join(rng.choices(ascii_lowercase, k=8))

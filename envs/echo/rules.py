@@ -1,8 +1,8 @@
-"""The rules of Echo as pure functions: which letters a task asks for, and what a message earns.
+"""The rules of Echo as pure functions: the letters of a task, and the score of a message.
 
-Partial credit gives even a random model some reward: a message of random bytes earns
-about 0.02, writing lowercase letters of any kind earns 0.2 and more, always the same letter of
-the five 0.36, and only reading which letter is asked for earns 1.0.
+Partial credit gives even a random model some reward: random bytes earn about 0.02, any lowercase
+letters 0.2 or more, and always the same one of the five letters 0.36. Only a player that reads the
+requested letter earns 1.0.
 """
 
 import random
@@ -22,10 +22,10 @@ class TaskError(ValueError, IndexError):
 
 
 def score(message: str, letter: str) -> float:
-    """The mean over the message's characters, from 0.0 to 1.0; 0.0 for an empty message.
+    """Return the mean value of the message's characters, 0.0 to 1.0; 0.0 for an empty message.
 
-    A character counts 1.0 where it is `letter`, `OTHER_LETTER_SHARE` where it is another
-    lowercase letter a to z, and 0.0 for anything else, spaces and capitals included.
+    A character counts 1.0 if it is `letter`, `OTHER_LETTER_SHARE` if it is another lowercase
+    letter a to z, and 0.0 otherwise, spaces and capitals included.
     """
     if not message:
         return 0.0
@@ -35,10 +35,10 @@ def score(message: str, letter: str) -> float:
 
 
 def choose_letters(split: str, index: int | None, seed: int | None) -> str:
-    """The `MAX_TURNS` letters of a task, one for each turn.
+    """Return the `MAX_TURNS` letters of a task, one for each turn.
 
-    They are given by `index`, else by `seed`, else random. The first letter goes round with the
-    index, so that each is asked for equally often. Raises TaskError where a split, index or
+    They are given by `index`, else by `seed`, else random. The first letter cycles with the
+    index, so that each letter is first equally often. Raises TaskError if the split, index or
     seed does not exist.
     """
     num_tasks = count_tasks(split)
@@ -56,6 +56,6 @@ def choose_letters(split: str, index: int | None, seed: int | None) -> str:
 
 def count_tasks(split: str) -> int:
     """Return the number of tasks of a split. Raises TaskError for an unknown split."""
-    if split not in tuple(NUM_TASKS):  # A tuple, because a client may send values without a hash.
+    if split not in tuple(NUM_TASKS):  # A tuple, because a client may send unhashable values.
         raise TaskError(f"split must be one of {', '.join(NUM_TASKS)}, got {split!r}")
     return NUM_TASKS[split]

@@ -2,5 +2,5 @@
 
 Nothing is imported here, so that `email_search.mailbox`, `email_search.grading` and
 `email_search.policies` can be used without loading the `openenv` library, which takes seconds.
-The rest is one import away: `email_search.models`, `email_search.server.app`.
+Import the rest directly: `email_search.models`, `email_search.server.app`.
 """

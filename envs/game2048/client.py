@@ -10,7 +10,7 @@ from .models import Game2048Action, Game2048Observation
 
 
 class Game2048Env(EnvClient[Game2048Action, Game2048Observation, State]):
-    """One game at a time over one WebSocket.
+    """Plays one game at a time over one WebSocket.
 
     >>> with Game2048Env(base_url="http://127.0.0.1:8000").sync() as env:
     ...     result = env.reset(split="train", index=0)

@@ -1,4 +1,4 @@
-"""One game of 2048: its board, its score, and what ends it."""
+"""One game of 2048: its board, its score and its end."""
 
 import random
 
@@ -11,9 +11,9 @@ _BY_NAME = {name: direction for direction in DIRECTIONS for name in (direction, 
 
 
 class Game:
-    """A game in progress or ended; all tiles are dealt from `chance`.
+    """The state of a game. The generator `chance` draws all new tiles.
 
-    `points` is what the last move merged, `score` the sum of all points.
+    `points` is the sum of the tiles that the last move merged, `score` the sum of all points.
     """
 
     def __init__(self, chance: random.Random, max_moves: int = DEFAULT_MAX_MOVES) -> None:
@@ -27,8 +27,8 @@ class Game:
     def play(self, text: str) -> str:
         """Make the move that the player wrote, and return the message to show.
 
-        What names no legal move leaves the board as it is and counts as one of `max_moves`. A
-        game that has ended stays as it is.
+        A text that names no legal move leaves the board unchanged and counts as one of `max_moves`.
+        A game that has ended does not change.
         """
         self.points = 0
         if self.status != PLAYING:
@@ -45,19 +45,19 @@ class Game:
 
     @property
     def status(self) -> str:
-        """`playing`, `stuck` without a legal move, or `stopped` after `max_moves`."""
+        """Return `playing`, `stuck` without a legal move, or `stopped` after `max_moves`."""
         if not self.legal_moves:
             return STUCK
         return STOPPED if self.turn == self.max_moves else PLAYING
 
     @property
     def legal_moves(self) -> list[str]:
-        """The directions in which something moves."""
+        """Return the directions in which at least one tile moves."""
         return legal_moves(self.board)
 
     @property
     def grid(self) -> str:
-        """The board as text."""
+        """Return the board as text."""
         return draw(self.board)
 
     def _outcome(self) -> str:

@@ -1,7 +1,7 @@
-"""Scripted policies, for baselines, warm starts and tests.
+"""Scripted policies for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
-`random.Random`; it returns the text that a model would write: here, the move.
+`random.Random`. It returns the text that a model would write, here a move.
 """
 
 import random
@@ -11,7 +11,7 @@ from typing import Any
 
 from .rules import Board, empty_cells, legal_moves, move, put
 
-# A path through the cells from one corner: the largest tiles belong at its beginning.
+# A path through the cells from one corner. The best boards have their largest tiles at its start.
 _SNAKE = (
     (2**15, 2**14, 2**13, 2**12),
     (2**8, 2**9, 2**10, 2**11),
@@ -21,22 +21,22 @@ _SNAKE = (
 
 
 def expectimax(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """The move that is best on average, one reply ahead: over every cell that a 2 may be dealt to.
+    """Return the move with the best mean value after one reply, over all cells for a new 2.
 
-    A board is worth most when large tiles lie first along a snake from the upper left corner.
-    Takes some milliseconds a move.
+    A board's value is highest with large tiles first along a snake from the upper left corner.
+    A move takes some milliseconds to compute.
     """
     board = tuple(map(tuple, observations[-1]["board"]))
     return max(legal_moves(board), key=lambda direction: _expected(move(board, direction)[0]))
 
 
 def random_move(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """Any legal move, whatever it leads to."""
+    """Return a random legal move."""
     return rng.choice(observations[-1]["legal_actions"])
 
 
 def _expected(board: Board) -> float:
-    """The mean, over the empty cells for a 2, of what the best reply is worth."""
+    """Return the value of the best reply to a new 2, as the mean over the empty cells."""
     return fmean(_value_of_best_reply(put(board, cell, 2)) for cell in empty_cells(board))
 
 

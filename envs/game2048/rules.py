@@ -1,6 +1,6 @@
 """The rules of 2048 as pure functions of boards.
 
-A board is four rows of four tiles, from the top and from the left; 0 is an empty cell.
+A board has four rows of four tiles, from top to bottom and left to right; 0 is an empty cell.
 """
 
 import random
@@ -16,33 +16,33 @@ Cell = tuple[int, int]  # row and column
 
 
 def first_board(rng: random.Random) -> Board:
-    """An empty board with two tiles dealt."""
+    """Return an empty board with two new tiles."""
     return deal_tile(deal_tile(((0,) * SIZE,) * SIZE, rng), rng)
 
 
 def deal_tile(board: Board, rng: random.Random) -> Board:
-    """The board with a 2, or one time in ten a 4, in one of its empty cells."""
+    """Return the board with a new 2 (one time in ten a 4) in a random empty cell."""
     tile = 4 if rng.random() < SHARE_OF_FOURS else 2
     return put(board, rng.choice(empty_cells(board)), tile)
 
 
 def put(board: Board, cell: Cell, tile: int) -> Board:
-    """The board with `tile` in one cell."""
+    """Return the board with `tile` in one cell."""
     y, x = cell
     row = (*board[y][:x], tile, *board[y][x + 1 :])
     return (*board[:y], row, *board[y + 1 :])
 
 
 def empty_cells(board: Board) -> list[Cell]:
-    """The cells without a tile, from the upper left."""
+    """Return the cells without a tile, starting at the upper left."""
     return [(y, x) for y, row in enumerate(board) for x, tile in enumerate(row) if not tile]
 
 
 def move(board: Board, direction: str) -> tuple[Board, int]:
-    """The board with all tiles slid, before a new one is dealt, and the sum of the merged tiles.
+    """Slide all tiles. Return the board, without a new tile, and the sum of the merged tiles.
 
-    Equal neighbours merge from the side that they slide to, and a merged tile does not merge
-    again. A board that comes back as it was means that the move is not legal.
+    Equal neighbours merge, starting at the side that they slide to; a merged tile does not merge
+    again. If the returned board is unchanged, the move is not legal.
     """
     is_vertical = direction in ("up", "down")
     order = -1 if direction in ("down", "right") else 1
@@ -53,19 +53,19 @@ def move(board: Board, direction: str) -> tuple[Board, int]:
 
 
 def legal_moves(board: Board) -> list[str]:
-    """The directions in which something moves; none when the game is over."""
+    """Return the directions in which at least one tile moves; none when the game is over."""
     return [direction for direction in DIRECTIONS if move(board, direction)[0] != board]
 
 
 def draw(board: Board) -> str:
-    """The board as text: columns aligned to the right, '.' for an empty cell."""
+    """Return the board as text: columns aligned to the right, '.' for an empty cell."""
     width = len(str(max(map(max, board))))
     return "\n".join(" ".join(str(tile or ".").rjust(width) for tile in row) for row in board)
 
 
 @lru_cache(maxsize=65_536)
 def _slide(row: Row) -> tuple[Row, int]:
-    """The row slid to the left, and the sum of its merged tiles."""
+    """Return the row slid to the left, and the sum of its merged tiles."""
     tiles = [tile for tile in row if tile]
     slid: list[int] = []
     points = 0

@@ -1,4 +1,4 @@
-"""The splits, and how a task draws its chance."""
+"""The splits, and the random generator of each task."""
 
 import random
 
@@ -14,10 +14,10 @@ class TaskError(ValueError, IndexError):
 
 
 def chance_of(split: str, index: int | None, seed: int | None) -> random.Random:
-    """The generator that all chance of a task comes from: given by `index`, else by `seed`.
+    """Return the generator of all random draws of a task, seeded by `index`, else by `seed`.
 
-    Without either it is random. No two splits share a generator, whatever the index or seed.
-    Raises TaskError where a split, index or seed does not exist.
+    Without either, the seed is random. No two splits share a generator, whatever the index or seed.
+    Raises TaskError if the split, index or seed does not exist.
     """
     num_tasks = count_tasks(split)
     if index is None and seed is None:
@@ -31,7 +31,7 @@ def chance_of(split: str, index: int | None, seed: int | None) -> random.Random:
 
 def count_tasks(split: str) -> int:
     """Return the number of tasks of a split. Raises TaskError for an unknown split."""
-    if split not in tuple(NUM_TASKS):  # A tuple, because a client may send values without a hash.
+    if split not in tuple(NUM_TASKS):  # A tuple, because a client may send unhashable values.
         raise TaskError(f"split must be one of {', '.join(NUM_TASKS)}, got {split!r}")
     return NUM_TASKS[split]
 
@@ -39,7 +39,7 @@ def count_tasks(split: str) -> int:
 def require_integer(
     what: str, value: object, low: int | None = None, high: int | None = None
 ) -> None:
-    """Raise TaskError unless `value` is an integer (True is none) from `low` to `high`."""
+    """Raise TaskError unless `value` is an int (not a bool) from `low` to `high`."""
     if type(value) is not int:
         raise TaskError(f"{what} must be an integer, got {value!r}")
     if low is not None and high is not None and not low <= value <= high:

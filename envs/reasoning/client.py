@@ -10,7 +10,7 @@ from .models import ReasoningAction, ReasoningObservation
 
 
 class ReasoningEnv(EnvClient[ReasoningAction, ReasoningObservation, State]):
-    """One question at a time over one WebSocket.
+    """Answers one question at a time over one WebSocket.
 
     >>> with ReasoningEnv(base_url="http://127.0.0.1:8000").sync() as env:
     ...     result = env.reset(split="train", task="coin_flip")

@@ -1,7 +1,7 @@
 """Questions of reasoning-gym by task, split and index, and their scores.
 
-A task is the name of one of the library's generators, such as `leg_counting`. Each split has a
-seed of its own, so that no question of `eval` is drawn with a seed that `train` uses.
+A task is the name of one of the library's generators, such as `leg_counting`. The splits use
+different seeds, so that no question of `eval` is drawn with a seed of `train`.
 """
 
 import json
@@ -18,9 +18,9 @@ DEFAULT_TASK = "leg_counting"
 DEFAULT_SIZE = 1000
 MAX_SIZE = 2**20
 MAX_ANSWER_LENGTH = 10_000
-# The library adds a question's index to the seed: these are further apart than any size.
+# The library adds a question's index to the seed; these seeds differ by more than any split's size.
 SPLIT_SEEDS = {"train": 0, "eval": 2**31}
-# Their scorers run what the player wrote as Python, by `eval` or by sympy's parser.
+# The scorers of these tasks run the player's text as Python, by `eval` or by sympy's parser.
 EVALUATING_TASKS = frozenset(
     {
         "binary_matrix",
@@ -49,25 +49,25 @@ class Question:
     """One question, its generator's scorer, and what the scorer compares with."""
 
     def __init__(self, dataset: Dataset, index: int) -> None:
-        """Raises TaskError where the generator fails: with its own config it should not."""
+        """Generate the question. Raises TaskError if the generator fails with this config."""
         self._dataset = dataset
         try:
             self._entry = dataset[index]
-        except Exception as error:  # Whatever a generator does with numbers it was not made for.
+        except Exception as error:  # A generator may raise anything for unexpected settings.
             raise TaskError(f"config: question {index} cannot be made: {error!r}") from error
 
     @property
     def text(self) -> str:
-        """What the player is asked."""
+        """Return the question's text."""
         return self._entry["question"]
 
     def score(self, answer: str) -> float:
-        """The library's own score, 1.0 for a right answer; 0.0 where the scorer fails on it."""
+        """Return the library's score, 1.0 for a right answer, or 0.0 if the scorer fails on it."""
         if len(answer) > MAX_ANSWER_LENGTH:
             return 0.0
         try:
             return float(self._dataset.score_answer(answer=answer, entry=self._entry))
-        except Exception:  # Scorers parse, and some only what is well formed.
+        except Exception:  # Some scorers fail on malformed answers.
             return 0.0
 
 
@@ -79,9 +79,9 @@ def choose_question(
     size: int = DEFAULT_SIZE,
     config: Mapping[str, Any] | None = None,
 ) -> Question:
-    """The question of a task: by `index`, else by `seed`, else random.
+    """Return the question of a task: by `index`, else by `seed`, else random.
 
-    Raises TaskError where a task, split, index, seed, size or config does not exist.
+    Raises TaskError if the task, split, index, seed, size or config does not exist.
     """
     _require_task(task)
     require_split(split)
@@ -96,7 +96,7 @@ def choose_question(
 
 def require_split(split: object) -> None:
     """Raise TaskError for an unknown split."""
-    if split not in tuple(SPLIT_SEEDS):  # A tuple, because a client may send values without a hash.
+    if split not in tuple(SPLIT_SEEDS):  # A tuple, because a client may send unhashable values.
         raise TaskError(f"split must be one of {', '.join(SPLIT_SEEDS)}, got {split!r}")
 
 
@@ -118,15 +118,15 @@ def _require_integer(what: str, value: object, low: int, high: int) -> None:
 
 
 def _as_text(config: object) -> str:
-    """The overrides as JSON: a key for the cache."""
+    """Return the overrides as JSON, which serves as a cache key."""
     if not isinstance(config, Mapping) or {"seed", "size"} & set(config):
         raise TaskError(f"config must map keys other than seed and size, got {config!r}")
     return json.dumps(config, sort_keys=True)
 
 
-@lru_cache(maxsize=128)  # Some generators read files when they are made, for a second or two.
+@lru_cache(maxsize=128)  # Some generators read files at construction, which takes a second or two.
 def _load(task: str, split: str, size: int, config: str) -> Dataset:
     try:
         return create_dataset(task, seed=SPLIT_SEEDS[split], size=size, **json.loads(config))
-    except Exception as error:  # The library asserts; unknown keys are a TypeError.
+    except Exception as error:  # AssertionError for bad values, TypeError for unknown keys.
         raise TaskError(f"config {config} does not suit task {task!r}: {error}") from error

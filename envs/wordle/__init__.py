@@ -2,5 +2,5 @@
 
 Nothing is imported here, so that `wordle.rules`, `wordle.words`, `wordle.policies` and
 `wordle.rewards` can be used without loading the `openenv` library, which takes seconds.
-The rest is one import away: `wordle.client.WordleEnv`, `wordle.models`, `wordle.server.app`.
+Import the rest directly: `wordle.client.WordleEnv`, `wordle.models`, `wordle.server.app`.
 """

@@ -10,7 +10,7 @@ from .models import WordleAction, WordleObservation
 
 
 class WordleEnv(EnvClient[WordleAction, WordleObservation, State]):
-    """One game at a time over one WebSocket.
+    """Plays one game at a time over one WebSocket.
 
     >>> with WordleEnv(base_url="http://127.0.0.1:8000").sync() as env:
     ...     result = env.reset(split="train", index=0)

@@ -1,4 +1,4 @@
-"""One game of Wordle: with a fixed answer, a board of guesses, and one end."""
+"""One game of Wordle: its answer, its board of guesses and its end."""
 
 from dataclasses import dataclass, field
 
@@ -10,10 +10,10 @@ PLAYING, WON, LOST = "playing", "won", "lost"
 
 @dataclass(kw_only=True, slots=True)
 class Game:
-    """A game in progress or ended.
+    """The state of a game, in progress or ended.
 
     `guess` and `marks` are those of the last turn; `marks` is empty for an invalid guess,
-    which costs a turn but does not enter the board.
+    which costs a turn but is not added to the board.
     """
 
     answer: str
@@ -27,7 +27,7 @@ class Game:
     def play(self, text: str) -> str:
         """Take one turn with what the player wrote, and return the message to show.
 
-        Case and surrounding spaces are ignored. A game that has ended stays as it is.
+        Case and surrounding spaces are ignored. A game that has ended does not change.
         """
         if self.status != PLAYING:
             self.guess = self.marks = ""
@@ -47,7 +47,7 @@ class Game:
         return complaint
 
     def _complaint(self) -> str:
-        """Why the guess is invalid, or '' when it is a word of the list."""
+        """Return why the guess is invalid, or '' if it is a word of the list."""
         if self.guess in legal_guesses(self.words):
             return ""
         if len(self.guess) != LENGTH:

@@ -1,7 +1,7 @@
-"""Scripted policies, for baselines, warm starts and tests.
+"""Scripted policies for baselines, warm starts and tests.
 
 A policy is called with all observations of the episode so far, as plain dicts, and a
-`random.Random`; it returns the text that a model would write: here, the guess. It knows what a
+`random.Random`. It returns the text that a model would write, here a guess. A policy knows what a
 player knows, which includes the word list.
 """
 
@@ -15,9 +15,9 @@ from .words import load
 
 
 def consistent(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """A random word of the list that agrees with every row of the board.
+    """Return a random word of the list that agrees with every row of the board.
 
-    Raises ValueError for a board that no word of the list agrees with.
+    Raises ValueError if no word of the list agrees with the board.
     """
     words, board = observations[-1]["words"], observations[-1]["board"]
     if not board:
@@ -31,15 +31,15 @@ def consistent(observations: Sequence[Mapping[str, Any]], rng: random.Random) ->
 
 
 def random_word(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
-    """Any word of the list, ignoring the board."""
+    """Return a random word of the list, ignoring the board."""
     return rng.choice(load(observations[-1]["words"]))
 
 
-# The first row rules out most words, so it alone is worth remembering. Bounded because all
-# guesses of the largest list would take some 200 MB.
+# Only the first row is cached, because it rules out most words. The cache is bounded, because all
+# guesses of the largest list would take about 200 MB.
 @lru_cache(maxsize=2048)
 def _answers_by_marks(words: str, guess: str) -> dict[str, list[str]]:
-    """The words of the list as answers, by the marks that `guess` earns against them."""
+    """Return the words of the list, grouped by the marks of `guess` if that word is the answer."""
     answers: dict[str, list[str]] = {}
     for answer in load(words):
         answers.setdefault(rules.score(guess, answer), []).append(answer)

@@ -1,8 +1,8 @@
-"""Reward terms computed by the trainer from an episode: one number for each turn.
+"""Reward terms that the trainer computes from an episode, with one number for each turn.
 
-An episode has `first_observation: dict` and `turns`; a turn has `observation: dict`, which is
-what the environment answered to it, or {} when the reply never reached the environment. Only
-what the player saw is used: never the answer.
+An episode has `first_observation: dict` and `turns`. A turn's `observation: dict` is the
+environment's answer to it, or {} if the reply never reached the environment. The terms use only
+what the player saw, never the answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +12,19 @@ from .rules import consistent, score
 
 
 def consistent_guess(episode: Any) -> list[float]:
-    """1.0 for each turn that guessed a word of the list which could still be the answer.
+    """Return 1.0 for each turn that guessed a word of the list that could still be the answer.
 
-    0.0 for an invalid guess, for one that the board before it rules out (which every repetition
-    is), and for a reply that never reached the environment.
+    The value is 0.0 for an invalid guess, for one that the board before it rules out (such as a
+    repetition), and for a reply that never reached the environment.
     """
     return _per_turn(episode, lambda guess, board: float(consistent(guess, board)))
 
 
 def respected_marks(episode: Any) -> list[float]:
-    """The share of the marks on the board that each turn's guess takes into account, 0.0 to 1.0.
+    """Return the share of the board's marks that each turn's guess respects, 0.0 to 1.0.
 
-    A mark is taken into account if the row would have it again, were the guess the answer; so
-    1.0 is a consistent guess. Without a board a listed word earns 1.0; what is no word earns 0.0.
+    A guess respects a mark if its row would have the same mark with the guess as the answer, so a
+    consistent guess has 1.0. On an empty board a listed word has 1.0. An unlisted word has 0.0.
     """
     return _per_turn(episode, _share_respected)
 
@@ -41,7 +41,7 @@ def _share_respected(guess: str, board: Sequence[Mapping[str, str]]) -> float:
 def _per_turn(
     episode: Any, value: Callable[[str, Sequence[Mapping[str, str]]], float]
 ) -> list[float]:
-    """`value` of each turn's guess and the board before it; 0.0 where no word was guessed."""
+    """Return `value(guess, board before it)` per turn, or 0.0 if no listed word was guessed."""
     values = []
     board = episode.first_observation.get("board", [])
     for turn in episode.turns:

@@ -1,9 +1,9 @@
 """The rules of Wordle as pure functions of words and boards.
 
 A board is the sequence of scored guesses, oldest first: mappings with `guess` (five lowercase
-letters) and `marks` (five of 'g' green, 'y' yellow, '.' grey). Words are taken to have
-`LENGTH` letters (words of unequal length raise ValueError); checking what a player wrote is
-the game's work, not this module's.
+letters) and `marks` (five of 'g' green, 'y' yellow, '.' grey). This module expects words of
+`LENGTH` letters (words of unequal length raise ValueError); the game checks the text that a player
+wrote.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Row = Mapping[str, str]
 
 
 def score(guess: str, answer: str) -> str:
-    """The marks that `guess` earns against `answer`: five of 'g', 'y', '.'.
+    """Return the marks of `guess` for `answer`: five of 'g', 'y', '.'.
 
     Greens are given first; each letter of the answer then colours at most one letter of the
     guess yellow, from left to right. So 'geese' against 'these' is '..ggg'.
@@ -38,7 +38,7 @@ def score(guess: str, answer: str) -> str:
 
 
 def consistent(word: str, board: Sequence[Row]) -> bool:
-    """Whether `word` can still be the answer: every guess on the board would earn its marks.
+    """Return whether `word` can still be the answer, that is, would give all guesses their marks.
 
     A word already on the board and not the answer is never consistent.
     """
@@ -46,7 +46,7 @@ def consistent(word: str, board: Sequence[Row]) -> bool:
 
 
 def pattern(board: Sequence[Row]) -> str:
-    """The green letters in their places and '_' elsewhere, such as '_r_n_'."""
+    """Return the green letters in their places and '_' elsewhere, such as '_r_n_'."""
     placed = ["_"] * LENGTH
     for row in board:
         for position, mark in enumerate(row["marks"]):
@@ -56,16 +56,16 @@ def pattern(board: Sequence[Row]) -> str:
 
 
 def present(board: Sequence[Row]) -> str:
-    """The letters known to be in the word and not yet placed, sorted, such as 'aet'.
+    """Return the letters known to be in the word but not yet placed, sorted, such as 'aet'.
 
-    A letter known to occur twice and placed once (or never) is given once (or twice).
+    A letter that is known to occur twice appears once if it is placed once, twice if never.
     """
     known: dict[str, int] = {}
     for row in board:
         coloured = [
             letter for letter, mark in zip(row["guess"], row["marks"], strict=True) if mark != GREY
         ]
-        # One row counts a letter's sure occurrences; two rows may colour the same one.
+        # Count a letter's known occurrences per row, because two rows may mark the same one.
         for letter in coloured:
             known[letter] = max(known.get(letter, 0), coloured.count(letter))
     placed = pattern(board)
@@ -73,7 +73,7 @@ def present(board: Sequence[Row]) -> str:
 
 
 def absent(board: Sequence[Row]) -> str:
-    """The letters known not to be in the word at all, sorted.
+    """Return the letters known not to be in the word, sorted.
 
     A letter that is grey in one place and coloured in another is in the word: not listed.
     """

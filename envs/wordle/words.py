@@ -1,10 +1,10 @@
-"""The shipped word lists, their train and eval splits, and how a task names its answer.
+"""The shipped word lists, their train and eval splits, and the answer of each task.
 
-A task is (split, index). The order of a list's tasks is that of the SHA-256 of each word, which
-needs no seed and never changes. With `holdout` the last fifth is `eval` and the others are
-`train`; without it both splits ask for every word, as in the real game, whose list is known to
-its players. All words of a list may be guessed in both splits. Where the lists come from is told
-in `data/README.md`.
+A task is (split, index). A list's tasks are sorted by the SHA-256 of their words, so the order
+needs no seed and never changes. With `holdout` the last fifth is `eval` and the rest is `train`.
+Without it both splits use every word as an answer, as in the real game, whose players know the
+list. All words of a list may be guessed in both splits. `data/README.md` names the sources of the
+lists.
 """
 
 import hashlib
@@ -29,19 +29,19 @@ class TaskError(ValueError, IndexError):
 
 
 def load(words: str) -> tuple[str, ...]:
-    """All words of the list `words`, sorted; raises TaskError for an unknown list."""
+    """Return all words of the list `words`, sorted. Raises TaskError for an unknown list."""
     _require_member("words", words, LISTS)
     return _read(words)
 
 
 @cache
 def legal_guesses(words: str) -> frozenset[str]:
-    """The words of the list `words` as a set, for membership tests."""
+    """Return the words of the list `words` as a set, for membership tests."""
     return frozenset(load(words))
 
 
 def answers(split: str, words: str = DEFAULT_LIST, holdout: bool = True) -> tuple[str, ...]:
-    """The answers of one split in task order: the task's index is the position here.
+    """Return the answers of one split in task order; a task's index is its answer's position.
 
     Raises TaskError for an unknown split or list.
     """
@@ -55,16 +55,16 @@ def answers(split: str, words: str = DEFAULT_LIST, holdout: bool = True) -> tupl
 
 
 def num_tasks(split: str, words: str = DEFAULT_LIST, holdout: bool = True) -> int:
-    """How many tasks a split of a list has: valid indices are 0 up to this, exclusive."""
+    """Return the number of tasks of a split; valid indices are 0 to this number, exclusive."""
     return len(answers(split, words, holdout))
 
 
 def choose_answer(
     split: str, words: str, index: int | None, seed: int | None, holdout: bool = True
 ) -> str:
-    """The answer of a task: by `index`, else by `seed`, else random.
+    """Return the answer of a task: by `index`, else by `seed`, else random.
 
-    Raises TaskError where a list, split, index or seed does not exist.
+    Raises TaskError if the list, split, index or seed does not exist.
     """
     choices = answers(split, words, holdout)
     if index is None:

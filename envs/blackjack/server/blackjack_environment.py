@@ -1,4 +1,4 @@
-"""Blackjack as an OpenEnv environment; the game is in modules of its own."""
+"""The OpenEnv environment of Blackjack; other modules hold the game."""
 
 from typing import Any
 from uuid import uuid4
@@ -12,10 +12,10 @@ from ..tasks import NUM_TASKS, TaskError, chance_of, count_tasks
 
 
 class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, State]):
-    """One hand at a time; `reset` deals the next.
+    """Plays one hand at a time; `reset` deals the next.
 
-    The asynchronous methods are there for speed: OpenEnv runs them on the server's loop, and
-    the synchronous ones in a thread for each session, which costs more than a turn does.
+    The asynchronous methods exist for speed: OpenEnv runs them on the server's event loop, but
+    the synchronous ones in one thread per session, which takes longer than a turn.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -50,15 +50,15 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, St
         split: str = "train",
         index: int | None = None,
     ) -> BlackjackObservation:
-        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the event loop. OpenEnv reads the keywords from this signature."""
         return self.reset(seed, episode_id, split=split, index=index)
 
     def step(
         self, action: BlackjackAction, timeout_s: float | None = None, **_: Any
     ) -> BlackjackObservation:
-        """Take one action. The reward is the game's own at the end, and 0.0 before.
+        """Take one action. The reward is the game's own at the end and 0.0 before.
 
-        Before the first `reset` and after the end: `done`, a message, and no reward.
+        Before the first `reset` and after the end, it returns `done`, a message and no reward.
         """
         if self._game is None:
             message = "No hand was dealt. Reset first."
@@ -71,12 +71,12 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, St
     async def step_async(
         self, action: BlackjackAction, timeout_s: float | None = None, **_: Any
     ) -> BlackjackObservation:
-        """Run `step` on the server's loop."""
+        """Run `step` on the event loop."""
         return self.step(action)
 
     @property
     def state(self) -> State:
-        """The episode's id and the number of actions taken; never the hidden card."""
+        """Return the episode's id and the number of actions taken; never the hidden card."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:

@@ -1,4 +1,4 @@
-"""Catch as an OpenEnv environment; the game is in modules of its own."""
+"""The OpenEnv environment of Catch; other modules hold the game."""
 
 from typing import Any
 from uuid import uuid4
@@ -12,10 +12,10 @@ from ..tasks import NUM_TASKS, TaskError, chance_of, count_tasks, require_intege
 
 
 class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
-    """One game at a time; `reset` starts the next.
+    """Plays one game at a time; `reset` starts the next.
 
-    The asynchronous methods are there for speed: OpenEnv runs them on the server's loop, and
-    the synchronous ones in a thread for each session, which costs more than a turn does.
+    The asynchronous methods exist for speed: OpenEnv runs them on the server's event loop, but
+    the synchronous ones in one thread per session, which takes longer than a turn.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -57,7 +57,7 @@ class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
         rows: int = DEFAULT_ROWS,
         columns: int = DEFAULT_COLUMNS,
     ) -> CatchObservation:
-        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the event loop. OpenEnv reads the keywords from this signature."""
         return self.reset(seed, episode_id, split=split, index=index, rows=rows, columns=columns)
 
     def step(
@@ -65,7 +65,7 @@ class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
     ) -> CatchObservation:
         """Make one move. The reward is the game's own: 1.0 or -1.0 at the end, 0.0 before.
 
-        Before the first `reset` and after the end: `done`, a message, and no reward.
+        Before the first `reset` and after the end, it returns `done`, a message and no reward.
         """
         if self._game is None:
             message = "No game was started. Reset first."
@@ -78,12 +78,12 @@ class CatchEnvironment(Environment[CatchAction, CatchObservation, State]):
     async def step_async(
         self, action: CatchAction, timeout_s: float | None = None, **_: Any
     ) -> CatchObservation:
-        """Run `step` on the server's loop."""
+        """Run `step` on the event loop."""
         return self.step(action)
 
     @property
     def state(self) -> State:
-        """The episode's id and the number of moves made."""
+        """Return the episode's id and the number of moves made."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:

@@ -1,6 +1,6 @@
 """The server's ASGI application, and `python -m coding.server.app` to run it.
 
-`MAX_CONCURRENT_ENVS` in the process's environment bounds the sessions (default 256),
+`MAX_CONCURRENT_ENVS` in the process's environment limits the sessions (default 256),
 `CODING_MAX_PROCESSES` the programs that run at once (default: one for each core).
 """
 
@@ -34,7 +34,7 @@ def main() -> None:
         port=arguments.port,
         # Compressing small frames costs more than it saves.
         ws_per_message_deflate=False,
-        # Clients keep their sockets open; without a limit a stop would wait for them.
+        # Clients keep their sockets open, so without a limit a shutdown would wait for them.
         timeout_graceful_shutdown=2,
     )
 

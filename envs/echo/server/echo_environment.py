@@ -1,4 +1,4 @@
-"""Echo as an OpenEnv environment; its rules are in modules of their own."""
+"""The OpenEnv environment of Echo; other modules hold its rules."""
 
 from typing import Any
 from uuid import uuid4
@@ -11,17 +11,17 @@ from ..rules import MAX_TURNS, NUM_TASKS, TaskError, choose_letters, count_tasks
 
 
 class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
-    """One episode at a time; `reset` starts the next.
+    """Plays one episode at a time; `reset` starts the next.
 
-    The asynchronous methods are there for speed: OpenEnv runs them on the server's loop, and
-    the synchronous ones in a thread for each session, which costs more than a turn does.
+    The asynchronous methods exist for speed: OpenEnv runs them on the server's event loop, but
+    the synchronous ones in one thread per session, which takes longer than a turn.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._letters = ""  # One for each turn; none before the first reset.
+        self._letters = ""  # one for each turn; none before the first reset
         self._turn = 0
         self._state = State()
 
@@ -55,14 +55,14 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
         index: int | None = None,
         turns: int = 1,
     ) -> EchoObservation:
-        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the event loop. OpenEnv reads the keywords from this signature."""
         return self.reset(seed, episode_id, split=split, index=index, turns=turns)
 
     def step(self, action: EchoAction, timeout_s: float | None = None, **_: Any) -> EchoObservation:
-        """Score the message: `rules.score` divided by the number of turns of the episode.
+        """Reward the message with `rules.score` divided by the episode's number of turns.
 
-        So the rewards of an episode sum to at most 1.0. Before the first `reset` and after the
-        end: `done`, a message, and no reward.
+        The rewards of an episode thus sum to at most 1.0. Before the first `reset` and after the
+        end, it returns `done`, a message and no reward.
         """
         if self._turn == len(self._letters):
             message = "The episode is over, or was never started. Reset to start one."
@@ -75,12 +75,12 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
     async def step_async(
         self, action: EchoAction, timeout_s: float | None = None, **_: Any
     ) -> EchoObservation:
-        """Run `step` on the server's loop."""
+        """Run `step` on the event loop."""
         return self.step(action)
 
     @property
     def state(self) -> State:
-        """The episode's id and the number of turns taken."""
+        """Return the episode's id and the number of turns taken."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:

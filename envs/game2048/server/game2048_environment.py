@@ -1,4 +1,4 @@
-"""2048 as an OpenEnv environment; the game is in modules of its own."""
+"""The OpenEnv environment of 2048; other modules hold the game."""
 
 from typing import Any
 from uuid import uuid4
@@ -14,10 +14,10 @@ MAX_SCALE = 1000
 
 
 class Game2048Environment(Environment[Game2048Action, Game2048Observation, State]):
-    """One game at a time; `reset` starts the next.
+    """Plays one game at a time; `reset` starts the next.
 
-    The asynchronous methods are there for speed: OpenEnv runs them on the server's loop, and
-    the synchronous ones in a thread for each session, which costs more than a turn does.
+    The asynchronous methods exist for speed: OpenEnv runs them on the server's event loop, but
+    the synchronous ones in one thread per session, which takes longer than a turn.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -61,7 +61,7 @@ class Game2048Environment(Environment[Game2048Action, Game2048Observation, State
         max_moves: int = DEFAULT_MAX_MOVES,
         reward_scale: float = 1.0,
     ) -> Game2048Observation:
-        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the event loop. OpenEnv reads the keywords from this signature."""
         return self.reset(
             seed,
             episode_id,
@@ -74,9 +74,9 @@ class Game2048Environment(Environment[Game2048Action, Game2048Observation, State
     def step(
         self, action: Game2048Action, timeout_s: float | None = None, **_: Any
     ) -> Game2048Observation:
-        """Make one move. The reward is the points that it made, times `reward_scale`.
+        """Make one move. The reward is its points times `reward_scale`.
 
-        Before the first `reset` and after the end: `done`, a message, and no reward.
+        Before the first `reset` and after the end, it returns `done`, a message and no reward.
         """
         if self._game is None:
             message = "No game was started. Reset first."
@@ -89,12 +89,12 @@ class Game2048Environment(Environment[Game2048Action, Game2048Observation, State
     async def step_async(
         self, action: Game2048Action, timeout_s: float | None = None, **_: Any
     ) -> Game2048Observation:
-        """Run `step` on the server's loop."""
+        """Run `step` on the event loop."""
         return self.step(action)
 
     @property
     def state(self) -> State:
-        """The episode's id and the number of moves used."""
+        """Return the episode's id and the number of moves used."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:

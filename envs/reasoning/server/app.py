@@ -1,6 +1,6 @@
 """The server's ASGI application, and `python -m reasoning.server.app` to run it.
 
-`MAX_CONCURRENT_ENVS` in the process's environment bounds the sessions (default 256).
+`MAX_CONCURRENT_ENVS` in the process's environment limits the sessions (default 256).
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> None:
         port=arguments.port,
         # Compressing small frames costs more than a question.
         ws_per_message_deflate=False,
-        # Clients keep their sockets open; without a limit a stop would wait for them.
+        # Clients keep their sockets open, so without a limit a shutdown would wait for them.
         timeout_graceful_shutdown=2,
     )
 

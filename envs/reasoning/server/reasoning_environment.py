@@ -1,4 +1,4 @@
-"""reasoning-gym as an OpenEnv environment: arguments in, observations out; no more than that."""
+"""The OpenEnv environment of reasoning-gym's questions; `tasks` chooses and scores them."""
 
 from typing import Any
 from uuid import uuid4
@@ -19,17 +19,17 @@ from ..tasks import (
 
 
 class ReasoningEnvironment(Environment[ReasoningAction, ReasoningObservation, State]):
-    """One question at a time; `reset` asks the next.
+    """Asks one question at a time; `reset` asks the next.
 
-    There are no asynchronous methods: some generators and scorers take long, and OpenEnv runs
-    the synchronous ones in a thread for each session, where they hold up no other.
+    It has no asynchronous methods, because some generators and scorers take long: OpenEnv runs
+    synchronous methods in one thread per session, where they do not block other sessions.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._question: Question | None = None  # None before the first reset and once answered.
+        self._question: Question | None = None  # None before the first reset and after the answer.
         self._task = ""
         self._state = State()
 
@@ -59,7 +59,7 @@ class ReasoningEnvironment(Environment[ReasoningAction, ReasoningObservation, St
     ) -> ReasoningObservation:
         """Score the answer with the library's scorer, from 0.0 to 1.0. There is one try.
 
-        Before the first `reset` and after the answer: `done`, a message, and no reward.
+        Before the first `reset` and after the answer, it returns `done`, a message and no reward.
         """
         if self._question is None:
             message = "There is no question. Reset to be asked one."
@@ -74,7 +74,7 @@ class ReasoningEnvironment(Environment[ReasoningAction, ReasoningObservation, St
 
     @property
     def state(self) -> State:
-        """The episode's id and the number of answers given; never the right one."""
+        """Return the episode's id and the number of answers given; never the right one."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
@@ -86,7 +86,7 @@ class ReasoningEnvironment(Environment[ReasoningAction, ReasoningObservation, St
         )
 
     def list_splits(self) -> list[dict[str, Any]]:
-        """The splits, and how many questions each has by default, of any task."""
+        """List the splits with their default numbers of questions, which hold for any task."""
         return [
             {
                 "name": split,
@@ -97,12 +97,12 @@ class ReasoningEnvironment(Environment[ReasoningAction, ReasoningObservation, St
         ]
 
     def num_tasks(self, split: str) -> int:
-        """How many questions the split has by default."""
+        """Return the default number of questions of a split."""
         require_split(split)
         return DEFAULT_SIZE
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """The reset keywords of one question of the default task; raises TaskError."""
+        """Return the reset keywords of one question of the default task. Raises TaskError."""
         if not 0 <= index < self.num_tasks(split):
             raise TaskError(f"split {split!r} has {DEFAULT_SIZE} tasks, got index {index}")
         return {"split": split, "index": index}
@@ -110,10 +110,10 @@ class ReasoningEnvironment(Environment[ReasoningAction, ReasoningObservation, St
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """The reset keywords of the questions from `start` to `stop`, as a slice has them."""
+        """Return the reset keywords of the questions `start:stop`."""
         indices = range(self.num_tasks(split))[start:stop]
         return [{"split": split, "index": index} for index in indices]
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """The reset keywords of all questions of the split, of the default task."""
+        """Return the reset keywords of all questions of the split, for the default task."""
         return self.get_task_range(split)

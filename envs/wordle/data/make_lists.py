@@ -1,8 +1,8 @@
-"""Make the word lists, byte for byte: `python make_lists.py /usr/share/dict/scowl [OUTPUT]`.
+"""Reproduce the word lists byte for byte: `python make_lists.py /usr/share/dict/scowl [OUTPUT]`.
 
-The first argument is the folder of Debian's package `scowl`; the second, where the lists and
-their SHA256SUMS are written (default: beside this script). Words are five letters a to z of
-the English and American lists, up to a level of commonness, without those in `excluded.txt`.
+The first argument is the folder of Debian's package `scowl`. The second is the folder to write the
+lists and SHA256SUMS to (default: this script's folder). The lists have words of five letters a to z
+from the English and American lists up to a level of commonness, without those in `excluded.txt`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ LISTS: dict[str, tuple[tuple[int, ...], int | None]] = {
 
 
 def read_levels(scowl: Path, levels: tuple[int, ...]) -> set[str]:
-    """The five-letter words of these SCOWL levels, without the excluded ones."""
+    """Return the five-letter words of these SCOWL levels, without the excluded ones."""
     excluded = set((HERE / "excluded.txt").read_text("ascii").split())
     lines: set[str] = set()
     for level in levels:
@@ -32,16 +32,16 @@ def read_levels(scowl: Path, levels: tuple[int, ...]) -> set[str]:
 
 
 def choose(words: set[str], count: int | None) -> list[str]:
-    """`count` words, the same ones every time, sorted; all of them for None.
+    """Choose `count` words (None: all), always the same ones, and return them sorted.
 
-    The key is salted so that this choice is independent of the order of the tasks.
+    The hash is salted so that this choice is independent of the order of the tasks.
     """
     ranked = sorted(words, key=lambda word: hashlib.sha256(f"choose {word}".encode()).digest())
     return sorted(ranked[:count])
 
 
 def main() -> None:
-    """Write every list, and the digests of all."""
+    """Write all lists and their digests."""
     parser = argparse.ArgumentParser(description="Make the word lists.")
     parser.add_argument("scowl", type=Path, help="the folder of SCOWL's lists")
     parser.add_argument("output", type=Path, nargs="?", default=HERE)

@@ -1,4 +1,4 @@
-"""Wordle as an OpenEnv environment; its rules are in modules of their own."""
+"""The OpenEnv environment of Wordle; other modules hold its rules."""
 
 from typing import Any
 from uuid import uuid4
@@ -13,10 +13,10 @@ from ..words import DEFAULT_LIST, LISTS, SPLITS, TaskError, choose_answer, num_t
 
 
 class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
-    """One game at a time; `reset` starts the next.
+    """Plays one game at a time; `reset` starts the next.
 
-    The asynchronous methods are there for speed: OpenEnv runs them on the server's loop, and
-    the synchronous ones in a thread for each session, which costs more than a turn does.
+    The asynchronous methods exist for speed: OpenEnv runs them on the server's event loop, but
+    the synchronous ones in one thread per session, which takes longer than a turn.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -57,15 +57,15 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         words: str = DEFAULT_LIST,
         holdout: bool = True,
     ) -> WordleObservation:
-        """Run `reset` on the server's loop. OpenEnv reads the keywords from this signature."""
+        """Run `reset` on the event loop. OpenEnv reads the keywords from this signature."""
         return self.reset(seed, episode_id, split=split, index=index, words=words, holdout=holdout)
 
     def step(
         self, action: WordleAction, timeout_s: float | None = None, **_: Any
     ) -> WordleObservation:
-        """Take one turn. The reward is 1.0 for the winning guess and 0.0 for all else.
+        """Take one turn. The reward is 1.0 for the winning guess and 0.0 for any other.
 
-        Before the first `reset` and after the end: `done`, a message, and no reward.
+        Before the first `reset` and after the end, it returns `done`, a message and no reward.
         """
         if self._game is None:
             message = "No game was started. Reset first."
@@ -78,12 +78,12 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
     async def step_async(
         self, action: WordleAction, timeout_s: float | None = None, **_: Any
     ) -> WordleObservation:
-        """Run `step` on the server's loop."""
+        """Run `step` on the event loop."""
         return self.step(action)
 
     @property
     def state(self) -> State:
-        """The episode's id and the number of turns taken; never the answer."""
+        """Return the episode's id and the number of turns taken; never the answer."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
@@ -93,7 +93,7 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         )
 
     def list_splits(self) -> list[dict[str, Any]]:
-        """The splits: `num_tasks` for the default list, `num_tasks_by_words` for every one."""
+        """List the splits: `num_tasks` is for the default list, `num_tasks_by_words` for all."""
         return [
             {
                 "name": split,
