@@ -48,9 +48,10 @@ live("command")
 
 # A parent that starts these processes and waits, or forks a worker that keeps the pipe open.
 PARENT = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 from pathlib import Path
 from openenv_pipe.system.process import ManagedProcess
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 family, folder, how = sys.argv[1:]
 scratch = Path(folder, "scratch")
 (scratch / "inner").mkdir(parents=True)
