@@ -1,7 +1,7 @@
 """The commands of `openenv-pipe engine`: help and arguments. The work is in engines/."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,20 +21,13 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
-class Build(StrEnum):
-    """Builds of vLLM."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
 @app.command()
 def install(
     engine: Annotated[Engine, typer.Argument(help="The engine to install.")],
     build: Annotated[
-        Build, typer.Option(help="auto: CUDA where there is a GPU, else CPU.")
-    ] = Build.AUTO,
+        Literal["auto", "cpu", "cuda"],
+        typer.Option(help="auto: CUDA where there is a GPU, else CPU."),
+    ] = "auto",
     extra_index_url: Annotated[
         str | None, typer.Option(help="Another package index, such as one of CPU builds of torch.")
     ] = None,
@@ -46,7 +39,7 @@ def install(
     """
     from openenv_pipe.engines.vllm import install as vllm
 
-    chosen = vllm.find_build() if build is Build.AUTO else build.value
+    chosen = vllm.find_build() if build == "auto" else build
     known = vllm.find_installed(chosen)
     installed = known or vllm.install(chosen, tell_person, extra_index_url)
     state = "is already installed" if known else f"installed in {installed.took_s:.0f} s"

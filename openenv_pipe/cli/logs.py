@@ -31,14 +31,14 @@ def configure_logging(verbosity: int, form: LogFormat) -> None:
     logger.setLevel(LEVELS[min(verbosity, len(LEVELS) - 1)])
 
 
-class _StderrHandler(logging.StreamHandler):
+class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to what is stderr at that moment: a live progress line replaces it for a while."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:
+    def stream(self) -> TextIO:  # type: ignore[override]  # nothing assigns it
         return sys.stderr
 
 

@@ -125,7 +125,7 @@ def train(
         with _controlled() as control:
             if resume:
                 pipeline.resume(resume, overrides, _command(), control)
-            else:
+            elif fork:
                 pipeline.fork(fork, overrides, _command(), control)
         return
     from openenv_pipe.config.compose import compose

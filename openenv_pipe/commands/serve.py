@@ -75,10 +75,10 @@ def _served(
     model = config.model
     with weights_folder(None) as scratch:
         path, revision = str(checkpoint), None
-        is_there = isinstance(model, HubModelConfig) and model.quantization == "none"
-        if model.lora.rank and is_there:
+        is_tuned = model.lora.rank > 0
+        if is_tuned and isinstance(model, HubModelConfig) and model.quantization == "none":
             path, revision = str(Path(model.path).expanduser()), model.revision
-        elif model.lora.rank:
+        elif is_tuned:
             path = str(scratch / "base")
             policy = load_policy(model, seed=config.seed, device=select_device("cpu"))
             Publication(policy).write_base(Path(path))

@@ -89,7 +89,8 @@ class Objective:
 
     def _policy_loss(self, tokens: Tokens, old_N: torch.Tensor) -> PolicyLoss:
         config = self._config
-        if self._custom_loss is not None:
+        if isinstance(config, PythonLossConfig):
+            assert self._custom_loss is not None
             inputs = LossTokens(
                 logprobs=tokens.logprobs,
                 old_logprobs=old_N,
@@ -97,15 +98,15 @@ class Objective:
                 sample_index=tokens.sample_index,
             )
             return custom_loss(self._custom_loss, inputs)
-        clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+        low, high = config.clip_low, config.clip_high
         given = (tokens.logprobs, old_N, tokens.advantages)
         match config.type:
             case "grpo":
-                return grpo_loss(*given, **clips)
+                return grpo_loss(*given, clip_low=low, clip_high=high)
             case "gspo":
-                return gspo_loss(*given, tokens.sample_index, **clips)
+                return gspo_loss(*given, tokens.sample_index, clip_low=low, clip_high=high)
             case "cispo":
-                return cispo_loss(*given, **clips)
+                return cispo_loss(*given, clip_low=low, clip_high=high)
 
     def _correction(self, old_N: torch.Tensor, tokens: Tokens) -> Correction:
         config, sampled_N = self._config.correction, tokens.sampled_logprobs

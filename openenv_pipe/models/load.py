@@ -138,7 +138,9 @@ def _build_empty(config: ModelConfig) -> Any:
         if isinstance(config, TinyModelConfig):
             return Qwen3ForCausalLM(tiny.model_config(config, tiny.build_tokenizer()))
         with _readable_errors(config):
-            found = AutoConfig.from_pretrained(find_model_folder(config))
+            folder = find_model_folder(config)
+            assert folder is not None  # as the caller has made sure
+            found = AutoConfig.from_pretrained(folder)
             return AutoModelForCausalLM.from_config(found, attn_implementation="sdpa")
 
 

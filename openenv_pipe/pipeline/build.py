@@ -5,7 +5,13 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,7 +168,7 @@ async def _opened_engine(
     if isinstance(engine, PythonEngineConfig):
         setup = EngineSetup(config=config, policy=policy, executor=torch_thread, logs=logs)
         built = build_part("engine", engine, Engine, setup)
-        async with built if hasattr(built, "__aexit__") else nullcontext():
+        async with built if isinstance(built, AbstractAsyncContextManager) else nullcontext():
             yield built
         return
     if isinstance(engine, OpenAIEngineConfig):

@@ -31,7 +31,8 @@ def call_back(callbacks: Sequence[Callback], run: Run, metrics: Mapping[str, Any
     """
     reasons = []
     for callback in callbacks:
-        reason = getattr(callback, "on_step", callback)(run, metrics)
+        function: Any = getattr(callback, "on_step", callback)
+        reason = function(run, metrics)
         if reason is not None and not isinstance(reason, str):
             raise TypeError(
                 f"the callback {callback!r} returned {reason!r}; expected None to go on, or the "

@@ -147,8 +147,8 @@ class Saver:
 
     def _find_best(self, measured: dict[Path, float | None]) -> Path | None:
         """Return the best checkpoint, the first of equal ones; None if there is none."""
-        known = [path for path, value in measured.items() if value is not None]
+        known = {path: value for path, value in measured.items() if value is not None}
         if self._config.best is None or not known:
             return None
         sign = 1.0 if self._config.best.direction == "max" else -1.0
-        return max(known, key=lambda path: sign * measured[path])
+        return max(known, key=lambda path: sign * known[path])

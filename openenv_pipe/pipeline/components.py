@@ -40,6 +40,7 @@ class Components:
         try:
             return await loop.run_in_executor(self.torch_thread, partial(function, *args, **kwargs))
         except torch.OutOfMemoryError as error:
+            assert self.policy is not None  # only its work needs the device
             raise TrainingError(
                 f"out of memory on {self.policy.device}: {error}; lower trainer.tokens_per_batch "
                 "(the learner) or engine.max_batch (the sampler), set "

@@ -46,6 +46,7 @@ class GrpoStage:
         context = self._context
         components, evaluator = context.components, context.evaluator
         context.metrics_log.begin("grpo", self._trainer.steps)
+        assert components.policy is not None
         self._learner = build_learner(components.policy, self._config, components.workers)
         if checkpoint and StageStep.of(checkpoint).stage == "grpo":
             await components.compute(self._load, checkpoint)

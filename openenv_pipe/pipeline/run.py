@@ -118,7 +118,9 @@ async def _play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
 def _origin(folder: RunFolder) -> StageStep | None:
     """Return the step of the checkpoint that a fork started from; None for other runs."""
     lineage = folder.record.lineage
-    return StageStep.of(Path(lineage.checkpoint)) if lineage and lineage.kind == "fork" else None
+    if lineage is None or lineage.kind != "fork" or lineage.checkpoint is None:
+        return None
+    return StageStep.of(Path(lineage.checkpoint))
 
 
 def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> None:

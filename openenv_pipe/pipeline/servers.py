@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema.host import SupervisedHostConfig
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.servers import ManagedLaunch, own_processes
 from openenv_pipe.engines.vllm.shared_server import leased_processes
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.leased import LeasedHost
-
-SHAREABLE_HOSTS = ("process", "docker", "kubernetes")  # host types that start servers
 
 
 class ServerProvider(Protocol):
@@ -51,7 +50,7 @@ class LeasedServers:
 
     def host(self, config: RunConfig, logs: Path) -> Host:
         """See `ServerProvider.host`. A host that starts no servers is not leased."""
-        if config.host.type not in SHAREABLE_HOSTS:
+        if not isinstance(config.host, SupervisedHostConfig):
             return build_host(config, logs)
         return LeasedHost(config.env, config.host, self._socket)
 

@@ -39,6 +39,7 @@ class StageRunner:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """origin: where a fork began. stop_after: the step of GRPO to stop after, None for all."""
+        assert components.policy is not None
         self._context = StageContext(
             components=components,
             source=source,
@@ -57,7 +58,7 @@ class StageRunner:
             self._grpo,
             FinalEvaluation(self._context, stop_after),
         )
-        self._current = self._stages[0]
+        self._current: Stage = self._stages[0]
 
     async def run(self, checkpoint: Path | None = None) -> str | None:
         """Run from the beginning, or from a checkpoint of this run on.

@@ -37,6 +37,7 @@ class WarmStartStage:
         If a callback stops the run, it returns the step of the warm start that was reached.
         """
         context, trainer = self._context, self._config.trainer
+        assert context.components.policy is not None
         self._warm_start = WarmStart(
             context.components.policy,
             trainer.warm_start,

@@ -153,7 +153,7 @@ def _function(name: str, term: TermConfig) -> TermFunction:
             return partial(from_python, name=name, function=_load_function(name, term), term=term)
 
 
-def _load_function(name: str, term: PythonTerm) -> Callable:
+def _load_function(name: str, term: PythonTerm) -> Callable[..., Any]:
     """Import a term's function. Raises ConfigError if it cannot be called as the term says."""
     function = load_callable(term.target)
     try:

@@ -5,7 +5,6 @@ thread, so that sessions stay alive while the person thinks and Ctrl-C interrupt
 """
 
 import asyncio
-import itertools
 import json
 import sys
 import webbrowser
@@ -104,15 +103,15 @@ class Game:
 
     def _take_turns(self) -> str:
         """Play the turns; return how the episode ended."""
-        for turn in itertools.count():
+        for turn in range(self._env.max_turns):
             if self._play.done:
                 return f"done after {turn} turns"
-            if turn == self._env.max_turns:
-                return f"ended by env.max_turns={turn}"
             reply = input("> ")
             if not sys.stdin.isatty():
                 print(reply)  # Piped input would be missing from a transcript.
             self._take_turn(reply)
+        limit = self._env.max_turns
+        return f"done after {limit} turns" if self._play.done else f"ended by env.max_turns={limit}"
 
     def _take_turn(self, reply: str) -> None:
         """Take the reply's steps; an unusable reply gets the adapter's answer."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from openenv_pipe.config.compose import compose, compose_env
 from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskServer
@@ -100,7 +100,7 @@ async def one_server(
     use all. The server's logs are deleted at the end. Raises ConfigError and HostError.
     """
     told = {"MAX_CONCURRENT_ENVS": str(num_sessions), **serving.env.variables, **(variables or {})}
-    changes = {"sessions_per_server": 1, "num_servers": 1, "max_restarts": 0}
+    changes: dict[str, Any] = {"sessions_per_server": 1, "num_servers": 1, "max_restarts": 0}
     if serving.host.type == "attach":
         changes = {"sessions_per_server": 1, "urls": serving.host.urls[:1]}
     one = ServingConfig(
@@ -117,7 +117,7 @@ async def one_server(
         except HostError as error:
             if error.log is None:
                 raise
-            told = str(error).replace(f" (log: {error.log})", "")  # The log is deleted.
-            raise HostError(told) from error
+            text = str(error).replace(f" (log: {error.log})", "")  # The log is deleted.
+            raise HostError(text) from error
         finally:
             await host.close()

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.commands.env.episodes import ScriptedPolicy, play_to_end, scripted, start_episode
+from openenv_pipe.commands.env.episodes import play_to_end, scripted, start_episode
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import EnvConfig, RunConfig
+from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import Session, step_aside

@@ -6,7 +6,7 @@ what `footprint` estimates. Not counted: servers that run already, whose memory 
 
 from dataclasses import dataclass
 
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.publish import MAX_WEIGHTS_FOLDERS
 from openenv_pipe.engines.vllm.sleep_mode import sleep_level
 from openenv_pipe.models.memory_estimate import BYTES, Shape, server_bytes
@@ -26,14 +26,16 @@ def servers_in_machine(config: RunConfig, shape: Shape) -> Beside | None:
     engine = config.engine
     if engine.type != "vllm" or engine.launch == "attach":
         return None
-    num_bytes = engine.num_servers * server_bytes(shape, config) + _written_bytes(shape, config)
+    num_bytes = engine.num_servers * server_bytes(shape, config) + _written_bytes(
+        shape, config, engine
+    )
     return Beside(num_servers=engine.num_servers, num_bytes=num_bytes)
 
 
-def _written_bytes(shape: Shape, config: RunConfig) -> int:
+def _written_bytes(shape: Shape, config: RunConfig, engine: VllmEngineConfig) -> int:
     """Weights that lie in memory as files: the base, where it is written for the servers, and the
     last policies and the one on its way. Adapters are small."""
-    model, engine = config.model, config.engine
+    model = config.model
     if engine.weights_dir is not None:
         return 0
     is_base_written = model.type == "tiny" or model.quantization != "none"

@@ -108,7 +108,8 @@ def _files(
     where: str, old: dict[str, str] | None, new: dict[str, str] | None
 ) -> Iterator[Mismatch]:
     """Compare a checkpoint's files. A missing resume part is no difference: it is deleted later."""
-    for name in sorted({*(old or {})} & {*(new or {})}):
+    old, new = old or {}, new or {}
+    for name in sorted({*old} & {*new}):
         if old[name] != new[name]:
             what = f"the sha256 of the checkpoint's {name}"
             yield Mismatch(where=where, what=what, expected=old[name][:12], seen=new[name][:12])

@@ -70,8 +70,8 @@ class Orders:
         exit_code = self._play(job, folder, os.environ | secrets, log)
         if self._stopped(job):
             _close_stopped(folder.path)
-        elif error := _unsaid(folder.path, exit_code, log):
-            self._write(job, **known, error=error)
+        elif unsaid := _unsaid(folder.path, exit_code, log):
+            self._write(job, **known, error=unsaid)
 
     def _find_folder(self, job: Order, composed: Composed) -> RunFolder:
         """The run to go on with, or a new one. Raises RunFolderError."""

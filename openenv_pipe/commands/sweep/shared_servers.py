@@ -51,7 +51,7 @@ class ShareableServers(Protocol):
         """URLs of the servers that are up."""
 
     @property
-    def failure(self) -> FailureError | None:
+    def failure(self) -> PipeError | None:
         """The error that ended the servers for good; None while they work."""
 
     def facts(self) -> Mapping[str, JsonValue]:
@@ -148,9 +148,8 @@ class SharedServers:
         self, leased: ServerSet, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Send the servers' URLs to the job each time they change, until the job ends."""
-        facts = leased.servers.facts() | {
-            "shared_servers": {"num_jobs_before": leased.num_jobs - 1, "logs": str(leased.logs)}
-        }
+        shared = {"num_jobs_before": leased.num_jobs - 1, "logs": str(leased.logs)}
+        facts = {**leased.servers.facts(), "shared_servers": shared}
         job_end = asyncio.ensure_future(reader.read())
         sent: list[str] | None = None
         try:

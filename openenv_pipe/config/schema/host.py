@@ -150,6 +150,7 @@ class PythonHostConfig(PythonTarget):
     sessions_per_server: PositiveInt = Field(description="that a server of it allows")
 
 
+SupervisedHostConfig = ProcessHostConfig | DockerHostConfig | KubernetesHostConfig  # start servers
 HostConfig = Annotated[
     ProcessHostConfig
     | DockerHostConfig

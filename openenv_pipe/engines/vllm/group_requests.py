@@ -7,6 +7,7 @@ seed of its group plus m, and gets the same completion whichever members share i
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from openenv_pipe.engines.vllm.client import Sampled
@@ -67,12 +68,8 @@ class GroupRequests:
             task = asyncio.create_task(self._request(waiting.request, group_seed + run[0], futures))
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
-            for future in futures:  # when all members are cancelled, so is the task
-                future.add_done_callback(
-                    lambda _, futures=futures, task=task: (
-                        task.cancel() if all(each.cancelled() for each in futures) else None
-                    )
-                )
+            for future in futures:
+                future.add_done_callback(partial(_cancel_unwanted, task, futures))
 
     async def _request(
         self, request: SharedRequest, seed: int, futures: Sequence[asyncio.Future[Sampled]]
@@ -87,6 +84,14 @@ class GroupRequests:
         for future, answer in zip(futures, answers, strict=True):
             if not future.done():
                 future.set_result(answer)
+
+
+def _cancel_unwanted(
+    task: asyncio.Task[None], futures: Sequence[asyncio.Future[Sampled]], _: object
+) -> None:
+    """Cancel the task of a request when all of its members are cancelled."""
+    if all(future.cancelled() for future in futures):
+        task.cancel()
 
 
 def consecutive(numbers: Sequence[int]) -> list[list[int]]:

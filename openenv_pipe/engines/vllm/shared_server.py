@@ -7,7 +7,7 @@ not shared, because a container sees only the folders that it was started with.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def model_digest(spec: ServerSpec, *, written: bool, weights_matter: bool) -> st
 class SharedVllmServer:
     """One server that its owner leases to one run after another."""
 
-    def __init__(self, wanted: dict[str, Any], logs: Path) -> None:
+    def __init__(self, wanted: Mapping[str, Any], logs: Path) -> None:
         """Start nothing yet.
 
         Args:

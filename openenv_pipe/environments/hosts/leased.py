@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
-from openenv_pipe.config.schema.host import HostConfig
+from openenv_pipe.config.schema.host import SupervisedHostConfig
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.pool import SessionPool
 from openenv_pipe.errors import FailureError, HostError
@@ -23,7 +23,7 @@ from openenv_pipe.system.server_lease import ServerLease
 class LeasedHost:
     """See `hosts.base.Host`."""
 
-    def __init__(self, env: EnvConfig, host: HostConfig, socket: Path) -> None:
+    def __init__(self, env: EnvConfig, host: SupervisedHostConfig, socket: Path) -> None:
         """Create the host; `start` acquires the lease from the owner at the unix socket."""
         self.capacity = host.num_servers * host.sessions_per_server
         self.access = OPEN

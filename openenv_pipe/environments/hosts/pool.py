@@ -8,10 +8,10 @@ answer of its environment is outstanding; any other is closed, and its slot open
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import (
@@ -105,11 +105,13 @@ class SessionPool:
 
         every = [open_one(slots) for slots in self._servers.values() for _ in range(slots.num_free)]
         results = await asyncio.gather(*every, return_exceptions=True)
-        errors = [error for error in results if error is not None]
-        for error in errors:  # other errors come before those about full servers
-            if not isinstance(error, ServerFullError):
+        full = None
+        for error in results:  # other errors come before those about full servers
+            if isinstance(error, ServerFullError):
+                full = full or error
+            elif error is not None:
                 raise HostError(f"env {self._env.name!r}: no session opens: {error}") from error
-        return errors[0] if errors else None
+        return full
 
     async def close_idle(self) -> None:
         """Close the sessions that are not lent."""
@@ -248,7 +250,7 @@ async def open_session(env: "EnvConfig", url: str, access: Access) -> Session:
     return session
 
 
-async def side_by_side(coroutines: Iterable) -> None:
+async def side_by_side(coroutines: Iterable[Awaitable[Any]]) -> None:
     """Run them all at once. The first error cancels the others and is raised when they ended."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import JsonValue
+
 from openenv_pipe.environments.hosts.package import code_digest, manifest_app
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError, HostError
@@ -35,13 +37,13 @@ class ProcessHost(SupervisedHost):
 
     def __init__(self, env: "EnvConfig", config: "ProcessHostConfig", log_dir: Path) -> None:
         """Start nothing yet. Raises ConfigError if the environment cannot be started this way."""
-        servers = [
+        self._processes = [
             EnvProcess(env, config, index, log_dir / f"env-{index}.log")
             for index in range(config.num_servers)
         ]
         super().__init__(
             env,
-            servers,
+            self._processes,
             sessions_per_server=config.sessions_per_server,
             restart=RestartBudget(config.max_restarts, "host.max_restarts").restart,
         )
@@ -50,9 +52,9 @@ class ProcessHost(SupervisedHost):
     @property
     def pids(self) -> list[int]:
         """Process ids of the started servers, each the root of its process tree."""
-        return [server.pid for server in self._servers if server.pid is not None]
+        return [server.pid for server in self._processes if server.pid is not None]
 
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, JsonValue]:
         """See `Host.facts`. The code that `env.command` starts is not known."""
         return {} if self._package is None else {"env_code": code_digest(self._package)}
 
@@ -94,6 +96,7 @@ class EnvProcess:
 
     async def died(self) -> str:
         """See `RestartableServer.died`."""
+        assert self._process is not None
         return await self._process.exited()
 
     async def stop(self) -> None:
@@ -152,6 +155,7 @@ def server_command(env: "EnvConfig") -> list[str]:
 
 def find_program(env: "EnvConfig") -> str:
     """Return the program that env.command starts with. Raises ConfigError if it is not there."""
+    assert env.command is not None
     program = env.command[0]
     if shutil.which(program, path=env.variables.get("PATH")) is None:
         raise ConfigError(f"env.command starts with {program!r}, which is not a program here")

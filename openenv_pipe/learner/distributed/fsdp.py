@@ -6,6 +6,7 @@ them in place. Optimizers that need whole matrices, such as Muon, are not suppor
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -138,7 +139,7 @@ class ShardedOptimizer(Optimizer):
         return self._sources[int(key.split(".")[1])] if values.ndim else values
 
 
-def _shard(decoder: torch.nn.Module, mesh: DeviceMesh) -> None:
+def _shard(decoder: Any, mesh: DeviceMesh) -> None:
     """Apply FSDP to each layer, which is gathered for its computation and then resharded."""
     embedding = decoder.get_input_embeddings()
     for layer in decoder.layers:

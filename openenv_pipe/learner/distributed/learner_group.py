@@ -9,6 +9,7 @@ Only GRPO is distributed: rank 0 does the warm start alone and then broadcasts i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -107,7 +108,7 @@ class LearnerGroup:
         self._has_started = False
 
     @property
-    def optimizer(self) -> "Optimizer | PendingOptimizerState | GatheredOptimizerState":
+    def optimizer(self) -> Any:  # Optimizer, PendingOptimizerState or GatheredOptimizerState
         own = self._pending or self._learner.optimizer
         if isinstance(own, ShardedOptimizer):
             return GatheredOptimizerState(own, self._workers)

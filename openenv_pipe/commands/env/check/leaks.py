@@ -15,7 +15,7 @@ from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.metadata import ANSWER_FIELD_NAMES
 
-EMPTY = ("", None, [], {}, 0, 0.0, False)
+EMPTY: tuple[Any, ...] = ("", None, [], {}, 0, 0.0, False)
 MAX_OTHERS = 20  # other answers that are searched to measure hits by chance
 LEAK_FRACTION = 0.2  # of the episodes, above chance, from which on it counts as a leak
 MAX_FIELDS = 3  # that a message names

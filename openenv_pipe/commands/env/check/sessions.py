@@ -17,7 +17,8 @@ async def probe_sessions(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         pass
     opened = await asyncio.gather(*(subject.open() for _ in range(wanted)), return_exceptions=True)
     errors = [each for each in opened if isinstance(each, BaseException)]
-    await asyncio.gather(*(each.close() for each in opened if each not in errors))
+    sessions = [each for each in opened if not isinstance(each, BaseException)]
+    await asyncio.gather(*(session.close() for session in sessions))
     subject.num_sessions = max(1, wanted - len(errors))
     if other := next((each for each in errors if not isinstance(each, ServerFullError)), None):
         raise other

@@ -51,8 +51,8 @@ def _measured(steps_s: list[float], resets_s: list[float], duration_s: float) ->
 def _text(measured: dict[str, float]) -> str:
     parts = [f"{measured['steps_per_s']:,.0f} steps/s"]
     for what in ("step", "reset"):
-        values = [measured.get(f"{what}_p{percentile}_ms") for percentile in PERCENTILES]
-        if values[0] is not None:
+        keys = [f"{what}_p{percentile}_ms" for percentile in PERCENTILES]
+        if values := [measured[key] for key in keys if key in measured]:
             shown = " / ".join(f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in values)
             parts.append(f"{what} {shown} ms")
     return f"{', '.join(parts)} (p50 / p95 / p99)"

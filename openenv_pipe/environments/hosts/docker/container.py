@@ -133,10 +133,13 @@ class EnvContainer:
 
     async def _find_url(self) -> str:
         setup = self.setup
+        assert setup is not None
         if self._config.network == "none-outbound":
             return f"unix://{setup.folder / str(self._index) / SOCKET}"
-        await in_thread(self._container.reload)
-        ports = self._container.attrs["NetworkSettings"]["Ports"].get(f"{setup.port}/tcp")
+        container = self._container
+        assert container is not None
+        await in_thread(container.reload)
+        ports = container.attrs["NetworkSettings"]["Ports"].get(f"{setup.port}/tcp")
         if not ports:  # as of every container that has ended
             cause = await asyncio.wait_for(self.died(), self._config.start_timeout_s)
             raise HostError(f"the server died before it was ready: {cause}")

@@ -86,7 +86,7 @@ class KubernetesHost(SupervisedHost):
             await self._cluster.create(manifest)
         for each in self._pods:
             each.join(self._cluster, owner)
-        self._renewal = asyncio.create_task(self._renew())
+        self._renewal = asyncio.create_task(self._renew(self._cluster))
 
     def _shared_objects(self, owner: Manifest) -> list[Manifest]:
         """What is created beside the pods."""
@@ -98,12 +98,12 @@ class KubernetesHost(SupervisedHost):
             objects += [service(self._config, owner=owner, index=index) for index in indices]
         return objects
 
-    async def _renew(self) -> None:
+    async def _renew(self, cluster: Cluster) -> None:
         """Say that the run lives. A lease that somebody removed ends it: its pods went along."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             try:
-                await self._cluster.renew_lease(self._run, datetime.now(UTC))
+                await cluster.renew_lease(self._run, datetime.now(UTC))
             except ClusterError as error:
                 if error.status == NOT_FOUND:
                     self._pool.fail(HostError(f"the lease {self._run} of this run was removed"))

@@ -3,9 +3,10 @@
 import asyncio
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from openenv_pipe.environments.hosts.kubernetes.api import NOT_FOUND, Cluster, ClusterError
 from openenv_pipe.environments.hosts.kubernetes.manifests import Manifest, pod, trouble
@@ -147,7 +148,7 @@ class EnvPod:
         return cause is not None
 
 
-def is_ready(pod_as_read: dict) -> bool:
+def is_ready(pod_as_read: Mapping[str, Any]) -> bool:
     """True if the readiness probe of all containers succeeds."""
     conditions = pod_as_read.get("status", {}).get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
