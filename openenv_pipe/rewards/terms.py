@@ -1,7 +1,7 @@
-"""The reward terms, each a function from an episode to one value per turn, and their sum.
+"""The reward terms and their weighted sum. A term maps an episode to one value per turn.
 
-An episode's value of a term is the sum over its turns (`use: mean`: the mean). A term `per_turn`
-credits every turn with its own value; any other credits the episode as a whole.
+A term's value for an episode is the sum over its turns, or the mean with `use: mean`. A term with
+`per_turn` credits each turn with its own value; any other term credits the episode as a whole.
 """
 
 import inspect
@@ -56,8 +56,8 @@ def reply_length(episode: Episode) -> list[float]:
 
 
 def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> list[float]:
-    """Soft overlong punishment, DAPO's equation 13 (arXiv:2503.14476), of all tokens: it is all of
-    them that env.max_episode_tokens bounds."""
+    """Return DAPO's soft overlong punishment, equation 13 of arXiv:2503.14476, in [-1, 0]. It
+    counts all tokens of the episode, because env.max_episode_tokens limits all of them."""
     left = limit_tokens - episode.num_tokens
     return _at_the_end(episode, min(0.0, max(-1.0, left / (buffer_share * limit_tokens) - 1.0)))
 
@@ -69,11 +69,11 @@ def matching_replies(episode: Episode, *, pattern: re.Pattern[str]) -> list[floa
 def from_python(
     episode: Episode, *, name: str, function: Callable[..., Any], term: PythonTerm
 ) -> list[float]:
-    """A callable's value: a number for the episode, or a sequence with one number per turn."""
+    """Return a user function's values per turn. A single number is the last turn's value."""
     try:
         value = function(episode, **term.keywords)
         values = None if isinstance(value, numbers.Real) else [float(item) for item in value]
-    except Exception as error:  # whatever a user's function does
+    except Exception as error:  # A user's function may raise anything.
         raise ConfigError(
             f"reward.terms.{name}.target={term.target!r} raised {type(error).__name__}: {error}; "
             f"it was called with an episode of task {episode.task.id} and {term.keywords}"
@@ -98,7 +98,7 @@ def _at_the_end(episode: Episode, value: float) -> list[float]:
 
 
 class Scorer:
-    """Scores episodes in place: success, reward, its terms and their per-turn part."""
+    """Sets success, reward, reward terms and per-turn rewards of episodes, in place."""
 
     def __init__(self, config: RewardConfig, success_reward: float) -> None:
         self._terms = config.terms
@@ -106,7 +106,7 @@ class Scorer:
         self._success_reward = success_reward
 
     def score(self, episode: Episode) -> None:
-        """Fills in what rewards decide. A failed episode is left at zero: it counts nowhere."""
+        """Set the episode's rewards and success. A failed episode keeps zeros: nothing uses it."""
         if episode.failed:
             return
         episode.success = math.fsum(turn.reward for turn in episode.turns) >= self._success_reward
@@ -154,7 +154,7 @@ def _function(name: str, term: TermConfig) -> TermFunction:
 
 
 def _load_function(name: str, term: PythonTerm) -> Callable[..., Any]:
-    """Import a term's function. Raises ConfigError if it cannot be called as the term says."""
+    """Import a term's function. Raises ConfigError if it does not accept the term's keywords."""
     function = load_callable(term.target)
     try:
         inspect.signature(function).bind(None, **term.keywords)

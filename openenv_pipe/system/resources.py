@@ -1,7 +1,7 @@
-"""Finds configuration (`conf/`), environments (`envs/`) and callables.
+"""Find configuration files (`conf/`), environments (`envs/`) and callables.
 
-The search path: the current folder first, then the plugins sorted by name, then what is shipped.
-Of files with the same name the first one counts. Nothing is imported before `load_callable`.
+The search path is the current folder, then the plugins sorted by name, then the shipped files.
+The first of several files with the same name is used. Only `load_callable` imports modules.
 """
 
 import difflib
@@ -15,22 +15,22 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.plugins import plugin_dirs, unusable_plugins_note
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
-BASE = "base"  # of a group: to be built on, not chosen
+BASE = "base"  # a group's file that others include; it is not an option itself
 MOVED = {"openenv_pipe.policies": "openenv_pipe.environments.random_policy"}  # in old run folders
 
 
 def conf_dirs() -> list[Path]:
-    """The search path of configuration files, first to last."""
+    """Return the search path of configuration files, first to last."""
     return _search_dirs("conf")
 
 
 def env_dirs() -> list[Path]:
-    """The search path of environment packages, first to last."""
+    """Return the search path of environment packages, first to last."""
     return _search_dirs("envs")
 
 
 def shipped_dir(name: str) -> Path:
-    """`conf` or `envs` as it came with the package: inside a wheel, at the root of a checkout."""
+    """Return the shipped `conf` or `envs`: inside an installed wheel, or at a checkout's root."""
     packaged = PACKAGE_DIR / name
     return packaged if packaged.is_dir() else PACKAGE_DIR.parent / name
 
@@ -42,17 +42,17 @@ def _search_dirs(name: str) -> list[Path]:
 
 
 def short_path(path: Path) -> str:
-    """The path as a person in the current folder would write it."""
+    """Return the path relative to the current folder if it is inside it, else unchanged."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def group_names() -> list[str]:
-    """The configuration groups: `env`, `model`, and all other folders of `conf/`."""
+    """Return the configuration groups: `env`, `model`, and all other folders of `conf/`."""
     return _names(path.name for folder in conf_dirs() for path in folder.iterdir() if path.is_dir())
 
 
 def group_options(group: str) -> list[str]:
-    """What `group=` may be set to: the YAML files of its folders, without `base`."""
+    """Return the options of `group=`: the YAML files of its folders, without `base`."""
     stems = [path.stem for folder in conf_dirs() for path in folder.glob(f"{group}/*.yaml")]
     return _names(stem for stem in stems if stem != BASE)
 
@@ -62,9 +62,9 @@ def _names(found: Iterable[str]) -> list[str]:
 
 
 def find_env(package: str) -> Path:
-    """The folder of an environment package: a path, or a bare name to look for in `env_dirs()`.
+    """Return an environment package's folder, given its path or a bare name in `env_dirs()`.
 
-    Raises ConfigError with the names that would be found.
+    Raises ConfigError, which lists the available names.
     """
     if "/" in package or package.startswith("."):
         folder = Path(package).expanduser()
@@ -89,7 +89,7 @@ def find_env(package: str) -> Path:
 def load_callable(dotted: str) -> Callable[..., Any]:
     """Import `package.module:name`, also from `envs/` folders and the current folder.
 
-    Those come last on `sys.path`, so that nothing installed is shadowed. Raises ConfigError.
+    Folders go last on `sys.path`, to shadow no installed package. Raises ConfigError on failure.
     """
     module_name, _, attribute_path = dotted.partition(":")
     module_name = MOVED.get(module_name, module_name)
@@ -120,14 +120,14 @@ def _import(module_name: str, dotted: str) -> Any:
                 f"{places}; expected module:name, such as wordle.rewards:consistent_guess"
                 f"{unusable_plugins_note()}"
             ) from error
-        raise ConfigError(f"{dotted!r}: its module needs {missing!r}, not installed") from error
-    except Exception as error:  # whatever a user's module does when it is imported
+        raise ConfigError(f"{dotted!r}: its module needs {missing!r}; install it") from error
+    except Exception as error:  # A user's module may raise anything on import.
         raise ConfigError(
             f"{dotted!r}: importing {module_name} raised {type(error).__name__}: {error}"
         ) from error
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """What a message names as probably meant, in brackets; empty if nothing is near."""
+    """Return " (did you mean ...?)" with the most similar known words, or "" if none is similar."""
     near = difflib.get_close_matches(word, known, n=2, cutoff=0.6)
     return f" (did you mean {' or '.join(near)}?)" if near else ""

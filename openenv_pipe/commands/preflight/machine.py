@@ -1,4 +1,4 @@
-"""Whether a run's memory and disk are here, before anything is loaded. By estimates."""
+"""Check by estimates, before anything is loaded, that memory and disk are enough for a run."""
 
 import os
 import shutil
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.commands.preflight.servers import Beside, servers_in_machine, servers_on_gpu
+from openenv_pipe.commands.preflight.servers import ServerMemory, servers_in_machine, servers_on_gpu
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.models.memory_estimate import Shape, at_rest, disk_bytes, memory_bytes
 
-TIGHT = 0.8  # of what is available: estimates are not exact
+TIGHT = 0.8  # of the available bytes; above this `check` warns, because estimates are not exact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Moment:
-    """What the learner holds at a time of the run, and the memory that is there for it."""
+    """The memory that the learner holds in one phase of the run, and the memory available to it."""
 
     held: Mapping[str, int]  # bytes by kind
-    room: int
-    servers_awake: bool  # those that have a part of the same memory
+    room: int  # bytes
+    servers_awake: bool  # whether vLLM servers hold a part of the same memory in this phase
 
     @property
     def total(self) -> int:
@@ -28,7 +28,7 @@ class _Moment:
 
 
 def memory_line(config: RunConfig, shape: Shape) -> Line:
-    """At the moment when it is scarcest."""
+    """Return the check of memory, for the phase of the run with the least to spare."""
     place, available = _available_memory(config.device)
     needed = memory_bytes(shape, config, in_one_memory=place == "machine")
     if place == "machine":
@@ -46,7 +46,7 @@ def memory_line(config: RunConfig, shape: Shape) -> Line:
     return Line("memory", result, f"{text}; {_advice(config, place, moment)}")
 
 
-def _scarcest(needed: Mapping[str, int], available: int, servers: Beside | None) -> _Moment:
+def _scarcest(needed: Mapping[str, int], available: int, servers: ServerMemory | None) -> _Moment:
     if servers is None:
         return _Moment(held=needed, room=available, servers_awake=False)
     left = max(0, available - servers.num_bytes)
@@ -57,7 +57,7 @@ def _scarcest(needed: Mapping[str, int], available: int, servers: Beside | None)
     return max(learning, playing, key=lambda moment: moment.total / max(1, moment.room))
 
 
-def _about(servers: Beside, moment: _Moment, available: int) -> str:
+def _about(servers: ServerMemory, moment: _Moment, available: int) -> str:
     one = servers.num_servers == 1
     who = "the vLLM server" if one else f"{servers.num_servers} vLLM servers"
     if not moment.servers_awake:
@@ -68,7 +68,7 @@ def _about(servers: Beside, moment: _Moment, available: int) -> str:
 
 
 def _advice(config: RunConfig, place: str, moment: _Moment) -> str:
-    """The keys that would help at this moment."""
+    """Name the keys whose change would reduce the memory of this phase."""
     engine = config.engine
     lower, change = [], []
     if "activations" in moment.held:
@@ -93,13 +93,13 @@ def _advice(config: RunConfig, place: str, moment: _Moment) -> str:
 
 def _available_memory(device: str) -> tuple[str, int]:
     if device != "cpu":
-        import torch  # takes seconds, so only where a GPU may be meant
+        import torch  # The import takes seconds, so it is done only if a GPU may be used.
 
         if torch.cuda.is_available():
             return "GPU", torch.cuda.mem_get_info()[0]
     try:
         table = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux
+    except OSError:  # This system is not Linux.
         return "machine", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     (available,) = (line for line in table if line.startswith("MemAvailable"))
     return "machine", int(available.split()[1]) * 1024

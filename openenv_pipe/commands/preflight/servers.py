@@ -1,7 +1,7 @@
-"""What the run's vLLM servers take of the memory that its learner works in.
+"""Estimate how much of the learner's memory the run's vLLM servers take.
 
-Of a GPU they have a share that they keep, unless they sleep while it learns; of a machine's memory
-what `footprint` estimates. Not counted: servers that run already, whose memory is not free anyway.
+On a GPU they hold a fixed share, unless they sleep during updates. In a machine's main memory they
+take what `memory_estimate` says. Servers that run already are not counted: their memory is in use.
 """
 
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from openenv_pipe.models.memory_estimate import BYTES, Shape, server_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beside:
-    """Servers that this run starts beside its learner."""
+class ServerMemory:
+    """Memory of the vLLM servers that the run starts on the learner's device."""
 
     num_servers: int
-    num_bytes: int  # of all of them, awake
-    sleep: bool = False  # while it learns
+    num_bytes: int  # of all servers together, while awake
+    sleep: bool = False  # whether they sleep during updates
 
 
-def servers_in_machine(config: RunConfig, shape: Shape) -> Beside | None:
-    """Where the learner works on a CPU."""
+def servers_in_machine(config: RunConfig, shape: Shape) -> ServerMemory | None:
+    """Return the servers' memory if the learner uses the CPU; None if the run starts no servers."""
     engine = config.engine
     if engine.type != "vllm" or engine.launch == "attach":
         return None
     num_bytes = engine.num_servers * server_bytes(shape, config) + _written_bytes(
         shape, config, engine
     )
-    return Beside(num_servers=engine.num_servers, num_bytes=num_bytes)
+    return ServerMemory(num_servers=engine.num_servers, num_bytes=num_bytes)
 
 
 def _written_bytes(shape: Shape, config: RunConfig, engine: VllmEngineConfig) -> int:
-    """Weights that lie in memory as files: the base, where it is written for the servers, and the
-    last policies and the one on its way. Adapters are small."""
+    """Return the size of weight files in memory: the base model, if it is written for the servers,
+    and the latest published policies plus the next. Adapters are small and not counted."""
     model = config.model
     if engine.weights_dir is not None:
         return 0
@@ -45,17 +45,17 @@ def _written_bytes(shape: Shape, config: RunConfig, engine: VllmEngineConfig) ->
     return num_written * shape.num_parameters * BYTES[model.dtype]
 
 
-def servers_on_gpu(config: RunConfig, needs_bytes: int) -> Beside | None:
-    """needs_bytes: of the learner while it learns, which decides whether they sleep then."""
+def servers_on_gpu(config: RunConfig, needs_bytes: int) -> ServerMemory | None:
+    """Return the servers' memory on the GPU of a learner that needs `needs_bytes`, or None."""
     engine = config.engine
     if engine.type != "vllm" or engine.launch == "attach":
         return None
-    from openenv_pipe.pipeline.build import gpu_footprint  # brings torch
+    from openenv_pipe.pipeline.build import gpu_footprint  # imports torch
 
     footprint = gpu_footprint(config, needs_bytes)
     if footprint.free_gpus:
         return None
-    return Beside(
+    return ServerMemory(
         num_servers=engine.num_servers,
         num_bytes=int(engine.num_servers * engine.gpu_memory_share * footprint.gpu_bytes),
         sleep=sleep_level(engine, footprint, mode="adapter") > 0,

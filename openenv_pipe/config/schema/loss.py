@@ -1,4 +1,4 @@
-"""`trainer.loss`: the policy loss, what it is a mean over, and what is added to it."""
+"""`trainer.loss`: the policy loss, its normalization and its additional terms."""
 
 from typing import Annotated, Literal
 
@@ -8,12 +8,12 @@ from openenv_pipe.config.schema.base import Block, PythonTarget
 
 
 class KlConfig(Block):
-    """The KL divergence to the policy as it was before the first step, as a part of the loss."""
+    """The KL term of the loss. The reference is the policy before the first step."""
 
-    coef: NonNegativeFloat = Field(description="0: no reference is kept")
+    coef: NonNegativeFloat = Field(description="weight of the KL term; 0: no reference is kept")
     estimator: Literal["k1", "k2", "k3"]
     importance_weights: bool = Field(
-        description="true: its gradient is the divergence's own; false: as in GRPO's paper"
+        description="true: the gradient is the true divergence's; false: it is as in GRPO's paper"
     )
 
     @model_validator(mode="after")
@@ -27,33 +27,33 @@ class KlConfig(Block):
 
 
 class CorrectionConfig(Block):
-    """Weights of old policy over sampler for tokens that other weights, kernels or precision
-    sampled. none: the sampler's logprobs are the old ones, and the clip acts on all of it."""
+    """Importance weights, old policy / sampler, where weights, kernels or precision differ. With
+    `none`, the sampler's logprobs serve as the old ones, and the clip acts on the whole ratio."""
 
     type: Literal["none", "truncate", "mask", "geometric"] = Field(
         description="truncate: per token, at most `high`; mask: tokens outside [low, high] are "
-        "left out; geometric: one weight a sample, their geometric mean, at most `high`"
+        "left out; geometric: one weight per sample, the geometric mean, at most `high`"
     )
-    low: PositiveFloat = Field(description="of mask")
+    low: PositiveFloat = Field(description="smallest weight with type mask")
     high: PositiveFloat
 
     @model_validator(mode="after")
     def _holds_one(self) -> "CorrectionConfig":
         if not self.low < 1.0 < self.high:
             raise ValueError(
-                f"low={self.low:g} and high={self.high:g}: a weight of 1, for a sampler that "
-                "agrees, has to be between them"
+                f"low={self.low:g} and high={self.high:g}: set low < 1 < high, because a weight of "
+                "1 means that sampler and policy agree"
             )
         return self
 
 
 class LossBlock(Block):
-    """What all losses share: what they are a mean over, and what is added to them."""
+    """The settings that all losses share: normalization and additional terms."""
 
     normalise: Literal["sample", "token", "constant"] = Field(
         description="a mean over each sample's tokens, over all tokens, or a sum over a constant"
     )
-    entropy_coef: NonNegativeFloat = Field(description="of a bonus for the mean entropy of tokens")
+    entropy_coef: NonNegativeFloat = Field(description="weight of the bonus for mean token entropy")
     kl: KlConfig
     correction: CorrectionConfig
 
@@ -69,14 +69,14 @@ class ClippedLossConfig(LossBlock):
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """Return the loss's name for reports."""
         return self.type
 
     @model_validator(mode="after")
     def _samples_weigh_the_same(self) -> "ClippedLossConfig":
         if self.type == "gspo" and self.normalise != "sample":
             raise ValueError(
-                f"type=gspo with normalise={self.normalise}: its ratio is one of a sample, and "
+                f"type=gspo with normalise={self.normalise}: GSPO has one ratio per sample, which "
                 "would count once for each token; set normalise=sample"
             )
         return self
@@ -87,7 +87,7 @@ class PythonLossConfig(LossBlock, PythonTarget):
 
     @property
     def title(self) -> str:
-        """What reports call it."""
+        """Return the loss's name for reports."""
         return self.target
 
 
