@@ -1,21 +1,19 @@
-"""Chat completions over HTTP, with rate limits, retries and a cache.
-
-It follows no redirects, which would send the key to another host.
-"""
+"""Chat completions over HTTP, with rate limits, retries and a cache."""
 
 import asyncio
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-import aiohttp
-
 from openenv_pipe.config.schema import OpenAIEngineConfig
 from openenv_pipe.engines.openai.cache import ResponseCache
 from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.system.http import Access, HttpClient, HttpError, Response
 
+_PATH = "/chat/completions"
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses after which it tries again
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
 _LONGEST_QUOTE = 300  # characters of an answer in an error
@@ -26,25 +24,21 @@ class ChatClient:
 
     def __init__(self, config: OpenAIEngineConfig) -> None:
         self._config = config
-        self._url = f"{config.base_url.rstrip('/')}/chat/completions"
+        self._url = config.base_url.rstrip("/") + _PATH
         self._cache = ResponseCache(Path(config.cache_dir)) if config.cache_dir else None
         self._slots = asyncio.Semaphore(config.max_concurrent)
         self._requests = RateLimit(config.requests_per_minute)
         self._tokens = RateLimit(config.tokens_per_minute)
-        self._http: aiohttp.ClientSession | None = None
+        key = config.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = HttpClient(config.base_url, Access(headers=headers))
 
     async def __aenter__(self) -> "ChatClient":
-        key = self._config.api_key
-        self._http = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=aiohttp.ClientTimeout(total=self._config.timeout_s),
-            trust_env=True,
-        )
+        await self._http.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._http is not None
-        await self._http.close()
+        await self._http.__aexit__()
 
     async def complete(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
         """Return the endpoint's JSON for this body.
@@ -81,20 +75,22 @@ class ChatClient:
         )
 
     async def _post(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._http is not None, "use the client in `async with`"
+        limit_s = self._config.timeout_s
         try:
-            async with self._http.post(self._url, json=body, allow_redirects=False) as response:
-                content = await response.read()
-                if response.status in _PASSING:
-                    raise _PassingError(
-                        f"status {response.status}, {_quote(content)}", _asked_wait_s(response)
-                    )
-                if response.status != 200:
-                    self._refuse(response.status, content)
-                answer = await response.json(content_type=None)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            text = str(error) or f"nothing within engine.timeout_s={self._config.timeout_s:g}"
-            raise _PassingError(f"{type(error).__name__}: {text}") from error
+            response = await self._http.request("POST", _PATH, timeout_s=limit_s, body=body)
+        except HttpError as error:
+            raise _PassingError(f"{error} (engine.timeout_s={limit_s:g})") from error
+        content = response.content
+        if response.status in _PASSING:
+            raise _PassingError(
+                f"status {response.status}, {_quote(content)}", _asked_wait_s(response)
+            )
+        if response.status != 200:
+            self._refuse(response.status, content)
+        try:
+            answer = json.loads(content)
+        except ValueError as error:
+            raise _PassingError(f"an answer that is not JSON: {_quote(content)}") from error
         if not isinstance(answer, dict) or not answer.get("choices"):
             raise _PassingError(f"an answer without choices: {_quote(content)}")
         return answer
@@ -117,7 +113,7 @@ class _PassingError(Exception):
         self.wait_s = wait_s
 
 
-def _asked_wait_s(response: aiohttp.ClientResponse) -> float | None:
+def _asked_wait_s(response: Response) -> float | None:
     """Return the seconds of Retry-After, bounded; None if it is missing or is a date."""
     try:
         return min(float(response.headers["Retry-After"]), _LONGEST_WAIT_S)
