@@ -140,13 +140,17 @@ def train(
 def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
     if fork or (resume and overrides):
         raise ConfigError("train -m --resume SWEEP takes nothing else, and --fork makes one run")
+    from openenv_pipe.cli.signals import SweepSignals
     from openenv_pipe.commands.sweep import command as sweep_command
 
+    stopping = SweepSignals(tell_person)
     done_well = (
-        sweep_command.resume(Path(resume), tell_person)
+        sweep_command.resume(Path(resume), tell_person, stopping)
         if resume
-        else sweep_command.sweep(overrides, _command(), tell_person)
+        else sweep_command.sweep(overrides, _command(), tell_person, stopping)
     )
+    if stopping.received is not None:
+        raise typer.Exit(128 + stopping.received)
     if not done_well:
         raise typer.Exit(1)
 

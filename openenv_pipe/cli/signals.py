@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM: the first one saves and ends the run, a second one exits at once."""
+"""Handle Ctrl-C and SIGTERM: the first one saves and ends the work, a second ends it at once."""
 
 import asyncio
 import os
@@ -47,3 +47,34 @@ class SignalStop(StopRequest):
         self.received = number
         self._note("stopping and saving; once more to give up at once")
         self.make()
+
+
+class SweepSignals:
+    """Stops a sweep by SIGINT and SIGTERM; a second signal kills its jobs on this machine."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        """note: prints a line to the user."""
+        self.received: int | None = None  # the number of the first signal
+        self._note = note
+
+    @property
+    def is_made(self) -> bool:
+        return self.received is not None
+
+    @contextmanager
+    def accepting(self, stop: Callable[[], None], kill: Callable[[], None]) -> Iterator[None]:
+        def receive(number: int, _: object) -> None:
+            if self.is_made:
+                kill()
+                raise KeyboardInterrupt
+            self.received = number
+            stop()
+            self._note("stopping the jobs, which save first; repeat to kill them")
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, receive) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from anyio.from_thread import start_blocking_portal
 from rich.console import Console
@@ -27,12 +29,26 @@ from openenv_pipe.system.resources import short_path
 Tell = Callable[[str], None]  # shows a line to the person
 
 
-def sweep(overrides: Sequence[str], command: Sequence[str], tell: Tell) -> bool:
+class StopSource(Protocol):
+    """Where a request to stop a sweep comes from, such as Ctrl-C."""
+
+    @property
+    def is_made(self) -> bool:
+        """True if the sweep was asked to stop."""
+
+    def accepting(
+        self, stop: Callable[[], None], kill: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """While open, call `stop` at the first request and `kill` at the second one."""
+
+
+def sweep(
+    overrides: Sequence[str], command: Sequence[str], tell: Tell, stopping: StopSource
+) -> bool:
     """Run a job for each combination of values, or a search; return True if every job succeeded.
 
     Raises:
         ConfigError: No job's configuration composes.
-        SystemExit: The sweep was stopped by a signal.
     """
     request = read_request(overrides)
     _keep_secrets(request)
@@ -41,15 +57,15 @@ def sweep(overrides: Sequence[str], command: Sequence[str], tell: Tell) -> bool:
         for job in request.jobs:
             folder.add_job(job)
         folder.write()
-    return _carry_out(folder, request, tell)
+    return _carry_out(folder, request, tell, stopping)
 
 
-def resume(path: Path, tell: Tell) -> bool:
+def resume(path: Path, tell: Tell, stopping: StopSource) -> bool:
     """Resume a sweep that was stopped; finished jobs stay as they are."""
     folder = SweepFolder.open(path)
     request = read_request(restore_in_config(folder.record.overrides))
     folder.resume()
-    return _carry_out(folder, request, tell)
+    return _carry_out(folder, request, tell, stopping)
 
 
 def _keep_secrets(request: MultirunRequest) -> None:
@@ -84,21 +100,23 @@ def _find_runs_dir(request: MultirunRequest) -> Path:
     raise first_error
 
 
-def _carry_out(folder: SweepFolder, request: MultirunRequest, tell: Tell) -> bool:
+def _carry_out(
+    folder: SweepFolder, request: MultirunRequest, tell: Tell, stopping: StopSource
+) -> bool:
     tell(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
-    received: list[int] = []
+    stop = stop_all_mark(folder.path, folder.record.attempt).touch
     servers = SharedServers(folder.path / "servers" / f"attempt_{folder.record.attempt}")
     try:
-        with _stop_on_signals(folder, received, tell), _running(servers):
+        with stopping.accepting(stop, partial(_kill_runs, folder)), _running(servers):
             if request.sweep.type == "search":
                 watch = _search(folder, request, servers, tell)
             else:
                 watch = Watch(folder)
                 _launch(folder, request, servers, watch, folder.record.jobs)
     except BaseException:
-        folder.end("interrupted" if received else "failed")
+        folder.end("interrupted" if stopping.is_made else "failed")
         raise
-    return _conclude(folder, servers, watch, received, tell)
+    return _conclude(folder, servers, watch, tell, was_stopped=stopping.is_made)
 
 
 def _launch(
@@ -158,19 +176,21 @@ def _search(
 
 
 def _conclude(
-    folder: SweepFolder, servers: SharedServers, watch: Watch, received: list[int], tell: Tell
+    folder: SweepFolder, servers: SharedServers, watch: Watch, tell: Tell, *, was_stopped: bool
 ) -> bool:
     """Write and report the results; return True if every job succeeded."""
     done_well = all(job.status in ("finished", "pruned") for job in folder.record.jobs)
-    folder.end("interrupted" if received else "finished" if done_well else "failed")
+    folder.end("interrupted" if was_stopped else "finished" if done_well else "failed")
     Console(soft_wrap=not sys.stdout.isatty()).print(watch.table())
     for kind, number in servers.num_leases.items():
         times = _times(servers.num_starts[kind])
         tell(f"{NAMES[kind]} servers: started {times}, used {_times(number)}")
-    if received:
-        tell(f"resume with: openenv-pipe train -m --resume {short_path(folder.path)}")
-        raise SystemExit(128 + received[0])
-    tell(f"results: {short_path(folder.path)}")
+    place = short_path(folder.path)
+    tell(
+        f"resume with: openenv-pipe train -m --resume {place}"
+        if was_stopped
+        else f"results: {place}"
+    )
     return done_well
 
 
@@ -183,26 +203,6 @@ def _running(servers: SharedServers) -> Iterator[None]:
             yield
         finally:
             portal.call(servers.close)
-
-
-@contextmanager
-def _stop_on_signals(folder: SweepFolder, received: list[int], tell: Tell) -> Iterator[None]:
-    """Make SIGINT or SIGTERM ask all jobs to stop; a second one kills those of this machine."""
-
-    def stop(number: int, _: object) -> None:
-        if received:
-            _kill_runs(folder)
-            raise KeyboardInterrupt
-        received.append(number)
-        stop_all_mark(folder.path, folder.record.attempt).touch()
-        tell("stopping the jobs, which save first; repeat to kill them")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _kill_runs(folder: SweepFolder) -> None:
