@@ -105,6 +105,8 @@ def refuse_long_episodes(config: RunConfig, max_length: int | None) -> None:
 def find_model_folder(config: HubModelConfig) -> Path | None:
     """Return the model's folder, its own or in the hub's cache; None if it is not here yet.
 
+    A cached config.json without weights, as an interrupted download leaves it, does not count.
+
     Raises:
         ConfigError: the path is neither a folder nor a possible id of a hub.
     """
@@ -117,7 +119,9 @@ def find_model_folder(config: HubModelConfig) -> Path | None:
         raise ConfigError(
             f"model.path={config.path!r} is neither a folder here nor an id such as Qwen/Qwen3-0.6B"
         ) from None
-    return Path(found).parent if isinstance(found, str) else None
+    if not isinstance(found, str) or not any(Path(found).parent.glob("*.safetensors")):
+        return None
+    return Path(found).parent
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

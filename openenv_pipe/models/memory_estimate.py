@@ -67,8 +67,10 @@ def tiny_shape(config: TinyModelConfig) -> Shape:
     )
 
 
-def folder_shape(folder: Path) -> Shape:
+def folder_shape(folder: Path) -> Shape | None:
     """Read a model's shape from its config.json and the headers of its safetensors files.
+
+    Returns None if the config.json has other keys; see `model_shape`.
 
     Raises:
         OSError, ValueError, KeyError: The files are missing or of another kind.
@@ -80,8 +82,8 @@ def folder_shape(folder: Path) -> Shape:
     return model_shape(config, sum(map(_count_parameters, weights)))
 
 
-def read_folder_shape(config: HubModelConfig, folder: Path) -> Shape:
-    """The shape of the model in a folder. Raises ConfigError if it cannot be read."""
+def read_folder_shape(config: HubModelConfig, folder: Path) -> Shape | None:
+    """See `folder_shape`. Raises ConfigError if the folder cannot be read."""
     try:
         return folder_shape(folder)
     except (OSError, ValueError, KeyError) as error:
@@ -91,19 +93,25 @@ def read_folder_shape(config: HubModelConfig, folder: Path) -> Shape:
         ) from error
 
 
-def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape:
-    """Read a model's shape from its config.json. Raises KeyError for another kind of model."""
-    heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
-    head_size = config.get("head_dim") or hidden_size // heads
-    return Shape(
-        num_parameters=num_parameters,
-        hidden_size=hidden_size,
-        intermediate_size=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
-        attention_width=heads * head_size,
-        cache_width=config.get("num_key_value_heads", heads) * head_size,
-        vocabulary=config["vocab_size"],
-    )
+def model_shape(config: Mapping[str, Any], num_parameters: int) -> Shape | None:
+    """Read a model's shape from its config.json; None if that has other keys, as GPT-2's has.
+
+    Such a model can be trained, but its memory cannot be estimated.
+    """
+    try:
+        heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+        head_size = config.get("head_dim") or hidden_size // heads
+        return Shape(
+            num_parameters=num_parameters,
+            hidden_size=hidden_size,
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            attention_width=heads * head_size,
+            cache_width=(config.get("num_key_value_heads") or heads) * head_size,
+            vocabulary=config["vocab_size"],
+        )
+    except KeyError:
+        return None
 
 
 def _count_parameters(path: Path) -> int:

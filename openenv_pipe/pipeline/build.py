@@ -226,12 +226,9 @@ def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
     """Return the learner's use of GPUs, which servers on this machine have to respect."""
     if policy.device.type != "cuda":
         return LearnerFootprint(on_gpu=False)
-    try:
-        shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
-        needed = sum(memory_bytes(shape, config, in_one_memory=False).values())
-    except KeyError:  # an unknown architecture: its memory cannot be estimated
-        needed = 0
-    return gpu_footprint(config, needed)
+    shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
+    needed = memory_bytes(shape, config, in_one_memory=False) if shape else {}
+    return gpu_footprint(config, sum(needed.values()))
 
 
 def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:

@@ -130,10 +130,11 @@ def _model(config: RunConfig) -> str:
     folder = find_model_folder(model)
     if folder is None:
         return ""  # it has to be downloaded first
-    num_parameters = read_folder_shape(model, folder).num_parameters
+    shape = read_folder_shape(model, folder)
     check_architecture(config)
     where = "folder" if Path(model.path).expanduser().is_dir() else "cache"
-    return f"{model.path} ({where}), {num_parameters / 1e9:.2f} billion parameters"
+    size = f", {shape.num_parameters / 1e9:.2f} billion parameters" if shape else ""
+    return f"{model.path} ({where}){size}"
 
 
 def _chat(config: RunConfig) -> str:

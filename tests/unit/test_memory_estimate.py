@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 import torch
 from fakes import run_config
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.preflight import machine
+from openenv_pipe.commands.preflight.model import check_memory
 from openenv_pipe.commands.preflight.servers import servers_in_machine
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.models.load import find_model_folder
 from openenv_pipe.models.memory_estimate import (
     BYTES_PER_EPISODE_TOKEN,
     disk_bytes,
@@ -27,6 +30,7 @@ from openenv_pipe.models.memory_estimate import (
     server_bytes,
     tiny_shape,
 )
+from openenv_pipe.pipeline.requirements import REQUIREMENTS
 
 TESTS = Path(__file__).parents[1]
 LARGER = [
@@ -234,3 +238,46 @@ def test_what_does_not_fit_beside_servers_on_a_cpu_fails(monkeypatch):
         assert line.result is result, line.text
         assert "the vLLM server takes" in line.text
         assert ("engine.cpu_cache_gb" in line.text) == (result is Result.FAIL)
+
+
+# --- models whose size is not known -----------------------------------------------------------
+
+
+def hub_config(path: Path | str) -> RunConfig:
+    model = ("model=hub", f"model.path={path}", "model.lora.rank=0")
+    return compose(["conf=echo", *model, "device=cpu"]).config
+
+
+def not_estimated(config: RunConfig) -> str:
+    (line,) = check_memory(config)
+    assert line.result is Result.WARN
+    return line.text
+
+
+def test_a_model_with_other_keys_passes_without_an_estimate(tmp_path):
+    """GPT-2's config.json says `n_embd` where those of other decoders say `hidden_size`."""
+    sizes = {"n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 11, "n_positions": 8192}
+    sizes |= {"bos_token_id": 0, "eos_token_id": 0}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
+    config = hub_config(tmp_path)
+    assert REQUIREMENTS["model"](config) == f"{tmp_path} (folder)"
+    assert "other keys" in not_estimated(config)
+
+
+def test_a_vision_model_s_nested_sizes_are_not_read():
+    assert model_shape({"text_config": SMALL}, 1_115_000) is None
+
+
+def test_an_interrupted_download_counts_as_no_download(tmp_path, monkeypatch):
+    """The hub's client writes config.json first, and resumes the download of the weights."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--someone--something"
+    (cached / "snapshots/1a2b").mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("1a2b")
+    GPT2Config().save_pretrained(cached / "snapshots/1a2b")
+    config = hub_config("someone/something")
+    assert REQUIREMENTS["model"](config) == REQUIREMENTS["chat"](config) == ""
+    assert "after its download" in not_estimated(config)
+    (cached / "snapshots/1a2b/model.safetensors").touch()
+    assert find_model_folder(config.model) == cached / "snapshots/1a2b"

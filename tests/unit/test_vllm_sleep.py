@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import tiny_policy
+from transformers import GPT2Config
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm.build import _EngineSetup, build_publisher
@@ -67,6 +68,8 @@ def test_the_learner_s_needs_are_estimated_and_its_gpus_left_alone(monkeypatch):
     assert footprint.needs_bytes > 4 * 4 * policy.num_parameters  # weights, gradients, moments
     assert (footprint.gpu_bytes, footprint.free_gpus) == (10**9, ["5", "7"])
     assert footprint.plays_ahead
+    policy.model = SimpleNamespace(config=GPT2Config())  # whose memory cannot be estimated
+    assert assembly._footprint(config, policy).needs_bytes == 0
     policy.device = torch.device("cpu")
     assert assembly._footprint(config, policy) == LearnerFootprint(on_gpu=False)
 

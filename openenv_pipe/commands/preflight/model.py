@@ -10,7 +10,7 @@ from openenv_pipe.commands.preflight.machine import disk_line, memory_line
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.load import find_model_folder
-from openenv_pipe.models.memory_estimate import read_folder_shape, tiny_shape
+from openenv_pipe.models.memory_estimate import Shape, read_folder_shape, tiny_shape
 
 HUB_TIMEOUT_S = 10.0
 
@@ -27,8 +27,8 @@ def check_hub(config: RunConfig) -> Iterator[Line]:
     except Exception as error:  # no network, no such model, no permission
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"model.path={model.path!r} is no folder, is not cached, and cannot be had from the "
-            f"model hub: {first_line}"
+            f"model.path={model.path!r} is no folder, is not wholly cached, and cannot be had "
+            f"from the model hub: {first_line}"
         ) from error
     yield Line("model", Result.OK, f"{model.path} is on the model hub and will be downloaded")
 
@@ -37,11 +37,15 @@ def check_memory(config: RunConfig) -> Iterator[Line]:
     """Compare the estimated memory and disk with what this machine has."""
     model = config.model
     if not isinstance(model, HubModelConfig):
-        shape = tiny_shape(model)
+        shape: Shape | None = tiny_shape(model)
     elif (folder := find_model_folder(model)) is not None:
         shape = read_folder_shape(model, folder)
     else:
         text = "not estimated: the model's size is known after its download"
+        yield Line("memory", Result.WARN, text)
+        return
+    if shape is None:
+        text = "not estimated: the model's config.json has other keys than decoders such as Qwen3"
         yield Line("memory", Result.WARN, text)
         return
     yield memory_line(config, shape)
