@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from openenv_pipe.environments.client.session import Session
-from openenv_pipe.environments.hosts.process import ProcessHost, server_environment
+from openenv_pipe.environments.hosts.process import ProcessHost, find_program, server_environment
 from openenv_pipe.errors import (
     ConfigError,
     HostError,
@@ -323,6 +323,17 @@ def test_servers_get_no_credentials_unless_named():
         "MAX_CONCURRENT_ENVS": "4",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+async def test_a_command_with_a_slash_starts_beside_the_package(package, tmp_path):
+    script = tmp_path / "serve.sh"
+    (tmp_path / "stub.py").write_text(STUB)
+    script.write_text(f"#!/bin/sh\nexec {sys.executable} stub.py $1 fine\n")
+    script.chmod(0o755)
+    parts = settings(package=package, command=["./serve.sh", "{port}"])
+    assert find_program(parts[0]) == "./serve.sh"
+    async with running(parts, tmp_path / "logs") as host:
+        assert len(host.urls) == 1
 
 
 # --- lending sessions ----------------------------------------------------------------------------

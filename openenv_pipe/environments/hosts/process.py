@@ -113,7 +113,7 @@ class EnvProcess:
             environment=server_environment(
                 os.environ, self._env.variables, self._config.sessions_per_server
             ),
-            cwd=find_env(self._env.package).parent if self._env.package else None,
+            cwd=_working_folder(self._env),
             grace_s=self._config.stop_timeout_s,
         )
         try:
@@ -154,12 +154,26 @@ def server_command(env: "EnvConfig") -> list[str]:
 
 
 def find_program(env: "EnvConfig") -> str:
-    """Return the program that env.command starts with. Raises ConfigError if it is not there."""
+    """Return the program that env.command starts with.
+
+    A name with a slash is relative to the folder in which the server is started.
+
+    Raises:
+        ConfigError: the program is not there.
+    """
     assert env.command is not None
     program = env.command[0]
-    if shutil.which(program, path=env.variables.get("PATH")) is None:
-        raise ConfigError(f"env.command starts with {program!r}, which is not a program here")
+    folder = _working_folder(env) or Path.cwd()
+    path = str(folder / program) if "/" in program else program
+    if shutil.which(path, path=env.variables.get("PATH")) is None:
+        where = f"in {folder}" if "/" in program else "on PATH"
+        raise ConfigError(f"env.command starts with {program!r}, which is not a program {where}")
     return program
+
+
+def _working_folder(env: "EnvConfig") -> Path | None:
+    """Return the folder in which servers are started; None: the current one."""
+    return find_env(env.package).parent if env.package else None
 
 
 def _interpreter(env: "EnvConfig") -> str:
