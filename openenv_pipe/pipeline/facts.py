@@ -7,6 +7,7 @@ cannot be determined, such as a server's own tasks, are left out.
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -79,10 +80,19 @@ def _callables(config: RunConfig) -> dict[str, JsonValue]:
         named.append(config.trainer.warm_start.policy)
     found: dict[str, JsonValue] = {}
     for name in named:
-        file = inspect.getsourcefile(inspect.unwrap(load_callable(name)))
+        file = _defining_file(name)
         if file is not None:
             found[name] = digest_of_file(Path(file))
     return found
+
+
+def _defining_file(name: str) -> str | None:
+    """Return the source file of a target; of an object with `__call__`, that of its module."""
+    target = inspect.unwrap(load_callable(name))
+    try:
+        return inspect.getsourcefile(target)
+    except TypeError:  # neither a function nor a class
+        return getattr(sys.modules[name.partition(":")[0]], "__file__", None)
 
 
 def _targets(block: Block) -> Iterator[str]:

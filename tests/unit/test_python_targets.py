@@ -1,11 +1,16 @@
 """Parts of a run named by `target` and `options`: how they are built, and what is refused."""
 
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import pytest
+from fakes import run_config
 
 from openenv_pipe.config.schema import PythonTarget
 from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.pipeline.facts import _callables
+from openenv_pipe.system.files import digest_of_file
 from openenv_pipe.system.python_targets import bind_function, build_part
 
 
@@ -103,3 +108,19 @@ def test_what_a_function_raises_says_which_target_it_was():
     with pytest.raises(ZeroDivisionError) as raised:
         bind_function("trainer.loss", block("failing"), 1)(1.0)
     assert raised.value.__notes__ == [f"It was raised by trainer.loss.target='{__name__}:failing'."]
+
+
+class Doubling:
+    def __call__(self, value):
+        return 2.0 * value
+
+
+doubled = Doubling()
+halved = partial(pow, exp=-1)
+
+
+@pytest.mark.parametrize("attribute", ["broken", "Half", "doubled", "halved"])
+def test_a_target_s_file_is_recorded_whatever_kind_of_callable_it_is(attribute):
+    target = f"{__name__}:{attribute}"
+    config = run_config({"trainer.warm_start.policy": target})
+    assert _callables(config)[target] == digest_of_file(Path(__file__))
