@@ -43,16 +43,21 @@ from openenv_pipe.trackers import check_tracker
 # Returns what was found, for `check`; an empty text where there is nothing to say. Raises
 # ConfigError if the run would be refused.
 Requirement = Callable[[RunConfig], str]
+RUN_FOLDER = "run folder"
 
 
-def check_requirements(config: RunConfig, *, plays: bool = True) -> None:
-    """Check all requirements of a run, in order; without `plays`, only those of its learner.
+def check_requirements(config: RunConfig, *, plays: bool = True, makes_folder: bool = True) -> None:
+    """Check the requirements of a run, in order.
+
+    plays: False: only those of the learner, which trains on recorded episodes.
+    makes_folder: False: the run has its folder, and `runs_dir` is not used.
 
     Raises:
         ConfigError: a requirement is not met.
     """
-    for check in (REQUIREMENTS if plays else LEARNER_REQUIREMENTS).values():
-        check(config)
+    for name, check in (REQUIREMENTS if plays else LEARNER_REQUIREMENTS).items():
+        if makes_folder or name != RUN_FOLDER:
+            check(config)
 
 
 def _training(config: RunConfig) -> str:
@@ -197,7 +202,7 @@ def _policies(config: RunConfig) -> str:
 LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "training": _training,
     "device": _device,
-    "run folder": _folder,
+    RUN_FOLDER: _folder,
     "tracker": _tracker,
     "advantage": _advantage,
     "loss": _loss,

@@ -61,7 +61,7 @@ def begin(folder: RunFolder, servers: ServerProvider, control: RunControl) -> No
     folder.adopt()
     config = folder.config
     try:
-        check_requirements(config)
+        check_requirements(config, makes_folder=False)
     except PipeError as error:
         folder.finish("failed", cause=f"{type(error).__name__}: {error}")
         raise
@@ -94,7 +94,7 @@ def _continued(
     config = amend(folder.config, overrides)
     changed = changed_keys(folder.config, config)
     _refuse_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
-    check_requirements(config)
+    check_requirements(config, makes_folder=False)
     progress = control.progress
     checkpoint = newest_sound(folder.path, resumable=True)
     place = StageStep.of(checkpoint) if checkpoint else None

@@ -1,16 +1,21 @@
 """What `train` refuses, `check` finds: one table of the refusals at the start of a run."""
 
+import re
 from pathlib import Path
 
 import pytest
+import run_samples
 import torch
 
 from openenv_pipe import pipeline
 from openenv_pipe.commands.findings import Line, Result, has_failed
 from openenv_pipe.commands.preflight import checks
 from openenv_pipe.config.compose import compose
-from openenv_pipe.errors import UserError
+from openenv_pipe.errors import ConfigError, UserError
+from openenv_pipe.pipeline import start
+from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.pipeline.run import RunControl
+from openenv_pipe.pipeline.servers import OwnServers
 from openenv_pipe.runs.folder import RunFolder
 
 CALLABLES = """
@@ -121,3 +126,30 @@ def test_check_finds_what_train_refuses_when_the_server_answers(folder, says, ov
     assert says in failed_lines(checks.run_checks(compose(overrides).config))["environment"]
     assert says in refusal(overrides)
     assert RunFolder.open(folder / "runs/smoke/latest").status == "failed"
+
+
+def test_a_program_with_a_slash_is_looked_for_where_the_server_starts(folder):
+    """A server of a package starts in the folder of the package, not in the user's."""
+    (folder / "servers/mine").mkdir(parents=True)
+    own = ["env.package=./servers/mine", "env.command=[./serve.sh]"]
+    config = compose([*SMOKE, *own]).config
+    (folder / "serve.sh").touch(0o755)
+    with pytest.raises(ConfigError, match=re.escape(f"not a program in {folder}/servers")):
+        REQUIREMENTS["environment"](config)
+    (folder / "serve.sh").rename(folder / "servers/serve.sh")
+    assert REQUIREMENTS["environment"](config) == "started by ./serve.sh"
+
+
+def test_a_run_that_has_its_folder_needs_no_place_for_another(folder, monkeypatch):
+    """`runs_dir` of a run that was moved, or is read elsewhere, may not be there any more."""
+    run_samples.create(folder / "first")
+    (folder / "first").rename(folder / "moved")
+    (folder / "first").touch()
+    attempts = []
+    monkeypatch.setattr(start, "run", lambda attempt, control: attempts.append(attempt))
+    moved = RunFolder.open(folder / "moved/smoke/0001")
+    with pytest.raises(ConfigError, match="runs_dir"):
+        REQUIREMENTS["run folder"](moved.config)
+    start.begin(moved, OwnServers(), RunControl())
+    start.resume(str(moved.path), [], ["openenv-pipe"], RunControl())
+    assert [attempt.folder.path for attempt in attempts] == [moved.path, moved.path]
