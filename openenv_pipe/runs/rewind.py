@@ -29,7 +29,7 @@ def rewind(folder: RunFolder, place: StageStep | None) -> None:
     for path in sorted((folder.path / "episodes").glob("step_*.jsonl.gz")):
         if int(path.name.removeprefix("step_").partition(".")[0]) > grpo_step:
             _move(path, aside / "episodes")
-    _set_evaluations_aside(folder.path / "eval", grpo_step, aside / "eval")
+    _set_evaluations_aside(folder.path / "eval", place, aside / "eval")
     _cut_metrics(folder.metrics_path, order, aside)
     if (folder.path / "tensorboard").exists():  # The resumed run writes all of it again.
         _move(folder.path / "tensorboard", aside)
@@ -46,15 +46,21 @@ def _remove_halves(folder: Path) -> None:
                 half.unlink()
 
 
-def _set_evaluations_aside(folder: Path, grpo_step: int, aside: Path) -> None:
-    """Set aside evaluations of later weights made by training; those made by `eval` stay."""
+def _set_evaluations_aside(folder: Path, place: StageStep | None, aside: Path) -> None:
+    """Set aside evaluations of later weights made by training; those made by `eval` stay.
+
+    A run that stopped in its warm start has evaluated its weights as `trained`, at step 0 of GRPO.
+    """
+    grpo_step = place.step if place and place.stage == "grpo" else None
     for path in sorted(folder.glob("*.json")):
         try:
             report = read_report(path)
         except RunFolderError:
             continue
         by_training = report.label.startswith((*STAGES, DURING))
-        if by_training and report.step is not None and report.step > grpo_step:
+        trained_before_grpo = grpo_step is None and report.label.startswith("trained")
+        is_later = trained_before_grpo or (report.step or 0) > (grpo_step or 0)
+        if by_training and report.step is not None and is_later:
             for file in (path, path.with_suffix(".md"), path.with_suffix(".jsonl.gz")):
                 if file.exists():
                     _move(file, aside)

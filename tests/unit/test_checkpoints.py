@@ -22,6 +22,7 @@ from openenv_pipe.runs.checkpoints import (
     point_best,
     retain,
 )
+from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
@@ -169,6 +170,20 @@ def test_a_folder_is_rewound_to_a_place_in_the_warm_start(folder):
     assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
     rewind(folder, None)
     assert read_metrics(folder.metrics_path) == []
+
+
+def test_a_run_that_stopped_in_its_warm_start_is_evaluated_again_at_its_end(folder):
+    """Stopped there, it has evaluated its weights as `trained`, which a resume trains further."""
+    for label in ("start", "trained", "trained_greedy", "step_000000"):
+        run_samples.evaluate(folder, label, 0.5)
+    rewind(folder, StageStep("warm_start", 1))
+    assert set(read_reports(folder.path)) == {"start", "step_000000"}
+    moved = {path.name for path in (folder.logs / "set_aside" / "eval").iterdir()}
+    names = ("trained", "trained_greedy")
+    assert moved == {f"{name}{end}" for name in names for end in (".json", ".md", ".jsonl.gz")}
+    run_samples.evaluate(folder, "trained", 0.5)
+    rewind(folder, StageStep("grpo", 0))
+    assert "trained" in read_reports(folder.path)
 
 
 HOLD = (
