@@ -5,7 +5,7 @@ behaviour. A value that is refused since then gets the value that trains in the 
 key stays an error, and so does a missing key that no shipped block has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from openenv_pipe.config.compose import assign, load_values, open_loader, readable_errors
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema.reward import RESERVED_NAMES
 from openenv_pipe.config.schema_keys import locate
 from openenv_pipe.errors import ConfigError
 
@@ -46,9 +47,9 @@ def validate_older(values: Mapping[str, Any]) -> RunConfig:
             if each["type"] in MISSING
         ]
         try:
-            completed = _sum_turn_credits(_complete(values, missing))
-        except (KeyError, ConfigError):  # A block or a type does not exist any more.
-            raise error from None
+            completed = _update_reward(_complete(values, missing))
+        except (KeyError, TypeError, AttributeError, ConfigError):
+            raise error from None  # A block or a type does not exist any more, or differs in shape.
         if completed == values:
             raise
     return validate_older(completed)  # A block whose type was missing may lack more keys.
@@ -65,12 +66,37 @@ def _complete(values: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
     return completed
 
 
-def _sum_turn_credits(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace `use: mean` of terms with `per_turn: true`, which have always credited the sum."""
-    for term in values["reward"]["terms"].values():
+def _update_reward(values: dict[str, Any]) -> dict[str, Any]:
+    """Change reward terms that are refused now, such that the run trains as before.
+
+    A term with `per_turn: true` has always credited the sum, so its `use: mean` becomes `use: sum`.
+    A term with the name of a metric of the whole reward gets another name. If that changes what
+    the metric of the best checkpoint measures, success decides: values from before and after a
+    resume must be comparable, or the best checkpoint of before could be deleted.
+    """
+    terms = values["reward"]["terms"]
+    changed = {f"reward/{name}" for name in terms if name in RESERVED_NAMES}
+    for name, term in terms.items():
         if term.get("per_turn") is True and term.get("use") == "mean":
             term["use"] = "sum"
+            changed |= {f"reward/{name}", "reward/mean", "reward/std", "eval/reward"}
+    values["reward"]["terms"] = {_free_name(name, terms): term for name, term in terms.items()}
+    best = values["trainer"]["checkpoint"]["best"]
+    if best and best["metric"] in changed:
+        of_evaluations = best["metric"].startswith("eval/")
+        best["metric"] = "eval/success" if of_evaluations else "success/rate"
+        best["direction"] = "max"
     return values
+
+
+def _free_name(name: str, terms: Container[str]) -> str:
+    """Return a term's name, with `_term` behind a reserved one until no other term has it."""
+    if name not in RESERVED_NAMES:
+        return name
+    name += "_term"
+    while name in terms:
+        name += "_term"
+    return name
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:

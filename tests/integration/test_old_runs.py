@@ -51,8 +51,11 @@ def test_an_old_run_resumes_to_its_end(home, name, steps):
 
 def test_a_mean_that_was_credited_turn_by_turn_is_read_as_the_sum():
     """Turns were credited with their own values, so training goes on in the same way."""
-    terms = RunFolder.open(OLD_RUNS / "smoke/0001").config.reward.terms
+    config = RunFolder.open(OLD_RUNS / "smoke/0001").config
+    terms = config.reward.terms
     assert (terms["consistent"].use, terms["consistent"].per_turn) == ("sum", True)
+    best = config.trainer.checkpoint.best
+    assert best.metric == "success/rate", "reward/mean has another scale before the resume"
 
 
 def test_groups_played_ahead_by_the_old_run_are_learned_from(home):
