@@ -142,13 +142,23 @@ def _control(
 
 
 def _in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
-    """Do the work in a new thread and wait: the caller's may be running an event loop."""
+    """Do the work in a new thread and wait, because the caller's may run an event loop.
+
+    Raises KeyboardInterrupt after the work where it was interrupted, also if it came too late to
+    stop anything.
+    """
+    interrupt: KeyboardInterrupt | None = None
     with ThreadPoolExecutor(1, "openenv_pipe") as executor:
         future = executor.submit(contextvars.copy_context().run, work)
         while True:
             try:
-                return future.result()
-            except KeyboardInterrupt:
-                if future.done():  # the work has ended, by an interrupt or before this one
+                result = future.result()
+                break
+            except KeyboardInterrupt as error:
+                if future.done():
                     raise
+                interrupt = error
                 control.stop.make()
+    if interrupt is not None:
+        raise interrupt
+    return result

@@ -112,6 +112,12 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         for override in parsed:
             if override.is_delete() or override.key_or_group == "conf":
                 raise ConfigError(f"{override.input_line!r} cannot be done to a saved run")
+            block = block_of(override)
+            if "/" in override.key_or_group and block not in groups:
+                raise ConfigError(
+                    f"{override.input_line!r} chooses a part of the block {block} of a saved run; "
+                    f"choose the whole block with it, as in {block}=NAME {override.input_line}"
+                )
             if override.key_or_group not in groups:
                 assign(values, override.key_or_group, override.value())
         if groups:

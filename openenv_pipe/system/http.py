@@ -148,7 +148,13 @@ class HttpClient:
 
 
 async def fetch(
-    url: str, path: str, *, timeout_s: float, access: Access = OPEN, body: Any = None
+    url: str,
+    path: str,
+    *,
+    timeout_s: float,
+    access: Access = OPEN,
+    body: Any = None,
+    use_proxy: bool = True,
 ) -> tuple[int, bytes]:
     """Return status and content of `path` on the server at `url`, over a connection of its own.
 
@@ -157,7 +163,7 @@ async def fetch(
     Raises:
         HttpError: there is no complete answer within the time limit.
     """
-    async with HttpClient(url, access) as client:
+    async with HttpClient(url, access, use_proxy=use_proxy) as client:
         method = "GET" if body is None else "POST"
         response = await client.request(
             method, path, timeout_s=timeout_s, body=body, max_bytes=MAX_BYTES

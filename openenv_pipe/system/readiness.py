@@ -25,10 +25,18 @@ class NotReadyError(FailureError):
     """A server died while it was starting, or did not become healthy in time."""
 
 
-async def check_health(url: str, timeout_s: float, access: Access = OPEN) -> str | None:
-    """Return None if the server at `url` is healthy, else the status or error seen instead."""
+async def check_health(
+    url: str, timeout_s: float, access: Access = OPEN, *, use_proxy: bool = False
+) -> str | None:
+    """Return None if the server at `url` is healthy, else the status or error seen instead.
+
+    Args:
+        use_proxy: see `HttpClient`; servers that this program starts are reached directly.
+    """
     try:
-        status, _ = await fetch(url, "/health", timeout_s=timeout_s, access=access)
+        status, _ = await fetch(
+            url, "/health", timeout_s=timeout_s, access=access, use_proxy=use_proxy
+        )
     except HttpError as error:
         return str(error)
     return None if status == 200 else str(status)

@@ -21,9 +21,10 @@ class StopRequest:
         A second call cancels what the work still does in order to end well, such as saving.
         """
         self.is_made = True
-        if self._cancel is not None:
+        cancel = self._cancel  # read once, because the loop's thread may take it away
+        if cancel is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
-                self._cancel()
+                cancel()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine to its end on a new event loop in this thread.

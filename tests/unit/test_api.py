@@ -1,15 +1,20 @@
 """The Python API without training: imports, reading a run, callbacks, and requests to stop."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import run_samples
 
 import openenv_pipe
 from openenv_pipe import Run, compose, open_run, train
+from openenv_pipe.commands.api import _in_thread
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.callbacks import STOPPED, call_back
 from openenv_pipe.runs.metrics import MetricsFile
@@ -143,3 +148,26 @@ def test_an_error_in_the_configuration_is_raised_as_it_is(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="give one of them"):
         train(resume="latest", fork="latest")
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_interrupt_that_comes_too_late_to_stop_the_work_is_raised_after_it():
+    """A loop over several trainings ends where a person interrupts it."""
+    control = SimpleNamespace(stop=StopRequest())
+    finished = []
+
+    def is_waiting_for_the_result():
+        frame = sys._current_frames()[threading.main_thread().ident]
+        outer = frame.f_back
+        return frame.f_code.co_name == "wait" and outer.f_code.co_name == "result"
+
+    def work():
+        while not is_waiting_for_the_result():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not control.stop.is_made:
+            time.sleep(0.001)
+        finished.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        _in_thread(work, control)
+    assert finished

@@ -136,6 +136,14 @@ def test_a_saved_run_with_another_engine_has_its_correction_and_its_own_values(f
     assert explicit.trainer.loss.correction.type == "none"
 
 
+def test_a_part_of_a_saved_block_cannot_be_chosen_alone():
+    """It was dropped in silence."""
+    saved = compose(["conf=echo"]).config
+    for override in ("trainer/loss=python", "env/adapter=json"):
+        with pytest.raises(ConfigError, match="choose the whole block with it"):
+            amend(saved, [override])
+
+
 def test_composing_changes_no_folder_and_writes_nothing(folder):
     compose(["conf=wordle"])
     assert Path.cwd() == folder

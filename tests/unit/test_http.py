@@ -144,6 +144,19 @@ async def test_a_server_is_waited_for_until_it_is_healthy():
     assert statuses == []
 
 
+async def test_a_server_of_this_program_is_reached_without_a_proxy(monkeypatch):
+    """A pod by its service's name, say, on a machine whose environment names a proxy."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr("openenv_pipe.system.http.LOOPBACK", ())
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
+    async with serving(health) as url:
+        assert await check_health(url, LIMIT_S) is None
+        assert await check_health(url, LIMIT_S, use_proxy=True) is not None
+
+
 async def test_what_was_seen_last_is_told_at_the_time_limit():
     async def health(request: web.Request) -> web.Response:
         return web.Response(status=503)

@@ -5,7 +5,6 @@ A server that stops answering takes its sessions with it, as a dead one does. It
 """
 
 import ssl
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -51,7 +50,12 @@ class AttachHost(SupervisedHost):
     async def _wait_for_return(self, server: RestartableServer, error: FailureError) -> None:
         """Wait for a server to answer again. Raises HostError after `max_outage_s`."""
         limit_s = self._config.max_outage_s
-        check = partial(check_health, server.url, access=self.access)
+
+        async def check(attempt_s: float) -> str | None:
+            # An attempt may take as long as the first one: the server may be slow to answer.
+            attempt_s = max(attempt_s, self._config.connect_timeout_s)
+            return await check_health(server.url, attempt_s, self.access, use_proxy=True)
+
         try:
             await wait_until_healthy(server.url, timeout_s=limit_s, check=check)
         except NotReadyError:
@@ -85,7 +89,7 @@ class AttachedEnvServer:
         """Leave the server running."""
 
     async def _check(self) -> str | None:
-        return await check_health(self.url, self._timeout_s, self._access)
+        return await check_health(self.url, self._timeout_s, self._access, use_proxy=True)
 
     def _explained(self, seen: str) -> str:
         """Say what was seen instead of status 200, and what to do about it."""
