@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from openenv_pipe.engines import Completion, TokenRequest
-from openenv_pipe.engines.vllm import LearnerFootprint, launch, open_engine
+from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
+from openenv_pipe.system import readiness
 from tests.fakes import FakeHost, all_episodes, collect
 from tests.vllm_runs import assert_trained_and_agreed, ended, start
 from tests.vllm_server import LORA_RANK, Served, ServerProxy, small_config, small_policy
@@ -187,7 +188,7 @@ async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_p
 
     Both addresses lead to one server.
     """
-    monkeypatch.setattr(launch, "OUTAGE_POLL_S", 0.1)
+    monkeypatch.setattr(readiness, "OUTAGE_POLL_S", 0.1)
     async with ServerProxy(vllm_served.url) as first, ServerProxy(vllm_served.url) as second:
         urls = f"engine.url=[{first.url},{second.url}]"
         async with opened(vllm_served, tmp_path, LORA, urls) as (engine, policy):
@@ -226,7 +227,7 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
             assert (await engine.metrics())["canary/difference"] < 1e-4
         client = engine.replicas[0].supervisor.client
         names = await client.adapters()
-        kept, root = engine._publisher._kept, engine._publisher._root
+        kept, root = engine._publisher._adopted, engine._publisher._root
         served = [name for name in names if name.startswith(root.name)]
         assert served == [published.name for published in kept]
         assert [published.version for published in kept] == [3, 4, 5]
@@ -277,7 +278,7 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
     vllm_served, tmp_path, base_weights, monkeypatch, transfer
 ):
     """The server has the base weights, as after a start, and has cached their keys and values."""
-    monkeypatch.setattr(launch, "OUTAGE_POLL_S", 0.1)
+    monkeypatch.setattr(readiness, "OUTAGE_POLL_S", 0.1)
     async with ServerProxy(vllm_served.url) as proxy:
         overrides = (f"engine.url={proxy.url}", f"engine.weight_transfer={transfer}")
         async with opened(vllm_served, tmp_path, *overrides) as (engine, policy):

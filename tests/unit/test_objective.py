@@ -156,7 +156,7 @@ async def test_a_correction_takes_the_ratio_to_where_the_step_began(kind):
     ("changes", "reason"),
     [
         ({"type": "gspo", "normalise": "token"}, "set normalise=sample"),
-        ({"correction": {"type": "mask", "low": 1.5, "high": 2.0}}, "has to be between"),
+        ({"correction": {"type": "mask", "low": 1.5, "high": 2.0}}, "set low < 1 < high"),
         (
             {"kl": {"coef": 0.1, "estimator": "k1", "importance_weights": False}},
             "zero on average",
