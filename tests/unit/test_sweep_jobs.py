@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from openenv_pipe.cli.signals import SweepSignals
 from openenv_pipe.commands.sweep import command as sweep_command
 from openenv_pipe.commands.sweep import shared_servers as shared_servers_module
 from openenv_pipe.commands.sweep.folder import (
@@ -210,7 +211,9 @@ def test_a_secret_reaches_its_jobs_and_is_never_written(tmp_path, monkeypatch, h
     monkeypatch.setattr(Orders, "_play", play)
     monkeypatch.setattr(sweep_command, "launch", launch)
     overrides = [*ATTACHED, f"runs_dir={tmp_path}", header.format(secret=secret), "seed=0,1"]
-    assert sweep_command.sweep(overrides, ["openenv-pipe", "train", "-m", *overrides], print)
+    assert sweep_command.sweep(
+        overrides, ["openenv-pipe", "train", "-m", *overrides], print, SweepSignals(print)
+    )
     assert played == [f"Bearer {secret}"] * 2
     written += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(secret.encode() in each for each in written)
@@ -220,7 +223,9 @@ def test_a_secret_with_two_values_is_refused_before_anything_is_written(tmp_path
     monkeypatch.setattr(os, "environ", os.environ.copy())
     values = "+host.headers.Authorization=geheim-1,geheim-2"
     with pytest.raises(ConfigError, match=r"Authorization has several values.*oc\.env"):
-        sweep_command.sweep([*ATTACHED, f"runs_dir={tmp_path}", values], [], print)
+        sweep_command.sweep(
+            [*ATTACHED, f"runs_dir={tmp_path}", values], [], print, SweepSignals(print)
+        )
     assert list(tmp_path.iterdir()) == []
 
 
