@@ -49,7 +49,7 @@ def serve(
     ],
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     host: Annotated[
-        str, typer.Option(help="0.0.0.0 lets others in: set VLLM_API_KEY first.")
+        str, typer.Option(help="0.0.0.0 serves other machines too: set VLLM_API_KEY first.")
     ] = "127.0.0.1",
     max_model_len: Annotated[
         int | None,

@@ -140,7 +140,7 @@ async def test_ends_that_speak_otherwise_say_so(tmp_path, monkeypatch):
         asyncio.to_thread(sender.send, FakePolicySource().weights()),
         return_exceptions=True,
     )
-    expected = r"sends weights by nccl 2\.2.*takes them by nccl 2\.2.*weight_transfer=files"
+    expected = r"sends weights by nccl 2\.2.*receives them by nccl 2\.2.*weight_transfer=files"
     for error in ends:
         with pytest.raises(broadcast.BroadcastError, match=expected):
             raise error

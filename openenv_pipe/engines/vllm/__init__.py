@@ -1,4 +1,4 @@
-"""Engine `vllm`: a server in an environment of its own, sampled over HTTP, token ids in and out."""
+"""Engine `vllm`: servers in a Python environment of their own, which take token ids over HTTP."""
 
 from openenv_pipe.engines.vllm.build import Source, open_engine
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint

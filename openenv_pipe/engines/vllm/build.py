@@ -1,4 +1,4 @@
-"""Builds a running vLLM engine from its configuration, and ends it."""
+"""Start a vLLM engine with its servers as its configuration says, and stop it."""
 
 import asyncio
 import sys
@@ -36,9 +36,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A base model that servers load by themselves: a folder, or an id on a model hub."""
+    """A base model that servers load themselves."""
 
-    path: str
+    path: str  # a folder, or an id on a model hub
     revision: str | None
 
 
@@ -57,8 +57,8 @@ async def open_engine(
     """Start the servers, publish the current policy to them and check it. Stop them at the end.
 
     Args:
-        source: the base model; None: it is written to a folder for the servers.
-        footprint: what the learner needs of this machine's GPUs.
+        source: the base model; None: the engine writes it into a folder for the servers.
+        footprint: the learner's use of this machine's GPUs.
         logs: the folder of the servers' log files.
         executor: torch's thread.
         make_processes: makes the servers of `engine.launch=managed`.
@@ -179,9 +179,9 @@ class _EngineSetup:
             )
 
     def _prepare(self) -> Probe | None:
-        """Compute, in torch's thread, the logprobs that servers are checked against.
+        """Compute the logprobs that servers are checked against. Call it in torch's thread.
 
-        Where adapters are published, this also writes one with made-up values, see `Probe`.
+        Where adapters are published, also write one with made-up values and return it.
         """
         self._logprob_check.expect(self._logprob_check.compute())
         if not isinstance(self._publisher, AdapterPublisher):
@@ -198,7 +198,7 @@ class _EngineSetup:
 
 
 def _teller(tell: Tell, number: int | None) -> Tell:
-    """Return a function that names the server in its messages, if there are several."""
+    """Return `tell` with the server's number before each message; None: it is the only server."""
     name = "engine" if number is None else f"engine {number}"
     return lambda text: tell(f"{name}: {text}")
 

@@ -1,4 +1,4 @@
-"""What `openenv-pipe check` can find out about vLLM servers without starting one."""
+"""The checks of vLLM servers for `openenv-pipe check`, which start no server."""
 
 import asyncio
 import shutil
@@ -43,7 +43,7 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
 def check_settings(config: VllmEngineConfig, lora_rank: int) -> None:
     """Raise ConfigError if the way of publishing fits neither the model nor the launch."""
     mode = choose_publish_mode(config, lora_rank)
-    refuse_broadcast(config, LearnerFootprint(on_gpu=False), mode)  # GPUs are not looked at here
+    refuse_broadcast(config, LearnerFootprint(on_gpu=False), mode)  # without a look at the GPUs
 
 
 def _check_attached(config: VllmEngineConfig) -> str:

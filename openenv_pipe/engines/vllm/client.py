@@ -1,7 +1,7 @@
 """The HTTP client of one vLLM server: completions by token id, adapters, weights, metrics.
 
-It does not retry. A request that gets no answer raises ServerGoneError; `supervisor.py` decides
-whether the server is started again.
+The client does not retry. A request that gets no answer raises ServerGoneError, and `supervisor.py`
+decides whether the server is started again.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from typing import Any, Literal
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.http import Access, HttpClient, HttpError
 
-BASE = "base"  # the model's name without an adapter
+BASE = "base"  # the name in requests of the model without an adapter
 KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer
-CALL_LIMIT_S = 120.0  # of calls that are no completions
-NO_LOGPROB = -9999.0
+CALL_LIMIT_S = 120.0  # time limit of all calls except completions
+NO_LOGPROB = -9999.0  # what the server writes for NaN or a missing value
 REFUSED = range(400, 500)  # statuses of requests that the server refuses
 QUOTE = 500  # characters of an answer that an error message quotes
 
 
 class ServerGoneError(Exception):
-    """There was no answer: the connection broke, or the server's engine has died."""
+    """A request got no answer: the connection broke, or the server's engine has died."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,11 +114,11 @@ class VllmClient:
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. One that is not loaded is no error."""
-        await self._post("/v1/unload_lora_adapter", {"lora_name": name}, fine=(404,))
+        """Unload an adapter, if it is loaded."""
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name}, accepted=(404,))
 
     async def adapters(self) -> dict[str, Path]:
-        """Return the loaded adapters: their names, and the folders that they were read from."""
+        """Return the folder of each loaded adapter, by the adapter's name."""
         status, content = await self._call("GET", "/v1/models", None, CALL_LIMIT_S)
         if status != 200:
             raise EngineError(f"{self.url}/v1/models answered with status {status}")
@@ -126,15 +126,15 @@ class VllmClient:
         return {model["id"]: Path(model["root"]) for model in served if model["id"] != BASE}
 
     async def reset_prefix_cache(self) -> None:
-        """Drop all cached keys and values, also those of requests that are under way."""
+        """Drop all cached keys and values, including those of unfinished requests."""
         await self._post("/reset_prefix_cache?reset_running_requests=true")
 
     @asynccontextmanager
     async def replacing_weights(self) -> AsyncIterator[None]:
-        """Pause the server for the time in which its weights are replaced.
+        """Pause the server during the block, in which its weights are replaced.
 
-        Requests under way continue with the new weights from their next token. The server is
-        resumed however the block ends, also by a cancellation.
+        Unfinished requests continue with the new weights from their next token. The server is
+        resumed however the block ends, even by a cancellation.
         """
         pausing = asyncio.ensure_future(self._post("/pause?mode=keep"))
         try:
@@ -142,20 +142,20 @@ class VllmClient:
             yield
             await self.reset_prefix_cache()  # of the old weights
         finally:
-            # After a cancellation the pause may still be on its way: resume only after it.
+            # After a cancellation the request to pause may be unfinished; resume after it.
             await asyncio.gather(pausing, return_exceptions=True)
-            await self._post("/resume", fine=REFUSED)
+            await self._post("/resume", accepted=REFUSED)
 
     async def load_weights(self, folder: Path, version: str) -> None:
         """Load all weights from a folder.
 
-        The server is paused, or only the memory for its weights is awake.
+        The server must be paused, or asleep except for the memory of its weights.
         """
         await self._tell_workers("reload_policy", weights_path=str(folder))
         await self._name_weights(version)
 
     async def join_broadcast(self, meeting: Path) -> None:
-        """Let the workers wait for a learner at `meeting`, until it has connected."""
+        """Connect the workers to the learner that has made the file `meeting`."""
         await self._tell_workers("join_broadcast", meeting=str(meeting))
 
     async def leave_broadcast(self) -> None:
@@ -168,15 +168,15 @@ class VllmClient:
         await self._name_weights(version)
 
     async def resume(self) -> None:
-        """Wake a server that a killed run has left asleep or paused; others stay as they are.
+        """Wake and resume the server, in case a killed run has left it asleep or paused.
 
-        A server that refuses has no development mode, so no run can have paused it.
+        A server without vLLM's development mode refuses, but no run can have paused it either.
         """
-        await self._post("/wake_up", fine=REFUSED)
-        await self._post("/resume", fine=REFUSED)
+        await self._post("/wake_up", accepted=REFUSED)
+        await self._post("/resume", accepted=REFUSED)
 
     async def can_sleep(self) -> bool:
-        """Whether the server has its development mode and was started with sleep mode."""
+        """Whether the server was started in development mode and with sleep mode."""
         path = "/server_info?config_format=json"
         status, content = await self._call("GET", path, None, CALL_LIMIT_S)
         if status != 200:
@@ -184,11 +184,11 @@ class VllmClient:
         return json.loads(content)["vllm_config"]["model_config"]["enable_sleep_mode"]
 
     async def sleep(self, level: int) -> None:
-        """Free the GPU's memory. Requests under way end first; new ones wait until `wake`."""
+        """Free the GPU's memory after unfinished requests; new ones wait until `wake`."""
         await self._post(f"/sleep?level={level}&mode=wait")
 
     async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
-        """Allocate memory again for one of the two; the server serves when it has both."""
+        """Allocate the memory of one of the two again; the server serves when it has both."""
         await self._post(f"/wake_up?tags={what}")
 
     async def metrics_text(self) -> str:
@@ -203,7 +203,7 @@ class VllmClient:
             raise EngineError(f"{method} at {self.url}: {problems[0]}")
 
     async def _name_weights(self, version: str) -> None:
-        """Set the version that completions from now on report."""
+        """Set the version that later completions report."""
         await self._post("/update_weight_version", {"new_version": version})
 
     async def _generate(
@@ -222,11 +222,11 @@ class VllmClient:
         path: str,
         body: Any = None,
         limit_s: float = CALL_LIMIT_S,
-        fine: Container[int] = (),
+        accepted: Container[int] = (),
     ) -> bytes:
-        """Return the content of an answer with status 200, or with one that is in `fine`."""
+        """Return the content of an answer with status 200 or one of those accepted."""
         status, content = await self._call("POST", path, body, limit_s)
-        if status == 200 or status in fine:
+        if status == 200 or status in accepted:
             return content
         quoted = content[:QUOTE].decode(errors="replace")
         if status >= 500 and not await self._survived():
@@ -234,8 +234,8 @@ class VllmClient:
         raise EngineError(f"{self.url}{path} answered with status {status}: {quoted}")
 
     async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:
-        """Return status and content. A cancellation closes the connection: the server aborts."""
-        if self._http.is_closed:  # the supervisor has closed it meanwhile
+        """Return status and content. After a cancellation the server aborts the request."""
+        if self._http.is_closed:  # by the supervisor, in the meantime
             raise ServerGoneError(f"{path}: the server has been replaced")
         try:
             response = await self._http.request(method, path, timeout_s=limit_s, body=body)
@@ -244,7 +244,7 @@ class VllmClient:
         return response.status, response.content
 
     async def _survived(self) -> bool:
-        """Whether the server still runs after an internal error: a dead engine ends it soon."""
+        """Whether the server still answers a second after an internal error."""
         await asyncio.sleep(1.0)
         return await self.is_healthy(5.0)
 
@@ -259,8 +259,8 @@ def _sampled(choice: Mapping[str, Any]) -> Sampled:
     for token_id, entry in zip(choice["token_ids"], content, strict=True):
         if token_id != entry["token_id"]:
             raise EngineError(
-                f"the server sampled the token {token_id}, and gave the logprob of the token "
-                f"{entry['token_id']}; expected the same one: is it vLLM of the tested version?"
+                f"the server sampled token {token_id} but returned the logprob of token "
+                f"{entry['token_id']}; use the version of vLLM that docs/vllm.md names"
             )
     return Sampled(
         token_ids=choice["token_ids"],

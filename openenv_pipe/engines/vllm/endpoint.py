@@ -1,6 +1,6 @@
-"""Serves a trained model at vLLM's own OpenAI endpoint, for agents. Nothing is trained.
+"""Serve a trained model at vLLM's own OpenAI endpoint, for agents. Nothing is trained.
 
-The model's own chat template, generation settings and tool calls apply.
+The model's own chat template, generation settings and form of tool calls apply.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from openenv_pipe.system.readiness import (
 )
 
 Tell = Callable[[str], None]
-KEY_VARIABLE = "VLLM_API_KEY"  # the server itself reads it
+KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's server reads the key that clients must send from it
 STOP_LIMIT_S = 10.0
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_CACHE_GB = "2"
@@ -42,7 +42,7 @@ class Served:
     name: str  # requests name it as their model
     model: str  # a folder, or an id on a model hub
     revision: str | None
-    adapter: Path | None  # served under the name, with the model below it as `base`
+    adapter: Path | None  # served as `name`; the model without it is then served as `base`
     lora_rank: int
     dtype: str
     max_model_len: int  # tokens
@@ -67,7 +67,7 @@ def serving_arguments(
         arguments += ["--lora-modules", f"{served.name}={served.adapter}"]
     if served.chat_template is not None:
         arguments += ["--chat-template", str(served.chat_template)]
-    if served.calls_tools:  # the form that the tool adapter reads
+    if served.calls_tools:  # hermes: the form of tool calls that env.adapter.type=tool reads
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     if build == "cpu":
         longest = str(max(FEWEST_BATCHED_TOKENS, served.max_model_len))
@@ -94,8 +94,9 @@ async def serve(
     """
     if host not in LOOPBACK and not os.environ.get(KEY_VARIABLE):
         raise ConfigError(
-            f"--host {host} lets others in, and {KEY_VARIABLE} is not set: set it to a secret of "
-            "yours, which requests then have to bring, or leave the host at 127.0.0.1"
+            f"--host {host} makes the server reachable from other machines, and {KEY_VARIABLE} is "
+            "not set; set it to a secret that clients send as their API key, or use --host "
+            "127.0.0.1"
         )
     if port_in_use(port, host):
         raise ConfigError(f"--port {port} is used by another program; choose another one")
@@ -121,8 +122,8 @@ async def serve(
 
 
 def _variables(build: Build) -> dict[str, str]:
-    """Return variables to set beside our own, of which the server reads VLLM_API_KEY."""
+    """Return the variables that the build needs beside those of this process."""
     if build != "cpu":
         return {}
-    # Without it the server takes nearly all memory, whether that is free or not.
+    # Without this limit the server's cache takes nearly all memory, whether it is free or not.
     return {CACHE_VARIABLE: os.environ.get(CACHE_VARIABLE, CPU_CACHE_GB)}

@@ -1,7 +1,7 @@
-"""Engine `vllm`: completions of vLLM servers, which are given every new policy.
+"""Engine `vllm`: completions of vLLM servers, which receive every new policy.
 
-Every token is sampled by a server from the model's own distribution at the temperature, and comes
-with its logprob. The random numbers follow from the episode's seed and the turn.
+A server samples every token from the model's distribution at the request's temperature, and returns
+its logprob. The random numbers are determined by the episode's seed and the turn.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class VllmEngine:
-    """An `engines.base.Engine`. `build.open_engine` makes it."""
+    """An `engines.base.Engine`, which `build.open_engine` makes."""
 
     capabilities = VllmEngineConfig.capabilities
 
@@ -43,7 +43,7 @@ class VllmEngine:
         sleep_level: int,
         facts: Mapping[str, Any],
     ) -> None:
-        """sleep_level: of idle servers while the policy is updated; 0: they stay awake."""
+        """sleep_level: vLLM's level of sleep during updates; 0: the servers stay awake."""
         self.max_episodes = config.max_requests * len(replicas)
         self.replicas = replicas
         self._config = config
@@ -63,7 +63,7 @@ class VllmEngine:
         return self._facts
 
     def begin_collection(self, num_episodes: int, limit: int) -> int:
-        """See `Engine`. Collections may overlap, so no episode's number is used twice."""
+        """See `Engine`. Collections may overlap, so every episode gets a number of its own."""
         first, self._next_number = self._next_number, self._next_number + num_episodes
         self._router.begin_collection(limit)
         for replica in self.replicas:
@@ -83,7 +83,7 @@ class VllmEngine:
         self._router.forget(episode)
 
     async def begin_update(self, *, idle: bool) -> None:
-        """Put the servers to sleep where the learner needs their memory, until `publish`."""
+        """Put the servers to sleep until `publish`, if the learner needs their memory."""
         self._publisher.begin_update()
         if idle and self._sleep_level:
             started = time.perf_counter()
@@ -93,12 +93,12 @@ class VllmEngine:
     async def publish(self, version: int) -> None:
         """Write the policy once, send it to all servers, and check the logprobs of each.
 
-        Requests under way continue. A server that is being restarted gets the policy when it is
-        up; only if all are being restarted does this wait for them.
+        Unfinished requests continue. A server that is being restarted gets the policy when it is
+        up again; this method waits for restarts only if all servers are being restarted.
 
         Raises:
-            EngineError: a server is down for good, or refuses the policy.
-            TrainingError: a server has another policy than the learner afterwards.
+            EngineError: a server's restarts are used up, or it refuses the policy.
+            TrainingError: a server's logprobs differ from the learner's afterwards.
         """
         self._router.refuse_lost()
         started = time.perf_counter()
@@ -131,7 +131,7 @@ class VllmEngine:
         return measured | summarise(servers)
 
     async def _sample(self, request: TokenRequest, prompt: tuple[int, ...]) -> Sampled:
-        """Ask the episode's server, and another one if that is gone, until one answers."""
+        """Sample from the episode's server, or from another one if that server is gone."""
         cause: Exception | None = None
         for _ in range(MAX_TRIES):
             replica = self._router.replica_of(request.episode, request.group_seed)
@@ -164,7 +164,7 @@ class VllmEngine:
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "stop_token_ids": [self._policy_source.end_id],
-            "ignore_eos": True,  # a model may have several end tokens; a turn has one
+            "ignore_eos": True,  # only end_id ends a turn; a model may have more end tokens
         }
 
     def _completion(self, sampled: Sampled) -> Completion:

@@ -1,4 +1,4 @@
-"""Ask for the first completions of a group's members in one request if their prompts are equal.
+"""One request for the first completions of a group's members, whose prompts are usually equal.
 
 vLLM samples completion i of a request with the request's seed plus i. Member m therefore has the
 seed of its group plus m, and gets the same completion whichever members share its request.
@@ -12,7 +12,7 @@ from typing import Any
 
 from openenv_pipe.engines.vllm.client import Sampled
 
-LINGER_S = 0.003  # wait after the last member; those of a group ask at about the same time
+LINGER_S = 0.003  # wait for further members after each one; all ask at about the same time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +37,10 @@ class _Waiting:
 
 
 class GroupRequests:
-    """Collects the members of a group for a moment, then asks for them together."""
+    """Collects the requests of a group's members for a moment, and sends them as one."""
 
     def __init__(self, ask: Callable[[SharedRequest, int, int], Awaitable[list[Sampled]]]) -> None:
-        """ask: called with a prompt, the first seed and the number of completions."""
+        """ask: sends a request with a first seed, for a number of completions."""
         self._ask = ask
         self._waiting: dict[tuple[Any, ...], _Waiting] = {}
         self._requests: set[asyncio.Task[None]] = set()

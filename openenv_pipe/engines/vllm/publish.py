@@ -1,8 +1,8 @@
 """Publish policies to servers through files: as an adapter with a new name, or as all weights.
 
 A publisher writes a policy once for all servers, in torch's thread, and sends it on the event loop.
-It gives a server that has just started the policies that requests may name. It never changes a file
-that a server may still read. `replica.py` keeps which server has which version;
+A server that has just started gets every version that requests may name. No file that a server may
+still read is changed. `replica.py` keeps track of which server has which version, and
 `publish_broadcast.py` sends weights from memory to memory.
 """
 
@@ -22,7 +22,7 @@ from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
 from openenv_pipe.errors import EngineError
 
-MAX_WEIGHTS_FOLDERS = 2  # a server that is being restarted may still read the last but one
+MAX_WEIGHTS_FOLDERS = 2  # a server that is being restarted may still read the previous version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +35,10 @@ class Published:
 
 
 class Publisher(Protocol):
-    """A way to publish. The methods that have a client raise EngineError and ServerGoneError."""
+    """The interface of publishers. Methods with a client raise EngineError and ServerGoneError."""
 
     def begin_update(self) -> None:
-        """Expect the policy to change from now on, until the next `adopt`."""
+        """Take note that the policy changes from now on, until the next `adopt`."""
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
         """Prepare the policy as it is now for sending."""
@@ -48,36 +48,36 @@ class Publisher(Protocol):
         """The version that was adopted last."""
 
     def adopt(self, published: Published) -> None:
-        """Make it the version that restarted servers get."""
+        """Make this the version that restarted servers get."""
 
     def model(self, published: Published | None) -> str:
-        """Return the model's name in requests for this version; None: a server as it starts."""
+        """Return the model's name in requests for a version; None: the base as it was loaded."""
 
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
-        """Make it the policy of a server. It may be called again.
+        """Give a server this version of the policy. Repeating it does no harm.
 
         Args:
-            paused: the server takes no requests, and stays so.
+            paused: the server takes no requests at present, and is left so.
         """
 
     async def restore(self, client: VllmClient) -> Published | None:
         """Give a server that has just started the versions it needs; return the latest."""
 
     async def retire(self, clients: Sequence[VllmClient]) -> None:
-        """Drop old versions, on the servers first."""
+        """Drop old versions, first on the servers and then in files."""
 
     async def withdraw(self, client: VllmClient) -> None:
-        """Remove what this run has left on a server that keeps running after it."""
+        """Remove this run's versions from a server that keeps running after the run."""
 
     async def clear(self, client: VllmClient) -> None:
-        """Remove from a server what killed runs have left."""
+        """Remove versions of killed runs from a server."""
 
     def close(self) -> None:
-        """Free what the publisher holds. Nothing is sent afterwards."""
+        """Free the publisher's resources. Nothing can be sent afterwards."""
 
 
 class _FilePublisher:
-    """The versions that are kept, each written into its own folder in torch's thread."""
+    """Writes each version into a folder of its own, in torch's thread, and keeps the last ones."""
 
     def __init__(self, policy_source: PolicySource, root: Path, executor: Executor) -> None:
         self._policy_source = policy_source
@@ -97,7 +97,7 @@ class _FilePublisher:
         """Do nothing: files do not change with the policy."""
 
     def close(self) -> None:
-        """Do nothing: whoever made the root removes it."""
+        """Do nothing: the caller, which made the root folder, removes it."""
 
     def _folder(self, published: Published) -> Path:
         return self._root / published.name
@@ -118,7 +118,7 @@ class _FilePublisher:
 class AdapterPublisher(_FilePublisher):
     """Publishes LoRA adapters, each under its own name.
 
-    A server keeps the last ones, so that a request ends with the adapter it began with.
+    A server keeps the last few, so that a request ends with the adapter it began with.
     """
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
@@ -135,7 +135,7 @@ class AdapterPublisher(_FilePublisher):
                 raise
 
     async def restore(self, client: VllmClient) -> Published | None:
-        """Send all versions that requests may name, also those that are adopted meanwhile."""
+        """Send all versions that requests may name, including any that are adopted meanwhile."""
         latest = None
         while self._adopted and latest is not self._adopted[-1]:
             for latest in list(self._adopted):
@@ -149,7 +149,8 @@ class AdapterPublisher(_FilePublisher):
     async def retire(self, clients: Sequence[VllmClient]) -> None:
         """Unload old adapters, then delete their files.
 
-        A server reads an adapter again when it had no room for it, and dies if the file is gone.
+        A server may drop a loaded adapter to make room and read it again, and dies if the file is
+        gone by then.
         """
         while len(self._adopted) > MAX_ADAPTERS:
             old = self._adopted.pop(0)
@@ -157,9 +158,8 @@ class AdapterPublisher(_FilePublisher):
             results = await asyncio.gather(*unloading, return_exceptions=True)
             failures = [each for each in results if each is not None]
             for failure in failures:
-                if not isinstance(
-                    failure, ServerGoneError
-                ):  # a restarted server does not get this adapter
+                # A server that is gone does not get this adapter again after its restart.
+                if not isinstance(failure, ServerGoneError):
                     raise failure
             if not failures:
                 await asyncio.to_thread(shutil.rmtree, self._folder(old), True)
@@ -169,9 +169,9 @@ class AdapterPublisher(_FilePublisher):
             await client.unload_adapter(published.name)
 
     async def clear(self, client: VllmClient) -> None:
-        """Unload the adapters of dead runs: those whose files are gone.
+        """Unload adapters of dead runs, which are those whose files are gone.
 
-        A running run keeps an adapter's files until the server has unloaded it.
+        A living run keeps an adapter's files until the server has unloaded it.
         """
         for name, folder in (await client.adapters()).items():
             run = folder.parent
@@ -181,7 +181,7 @@ class AdapterPublisher(_FilePublisher):
 
 
 def replacing_weights(client: VllmClient, *, paused: bool) -> AbstractAsyncContextManager[None]:
-    """As `VllmClient.replacing_weights`, for a server that may be paused already."""
+    """Do as `VllmClient.replacing_weights`, but nothing if the server is paused already."""
     return nullcontext() if paused else client.replacing_weights()
 
 
@@ -210,7 +210,7 @@ class WeightsPublisher(_FilePublisher):
             await asyncio.to_thread(shutil.rmtree, self._folder(self._adopted.pop(0)), True)
 
     async def withdraw(self, client: VllmClient) -> None:
-        """Do nothing: a server that has read weights needs no files."""
+        """Do nothing: a server needs no files once it has read the weights."""
 
     async def clear(self, client: VllmClient) -> None:
         """Do nothing: the next policy replaces the one that the server has."""

@@ -1,7 +1,7 @@
 """Publish all weights without files: from the learner's memory into that of the servers.
 
-The learner has the policy only as it is now. A server that is restarted during an update therefore
-waits until the next version is published.
+The learner holds only the current weights, which change during an update. A server that is
+restarted meanwhile therefore waits until the next version is published.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ class BroadcastPublisher:
         self._policy_source = policy_source
         self._root = root
         self._executor = executor
-        self._is_current = asyncio.Event()  # the policy is what was adopted last
-        self._turn = asyncio.Lock()  # one server at a time uses torch's thread
+        self._is_current = asyncio.Event()  # the learner's weights are the version adopted last
+        self._turn = asyncio.Lock()  # one server at a time receives weights from torch's thread
         self._senders: dict[VllmClient, Sender] = {}
         self._num_meetings = 0
 
@@ -40,7 +40,7 @@ class BroadcastPublisher:
         self._is_current.clear()
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
-        """Return the version; there is nothing to write."""
+        """Return the version. Nothing is written: `send` reads the learner's memory."""
         return Published(name=f"step-{version}", version=version, expected=expected_PV)
 
     def adopt(self, published: Published) -> None:
@@ -58,7 +58,7 @@ class BroadcastPublisher:
 
     async def restore(self, client: VllmClient) -> Published | None:
         latest = None
-        while latest is not self.latest:  # one may be adopted meanwhile
+        while latest is not self.latest:  # another version may be adopted meanwhile
             await self._is_current.wait()
             async with self._turn:
                 await self._close_senders_of_dead_servers()
@@ -85,13 +85,13 @@ class BroadcastPublisher:
         self._senders.clear()
 
     async def _send_weights(self, client: VllmClient, published: Published) -> None:
-        """Send the policy as it is now.
+        """Send the learner's current weights.
 
-        The work of torch's thread is queued before anything is awaited, so it comes before the
-        learner's next update.
+        The work for torch's thread is queued before anything is awaited, so that it is done before
+        the learner's next update.
 
         Raises:
-            EngineError: the two ends cannot transfer the weights.
+            EngineError: learner and server cannot transfer the weights.
             ServerGoneError: the server does not answer.
         """
         sender = self._sender(client)
@@ -104,7 +104,7 @@ class BroadcastPublisher:
             sender.send(weights)
 
         async def take() -> None:
-            await is_ready.wait()  # a server that waits for the learner does nothing else
+            await is_ready.wait()  # a server that waits for the learner serves no requests
             if not has_joined:
                 await client.join_broadcast(sender.meeting)
             await client.receive_weights(str(published.version))
@@ -114,7 +114,7 @@ class BroadcastPublisher:
         try:
             await asyncio.wait((taking, sending), return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            if not is_ready.is_set():  # then the server has not been asked either
+            if not is_ready.is_set():  # then the server has not been told to receive either
                 taking.cancel()
                 sending.cancel()
             if any(_has_failed(end) for end in (taking, sending)):

@@ -1,4 +1,4 @@
-"""What is published of a policy, and whether that fits the configuration."""
+"""Choose what of a policy is published, and refuse what does not fit the configuration."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ PublishMode = Literal["adapter", "merged", "full"]
 
 
 def choose_publish_mode(config: VllmEngineConfig, lora_rank: int) -> PublishMode:
-    """Return what of the policy is published.
+    """Return `engine.publish`, or what `auto` means for this model.
 
     Raises:
         ConfigError: `engine.publish` does not fit the model.
@@ -34,12 +34,12 @@ def refuse_broadcast(
         return
     if mode == "adapter":
         raise ConfigError(
-            f"engine.weight_transfer=broadcast sends all weights, and engine.publish="
-            f"{config.publish} an adapter, which is a file; set engine.publish=merged, or "
+            "engine.weight_transfer=broadcast can send all weights but no adapter, which "
+            f"engine.publish={config.publish} publishes; set engine.publish=merged, or "
             "engine.weight_transfer=files"
         )
     if config.launch == "managed" and footprint.on_gpu and not footprint.free_gpus:
         raise ConfigError(
-            "engine.weight_transfer=broadcast: the servers are on the learner's GPU, and NCCL "
-            "connects different GPUs only; set engine.weight_transfer=files"
+            "engine.weight_transfer=broadcast: the servers share the learner's GPU, but NCCL "
+            "connects only different GPUs; set engine.weight_transfer=files"
         )

@@ -1,8 +1,8 @@
 """One of the engine's servers, with the version of the policy that it serves.
 
 During a publish or a restart, servers have different versions. Completions are labelled with the
-version of their server, and the logprob check compares with the logprobs of that version. A failed
-completion is not repeated here: the engine asks the server that `routing.py` names.
+version of their server, and the logprob check compares with the logprobs of that version. The
+engine repeats failed completions, on the server that `routing.py` then names.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
 from openenv_pipe.errors import EngineError, raise_first
 
 Result = TypeVar("Result")
-MAX_TRIES = 4  # of one request, whatever its servers went through
+MAX_TRIES = 4  # of one request; each failure may mean a restart of the server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """An adapter with made-up values, and the logprobs with it.
 
-    It shows that a server applies adapters at all: an untrained adapter changes nothing.
+    It tells whether a server applies adapters at all, because an untrained one changes nothing.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Probe:
 
 
 class Replica:
-    """See above. `number` is its index among the servers."""
+    """A server, its restarts and its version. `number` is its index among the servers."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Replica:
         self.number = number
         self.supervisor = VllmSupervisor(server, config, restore=self._restore, tell=tell)
         self.metrics = ServerMetrics(self._read_metrics)
-        self.difference = 0.0  # of a logprob, the largest at the logprob check's last check
-        self.is_late = False  # it was down at the last publish and has not got that version yet
+        self.difference = 0.0  # the largest of a logprob in the last check
+        self.is_late = False  # it was down at the last publish and does not have that version yet
         self._publisher = publisher
         self._logprob_check = logprob_check
-        self._probe = probe  # until it has been checked
-        self._serving: Published | None = None  # None: the weights that it started with
+        self._probe = probe  # None once it has been checked
+        self._serving: Published | None = None  # None: the weights that the server started with
         self._is_asleep = False
 
     @property
@@ -70,7 +70,7 @@ class Replica:
 
     @property
     def may_play(self) -> bool:
-        """True if it may get requests: it is up and did not miss the last publish."""
+        """True if the server may get requests: it is up and has the last published version."""
         return self.is_up and not self.is_late
 
     @property
@@ -79,16 +79,16 @@ class Replica:
         return self._publisher.model(self._serving)
 
     async def sample(self, prompt: Sequence[int], sampling: dict[str, Any]) -> list[Sampled]:
-        """Sample completions, once.
+        """Sample completions, without retries.
 
         Raises:
-            ServerGoneError: the request failed. The server answers again, or counts as dead.
+            ServerGoneError: the request failed. By then the server answers again or is known dead.
         """
 
         async def ask(client: VllmClient) -> list[Sampled]:
             serving, model = self._serving, self.model
             answers = await client.generate(model, prompt, sampling)
-            if model == BASE or serving is None:  # the server labels each token's version
+            if model == BASE or serving is None:  # the server itself labels each token's version
                 return answers
             return [replace(answer, versions=[str(serving.version)]) for answer in answers]
 
@@ -120,7 +120,7 @@ class Replica:
         await self._insist(lambda client: self._check(client, when))
 
     async def close(self, *, withdraw: bool) -> None:
-        """Stop the server. With `withdraw`, remove our adapters from one that goes on."""
+        """Stop the server; `withdraw`: it keeps running, so remove this run's adapters from it."""
         await self.metrics.close()
         client = self.supervisor.client
         if withdraw and client is not None:
@@ -148,8 +148,8 @@ class Replica:
     async def _wake(self, client: VllmClient, published: Published) -> None:
         """Wake the server and send it a policy.
 
-        The KV cache is woken last: with it the server serves requests, and none may be sampled
-        from weights that sleep has dropped.
+        The KV cache is woken last, because with it the server begins to serve requests, and none
+        may be sampled from weights that sleep has dropped.
         """
         await client.wake("weights")
         await self._publisher.send(client, published, paused=True)
@@ -170,7 +170,7 @@ class Replica:
         self.difference = await self._logprob_check.check(client, self.model, expected_PV, when)
 
     async def _insist(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
-        """Call until this server, or its replacement, has answered. Raises EngineError."""
+        """Call again until this server, or its replacement, answers. Raises EngineError."""
         cause: Exception | None = None
         for _ in range(MAX_TRIES):
             try:
@@ -180,7 +180,7 @@ class Replica:
         raise EngineError(f"{MAX_TRIES} requests in a row got no answer, the last: {cause}")
 
     async def _once(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
-        """Call once. If the call is cancelled, the server aborts its request."""
+        """Call once. If the call is cancelled, the server aborts the request."""
         client = await self.supervisor.serving()
         try:
             return await call(client)
@@ -199,7 +199,7 @@ class Replica:
 
 
 async def run_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all at once. The first failure cancels the others and is raised."""
+    """Run all calls at once. The first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for call in calls:

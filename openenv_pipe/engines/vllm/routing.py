@@ -1,9 +1,9 @@
 """Choose the server of each episode: the one with the fewest episodes.
 
-An episode stays on its server, which caches keys and values of the earlier turns; it moves only
-when that server is gone. The episodes of a group share a server, which then computes their first
-prompt once, as long as no server gets more than its share of the episodes in flight. Episodes are
-counted and not requests, because an episode whose environment is at work will ask again.
+An episode stays on its server, which has cached the keys and values of earlier turns, and moves
+only when that server is gone. The episodes of a group share a server, which then computes their
+first prompt once, as long as no server gets more than its share of the episodes in flight. The load
+is counted in episodes and not in requests, because every unfinished episode will send another one.
 """
 
 import math
@@ -37,10 +37,10 @@ class Router:
     def replica_of(self, episode: int, group: int | None) -> Replica:
         """Return the server for the episode's next turn.
 
-        That is its own server if all servers are down, because they may come back.
+        If all servers are down, it is the episode's own, because they are being restarted.
 
         Raises:
-            EngineError: a server is down for good.
+            EngineError: a server's restarts are used up.
         """
         self.refuse_lost()
         # At least one server has the last policy, or is being started with it.
@@ -53,7 +53,7 @@ class Router:
         return home.replica
 
     def refuse_lost(self) -> None:
-        """Raise EngineError if a server is down for good."""
+        """Raise EngineError if a server's restarts are used up."""
         for replica in self._replicas:
             if replica.supervisor.failure is not None:
                 raise replica.supervisor.failure
@@ -68,7 +68,8 @@ class Router:
         numbers = Counter(home.replica.number for home in self._assignments.values())
         share = math.ceil(self._limit / len(replicas))
         for home in self._assignments.values():
-            is_mate = group is not None and home.group == group
-            if is_mate and home.replica in replicas and numbers[home.replica.number] < share:
+            is_same_group = group is not None and home.group == group
+            has_room = home.replica in replicas and numbers[home.replica.number] < share
+            if is_same_group and has_room:
                 return home.replica
         return min(replicas, key=lambda replica: numbers[replica.number])

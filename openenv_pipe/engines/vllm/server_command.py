@@ -1,4 +1,4 @@
-"""The command line and the environment variables of a vLLM server, however it is started.
+"""The command line and the environment variables of a vLLM server, for every kind of launch.
 
 The comment beside a setting gives the reason for it.
 """
@@ -15,7 +15,7 @@ from openenv_pipe.engines.vllm.install import Build
 MAX_ADAPTERS = 3  # versions that stay loaded for requests that began with them
 FEWEST_BATCHED_TOKENS = 8192
 ALWAYS = {
-    "PYTHONUNBUFFERED": "1",  # or a killed server's last lines never reach its log
+    "PYTHONUNBUFFERED": "1",  # without it a killed server's last lines never reach its log
     "VLLM_NO_USAGE_STATS": "1",
 }
 OF_OUR_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")  # the server runs in another Python environment
@@ -23,7 +23,7 @@ OF_OUR_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")  # the server runs in another Pyth
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSpec:
-    """What one server serves, and the part of the machine that it gets."""
+    """What one server serves, and which part of the machine it uses."""
 
     model: str  # a folder, or an id on a model hub
     revision: str | None
@@ -52,13 +52,13 @@ def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port
     if spec.revision is not None:
         arguments += ["--revision", spec.revision]
     if spec.lora_rank:
-        # With room for one version only, requests of a new one would wait for the old one's end.
+        # With room for one version, requests of a new one would wait for all requests of the old.
         arguments += ["--enable-lora", "--max-lora-rank", str(allowed_rank(spec.lora_rank))]
         arguments += ["--max-loras", "2", "--max-cpu-loras", str(2 * MAX_ADAPTERS)]
     if spec.sleeps:
         arguments.append("--enable-sleep-mode")
     if spec.build == "cpu":
-        # There, a seed together with chunked prefill crashes the engine.
+        # On a CPU, a seed together with chunked prefill crashes vLLM's engine.
         longest = max(FEWEST_BATCHED_TOKENS, config.max_model_len)
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(longest)]
     else:
@@ -70,14 +70,14 @@ def server_variables(spec: ServerSpec, config: VllmEngineConfig, inside: str) ->
     """Return the variables to set for the server.
 
     Args:
-        inside: the path of our `inside` folder as the server's process sees it.
+        inside: the path of the folder `inside/` as the server's process sees it.
     """
     variables = {
         **ALWAYS,
         "PYTHONPATH": inside,
-        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
+        "VLLM_SERVER_DEV_MODE": "1",  # enables pause, resume and collective_rpc
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # 5 s, the default, drops requests in a stall
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # the default, 5 s, loses requests when it stalls
     }
     if spec.build == "cpu":
         variables["VLLM_CPU_KVCACHE_SPACE"] = str(config.cpu_cache_gb)
@@ -85,7 +85,7 @@ def server_variables(spec: ServerSpec, config: VllmEngineConfig, inside: str) ->
 
 
 def process_environment(model: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return all variables of a server process here: ours, overridden by `variables`."""
+    """Return this process's variables, overridden by `variables`, for a server on this machine."""
     ours = {name: text for name, text in os.environ.items() if name not in OF_OUR_PYTHON}
     offline = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() else {}
     return {**ours, **ALWAYS, **offline, **variables}

@@ -1,4 +1,4 @@
-"""Metrics that a server reports, summed up for each step: maxima of gauges, growth of counters.
+"""A server's own metrics, summed up for each step: maxima of gauges, growth of counters.
 
 The server's names are vLLM's without their prefix; see https://docs.vllm.ai, "Production Metrics".
 """
@@ -25,7 +25,7 @@ HITS, QUERIES = "prefix_cache_hits_total", "prefix_cache_queries_total"
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Read values by name from the server's page; those of several engines are added."""
+    """Read values by name from the text of a metrics page; those of several engines are added."""
     values: dict[str, float] = {}
     for name, value in _LINE.findall(text):
         values[name] = values.get(name, 0.0) + float(value)
@@ -41,7 +41,7 @@ class Measured:
 
 
 def summarise(servers: Sequence[Measured]) -> dict[str, float]:
-    """Return maxima and sums over all servers, and if there are several, those of each server."""
+    """Return maxima and sums over all servers, and also of each server if there are several."""
     summary = _of_all(servers)
     if len(servers) > 1:
         for number, server in enumerate(servers):
@@ -68,7 +68,7 @@ class ServerMetrics:
     """Reads a server's metrics every second, and whenever a step is summed up."""
 
     def __init__(self, read: Callable[[], Awaitable[str | None]]) -> None:
-        """read: returns the text of the metrics page, None while the server is down."""
+        """read: returns the text of the metrics page; None while the server is down."""
         self._read = read
         self._before: dict[str, float] = {}  # counters at the last summary
         self._last: dict[str, float] = {}

@@ -1,8 +1,8 @@
-"""Makes the vLLM servers of an engine from its configuration, without starting them.
+"""Make the vLLM servers of an engine from its configuration, without starting them.
 
-Servers that we start divide this machine: each gets its own GPUs of those that the learner leaves
-free, or its own CPU cores. On a machine with a single GPU all of them share it, each with its
-fraction of the memory.
+Servers that the run starts divide this machine: each gets GPUs of its own, of those that the
+learner does not use, or CPU cores of its own. If the learner uses all GPUs, the servers share its
+first one, each with a fraction of the memory.
 """
 
 import os
@@ -20,7 +20,7 @@ from openenv_pipe.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManagedLaunch:
-    """What the server processes of an engine are started with."""
+    """Everything that is needed to start the server processes of an engine."""
 
     specs: Sequence[ServerSpec]  # one for each server
     config: VllmEngineConfig
@@ -113,14 +113,15 @@ def placements(
         variable, split = "CUDA_VISIBLE_DEVICES", list(free_gpus)
         if len(split) < count:
             raise ConfigError(
-                f"engine.num_servers={count}, and the learner leaves {len(split)} GPUs; "
-                "lower it, or trainer.devices"
+                f"engine.num_servers={count}, but the learner leaves only {len(split)} GPUs; "
+                "lower engine.num_servers or trainer.devices"
             )
     else:
         if count * config.gpu_memory_share >= 1.0:
             raise ConfigError(
-                f"engine.num_servers={count} on the learner's GPU, with engine.gpu_memory_share="
-                f"{config.gpu_memory_share:g} each, is all its memory; lower one of them"
+                f"engine.num_servers={count} servers on the learner's GPU would take all of its "
+                f"memory, at engine.gpu_memory_share={config.gpu_memory_share:g} each; lower one "
+                "of the two"
             )
         return [{} for _ in range(count)]
     size = len(split) // count

@@ -1,9 +1,9 @@
-"""A vLLM server that one run after another uses: the run's side, and its owner's side.
+"""A vLLM server that one run after another uses: the run's side and the owner's side.
 
-A run finds a shared server in the state of a new one, except for the base weights where all weights
-are published: until the first publish they are those of the run before. The owner does not restart
-a dead server. A run that asks again, within its own restart budget, gets a new one. Containers are
-not shared, because a container sees only the folders that it was started with.
+A run finds a shared server as if it were new. There is one exception: if all weights are published,
+the server has those of the previous run until the first publish. The owner does not restart a dead
+server; a run that requests a server again, within its own restart budget, gets a new one.
+Containers are not shared, because a container sees only the folders that it was started with.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ HEALTH_LIMIT_S = 10.0
 
 def leased_processes(launch: ManagedLaunch, socket: Path) -> list[VllmServer]:
     """Make servers that are leased from the owner at the unix socket."""
-    spec = launch.specs[0]  # they differ by number and placement only
+    spec = launch.specs[0]  # the others differ only in number and placement
     digest = model_digest(
         spec,
         written=Path(spec.model).is_relative_to(launch.weights_dir),
@@ -40,12 +40,12 @@ def leased_processes(launch: ManagedLaunch, socket: Path) -> list[VllmServer]:
 
 
 class LeasedVllmServer:
-    """See `launch.VllmServer`. `start` fills in `about` with facts from the owner."""
+    """A `launch.VllmServer` that is leased. `start` fills `about` with facts from the owner."""
 
     def __init__(
         self, spec: ServerSpec, config: VllmEngineConfig, model_digest: str, socket: Path
     ) -> None:
-        """model_digest: equal for models that one server can serve. socket: the owner's."""
+        """model_digest: see `model_digest`. socket: the unix socket of the owner."""
         self.url = ""
         self.log: Path | None = None
         self.about: dict[str, JsonValue] = {}
@@ -60,7 +60,7 @@ class LeasedVllmServer:
         self._lease: ServerLease | None = None
 
     async def start(self) -> None:
-        """See `VllmServer.start`. The leased server answers already."""
+        """See `VllmServer.start`. A leased server already answers requests."""
         try:
             self._lease = await ServerLease.acquire(self._socket, self._request)
         except FailureError as error:
@@ -76,10 +76,10 @@ class LeasedVllmServer:
             await self._lease.wait_for_change()
         except FailureError as error:
             return str(error).partition("\n")[0]
-        return "its owner says that it listens elsewhere"
+        return "its owner reports another address for it"
 
     async def stop(self) -> None:
-        """Release the lease. The owner stops the server if it does not answer any more."""
+        """Release the lease. The owner stops a server that no longer answers."""
         if self._lease is not None:
             await self._lease.release()
 
@@ -88,9 +88,9 @@ def model_digest(spec: ServerSpec, *, written: bool, weights_matter: bool) -> st
     """Return a digest that is equal for models that the same server can serve.
 
     Args:
-        written: the model is a folder that this run wrote, so its content is compared; otherwise
-            its name and revision are.
-        weights_matter: False where the first publish replaces all weights.
+        written: True if the model is a folder that this run wrote, so that its content is
+            compared. Otherwise its name and revision are.
+        weights_matter: False if the first publish replaces all weights.
     """
     if not written:
         return f"{spec.model}@{spec.revision}"
@@ -107,13 +107,13 @@ class SharedVllmServer:
     """One server that its owner leases to one run after another."""
 
     def __init__(self, wanted: Mapping[str, Any], logs: Path) -> None:
-        """Start nothing yet.
+        """Prepare a server without starting it.
 
         Args:
             wanted: the first run's request, see `LeasedVllmServer`.
 
         Raises:
-            ConfigError: vLLM is not installed any more.
+            ConfigError: vLLM is no longer installed.
         """
         spec, config = (
             ServerSpec(**wanted["spec"]),
@@ -135,17 +135,17 @@ class SharedVllmServer:
 
     @property
     def failure(self) -> FailureError | None:
-        """The error that tells of the server's death; None before it."""
+        """The error of a server that has died; None while it lives."""
         if self._started and self._supervisor.client is None:
             return EngineError("the server died", self._server.log)
         return None
 
     def facts(self) -> dict[str, JsonValue]:
-        """No facts: those of the server are in the run's own facts."""
+        """Return no facts: the run itself records those of the server."""
         return {}
 
     async def start(self) -> None:
-        """Return when the server has answered a request. Raises EngineError."""
+        """Start the server and wait until it has answered a request. Raises EngineError."""
         await self._supervisor.start()
         self._started = True
 
@@ -165,11 +165,11 @@ class SharedVllmServer:
             await client.reset_prefix_cache()
         except PipeError:
             raise
-        except Exception as error:  # of HTTP or JSON: whatever it is, the server cannot be shared
+        except Exception as error:  # after any error, of HTTP or JSON, it cannot be shared
             raise EngineError(f"the server cannot be cleared: {error!r}") from error
 
     async def close(self) -> None:
-        """Stop the server. Bounded; may be called again."""
+        """Stop the server within a time limit. Repeating it does no harm."""
         await self._supervisor.close()
 
 

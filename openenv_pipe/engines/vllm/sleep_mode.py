@@ -1,7 +1,7 @@
 """Decide whether servers sleep, which gives their GPU memory to the learner during an update.
 
-At level 1 a sleeping server keeps its weights in the machine's memory; at level 2 it drops them,
-and the next policy brings all of them.
+At level 1 a sleeping server keeps its weights in the machine's memory. At level 2 it drops them,
+because the next policy replaces all of them.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ LEVELS = {"never": 0, "level1": 1, "level2": 2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerFootprint:
-    """What the learner takes of the machine that it shares with the servers."""
+    """The learner's use of the machine that it shares with the servers."""
 
     on_gpu: bool
-    free_gpus: Sequence[str] = ()  # that it does not use, as CUDA_VISIBLE_DEVICES names them
+    free_gpus: Sequence[str] = ()  # GPUs that it does not use, as CUDA_VISIBLE_DEVICES names them
     gpu_bytes: int = 0  # memory of its GPU
-    needs_bytes: int = 0  # estimate of what it takes of them during an update; 0: unknown
+    needs_bytes: int = 0  # estimate of the memory that an update takes of it; 0: unknown
     plays_ahead: bool = False  # servers sample during updates
 
 
@@ -28,7 +28,7 @@ def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, mode: 
     """Return the level of sleep, 0 for servers that stay awake.
 
     Raises:
-        ConfigError: sleep was asked for where it would free no memory for the learner.
+        ConfigError: `engine.sleep` asks for sleep, which would free no memory for the learner.
     """
     shares_gpu = footprint.on_gpu and not footprint.free_gpus
     if config.sleep == "auto":
@@ -45,7 +45,7 @@ def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, mode: 
         )
     if config.sleep != "never" and config.launch != "attach" and not shares_gpu:
         raise ConfigError(
-            f"engine.sleep={config.sleep}: servers get GPUs that the learner leaves alone, so "
-            "there is no memory to give to it; set engine.sleep=auto or never"
+            f"engine.sleep={config.sleep}: servers run on GPUs that the learner does not use, so "
+            "sleep would free no memory for it; set engine.sleep=auto or never"
         )
     return LEVELS[config.sleep]

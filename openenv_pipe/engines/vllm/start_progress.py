@@ -1,7 +1,7 @@
-"""Reports how far a starting vLLM server is, and why it died, from its log.
+"""Report the progress of a starting vLLM server, and the cause of its death, from its log.
 
-A start takes minutes. When a server dies, each of its processes logs that, and the last lines are
-rarely about the cause.
+A start takes minutes. When a server dies, each of its processes logs the end, so the last lines
+rarely name the cause.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Keeps one vLLM server running, and restarts it within `engine.max_restarts` when it dies.
 
-A server counts as up when it has generated a token and has the current policy. Requests for a
-server that is down wait until it is up again, or fail with the reason and the log's last lines.
+A server counts as up when it has generated a token and has the current policy. Requests to a server
+that is down wait until it is up again, or fail with the reason and the log's last lines.
 """
 
 import asyncio
@@ -28,10 +28,7 @@ Tell = Callable[[str], None]
 
 
 class PolicyServer:
-    """A vLLM server whose start includes its first token and the policy it is to serve.
-
-    See `system.supervisor.RestartableServer`.
-    """
+    """A `RestartableServer` whose start includes a first token and the current policy."""
 
     def __init__(
         self, server: VllmServer, config: VllmEngineConfig, restore: Restore, tell: Tell
@@ -54,8 +51,8 @@ class PolicyServer:
         """Start the server, wait for a token, and publish the policy to it.
 
         Raises:
-            EngineError: the server died, was not ready in time, or refused.
-            ConfigError, TrainingError: from the start, and from `restore`.
+            EngineError: the server died, was not ready in time, or refused the policy.
+            ConfigError, TrainingError: as `VllmServer.start` and `restore` raise them.
         """
         try:
             await self._start()
@@ -81,7 +78,7 @@ class PolicyServer:
         return await self._server.died()
 
     async def stop(self) -> None:
-        """Close the client, and stop the server if it is ours."""
+        """Close the client, and stop the server if the run has started it."""
         client, self.client = self.client, None
         if client is not None:
             await client.__aexit__(None, None, None)
@@ -103,27 +100,27 @@ class PolicyServer:
         self._tell(f"waiting for {self.url}")
         async with asyncio.timeout(self._config.start_timeout_s):
             await unless_dead(self._first_token(client, progress), self.died())
-        await unless_dead(self._restore(client), self.died())  # may wait for the learner
+        await unless_dead(self._restore(client), self.died())  # a broadcast waits for the learner
         self._tell(f"ready at {self.url} after {progress.elapsed_s:.0f} s")
 
     async def _first_token(self, client: VllmClient, progress: StartProgress) -> None:
         await wait_until_healthy(self.url, timeout_s=math.inf, check=progress.watching(client))
         await client.resume()  # a killed run may have left an attached server paused
-        # A healthy server can still die of its first request.
+        # A healthy server can still die at its first request.
         await client.generate(BASE, FIRST_PROMPT, {"max_tokens": 1, "temperature": 1.0, "seed": 0})
 
 
 class VllmSupervisor:
-    """One server at a time, and the client of the one that is up."""
+    """Restarts a server when it dies, and keeps the client of the one that is up."""
 
     def __init__(
         self, server: VllmServer, config: VllmEngineConfig, *, restore: Restore, tell: Tell
     ) -> None:
-        """Start nothing yet.
+        """Prepare a supervisor without starting the server.
 
         Args:
             restore: publishes the current policy to a server that has just started.
-            tell: is called with what a person should know.
+            tell: receives messages for the user.
         """
         self._server = PolicyServer(server, config, restore, tell)
         self._budget = RestartBudget(config.max_restarts, "engine.max_restarts", tell)
@@ -136,7 +133,7 @@ class VllmSupervisor:
             on_up=lambda url: self._settled.set(),
             on_failure=self._fail,
         )
-        self._settled = asyncio.Event()  # it is up, or has failed for good
+        self._settled = asyncio.Event()  # the server is up, or its restarts are used up
         self._failure: PipeError | None = None
 
     @property
@@ -145,12 +142,12 @@ class VllmSupervisor:
 
     @property
     def client(self) -> VllmClient | None:
-        """The client of the server if it is up now; else None."""
+        """The client of the server if it is up now, otherwise None."""
         return self._server.client if self._settled.is_set() and self._failure is None else None
 
     @property
     def failure(self) -> PipeError | None:
-        """The error that ended the server for good; None while it may come back."""
+        """The error after which there is no further restart; None before."""
         return self._failure
 
     async def start(self) -> None:
@@ -168,7 +165,7 @@ class VllmSupervisor:
         return self._server.client
 
     async def wait_after_failure(self, client: VllmClient) -> None:
-        """After a failed request, return when the server answers again or counts as dead.
+        """After a failed request, wait until the server answers again or counts as dead.
 
         A server that stays silent for `SILENCE_LIMIT_S` is stopped, so that it is replaced.
         """
@@ -182,7 +179,7 @@ class VllmSupervisor:
             await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        """Stop watching, and stop the server if it is ours."""
+        """Stop watching, and stop the server if the run has started it."""
         await self._supervisor.stop_watching()
         await self._server.stop()
 

@@ -1,6 +1,6 @@
 """A folder, in memory where possible, through which the trainer passes weights to servers.
 
-It is removed at the end of the run. A killed run cannot do that; the next run of the user does.
+The run removes it at its end. The folder of a killed run is removed by the user's next run.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def weights_folder(configured: str | None) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(f"engine.weights_dir={configured!r} cannot be used: {error}") from error
     try:
-        folder.chmod(0o755)  # a container has another user
+        folder.chmod(0o755)  # servers in containers run as another user
         (folder / OWNER).write_text(ProcessId.of_this_process().model_dump_json())
         yield folder
     finally:

@@ -1,11 +1,12 @@
 """Send all weights of a policy from the learner's memory into that of a server's workers.
 
 Learner and workers form a process group in which the learner has rank 0. They exchange addresses in
-a file that only their user may open. NCCL carries the weights between GPUs, gloo between CPUs, over
-loopback. Each wait for the other end is bounded. NCCL cannot connect two ends on one GPU.
+a file that only their user may open. NCCL transports the weights between GPUs and gloo between
+CPUs, over loopback. Each wait for the other end has a time limit. NCCL cannot connect two ends that
+use one GPU.
 
-The learner imports this file as a part of openenv_pipe and vLLM's workers by its name alone, so it
-imports neither package.
+The learner imports this file as a part of openenv_pipe, and vLLM's workers import it as a
+top-level module, so it imports neither package.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 LONGEST_WAIT = timedelta(seconds=60)  # for the other end to connect or to continue
-FILES_INSTEAD = "set engine.weight_transfer=files"
+FILES_INSTEAD = "set engine.weight_transfer=files"  # ends error messages
 
 
 class BroadcastError(RuntimeError):
@@ -54,12 +55,12 @@ class Sender:
         group = self._group
         if group is None:
             raise BroadcastError("this end is closed")
-        assert _layout(weights) == self._layout, "a policy does not change its shapes"
+        assert _layout(weights) == self._layout, "the shapes of a policy's weights have changed"
         for tensor in weights.values():
             _broadcast(group, tensor.detach().contiguous())
 
     def close(self) -> None:
-        """Disconnect, and let both ends stop waiting. It may be called again."""
+        """Disconnect, and end all waits of both ends. Repeating it does no harm."""
         self._is_closed = True
         if not self.is_connected:
             self._tell("the learner has left")
@@ -77,7 +78,7 @@ class Sender:
         self._layout = _layout(weights)
         self._store.set("policy", json.dumps({"layout": self._layout}))
         self._group = _group(self._store, 0, 1 + theirs["count"], device)
-        _broadcast(self._group, torch.zeros(1, device=device))  # NCCL connects at the first one
+        _broadcast(self._group, torch.zeros(1, device=device))  # makes NCCL connect
         self.is_connected = True
 
     def _tell(self, problem: str) -> None:
@@ -117,7 +118,7 @@ class Receiver:
             yield name, tensor
 
     def close(self) -> None:
-        """Disconnect, so that the learner's next `send` fails. It may be called again."""
+        """Disconnect, so that the learner's next `send` fails. Repeating it does no harm."""
         group, self._group = self._group, None
         _leave(group)
 
@@ -137,7 +138,7 @@ def _read(store: dist.Store, key: str) -> dict:
 
 
 def _transport(device: torch.device) -> str:
-    """Describe the transport, which must be equal at both ends: NCCL versions do not mix."""
+    """Describe the transport, which must be equal at both ends, even in NCCL's version."""
     if device.type == "cpu":
         return "gloo"
     return "nccl " + ".".join(map(str, torch.cuda.nccl.version()))
@@ -147,7 +148,7 @@ def _difference(learner: str, server: str) -> str:
     if learner == server:
         return ""
     return (
-        f"the learner sends weights by {learner}, and the server takes them by {server}; "
+        f"the learner sends weights by {learner}, but the server receives them by {server}; "
         f"{FILES_INSTEAD}"
     )
 
@@ -162,7 +163,7 @@ def _group(store: dist.Store, rank: int, size: int, device: torch.device) -> dis
 
 
 def _nccl_group(store: dist.Store, rank: int, size: int) -> dist.Backend:
-    """Make a group whose connecting can be aborted, as in torchft, and whose timeouts are errors.
+    """Make a group in which connecting can be aborted, as in torchft, and a timeout raises.
 
     With blocking waits, torch's watchdog does not end the process after a timeout.
     """
@@ -182,7 +183,8 @@ def _nccl_group(store: dist.Store, rank: int, size: int) -> dist.Backend:
 
 
 def _leave(group: dist.Backend | None) -> None:
-    """Leave a group. gloo disconnects with the last reference; its `abort` ends the process."""
+    """Leave a group. A gloo group is not aborted, which would end the process: it disconnects
+    when nothing refers to it any more."""
     if group is not None and group.name() != "gloo":
         with contextlib.suppress(RuntimeError):  # the group may have failed already
             group.abort()

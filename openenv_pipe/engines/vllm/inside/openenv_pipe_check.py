@@ -2,8 +2,8 @@
 
     python openenv_pipe_check.py FOLDER
 
-`install.py` runs it with the new environment's Python. FOLDER is empty; the model is written there.
-It runs in vLLM's environment, so it imports nothing of openenv_pipe.
+`install.py` runs this program with the new environment's Python, so it imports nothing of
+openenv_pipe. FOLDER is an empty folder, into which the model is written.
 """
 
 import json

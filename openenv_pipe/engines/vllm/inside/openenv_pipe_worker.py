@@ -1,7 +1,7 @@
-"""An extension of vLLM's workers: load a whole policy into a server that keeps serving.
+"""An extension of vLLM's workers, which loads a whole policy into a running server.
 
-vLLM imports it by `--worker-extension-cls openenv_pipe_worker.PolicyWorker`, in its own
-environment, so it imports nothing of openenv_pipe. vLLM mixes the class into its Worker.
+vLLM imports it by `--worker-extension-cls openenv_pipe_worker.PolicyWorker` in its own Python
+environment, so it imports nothing of openenv_pipe. vLLM adds the class to its Worker's bases.
 """
 
 from pathlib import Path
@@ -25,22 +25,20 @@ class PolicyWorker:
     def reload_policy(self, weights_path: str) -> dict[str, str]:
         """Load all weights of a folder.
 
-        A folder without weights is refused first: vLLM would drop half of the old weights, and
-        die at the next request.
+        A folder without weights is refused before vLLM reads it, because vLLM would drop half of
+        the old weights and die at the next request.
         """
         if not any(Path(weights_path).glob("*.safetensors")):
-            return {
-                "problem": f"there are no *.safetensors in {weights_path}, as the server sees it"
-            }
+            return {"problem": f"the server finds no *.safetensors in {weights_path}"}
         self._load(weights_path=weights_path)
         return {"problem": ""}
 
     def join_broadcast(self, meeting: str) -> dict[str, str]:
-        """Connect to the learner that waits at `meeting`, in the place of any other."""
+        """Connect to the learner that has made the file `meeting`, and leave any other learner."""
         self.leave_broadcast()
         size = self.parallel_config.world_size
         try:
-            with unpinned_nccl_env():  # vLLM's settings of NCCL, which the learner lacks
+            with unpinned_nccl_env():  # without vLLM's NCCL settings, which the learner lacks
                 self._receiver = Receiver(Path(meeting), self.rank, size, self.device)
         except BroadcastError as error:
             return {"problem": str(error)}
@@ -59,10 +57,10 @@ class PolicyWorker:
         coming = self._receiver.weights()
         try:
             self._load(weights_iterator=coming)
-            for _ in coming:  # weights that the model does not read
+            for _ in coming:  # receive weights that the model does not read
                 pass
         except BaseException:
-            self.leave_broadcast()  # else the learner would wait for this end
+            self.leave_broadcast()  # otherwise the learner would wait for this worker
             raise
         return {"problem": ""}
 
@@ -73,10 +71,10 @@ class PolicyWorker:
 
     @torch.inference_mode()
     def _repack_heads(self) -> None:
-        """Pack the weights of output heads again, with which a CPU computes.
+        """Pack the weights of output heads again, because a CPU computes with packed weights.
 
-        vLLM's reload packs the layers that it has read; a head tied to the embeddings is not
-        among them.
+        vLLM's reload packs only the layers whose weights it has read. An output head that is tied
+        to the embeddings is not among them.
         """
         for module in self.model_runner.get_model().modules():
             if isinstance(module, ParallelLMHead):
