@@ -26,6 +26,7 @@ from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
 from openenv_pipe.learner.learner import Learner
+from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.rewards import Scorer
@@ -258,6 +259,21 @@ class LengthsEngine:
 # --- rollouts -----------------------------------------------------------------------------------
 
 
+def rollout_context(
+    config: RunConfig, host: FakeHost, *, chat: ChatFormat | None, engine: Engine
+) -> RolloutContext:
+    """Return what episodes share, for a fake host."""
+    return RolloutContext(
+        env=config.env,
+        host=host,
+        adapter=build_adapter(config.env.adapter),
+        splits=Splits(**{each: RangeTasks(each, config.env.tasks.train) for each in SPLITS}),
+        chat=chat,
+        engine=engine,
+        scorer=Scorer(config.reward, config.env.success_reward),
+    )
+
+
 async def collect(
     policy: Policy,
     *,
@@ -272,14 +288,8 @@ async def collect(
 ) -> list[Group]:
     """Collect as the pipeline does; an episode's reward is the sum of the environment's."""
     config = config or run_config()
-    context = RolloutContext(
-        env=config.env,
-        host=host or FakeHost(),
-        adapter=build_adapter(config.env.adapter),
-        splits=Splits(**{each: RangeTasks(each, config.env.tasks.train) for each in SPLITS}),
-        chat=policy.chat,
-        engine=engine or local_engine(policy),
-        scorer=Scorer(config.reward, config.env.success_reward),
+    context = rollout_context(
+        config, host or FakeHost(), chat=policy.chat, engine=engine or local_engine(policy)
     )
     tasks = [context.splits.train[index] for index in range(num_tasks)]
     groups = await play_groups(

@@ -5,9 +5,10 @@ Episode k of a task has the same sampling seed for every player, so that players
 """
 
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError, EngineError, FailureError, HostError
 from openenv_pipe.pipeline.components import with_scripted_player
 from openenv_pipe.rollout import RolloutContext, collect_groups
-from openenv_pipe.runs.eval_report import EvalReport, summarise
+from openenv_pipe.runs.eval_report import EvalReport, summarise, unplayed
 from openenv_pipe.runs.evals import BASELINE, DURING, GREEDY, Evaluation
 
 SEEDS_LABEL = "eval"  # sampling seeds are hashes of it; the same for all evaluations
@@ -56,23 +57,44 @@ async def evaluate_during(config: RunConfig, rollout: RolloutContext, step: int)
 async def play_baselines(config: RunConfig, rollout: RolloutContext) -> list[Evaluation]:
     """Evaluate the scripted players of `env.baselines`, if `eval.baselines` is true.
 
-    Returns an empty list if the engine needs no tokenizer, because scripted replies need one.
+    Returns an empty list if the engine needs no tokenizer, because scripted replies need one. A
+    player that cannot be played gets a report that says why: it is no reason to end a run.
+
+    Raises:
+        EngineError, HostError: as any evaluation.
     """
     if not config.eval.baselines or not config.engine.capabilities.needs_tokenizer:
         return []
     return [
-        await _play(
+        await _play_baseline(config, rollout, name, policy)
+        for name, policy in config.env.baselines.items()
+    ]
+
+
+async def _play_baseline(
+    config: RunConfig, rollout: RolloutContext, name: str, policy: str
+) -> Evaluation:
+    label = f"{BASELINE}{name}"
+    try:
+        return await _play(
             config,
             with_scripted_player(rollout, policy),
-            f"{BASELINE}{name}",
+            label,
             model=policy,
             step=None,
             num_tasks=config.eval.num_tasks,
             samples_per_task=config.eval.samples_per_task,
             temperature=None,
         )
-        for name, policy in config.env.baselines.items()
-    ]
+    except (EngineError, HostError):
+        raise
+    except (ConfigError, FailureError) as error:
+        why = (
+            f"the baseline {name!r} ({policy}) could not be played: {error}; if it is its actions "
+            "that raise on the server, set env.step_exception=unusable; eval.baselines=false "
+            "leaves all baselines out"
+        )
+        return Evaluation(report=unplayed(label, policy, why), groups=[])
 
 
 def stop_reason(config: RunConfig, report: EvalReport) -> str | None:

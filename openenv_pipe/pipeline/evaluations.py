@@ -76,6 +76,8 @@ class Evaluations:
 
     def _tell(self, report: EvalReport) -> None:
         success, reward = report.success, report.reward
+        if report.error is not None:
+            self._progress.note(f"eval {report.label}: {report.error}")
         if success is not None and reward is not None:
             self._progress.note(
                 f"eval {report.label}: success {success.mean:.1%} "

@@ -52,9 +52,15 @@ def _scores(rows: Sequence[Row]) -> Table:
             row.name,
             report.model,
             *map(_text, intervals),
-            f"{report.num_failed} of {sum(report.statuses.values())}",
+            _failed(report),
         )
     return table
+
+
+def _failed(report: EvalReport) -> str:
+    if report.error is not None:
+        return "not played"
+    return f"{report.num_failed} of {sum(report.statuses.values())}"
 
 
 def _differences(

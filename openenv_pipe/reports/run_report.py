@@ -149,6 +149,8 @@ def _title(name: str) -> str:
 
 
 def _failures(report: EvalReport) -> str:
+    if report.error is not None:
+        return "not played: it failed"
     return ", ".join(f"{n} {status}" for status, n in report.unsuccessful.items()) or "none"
 
 

@@ -128,9 +128,15 @@ async def _has_lost_a_server(host: Host, num_deaths: int) -> bool:
 def _refuse_total_failure(episodes: Sequence[Episode]) -> None:
     """Raise FailureError if no episode can be used; single failed episodes are only recorded."""
     if episodes and all(episode.failed for episode in episodes):
+        error = str(episodes[0].error)
+        advice = "`openenv-pipe check` tries the environment alone"
+        if "EXECUTION_ERROR" in error:
+            advice += (
+                "; if it is the actions that raise there, env.step_exception=unusable takes them "
+                "as mistakes of the player"
+            )
         raise FailureError(
-            f"all {len(episodes)} episodes failed, the first with: {episodes[0].error}; "
-            "`openenv-pipe check` tries the environment alone"
+            f"all {len(episodes)} episodes failed, the first with: {error}; {advice}"
         )
     if episodes and not any(episode.turns for episode in episodes):
         raise FailureError(

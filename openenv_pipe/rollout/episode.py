@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 from openenv_pipe.environments.adapters.base import UnusableReply
-from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.rollout.context import RolloutContext
@@ -127,7 +127,6 @@ class Player:
         try:
             return await session.step(action, env.step_timeout_s)
         except StepRefusedError as error:
-            is_reply = error.code == "EXECUTION_ERROR" and env.step_exception == "unusable"
-            if is_reply or error.code == "VALIDATION_ERROR":
+            if is_mistake(error, env):
                 raise UnusableReply(str(error)) from None
             raise

@@ -14,8 +14,11 @@ MAX_TABLE_ROWS = 500  # tasks; the JSON file has all
 
 def eval_page(name: str, report: EvalReport, groups: Sequence[Group]) -> str:
     """Return the whole page. `name` is the name of its files without suffix."""
+    title = f"# {report.label}: {report.model}"
+    if report.error is not None:
+        return f"{title}\n\n{report.error}\n"
     sections = [
-        f"# {report.label}: {report.model}",
+        title,
         _figures(report),
         _ends(report),
         _episodes(groups),

@@ -59,6 +59,7 @@ class EvalReport(_Frozen):
     turns: Interval | None
     pass_at: dict[int, Interval]  # for k = 2, 4, 8, ... and samples_per_task
     tasks: list[TaskScores]
+    error: str | None = None  # why nothing could be played; of baselines only
 
 
 class ReportDifference(_Frozen):
@@ -110,6 +111,27 @@ def summarise(
         turns=interval(lambda task: task.turns),
         pass_at={k: found for k, found in pass_at.items() if found is not None},
         tasks=tasks,
+    )
+
+
+def unplayed(label: str, model: str, error: str) -> EvalReport:
+    """Return the report of a scripted policy that could not be played."""
+    return EvalReport(
+        label=label,
+        model=model,
+        step=None,
+        temperature=None,
+        num_tasks=0,
+        samples_per_task=0,
+        num_failed=0,
+        statuses={},
+        unsuccessful={},
+        success=None,
+        reward=None,
+        turns=None,
+        pass_at={},
+        tasks=[],
+        error=error,
     )
 
 

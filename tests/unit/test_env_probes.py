@@ -10,6 +10,7 @@ from openenv_pipe.commands.env.check.rewards import reward_lines
 from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.errors import StepRefusedError
 from openenv_pipe.types import Task
 
 MIB = 2**20
@@ -105,6 +106,16 @@ def test_rewards_are_summed_up():
         "std_in_group": 0.25,
         "flat_groups": 0.5,
     }
+
+
+def test_failed_episodes_are_counted_and_left_out():
+    """An action that raises on the server fails the episode here as it does in training."""
+    failed = group(5.0, 0.0)
+    failed[0].failure = StepRefusedError("EXECUTION_ERROR", "7 is not a valid Action")
+    found, summary, _ = reward_lines({"random": [failed, group(0.0, 1.0)]}, success_reward=1.0)
+    assert (found.name, found.result) == ("episodes, random", Result.WARN)
+    assert "1 of 4 episodes failed" in found.text and "env.step_exception=unusable" in found.text
+    assert (summary.measured["episodes"], summary.measured["highest"]) == (3, 1.0)
 
 
 # --- memory ------------------------------------------------------------------------------------

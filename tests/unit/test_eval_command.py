@@ -2,12 +2,18 @@
 
 import pytest
 import run_samples
+from fakes import FakeHost, play, rollout_context, run_config
 
 from openenv_pipe.commands.evaluate import on_the_same_tasks
 from openenv_pipe.config.compose import amend, compose
-from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.pipeline.evaluate import stop_reason
+from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.errors import ConfigError, RunFolderError, StepRefusedError
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.pipeline.evaluate import play_baselines, stop_reason
+from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint
+from openenv_pipe.runs.evals import save_evaluation
 from openenv_pipe.runs.find import find_model
 
 
@@ -115,3 +121,34 @@ def test_training_stops_when_the_target_is_reached(folder):
 def test_settings_that_do_not_fit_are_refused(override, expected):
     with pytest.raises(ConfigError, match=expected):
         compose(["conf=smoke", override])
+
+
+def no_player(observations, draw):
+    raise ValueError("no idea")
+
+
+def one_letter(observations, draw):
+    return "a"
+
+
+async def test_a_baseline_that_fails_is_a_row_and_ends_nothing(folder):
+    """Neither a player that raises nor one whose every action raises on the server ends a run."""
+
+    def fragile(seed, number, action):
+        if number:
+            raise StepRefusedError("EXECUTION_ERROR", "7 is not a valid Action")
+        return play(seed, number, action)
+
+    players = {"broken": f"{__name__}:no_player", "random": f"{__name__}:one_letter"}
+    config = run_config({"env.baselines": players, "eval.baselines": True, "eval.num_tasks": 2})
+    chat, engine = ChatFormat(build_tokenizer()), ScriptedEngine(one_letter)
+    rollout = rollout_context(config, FakeHost(fragile), chat=chat, engine=engine)
+    broken, refused = await play_baselines(config, rollout)
+    assert "the baseline 'broken'" in broken.report.error and "no idea" in broken.report.error
+    for words in ("'random'", "not a valid Action", "env.step_exception=unusable"):
+        assert words in refused.report.error
+    assert "eval.baselines=false" in refused.report.error
+    for evaluation in (broken, refused):
+        save_evaluation(folder.path, evaluation)
+    assert write_report(folder).read_text().count("not played: it failed") == 2
+    assert "no idea" in (folder.path / "eval/baseline_broken.md").read_text()

@@ -1,7 +1,8 @@
 """Play episodes without a model, to try environments.
 
-This is never used for training: replies are not tokenized, and token limits do not apply. A
-refused action costs a turn, as an unusable reply does.
+This is never used for training: replies are not tokenized, and token limits do not apply. As in
+training, an action that is the player's mistake costs a turn, and one that raises on the server
+ends the episode as a failed one, unless env.step_exception=unusable.
 """
 
 import random
@@ -13,7 +14,7 @@ from typing import Any
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.scripted import ScriptedPolicy, replies_of
 from openenv_pipe.environments.adapters import Adapter, UnusableReply
-from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import ConfigError, StepRefusedError
 from openenv_pipe.types import Action, Observation, Opening, Task
@@ -31,6 +32,7 @@ class PlayedEpisode:
     refusals: list[StepRefusedError] = field(default_factory=list)
     durations_s: list[float] = field(default_factory=list)  # one per result
     states: list[dict[str, Any]] = field(default_factory=list)  # before the end, if requested
+    failure: StepRefusedError | None = None  # the refusal that ended the episode; in `refusals` too
 
     @property
     def observations(self) -> list[Observation]:
@@ -43,6 +45,11 @@ class PlayedEpisode:
     @property
     def done(self) -> bool:
         return self.results[-1].done
+
+    @property
+    def is_over(self) -> bool:
+        """True if no further step may be taken: the episode is done, or has failed."""
+        return self.done or self.failure is not None
 
     @property
     def comparable(self) -> list[tuple[Any, ...]]:
@@ -96,7 +103,7 @@ async def play_to_end(
     with_states: also request the state before each turn.
     """
     for _ in range(env.max_turns):
-        if play.done:
+        if play.is_over:
             return
         if with_states:
             await _keep_state(session, play, env)
@@ -105,7 +112,7 @@ async def play_to_end(
             return
         for action in actions:
             await take_step(session, play, action, env)
-            if play.done:
+            if play.is_over:
                 return
 
 
@@ -116,6 +123,8 @@ async def take_step(session: Session, play: PlayedEpisode, action: Action, env: 
         result = await session.step(action, env.step_timeout_s)
     except StepRefusedError as refusal:
         play.refusals.append(refusal)
+        if not is_mistake(refusal, env):
+            play.failure = refusal
         return
     play.durations_s.append(time.perf_counter() - started_s)
     play.actions.append(action)

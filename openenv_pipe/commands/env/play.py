@@ -97,6 +97,13 @@ class Game:
         how = "stopped before the end"
         with suppress(KeyboardInterrupt, EOFError):
             how = self._take_turns()
+        if (failure := self._play.failure) is not None:
+            self._console.print(
+                f"\nthe episode failed, as in training: {failure}\nenv.step_exception=unusable "
+                "takes such an exception as a mistake of the player, who goes on",
+                markup=False,
+            )
+            return
         total = self._play.reward
         success = ", a success" if total >= self._env.success_reward else ""
         self._console.print(f"\n{how}, with reward {total:.4g} in all{success}")
@@ -110,6 +117,8 @@ class Game:
             if not sys.stdin.isatty():
                 print(reply)  # Piped input would be missing from a transcript.
             self._take_turn(reply)
+            if self._play.failure is not None:
+                return "failed"
         limit = self._env.max_turns
         return f"done after {limit} turns" if self._play.done else f"ended by env.max_turns={limit}"
 
@@ -122,13 +131,15 @@ class Game:
             return
         for action in actions:
             self._step(action)
-            if self._play.done:
+            if self._play.is_over:
                 return
 
     def _step(self, action: Action) -> None:
         play = self._play
         num_refused = len(play.refusals)
         self._portal.call(take_step, self._session, play, action, self._env)
+        if play.failure is not None:
+            return
         if len(play.refusals) > num_refused:
             self._show_messages(self._adapter.refuse(str(play.refusals[-1])))
             return

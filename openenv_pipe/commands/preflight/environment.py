@@ -81,8 +81,8 @@ async def _play(
     opening = await adapter.open(play.results[0].observation, ask)
     if policy is not None:
         await play_to_end(session, play, scripted(policy, adapter, opening), env, random.Random(0))
-    if play.refusals and not play.actions:
-        raise play.refusals[0]
+    if play.failure or (play.refusals and not play.actions):
+        raise play.failure or play.refusals[0]
     for observation in play.observations[1:]:
         adapter.follow(observation)
     return play.comparable

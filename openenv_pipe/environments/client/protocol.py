@@ -7,9 +7,12 @@ are not finite are errors.
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.errors import ServerFullError, SessionClosedError, SessionError, StepRefusedError
+
+if TYPE_CHECKING:
+    from openenv_pipe.config.schema import EnvConfig
 
 REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
 
@@ -59,6 +62,13 @@ def error_of_frame(frame: dict[str, Any], kind: str, url: str) -> SessionError:
     if code == "CAPACITY_REACHED":
         return ServerFullError(f"{url}: {message}")
     return SessionClosedError(f"{url}: {code}: {message}")
+
+
+def is_mistake(refusal: StepRefusedError, env: "EnvConfig") -> bool:
+    """True if a refused step is the player's mistake, and not the failure of the episode."""
+    if refusal.code == "EXECUTION_ERROR":
+        return env.step_exception == "unusable"
+    return refusal.code == "VALIDATION_ERROR"
 
 
 def step_result(data: dict[str, Any], url: str) -> StepResult:

@@ -17,14 +17,37 @@ Groups = Mapping[str, Sequence[Sequence[PlayedEpisode]]]
 
 def reward_lines(groups: Groups, success_reward: float) -> Iterator[Line]:
     """Yield one line for each policy, and one with the conclusion."""
-    summaries = {name: _summary(each, success_reward) for name, each in groups.items() if each}
+    yield from _failure_lines(groups)
+    scored = {name: _without_failures(each) for name, each in groups.items()}
+    summaries = {name: _summary(each, success_reward) for name, each in scored.items() if each}
     for name, summary in summaries.items():
         yield Line(f"rewards, {name}", Result.OK, _text(summary), summary)
     if summaries:
         yield _learnable(summaries)
-    else:
+    elif not any(groups.values()):
         text = "episodes take too long to play groups of them within the time limit"
         yield Line("learnable", Result.WARN, text)
+
+
+def _failure_lines(groups: Groups) -> Iterator[Line]:
+    """Say how many episodes of each policy failed, as they would in training, and why."""
+    for name, each in groups.items():
+        plays = [play for group in each for play in group]
+        failures = [play.failure for play in plays if play.failure is not None]
+        if failures:
+            text = (
+                f"{len(failures)} of {len(plays)} episodes failed, and count nowhere: "
+                f"{failures[0]!s:.200}; env.step_exception=unusable takes an exception of a step "
+                "as a mistake of the player"
+            )
+            result = Result.FAIL if len(failures) == len(plays) else Result.WARN
+            yield Line(f"episodes, {name}", result, text)
+
+
+def _without_failures(groups: Sequence[Sequence[PlayedEpisode]]) -> list[list[PlayedEpisode]]:
+    """Return the groups without failed episodes, and without groups that have no other."""
+    kept = [[play for play in group if play.failure is None] for group in groups]
+    return [group for group in kept if group]
 
 
 def _summary(groups: Sequence[Sequence[PlayedEpisode]], success_reward: float) -> dict[str, float]:
