@@ -280,7 +280,7 @@ def test_broadcast_is_for_all_weights_and_for_gpus_that_the_learner_leaves_alone
     refuse_broadcast(wanted, cpu, "merged")
     refuse_broadcast(wanted, two, "full")
     refuse_broadcast(configured("files"), one, "adapter")
-    with pytest.raises(ConfigError, match="on the learner's GPU"):
+    with pytest.raises(ConfigError, match="share the learner's GPU"):
         refuse_broadcast(wanted, one, "full")
     with pytest.raises(ConfigError, match=r"set engine\.publish=merged"):
         refuse_broadcast(wanted, cpu, "adapter")

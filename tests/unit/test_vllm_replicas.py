@@ -305,9 +305,9 @@ def test_gpus_that_the_learner_leaves_are_split():
     assert gpus(1, ["1"]) == [{visible: "1"}]
     assert gpus(2, ["1", "2", "3", "4"]) == [{visible: "1,2"}, {visible: "3,4"}]
     assert gpus(2, [], share=0.3) == [{}, {}]
-    with pytest.raises(ConfigError, match=r"num_servers=3, and the learner leaves 2 GPUs"):
+    with pytest.raises(ConfigError, match=r"num_servers=3, but the learner leaves only 2 GPUs"):
         gpus(3, ["1", "2"])
-    with pytest.raises(ConfigError, match=r"num_servers=2 on the learner's GPU.*share=0\.5 each"):
+    with pytest.raises(ConfigError, match=r"num_servers=2 servers on the learner's GPU.*share=0\.5 each"):
         gpus(2, [], share=0.5)
 
 
