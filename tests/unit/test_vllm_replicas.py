@@ -307,7 +307,7 @@ def test_gpus_that_the_learner_leaves_are_split():
     assert gpus(2, [], share=0.3) == [{}, {}]
     with pytest.raises(ConfigError, match=r"num_servers=3, but the learner leaves only 2 GPUs"):
         gpus(3, ["1", "2"])
-    with pytest.raises(ConfigError, match=r"num_servers=2 servers on the learner's GPU.*share=0\.5 each"):
+    with pytest.raises(ConfigError, match=r"num_servers=2 servers on the .*share=0\.5 each"):
         gpus(2, [], share=0.5)
 
 
