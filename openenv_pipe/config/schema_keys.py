@@ -11,10 +11,10 @@ from openenv_pipe.config.schema import RunConfig
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _CONDITIONS = {
-    "gt": "more than {:g}",
-    "ge": "at least {:g}",
-    "lt": "less than {:g}",
-    "le": "at most {:g}",
+    "gt": "more than {}",
+    "ge": "at least {}",
+    "lt": "less than {}",
+    "le": "at most {}",
     "min_length": "with at least {} entry",
     "pattern": "that matches {}",
 }
@@ -121,4 +121,11 @@ def _conditions(metadata: Sequence[Any]) -> Iterator[str]:
                 yield f"such as {condition.examples[0]}"
         for name, words in _CONDITIONS.items():
             if (limit := getattr(condition, name, None)) is not None:
-                yield words.format(limit)
+                yield words.format(_written(limit))
+
+
+def _written(limit: Any) -> str:
+    """Write a whole number with commas: 1,000,000, also where the limit is a float."""
+    if isinstance(limit, float):
+        return f"{int(limit):,}" if limit.is_integer() else f"{limit:g}"
+    return f"{limit:,}" if isinstance(limit, int) else str(limit)

@@ -1,8 +1,11 @@
 """The base class of all blocks, and the types that several of them use."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from openenv_pipe.config.schema.plain_data import refuse_unusual_values
 
 
 def _text(value: Any) -> Any:
@@ -11,21 +14,60 @@ def _text(value: Any) -> Any:
 
 Text = Annotated[str, BeforeValidator(_text)]  # YAML and the command line read 7 as a number.
 DottedPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", examples=["wordle.rewards:name"])]
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+# Numbers have bounds that no real configuration reaches: beyond them a typing error would end in
+# an overflow, in exhausted memory or in a wait without end. Blocks refuse NaN and infinity.
+Count = Annotated[int, Field(ge=0, le=10**9)]
+PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
+NumEpisodes = Annotated[int, Field(ge=1, le=10**6)]  # also of tasks; lists as long are built
+NumProcesses = Annotated[int, Field(ge=1, le=1024)]  # also of threads
+LayerSize = Annotated[int, Field(ge=1, le=65536)]  # a width or a number of parts of a model
+NumRetries = Annotated[int, Field(ge=0, le=1000)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch takes no larger one
+Number = Annotated[float, Field(ge=-1e12, le=1e12)]
+NonNegative = Annotated[float, Field(ge=0.0, le=1e12)]
+Positive = Annotated[float, Field(gt=0.0, le=1e12)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
+ShareBelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
+SecondsOrZero = Annotated[float, Field(ge=0.0, le=1e6)]
+NumCores = Annotated[float, Field(ge=0.01, le=4096.0)]
 ServerUrl = Annotated[
     str,
     Field(
         pattern=r"^(https?|wss?)://[^/?#@\s]+(/[^?#\s]*)?$", examples=["https://a.example/wordle"]
     ),
 ]
+MIN_TEMPERATURE = 0.01  # of sampling
+
+
+def refuse_too_many(
+    first: str, first_count: int, second: str, second_count: int, limit: int = 10**6
+) -> None:
+    """Raise ValueError if the product of two counts is more than `limit`."""
+    if first_count * second_count > limit:
+        raise ValueError(
+            f"{first}={first_count} times {second}={second_count} is {first_count * second_count}; "
+            f"expected at most {limit:,}; lower one of them"
+        )
 
 
 class Block(BaseModel):
     """Base of all blocks: frozen, without unknown keys, without conversions from text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Document(Block):
+    """Base of what is read as a whole from YAML or a run folder."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_plain_data(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            refuse_unusual_values(values)
+        return values
 
 
 class PythonTarget(Block):

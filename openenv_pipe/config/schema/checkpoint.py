@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from openenv_pipe.config.schema.base import Block
+from openenv_pipe.config.schema.base import Block, PositiveCount
 
 OF_EVALUATIONS = ("eval/success", "eval/reward")
 
@@ -31,14 +31,14 @@ class BestConfig(Block):
 class CheckpointConfig(Block):
     """When checkpoints are written, and which are kept (conf/trainer/grpo.yaml)."""
 
-    every: PositiveInt = Field(
+    every: PositiveCount = Field(
         description="steps between checkpoints; the last step always has one"
     )
-    keep_last: PositiveInt | None = Field(
+    keep_last: PositiveCount | None = Field(
         description="how many of the newest are kept beside the best; null: all. A checkpoint "
         "without a value of best.metric is never deleted"
     )
-    num_resumable: PositiveInt = Field(
+    num_resumable: PositiveCount = Field(
         description="how many of the newest keep the optimizer's state, which `--resume` needs "
         "and which is twice the size of the trained weights"
     )

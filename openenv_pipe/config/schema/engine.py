@@ -3,9 +3,16 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from openenv_pipe.config.schema.base import DottedPath, PythonTarget, ServerUrl
+from openenv_pipe.config.schema.base import (
+    DottedPath,
+    NumRetries,
+    PositiveCount,
+    PythonTarget,
+    Seconds,
+    ServerUrl,
+)
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
 from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
 from openenv_pipe.errors import ConfigError
@@ -19,7 +26,7 @@ class LocalEngineConfig(EngineBlock):
         takes="token_ids", can_train=True, is_exact=True, publishes_in_flight=False
     )
     type: Literal["local"]
-    max_batch: PositiveInt = Field(
+    max_batch: PositiveCount = Field(
         description="episodes sampled at once; larger is faster and needs more memory for keys "
         "and values"
     )
@@ -56,11 +63,13 @@ class OpenAIEngineConfig(EngineBlock):
     base_url: ServerUrl = Field(description="the URL in front of /chat/completions")
     model: str = Field(description="the model's name at the endpoint")
     api_key: str | None = Field(description="sent as a bearer token; null: none is sent")
-    max_concurrent: PositiveInt = Field(description="requests, and so episodes, in flight at once")
-    requests_per_minute: PositiveInt | None = Field(
+    max_concurrent: PositiveCount = Field(
+        description="requests, and so episodes, in flight at once"
+    )
+    requests_per_minute: PositiveCount | None = Field(
         description="own limit on the rate of requests; null: none"
     )
-    tokens_per_minute: PositiveInt | None = Field(
+    tokens_per_minute: PositiveCount | None = Field(
         description="own limit on estimated tokens, the prompt's and the longest possible "
         "reply's; null: none"
     )
@@ -70,10 +79,8 @@ class OpenAIEngineConfig(EngineBlock):
     parameters: dict[str, Any] = Field(
         description="further fields of each request, which replace ours; null removes a field"
     )
-    timeout_s: PositiveFloat = Field(description="time limit of one request")
-    max_retries: NonNegativeInt = Field(
-        description="how often a failed or refused request is repeated"
-    )
+    timeout_s: Seconds = Field(description="time limit of one request")
+    max_retries: NumRetries = Field(description="how often a failed or refused request is repeated")
     cache_dir: str | None = Field(
         description="folder of responses, which equal requests reuse; null: no cache"
     )

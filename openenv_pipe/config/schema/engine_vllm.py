@@ -5,14 +5,24 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
-from openenv_pipe.config.schema.base import Block, Port, ServerUrl, Text
+from openenv_pipe.config.schema.base import (
+    Block,
+    Count,
+    NumProcesses,
+    NumRetries,
+    Port,
+    Positive,
+    PositiveCount,
+    PositiveShare,
+    Seconds,
+    SecondsOrZero,
+    ServerUrl,
+    Share,
+    Text,
+)
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -43,14 +53,14 @@ RESERVED_ARGUMENTS = {
 class SamplingConfig(Block):
     """Changes of the sampled distribution, for evaluation only; training needs all of them off."""
 
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+    top_p: PositiveShare = Field(
         description="sample from the most likely tokens up to this total probability; 1: off"
     )
-    top_k: NonNegativeInt = Field(description="sample from so many most likely tokens; 0: off")
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+    top_k: Count = Field(description="sample from so many most likely tokens; 0: off")
+    min_p: Share = Field(
         description="drop tokens below this fraction of the highest probability; 0: off"
     )
-    repetition_penalty: PositiveFloat = Field(
+    repetition_penalty: Positive = Field(
         description="above 1, tokens of the prompt and the reply become less likely; 1: off"
     )
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = Field(
@@ -87,7 +97,7 @@ class VllmEngineConfig(EngineBlock):
         description="the server for launch=attach, or a list of servers that share the episodes"
     )
     api_key: str | None = Field(description="bearer token for attached servers; null: none")
-    num_servers: PositiveInt = Field(
+    num_servers: NumProcesses = Field(
         description="servers to start, with the same policy; the GPUs that the learner does not "
         "use, or the cores, are divided among them"
     )
@@ -97,14 +107,14 @@ class VllmEngineConfig(EngineBlock):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         description="the server's precision; auto: that of the trainer's matrix products"
     )
-    max_model_len: PositiveInt = Field(
+    max_model_len: PositiveCount = Field(
         description="tokens of the longest episode that the server accepts"
     )
-    max_requests: PositiveInt = Field(
+    max_requests: PositiveCount = Field(
         description="episodes that each server samples at once; larger is faster and needs more "
         "memory; further requests wait"
     )
-    gpu_memory_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+    gpu_memory_share: PositiveShare = Field(
         description="fraction of a GPU's memory for each server, weights included; larger allows "
         "more requests at once; a trainer on the same GPU needs the rest"
     )
@@ -113,7 +123,7 @@ class VllmEngineConfig(EngineBlock):
         "weights wait in the machine's memory; level2: its weights are dropped, for publish=merged "
         "or full; auto: one of these if server and learner would not fit on one GPU together"
     )
-    cpu_cache_gb: PositiveInt = Field(
+    cpu_cache_gb: PositiveCount = Field(
         description="memory for keys and values on a CPU, in gibibytes"
     )
     publish: Literal["auto", "adapter", "merged", "full"] = Field(
@@ -132,14 +142,14 @@ class VllmEngineConfig(EngineBlock):
     sampling: SamplingConfig
     arguments: list[str] = Field(description="further command-line arguments of the server")
     variables: dict[str, Text] = Field(description="further environment variables of the server")
-    start_timeout_s: PositiveFloat = Field(
+    start_timeout_s: Seconds = Field(
         description="time limit of a start, loading and compiling included"
     )
-    request_timeout_s: PositiveFloat = Field(
+    request_timeout_s: Seconds = Field(
         description="time limit of one completion, queueing included"
     )
-    stop_timeout_s: NonNegativeFloat = Field(description="time between SIGTERM and SIGKILL")
-    max_restarts: NonNegativeInt = Field(
+    stop_timeout_s: SecondsOrZero = Field(description="time between SIGTERM and SIGKILL")
+    max_restarts: NumRetries = Field(
         description="how often each server may be restarted before the run fails"
     )
 

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from openenv_pipe.config.schema.adapter import AdapterConfig
-from openenv_pipe.config.schema.base import Block, DottedPath, Text
+from openenv_pipe.config.schema.base import Block, DottedPath, Number, PositiveCount, Seconds, Text
 from openenv_pipe.config.schema.tasks import TasksConfig
 
 
@@ -24,22 +24,22 @@ class EnvConfig(Block):
         "{port}"
     )
     variables: dict[str, Text] = Field(description="environment variables of the server")
-    reset_timeout_s: PositiveFloat = Field(description="time limit of a reset")
-    step_timeout_s: PositiveFloat = Field(description="time limit of a step")
+    reset_timeout_s: Seconds = Field(description="time limit of a reset")
+    step_timeout_s: Seconds = Field(description="time limit of a step")
     step_exception: Literal["failed", "unusable"] = Field(
         description="how a step counts that raises on the server; failed: the episode ends and is "
         "not trained on; unusable: as a mistake of the model, which is told and loses a turn"
     )
-    max_message_mb: PositiveInt = Field(description="size limit of one message of the server")
-    max_turns: PositiveInt = Field(description="replies per episode; then the episode ends")
-    max_reply_tokens: PositiveInt = Field(
+    max_message_mb: PositiveCount = Field(description="size limit of one message of the server")
+    max_turns: PositiveCount = Field(description="replies per episode; then the episode ends")
+    max_reply_tokens: PositiveCount = Field(
         description="tokens per reply; longer replies are cut off"
     )
-    max_episode_tokens: PositiveInt = Field(
+    max_episode_tokens: PositiveCount = Field(
         description="tokens per episode, prompts included; the episode ends before a turn that "
         "might not fit"
     )
-    success_reward: float = Field(
+    success_reward: Number = Field(
         description="an episode is a success if the environment's rewards sum to at least this"
     )
     baselines: dict[str, DottedPath] = Field(

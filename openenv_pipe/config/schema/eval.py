@@ -2,9 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from openenv_pipe.config.schema.base import Block
+from openenv_pipe.config.schema.base import (
+    MIN_TEMPERATURE,
+    Block,
+    Count,
+    Number,
+    NumEpisodes,
+    refuse_too_many,
+)
 
 
 class StopConfig(Block):
@@ -15,17 +22,17 @@ class StopConfig(Block):
         description="mean: the mean itself; low: the lower end of its confidence interval, so that "
         "luck does not suffice"
     )
-    at: float | None = Field(description="stop from this value on; null: never")
+    at: Number | None = Field(description="stop from this value on; null: never")
 
 
 class DuringConfig(Block):
     """Evaluations during GRPO training, with the same tasks and seeds each time."""
 
-    every: NonNegativeInt = Field(description="steps between evaluations; 0: none")
-    num_tasks: PositiveInt | None = Field(
+    every: Count = Field(description="steps between evaluations; 0: none")
+    num_tasks: NumEpisodes | None = Field(
         description="use the first so many tasks; null: eval.num_tasks"
     )
-    samples_per_task: PositiveInt | None = Field(
+    samples_per_task: NumEpisodes | None = Field(
         description="episodes per task; null: eval.samples_per_task"
     )
     stop: StopConfig
@@ -43,16 +50,18 @@ class DuringConfig(Block):
 class EvalConfig(Block):
     """The evaluation of a model (conf/eval/default.yaml)."""
 
-    num_tasks: PositiveInt = Field(
+    num_tasks: NumEpisodes = Field(
         description="tasks of env.tasks.eval; more make the confidence intervals narrower"
     )
-    samples_per_task: PositiveInt = Field(
+    samples_per_task: NumEpisodes = Field(
         description="episodes per task: the n of pass@k, and the largest k"
     )
-    temperature: NonNegativeFloat = Field(description="sampling temperature; 0: greedy")
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = Field(
+        description="sampling temperature; 0: greedy"
+    )
     greedy: bool = Field(description="true: one more row, with each task played at temperature 0")
     baselines: bool = Field(description="true: further rows, one for each policy of env.baselines")
-    num_resamples: PositiveInt = Field(
+    num_resamples: Annotated[int, Field(ge=1, le=10**6)] = Field(
         description="resamples of the bootstrap; more make the intervals' ends more exact"
     )
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
@@ -67,6 +76,15 @@ class EvalConfig(Block):
                 "greedy=true adds a row at temperature 0, and temperature=0 is that already; set "
                 "a temperature, such as 1.0, or greedy=false"
             )
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"temperature={self.temperature:g} is between 0 and {MIN_TEMPERATURE}; set "
+                "0 for greedy sampling, or a higher temperature"
+            )
+        refuse_too_many("num_tasks", self.num_tasks, "samples_per_task", self.samples_per_task)
+        refuse_too_many(
+            *("num_resamples", self.num_resamples, "num_tasks", self.num_tasks), limit=10**8
+        )
         if (self.during.num_tasks or 0) > self.num_tasks:
             raise ValueError(
                 f"during.num_tasks={self.during.num_tasks} is more than num_tasks={self.num_tasks}"

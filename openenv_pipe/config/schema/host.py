@@ -4,23 +4,36 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
-from openenv_pipe.config.schema.base import Block, Port, PythonTarget, ServerUrl, Text
+from openenv_pipe.config.schema.base import (
+    Block,
+    Count,
+    NumCores,
+    NumProcesses,
+    NumRetries,
+    Port,
+    PositiveCount,
+    PythonTarget,
+    Seconds,
+    SecondsOrZero,
+    ServerUrl,
+    Text,
+)
 
-NumServers = Annotated[PositiveInt, Field(description="environment servers to start")]
+NumServers = Annotated[NumProcesses, Field(description="environment servers to start")]
 SessionsPerServer = Annotated[
-    PositiveInt,
-    Field(description="episodes that one server runs at once; the server must allow so many"),
+    int,
+    Field(
+        ge=1,
+        le=10_000,
+        description="episodes that one server runs at once; the server must allow so many",
+    ),
 ]
-StopTimeout = Annotated[PositiveFloat, Field(description="time between SIGTERM and SIGKILL")]
+StopTimeout = Annotated[Seconds, Field(description="time between SIGTERM and SIGKILL")]
 MaxRestarts = Annotated[
-    NonNegativeInt,
+    NumRetries,
     Field(description="how often each server may be restarted before the run fails"),
 ]
 
@@ -31,10 +44,10 @@ class ProcessHostConfig(Block):
     type: Literal["process"]
     num_servers: NumServers
     sessions_per_server: SessionsPerServer
-    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+    port: Port | None = Field(
         description="port of the first server, the others follow; null: any free ports"
     )
-    start_timeout_s: PositiveFloat = Field(description="time limit of a server's start")
+    start_timeout_s: Seconds = Field(description="time limit of a server's start")
     stop_timeout_s: StopTimeout
     max_restarts: MaxRestarts
 
@@ -50,8 +63,8 @@ class DockerHostConfig(Block):
     )
     dockerfile: str = Field(description="the Dockerfile's path within env.package")
     build_args: dict[str, Text] = Field(description="build arguments of the Dockerfile")
-    build_timeout_s: PositiveFloat = Field(description="time limit of a build or a pull")
-    container_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+    build_timeout_s: Seconds = Field(description="time limit of a build or a pull")
+    container_port: Port | None = Field(
         description="the port where the server listens in the container; null: `port` of the "
         "package's openenv.yaml, else the port that the image exposes"
     )
@@ -59,17 +72,17 @@ class DockerHostConfig(Block):
         description="none-outbound: no network; the server is reached through a unix socket; "
         "bridge: Docker's default network, with access to the outside"
     )
-    mem_limit_mb: PositiveInt = Field(description="memory limit of a container")
-    cpus: PositiveFloat = Field(description="CPU limit of a container, in cores")
-    pids_limit: PositiveInt = Field(
+    mem_limit_mb: PositiveCount = Field(description="memory limit of a container")
+    cpus: NumCores = Field(description="CPU limit of a container, in cores")
+    pids_limit: PositiveCount = Field(
         description="processes and threads of a container; a session needs a thread"
     )
-    tmp_mb: PositiveInt = Field(description="size of /tmp, which is held in memory")
+    tmp_mb: PositiveCount = Field(description="size of /tmp, which is held in memory")
     read_only: bool = Field(description="true: only /tmp can be written")
     gpus: Literal["all"] | list[Text] | None = Field(
         description="GPUs by the ids that nvidia-smi shows; null: none"
     )
-    start_timeout_s: PositiveFloat = Field(description="time limit of a server's start")
+    start_timeout_s: Seconds = Field(description="time limit of a server's start")
     stop_timeout_s: StopTimeout
     max_restarts: MaxRestarts
 
@@ -91,8 +104,8 @@ class AttachHostConfig(Block):
     ca_file: str | None = Field(
         description="PEM file of authorities to trust beside the system's; null: none"
     )
-    connect_timeout_s: PositiveFloat = Field(description="time limit of opening a connection")
-    max_outage_s: NonNegativeFloat = Field(
+    connect_timeout_s: Seconds = Field(description="time limit of opening a connection")
+    max_outage_s: SecondsOrZero = Field(
         description="how long a server may be unreachable before the run fails"
     )
 
@@ -124,17 +137,17 @@ class KubernetesHostConfig(Block):
     network: Literal["none-outbound", "open"] = Field(
         description="none-outbound: a NetworkPolicy forbids outgoing connections; open: no policy"
     )
-    mem_limit_mb: PositiveInt = Field(description="memory limit of a pod")
-    cpus: PositiveFloat = Field(description="CPU limit of a pod, in cores")
-    tmp_mb: PositiveInt = Field(description="size of /tmp, which is held in memory")
+    mem_limit_mb: PositiveCount = Field(description="memory limit of a pod")
+    cpus: NumCores = Field(description="CPU limit of a pod, in cores")
+    tmp_mb: PositiveCount = Field(description="size of /tmp, which is held in memory")
     read_only: bool = Field(description="true: only /tmp can be written")
     run_as_non_root: bool = Field(description="true: images that run as root are refused")
-    gpus: NonNegativeInt = Field(description="GPUs of each pod")
+    gpus: Count = Field(description="GPUs of each pod")
     secrets: list[str] = Field(description="Secrets whose entries become environment variables")
     pod_spec: dict[str, Any] = Field(
         description="further fields of the pods' spec, such as nodeSelector and tolerations"
     )
-    start_timeout_s: PositiveFloat = Field(
+    start_timeout_s: Seconds = Field(
         description="time limit of a server's start, scheduling and pulling included"
     )
     stop_timeout_s: StopTimeout
@@ -147,7 +160,7 @@ class PythonHostConfig(PythonTarget):
     It is made by target(env, logs, sessions_per_server, **options).
     """
 
-    sessions_per_server: PositiveInt = Field(description="that a server of it allows")
+    sessions_per_server: SessionsPerServer
 
 
 SupervisedHostConfig = ProcessHostConfig | DockerHostConfig | KubernetesHostConfig  # start servers

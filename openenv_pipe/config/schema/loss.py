@@ -2,15 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
-from openenv_pipe.config.schema.base import Block, PythonTarget
+from openenv_pipe.config.schema.base import Block, NonNegative, Positive, PythonTarget
 
 
 class KlConfig(Block):
     """The KL term of the loss. The reference is the policy before the first step."""
 
-    coef: NonNegativeFloat = Field(description="weight of the KL term; 0: no reference is kept")
+    coef: NonNegative = Field(description="weight of the KL term; 0: no reference is kept")
     estimator: Literal["k1", "k2", "k3"]
     importance_weights: bool = Field(
         description="true: the gradient is the true divergence's; false: it is as in GRPO's paper"
@@ -34,8 +34,8 @@ class CorrectionConfig(Block):
         description="truncate: per token, at most `high`; mask: tokens outside [low, high] are "
         "left out; geometric: one weight per sample, the geometric mean, at most `high`"
     )
-    low: PositiveFloat = Field(description="smallest weight with type mask")
-    high: PositiveFloat
+    low: Positive = Field(description="smallest weight with type mask")
+    high: Positive
 
     @model_validator(mode="after")
     def _holds_one(self) -> "CorrectionConfig":
@@ -53,7 +53,7 @@ class LossBlock(Block):
     normalise: Literal["sample", "token", "constant"] = Field(
         description="a mean over each sample's tokens, over all tokens, or a sum over a constant"
     )
-    entropy_coef: NonNegativeFloat = Field(description="weight of the bonus for mean token entropy")
+    entropy_coef: NonNegative = Field(description="weight of the bonus for mean token entropy")
     kl: KlConfig
     correction: CorrectionConfig
 
@@ -64,8 +64,8 @@ class ClippedLossConfig(LossBlock):
     type: Literal["grpo", "gspo", "cispo"] = Field(
         description="grpo: PPO's clip per token; gspo: per sample; cispo: clipped weights"
     )
-    clip_low: PositiveFloat
-    clip_high: PositiveFloat
+    clip_low: Positive
+    clip_high: Positive
 
     @property
     def title(self) -> str:

@@ -2,20 +2,27 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from openenv_pipe.config.schema.base import Block
+from openenv_pipe.config.schema.base import (
+    Block,
+    LayerSize,
+    Positive,
+    PositiveCount,
+    Seed,
+    ShareBelowOne,
+)
 
 
 class LoraConfig(Block):
     """Low-rank adapters (LoRA), made by peft."""
 
-    rank: NonNegativeInt = Field(
+    rank: Annotated[int, Field(ge=0, le=65536)] = Field(
         description="rank of the adapters; larger learns more and needs more memory; 0: no "
         "adapters, all weights are trained"
     )
-    alpha: PositiveFloat = Field(description="the adapter's output is scaled by alpha / rank")
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+    alpha: Positive = Field(description="the adapter's output is scaled by alpha / rank")
+    dropout: ShareBelowOne = Field(
         description="dropout on the adapters' inputs; above 0 the policy that learns is not quite "
         "the one that sampled"
     )
@@ -50,18 +57,18 @@ class TinyModelConfig(_Model):
     """A Qwen3 with random weights and a byte-level tokenizer (conf/model/tiny.yaml)."""
 
     type: Literal["tiny"]
-    seed: NonNegativeInt = Field(description="seed of the initial weights")
-    hidden_size: PositiveInt = Field(description="width of the residual stream")
-    intermediate_size: PositiveInt = Field(description="width of the MLP's hidden layer")
-    num_layers: PositiveInt
-    num_heads: PositiveInt = Field(description="attention heads of each layer")
-    num_kv_heads: PositiveInt = Field(description="key and value heads; must divide num_heads")
-    head_size: PositiveInt = Field(description="width of each attention head; even")
-    max_length: PositiveInt = Field(description="positions, the most tokens of an episode")
-    rope_theta: PositiveFloat = Field(
+    seed: Seed = Field(description="seed of the initial weights")
+    hidden_size: LayerSize = Field(description="width of the residual stream")
+    intermediate_size: LayerSize = Field(description="width of the MLP's hidden layer")
+    num_layers: LayerSize
+    num_heads: LayerSize = Field(description="attention heads of each layer")
+    num_kv_heads: LayerSize = Field(description="key and value heads; must divide num_heads")
+    head_size: LayerSize = Field(description="width of each attention head; even")
+    max_length: PositiveCount = Field(description="positions, the most tokens of an episode")
+    rope_theta: Positive = Field(
         description="base of the rotary embedding; smaller tells near positions apart better"
     )
-    init_std: PositiveFloat = Field(description="standard deviation of the initial weights")
+    init_std: Positive = Field(description="standard deviation of the initial weights")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> "TinyModelConfig":

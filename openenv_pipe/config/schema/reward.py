@@ -2,15 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from openenv_pipe.config.schema.base import Block, DottedPath
+from openenv_pipe.config.schema.base import Block, DottedPath, Number, PositiveCount, PositiveShare
 
 
 class Term(Block):
     """Base of the reward terms."""
 
-    weight: float = Field(description="factor of the term in the reward; below 0 it is a penalty")
+    weight: Number = Field(description="factor of the term in the reward; below 0 it is a penalty")
     per_turn: bool = Field(
         description="true: each turn is credited with its own value; false: the episode is "
         "credited with their sum, as a whole"
@@ -59,8 +59,8 @@ class OverlongTerm(Term):
     """DAPO's penalty for long episodes: 0, then falling linearly to -1 (arXiv:2503.14476)."""
 
     type: Literal["overlong"]
-    limit_tokens: PositiveInt = Field(description="tokens of an episode from which it is -1")
-    buffer_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+    limit_tokens: PositiveCount = Field(description="tokens of an episode from which it is -1")
+    buffer_share: PositiveShare = Field(
         description="fraction of limit_tokens below it at which the penalty starts to fall"
     )
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from openenv_pipe.config.schema.base import Block
+from openenv_pipe.config.schema.base import Document, NumProcesses, Seed
 from openenv_pipe.config.schema.engine import EngineConfig
 from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
@@ -17,25 +17,25 @@ from openenv_pipe.config.schema.tracker import TrackerConfig
 from openenv_pipe.config.schema.trainer import TrainerConfig
 
 
-class ServingConfig(Block):
+class ServingConfig(Document):
     """An environment and its host: the blocks that `openenv-pipe env` needs."""
 
     env: EnvConfig
     host: HostConfig
 
 
-class RunConfig(Block):
+class RunConfig(Document):
     """The configuration of a run (conf/config.yaml)."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")] = Field(
         description="the experiment's name: the run folder is <runs_dir>/<name>/<number>"
     )
-    seed: NonNegativeInt = Field(description="seed of all randomness of the run")
+    seed: Seed = Field(description="seed of all randomness of the run")
     runs_dir: str = Field(description="folder of all run folders")
     device: Literal["auto", "cpu", "cuda"] = Field(
         description="where the learner runs; auto: cuda if there is a GPU"
     )
-    num_threads: PositiveInt | None = Field(
+    num_threads: NumProcesses | None = Field(
         description="torch's threads on the CPU; null: one per core"
     )
     env: EnvConfig

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from openenv_pipe.config.schema.base import Block
+from openenv_pipe.config.schema.base import Block, Count, Document, PositiveCount, Seed
 
 
 class GridSweep(Block):
@@ -17,28 +17,28 @@ class SearchSweep(Block):
     """Values that Optuna proposes from the results of earlier jobs (conf/sweep/search.yaml)."""
 
     type: Literal["search"]
-    num_jobs: PositiveInt = Field(description="jobs in total")
-    at_a_time: PositiveInt = Field(
+    num_jobs: PositiveCount = Field(description="jobs in total")
+    at_a_time: PositiveCount = Field(
         description="jobs proposed together, which a launcher such as joblib runs in parallel"
     )
     metric: str = Field(description="key of metrics.jsonl in GRPO's steps by which jobs are judged")
     goal: Literal["max", "min"] = Field(description="whether a high or a low value is best")
-    mean_of: PositiveInt = Field(
+    mean_of: PositiveCount = Field(
         description="a job's result is the metric's mean over so many last steps"
     )
-    seed: NonNegativeInt = Field(description="seed of the proposals")
-    num_random: NonNegativeInt = Field(description="first jobs, with values drawn at random")
+    seed: Seed = Field(description="seed of the proposals")
+    num_random: Count = Field(description="first jobs, with values drawn at random")
     prune: bool = Field(
         description="stop a job whose result so far is worse than the median of earlier jobs"
     )
-    num_unpruned: NonNegativeInt = Field(description="first jobs, which are never stopped early")
-    prune_from_step: NonNegativeInt = Field(description="step from which a job may be stopped")
+    num_unpruned: Count = Field(description="first jobs, which are never stopped early")
+    prune_from_step: Count = Field(description="step from which a job may be stopped")
 
 
 SweepConfig = Annotated[GridSweep | SearchSweep, Field(discriminator="type")]
 
 
-class SweepSettings(Block):
+class SweepSettings(Document):
     """The `sweep` block under its name, as it is composed."""
 
     sweep: SweepConfig

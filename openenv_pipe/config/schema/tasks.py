@@ -2,17 +2,17 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from openenv_pipe.config.schema.base import Block, PythonTarget
+from openenv_pipe.config.schema.base import Block, NumEpisodes, PythonTarget, Seed
 
 
 class TaskRange(Block):
     """Tasks 0..num_tasks-1, each a reset with its own seed (conf/env/tasks/range.yaml)."""
 
     type: Literal["range"]
-    num_tasks: PositiveInt
-    seed_start: NonNegativeInt = Field(description="task i is reset with seed seed_start + i")
+    num_tasks: NumEpisodes
+    seed_start: Seed = Field(description="task i is reset with seed seed_start + i")
     index_key: str | None = Field(description="reset keyword that receives i; null: none")
     reset: dict[str, Any] = Field(description="further reset keywords, the same for every task")
 
@@ -20,7 +20,7 @@ class TaskRange(Block):
 class ListedTasks(Block):
     """Base of the task sets whose size is known only when they are read."""
 
-    seed_start: NonNegativeInt | None = Field(
+    seed_start: Seed | None = Field(
         description="task i is reset with seed seed_start + i; null: each with seed 0"
     )
     reset: dict[str, Any] = Field(description="further reset keywords, the same for every task")

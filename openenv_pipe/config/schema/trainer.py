@@ -4,14 +4,24 @@ from typing import Annotated, Literal
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
-from openenv_pipe.config.schema.base import Beta, Block, DottedPath, PythonTarget, Share
+from openenv_pipe.config.schema.base import (
+    MIN_TEMPERATURE,
+    Block,
+    Count,
+    DottedPath,
+    NonNegative,
+    NumEpisodes,
+    NumProcesses,
+    Positive,
+    PositiveCount,
+    PythonTarget,
+    Share,
+    ShareBelowOne,
+    refuse_too_many,
+)
 from openenv_pipe.config.schema.checkpoint import CheckpointConfig
 from openenv_pipe.config.schema.loss import LossConfig
 
@@ -22,18 +32,16 @@ class OptimizerConfig(Block):
     type: Literal["adamw", "adamw_8bit", "muon"] = Field(
         description="adamw_8bit: AdamW whose moments take one byte each"
     )
-    lr: PositiveFloat = Field(
-        description="peak learning rate; larger learns faster and is less stable"
-    )
-    beta1: Beta = Field(description="decay of AdamW's first moment")
-    beta2: Beta = Field(description="decay of AdamW's second moment")
-    eps: PositiveFloat = Field(description="AdamW's term that prevents division by zero")
-    weight_decay: NonNegativeFloat = Field(description="decoupled weight decay; 0: none")
-    max_grad_norm: PositiveFloat = Field(description="gradients are clipped to this norm")
+    lr: Positive = Field(description="peak learning rate; larger learns faster and is less stable")
+    beta1: ShareBelowOne = Field(description="decay of AdamW's first moment")
+    beta2: ShareBelowOne = Field(description="decay of AdamW's second moment")
+    eps: Positive = Field(description="AdamW's term that prevents division by zero")
+    weight_decay: NonNegative = Field(description="decoupled weight decay; 0: none")
+    max_grad_norm: Positive = Field(description="gradients are clipped to this norm")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         description="how the learning rate changes after lr_warmup_steps"
     )
-    lr_warmup_steps: NonNegativeInt = Field(
+    lr_warmup_steps: Count = Field(
         description="first optimizer steps, in which the learning rate rises linearly"
     )
     final_lr_share: Share = Field(description="the last step's learning rate as a fraction of lr")
@@ -42,14 +50,14 @@ class OptimizerConfig(Block):
 class WarmStartConfig(Block):
     """Supervised steps on episodes of a scripted policy, before GRPO."""
 
-    steps: NonNegativeInt = Field(description="optimizer steps; 0: no warm start")
+    steps: Count = Field(description="optimizer steps; 0: no warm start")
     policy: DottedPath | None = Field(
         description="the scripted policy, fn(observations, random) -> reply, as module:name"
     )
-    num_episodes: NonNegativeInt = Field(
+    num_episodes: Annotated[int, Field(ge=0, le=10**6)] = Field(
         description="episodes that the policy plays once, and steps sample from"
     )
-    episodes_per_step: PositiveInt = Field(description="episodes of each optimizer step")
+    episodes_per_step: NumEpisodes = Field(description="episodes of each optimizer step")
     optimizer: OptimizerConfig
 
     @model_validator(mode="after")
@@ -97,30 +105,30 @@ AdvantageConfig = Annotated[
 class TrainerConfig(Block):
     """Group-relative policy optimization after an optional warm start (conf/trainer/grpo.yaml)."""
 
-    steps: NonNegativeInt = Field(description="GRPO steps")
-    tasks_per_step: PositiveInt = Field(description="tasks, and so groups, of each step")
-    group_size: Annotated[int, Field(ge=2)] = Field(
+    steps: Count = Field(description="GRPO steps")
+    tasks_per_step: NumEpisodes = Field(description="tasks, and so groups, of each step")
+    group_size: Annotated[int, Field(ge=2, le=10**6)] = Field(
         description="episodes of each task; more make the advantages less noisy"
     )
-    max_sampling_rounds: PositiveInt = Field(
+    max_sampling_rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
         description="above 1, groups without a signal (all rewards equal) are replaced in up to so "
         "many rounds: dynamic sampling (DAPO)"
     )
-    max_staleness: NonNegativeInt = Field(
+    max_staleness: Annotated[int, Field(ge=0, le=100)] = Field(
         description="how many versions old the weights that sampled a token may be when it is "
         "trained on; above 0, the next groups are played while the learner works"
     )
-    temperature: PositiveFloat = Field(
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=100.0)] = Field(
         description="sampling temperature of training; larger explores more"
     )
-    updates_per_step: PositiveInt = Field(
+    updates_per_step: PositiveCount = Field(
         description="optimizer steps on each step's samples; above 1, later ones are off policy"
     )
-    tokens_per_batch: PositiveInt = Field(
+    tokens_per_batch: PositiveCount = Field(
         description="tokens of one forward and backward pass on each device; larger is faster and "
         "needs more memory, with the same result"
     )
-    devices: PositiveInt = Field(
+    devices: NumProcesses = Field(
         description="GPUs, or processes on the CPU, that share each update"
     )
     parallel: Literal["data", "fsdp"] = Field(
@@ -141,6 +149,11 @@ class TrainerConfig(Block):
                 f"optimizer.type={kind} with parallel=fsdp: it needs whole matrices, and each "
                 "device would hold only a part; set optimizer.type=adamw or parallel=data"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_step_is_bounded(self) -> "TrainerConfig":
+        refuse_too_many("tasks_per_step", self.tasks_per_step, "group_size", self.group_size)
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,84 @@
+"""What any value of a configuration may be: plain data that YAML, JSON and a terminal can show.
+
+The types of single keys are in the blocks. What is checked here holds for free mappings too, such
+as the `options` of a target, whose values no block describes.
+"""
+
+import math
+import unicodedata
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAX_DEPTH = 64
+MAX_VALUES = 100_000
+MAX_DIGITS = 4000  # of a whole number; Python refuses to write longer ones
+ALLOWED_CONTROLS = "\t\n\r"
+PLAIN = "text, a number, true, false, null, a list or a mapping"
+
+
+def refuse_unusual_values(document: Mapping[Any, Any]) -> None:
+    """Check all values of a document. No recursion: a value may contain itself.
+
+    Raises:
+        ValueError: a value is no plain data, is not finite, has control characters, or there are
+            too many values or levels. The message names the key.
+    """
+    remaining: deque[tuple[tuple[str, ...], Any]] = deque([((), document)])
+    num_values = 0
+    while remaining:
+        place, value = remaining.popleft()
+        num_values += 1
+        if num_values > MAX_VALUES:
+            raise ValueError(
+                f"the configuration has more than {MAX_VALUES:,} values; is an alias repeated? Put "
+                "large data into a file"
+            )
+        if problem := _problem(value):
+            raise ValueError(f"{_key(place)}: {problem}")
+        if len(place) > MAX_DEPTH:
+            raise ValueError(
+                f"{_key(place[:3])}...: values are nested more than {MAX_DEPTH} levels deep"
+            )
+        remaining += [((*place, name), each) for name, each in _children(place, value)]
+
+
+def _children(place: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list | tuple):
+        yield from ((str(index), each) for index, each in enumerate(value))
+    if not isinstance(value, Mapping):
+        return
+    for name, each in value.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{_key((*place, str(name)))}: the key is {name!r}; expected text")
+        if problem := _problem(name):
+            raise ValueError(f"{_key((*place, name))}: the key: {problem}")
+        yield name, each
+
+
+def _problem(value: Any) -> str | None:
+    """Say what is wrong with a value by itself; the values that it contains come later."""
+    match value:
+        case None | bool() | Mapping() | list() | tuple():
+            return None
+        case int():
+            too_long = value.bit_length() > MAX_DIGITS * math.log2(10)
+            return f"a number of more than {MAX_DIGITS:,} digits" if too_long else None
+        case float():
+            return None if math.isfinite(value) else f"{value}; expected a finite number"
+        case str():
+            strange = next((char for char in value if _is_strange(char)), None)
+            name = "" if strange is None else f"U+{ord(strange):04X}"
+            return f"text with the control character {name}; remove it" if name else None
+    if hasattr(type(value), "model_fields"):  # a block, from Python
+        return None
+    return f"a value of type {type(value).__name__}; expected {PLAIN}"
+
+
+def _is_strange(char: str) -> bool:
+    """Whether a terminal might obey it, or a file cannot store it (half of a surrogate pair)."""
+    return unicodedata.category(char) in ("Cc", "Cs") and char not in ALLOWED_CONTROLS
+
+
+def _key(place: tuple[str, ...]) -> str:
+    return ".".join(place).encode("unicode_escape").decode("ascii")[:200] or "the configuration"

@@ -1,0 +1,84 @@
+"""Numbers, texts and free mappings of a configuration: what is refused, with the key by name."""
+
+import math
+from copy import deepcopy
+
+import pytest
+
+from openenv_pipe.config.compose import assign, compose, readable_errors
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema.plain_data import MAX_VALUES
+from openenv_pipe.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def saved():
+    return compose(["conf=smoke"]).config.model_dump()
+
+
+def refusal(saved, key, value) -> str:
+    values = deepcopy(saved)
+    assign(values, key, value)
+    with pytest.raises(ConfigError) as caught, readable_errors():
+        RunConfig.model_validate(values)
+    return str(caught.value)
+
+
+def contains_itself() -> dict:
+    value: dict = {}
+    value["again"] = [value]
+    return value
+
+
+def nested(depth: int):
+    value = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("trainer.group_size", 10**30, "trainer.group_size=1000"),
+        ("host.sessions_per_server", 100_000, "at most 10,000"),
+        ("host.num_servers", 5000, "at most 1,024"),
+        ("num_threads", 5000, "at most 1,024"),
+        ("trainer.steps", 10**12, "at most 1,000,000,000"),
+        ("trainer.tasks_per_step", 1_000_000, "group_size=4 is 4000000"),
+        ("eval.samples_per_task", 1_000_000, "num_tasks=4 times samples_per_task=1000000"),
+        ("eval.num_resamples", 10**9, "eval.num_resamples=1000000000"),
+        ("eval.temperature", 1e-300, "temperature=1e-300 is between 0 and 0.01"),
+        ("trainer.temperature", 1e-300, "at least 0.01"),
+        ("trainer.optimizer.lr", 1e300, "at most 1,000,000,000,000"),
+        ("trainer.optimizer.lr", math.nan, "trainer.optimizer.lr: nan"),
+        ("env.success_reward", -math.inf, "env.success_reward: -inf"),
+        ("env.step_timeout_s", 1e30, "at most 1,000,000"),
+        ("env.step_timeout_s", -1.0, "more than 0"),
+        ("env.step_timeout_s", 0.0, "more than 0"),
+        ("model.hidden_size", 10**9, "at most 65,536"),
+        ("seed", 2**63, "seed=9223372036854775808"),
+        ("seed", 10**5000, "seed: a number of more than"),
+        ("runs_dir", "a\0b", "runs_dir: text with the control character U+0000"),
+        ("env.adapter.first", "\x1b[31m", "env.adapter.first: text with the control character"),
+        ("runs_dir", "\ud800", "runs_dir: text with the control character U+D800"),
+        ("env.tasks.train.reset.a", [1, math.nan], "env.tasks.train.reset.a.1: nan"),
+        ("env.tasks.train.reset.a", {1: 2}, "env.tasks.train.reset.a.1: the key is 1"),
+        ("env.tasks.train.reset.a", {"\x9b": 2}, r"reset.a.\x9b: the key: text with the control"),
+        ("env.tasks.train.reset.a", b"x", "a value of type bytes; expected text, a number"),
+        ("env.tasks.train.reset.a", nested(5000), "nested more than 64 levels deep"),
+        ("env.tasks.train.reset.a", contains_itself(), "nested more than 64 levels deep"),
+        ("env.tasks.train.reset.a", [0] * MAX_VALUES, "more than 100,000 values"),
+    ],
+    ids=lambda value: repr(value)[:40] if isinstance(value, str) else type(value).__name__,
+)
+def test_a_value_without_sense_is_refused_by_name(saved, key, value, says):
+    message = refusal(saved, key, value)
+    assert says in message
+    assert len(message) < 400
+
+
+def test_what_is_nested_and_written_in_any_script_is_accepted(saved):
+    values = deepcopy(saved)
+    values["env"]["tasks"]["train"]["reset"]["é"] = {"深": [nested(40), "line\n\ttab"]}
+    assert RunConfig.model_validate(values).model_dump() == values
