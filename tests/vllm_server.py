@@ -8,7 +8,7 @@ tried on it. Tests that change all weights restore the base model: see `base_wei
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
 
 MOST_AT_ONCE = 1 << 16  # bytes per read
+COMPLETION = b"POST /inference/v1/generate "  # how a request begins
+ASK_LIMIT_S = 120.0  # a request is sent within a moment on an idle machine
 START_LIMIT_S = 400.0  # 20 to 30 s on two idle cores
 LORA_RANK = 8
 SMALL = (
@@ -56,10 +58,17 @@ class Served:
 
 
 class ServerProxy:
-    """A TCP proxy to a server. Closing it looks like the server's death. Use it in `async with`."""
+    """A TCP proxy to a server. Closing it looks like the server's death. Use it in `async with`.
+
+    While `may_answer` is cleared, requests reach the server and no answer comes back, so that a
+    test can act while they are certainly under way.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = ""
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.num_asked = 0  # requests for completions that were passed to the server
         self._there = urlsplit(url)
         self._port = 0  # the first start takes any free port, later ones the same port
         self._server: asyncio.Server | None = None
@@ -81,27 +90,54 @@ class ServerProxy:
         """Break all connections and accept no new ones."""
         assert self._server is not None
         self._server.close()
+        self.may_answer.set()
         passing = dict(self._passing)
         for writers in passing.values():
             for writer in writers:
                 writer.transport.abort()
         await asyncio.gather(*passing, return_exceptions=True)
 
+    async def until_asked(self, count: int) -> None:
+        """Wait until so many requests for completions have been passed to the server."""
+        async with asyncio.timeout(ASK_LIMIT_S):
+            while self.num_asked < count:
+                await asyncio.sleep(0.01)
+
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(self._there.hostname, self._there.port)
         task = asyncio.current_task()
         self._passing[task] = [writer, back]
         try:
-            await asyncio.gather(_copy(reader, back), _copy(there, writer))
+            await asyncio.gather(self._pass_on(reader, back), self._pass_back(there, writer))
         finally:
             del self._passing[task]
 
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async for content in _contents(reader):
+            await _write(writer, content)
+            self.num_asked += content.startswith(COMPLETION)
+        await _close(writer)
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async for content in _contents(reader):
+            await self.may_answer.wait()
+            await _write(writer, content)
+        await _close(writer)
+
+
+async def _contents(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     with contextlib.suppress(ConnectionError):
         while content := await reader.read(MOST_AT_ONCE):
-            writer.write(content)
-            await writer.drain()
+            yield content
+
+
+async def _write(writer: asyncio.StreamWriter, content: bytes) -> None:
+    with contextlib.suppress(ConnectionError):
+        writer.write(content)
+        await writer.drain()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()

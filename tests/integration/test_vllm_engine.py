@@ -145,36 +145,26 @@ def assert_same(one: Completion, other: Completion) -> None:
 
 
 async def test_a_cancelled_request_is_aborted_on_the_server(vllm_served, tmp_path):
+    """The server is paused while it has the requests, so that none ends before it is aborted."""
     async with (
-        opened(vllm_served, tmp_path, LORA) as (engine, _),
+        ServerProxy(vllm_served.url) as proxy,
+        opened(vllm_served, tmp_path, LORA, f"engine.url={proxy.url}") as (engine, _),
         VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client,
     ):
-        engine.begin_collection(8, 8)
-        tasks = [
-            asyncio.create_task(engine.generate(request(number, max_tokens=240)))
-            for number in range(8)
-        ]
-        await until_running(client, 8)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        before = await generated(client)
-        async with asyncio.timeout(LIMIT_S):
-            while await running(client):
-                await asyncio.sleep(0.01)
-        assert await generated(client) - before < 8 * 200
-
-
-async def running(client: VllmClient) -> float:
-    from openenv_pipe.engines.vllm.server_metrics import read_metrics
-
-    return read_metrics(await client.metrics_text())["num_requests_running"]
-
-
-async def until_running(client: VllmClient, count: int) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while await running(client) < count:
-            await asyncio.sleep(0.01)
+        engine.begin_collection(9, 8)
+        before, asked = await generated(client), proxy.num_asked
+        async with client.replacing_weights():
+            tasks = [
+                asyncio.create_task(engine.generate(request(number, max_tokens=240)))
+                for number in range(8)
+            ]
+            await proxy.until_asked(asked + 8)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert len((await engine.generate(request(8, max_tokens=240))).token_ids) == 240
+        # The others would have got as many by now, had they gone on.
+        assert await generated(client) - before < 4 * 240
 
 
 async def generated(client: VllmClient) -> float:
@@ -195,12 +185,13 @@ async def test_episodes_go_on_when_one_of_two_servers_is_lost(vllm_served, tmp_p
             change(policy)
             await engine.publish(1)
             engine.begin_collection(17, 16)
+            asked = first.num_asked
+            first.may_answer.clear()
             playing = [
                 asyncio.create_task(engine.generate(request(number, seed=number, max_tokens=200)))
                 for number in range(16)
             ]
-            async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
-                await until_running(client, 1)
+            await first.until_asked(asked + 1)
             await first.close()
             completions = await asyncio.gather(*playing)
             assert {version for each in completions for version in each.policy_versions} == {1}
@@ -256,8 +247,6 @@ async def test_all_weights_are_published_into_requests_under_way(
                 found.append(completion.policy_versions)
 
         players = [asyncio.create_task(play()) for _ in range(32)]
-        async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
-            await until_running(client, 1)
         async with asyncio.timeout(5 * LIMIT_S):
             for version in itertools.count(1):  # one publish may meet only requests that have ended
                 change(policy, 0.02 * (-1) ** version)
@@ -303,10 +292,14 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
 
 
 async def test_an_adapter_stays_with_its_requests(vllm_served, tmp_path):
-    async with opened(vllm_served, tmp_path, LORA) as (engine, policy):
+    async with (
+        ServerProxy(vllm_served.url) as proxy,
+        opened(vllm_served, tmp_path, LORA, f"engine.url={proxy.url}") as (engine, policy),
+    ):
         engine.begin_collection(2, 2)
+        asked = proxy.num_asked
         old = asyncio.create_task(engine.generate(request(0, max_tokens=240)))
-        await asyncio.sleep(0.2)
+        await proxy.until_asked(asked + 1)
         change(policy)
         await engine.publish(1)
         new = await engine.generate(request(1, max_tokens=4))
