@@ -6,7 +6,7 @@ changes the working directory, writes output folders or configures logging. Only
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,20 @@ import yaml
 from pydantic import ValidationError
 
 from openenv_pipe.config.error_messages import (
+    MAX_KEY_LENGTH,
     explain_choice,
     explain_composition,
     explain_missing,
     explain_override,
+    explain_recursion,
     explain_validation,
     explain_yaml,
 )
 from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.config.schema.engine import capabilities_of
+from openenv_pipe.config.schema.plain_data import refuse_unusual_values
+from openenv_pipe.config.yaml_files import EXPERIMENTS, check_file, find_file
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system import resources
 
@@ -34,6 +38,7 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra.core.override_parser.types import Override
 
 PRIMARY = "config"
+
 _CORRECTION = "trainer.loss.correction.type"
 
 
@@ -159,14 +164,39 @@ def open_loader() -> "ConfigLoaderImpl":
         search_path.append("openenv-pipe", str(folder))
     search_path.append("schema", "structured://")  # Hydra requires this to be the last entry.
     loader = ConfigLoaderImpl(search_path)
-    # Each file is read once. The class has the methods of a repository, but not its base class.
-    loader.repository = CachingConfigRepository(loader.repository)  # type: ignore[assignment]
+
+    class CheckedFiles(CachingConfigRepository):
+        """Reads each file once, after `check_file`."""
+
+        def load_config(self, config_path: str) -> Any:
+            return _read_file(config_path, super().load_config)
+
+    # The class has the methods of a repository, but not its base class.
+    loader.repository = CheckedFiles(loader.repository)  # type: ignore[assignment]
     return loader
+
+
+def _read_file(name: str, read: Callable[[str], Any]) -> Any:
+    """Read a file, such as `env/wordle`, by Hydra. Raises ConfigError, which names the file."""
+    from hydra.errors import HydraException
+
+    path = find_file(name)
+    if path is None:  # one of Hydra's own, or none
+        return read(name)
+    is_experiment = name.startswith(f"{EXPERIMENTS}/")
+    check_file(path, is_experiment=is_experiment)
+    try:
+        found = read(name)
+    except (HydraException, ValueError) as error:  # a header or a defaults list of another form
+        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
+    if is_experiment and found is not None:
+        found.header["package"] = "_global_"  # Hydra finds it in the first line only.
+    return found
 
 
 def _default_correction(engine: Mapping[str, Any]) -> str:
     """The value of `${default_correction:${engine}}` in `conf/trainer/`."""
-    capabilities = capabilities_of(engine)
+    capabilities = capabilities_of(engine) if isinstance(engine, Mapping) else None
     return capabilities.default_correction if capabilities else "none"
 
 
@@ -175,15 +205,23 @@ def parse_overrides(
 ) -> list["Override"]:
     """Parse the lines by Hydra's grammar; globs look into the loader's groups."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
+    from hydra.errors import HydraException
 
-    try:
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
-    except OverrideParseException as error:
-        raise ConfigError(explain_override(error.override)) from None
-    for override in parsed:
-        if not override.key_or_group:
-            raise ConfigError(explain_override(str(override.input_line)))
+    parser = OverridesParser.create(config_loader=loader)
+    parsed = []
+    for line in overrides:
+        try:
+            (override,) = parser.parse_overrides([line])
+            is_valid = bool(override.key_or_group) and len(override.key_or_group) <= MAX_KEY_LENGTH
+        # A number may have too many digits, or a value too many brackets.
+        except (HydraException, ValueError, RecursionError):
+            is_valid = False
+        if not is_valid:
+            shown = line if len(line) <= MAX_KEY_LENGTH else f"{line[:MAX_KEY_LENGTH]}..."
+            raise ConfigError(explain_override(shown))
+        if not override.is_sweep_override():
+            refuse_unusual_values({override.key_or_group: override.value()})
+        parsed.append(override)
     return parsed
 
 
@@ -222,7 +260,8 @@ def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
     if override.is_delete():
         return line
     if _is_group(loader, override):
-        if not isinstance(override.value(), str | list):
+        choice = override.value()
+        if not isinstance(choice, str | list) or len(str(choice)) > MAX_KEY_LENGTH:
             raise ConfigError(explain_choice(override.key_or_group, override.value()))
         return line
     return "++" + line.lstrip("+")
@@ -312,6 +351,8 @@ def readable_errors(schema: type[Block] = RunConfig) -> Iterator[None]:
         raise ConfigError(explain_validation(error, schema)) from None
     except yaml.YAMLError as error:
         raise ConfigError(explain_yaml(error)) from None
+    except RecursionError as error:
+        raise ConfigError(explain_recursion(error)) from None
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         if isinstance(error.__cause__, ConfigError):  # raised by a resolver of ours
             raise error.__cause__ from None

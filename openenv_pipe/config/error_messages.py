@@ -6,6 +6,7 @@ Each message names the key, the value seen, the value expected, and the next act
 import difflib
 import json
 import re
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,20 +20,28 @@ from openenv_pipe.system.resources import did_you_mean, group_names, group_optio
 
 SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=wordle"
 MAX_VALUE_LENGTH = 80
+MAX_KEY_LENGTH = 200
+MAX_SHOWN = 20  # problems of one configuration
 
 
 def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
     """Explain all problems at once, one line each if there are several."""
     # Every branch of a union reports the same key, so duplicates are removed.
-    problems = list(dict.fromkeys(_problem(detail, schema) for detail in error.errors()))
+    details = error.errors(include_url=False)
+    problems = list(dict.fromkeys(_problem(detail, schema) for detail in details[:MAX_SHOWN]))
     if len(problems) == 1:
         return f"{problems[0]} ({SEE_KEYS})"
+    num_more = len(details) - MAX_SHOWN
+    if num_more > 0:
+        problems.append(f"and {num_more:,} more")
     lines = "".join(f"\n  - {problem}" for problem in problems)
-    return f"{len(problems)} problems in the configuration:{lines}\n({SEE_KEYS})"
+    num_problems = len(problems) if num_more <= 0 else len(details)
+    return f"{num_problems} problems in the configuration:{lines}\n({SEE_KEYS})"
 
 
 def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     key, block, annotation = locate(detail["loc"], schema)
+    key = key if len(key) <= MAX_KEY_LENGTH else f"{key[:MAX_KEY_LENGTH]}..."
     match detail["type"]:
         case "value_error":
             return f"{key}: {detail['ctx']['error']}" if key else str(detail["ctx"]["error"])
@@ -96,7 +105,7 @@ def explain_yaml(error: yaml.YAMLError) -> str:
     """Explain a file that is not YAML, with the line."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return f"not valid YAML: {error}"
+        return f"not valid YAML: {' '.join(str(error).split())}"
     hint = "indent with spaces, and quote text that contains a colon, bracket or quote"
     problem = getattr(error, "problem", None) or str(error)
     return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}; {hint}"
@@ -118,6 +127,21 @@ def explain_composition(error: Exception) -> str:
     if unfound := re.match(r"Interpolation key '([^']+)' not found", text):
         text = f"${{{unfound[1]}}} names no key{did_you_mean(unfound[1], known_keys())}"
     return f"{key}: {text} ({SEE_KEYS})" if key else text
+
+
+def explain_recursion(error: RecursionError) -> str:
+    """Explain values or defaults lists that Hydra cannot follow to their end."""
+    # Hydra has one frame for each defaults list that it is in.
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    names = [
+        frame.f_locals["path"]
+        for frame in frames
+        if frame.f_code.co_name == "_create_defaults_tree_impl" and "path" in frame.f_locals
+    ]
+    if len(names) < MAX_SHOWN:
+        return "values are nested too deep, or interpolations such as ${name} are"
+    circle = ", ".join(f"{name}.yaml" for name in dict.fromkeys(names[-MAX_SHOWN:]))
+    return f"defaults lists lead back to their own file: {circle}; remove one entry of them"
 
 
 def _unchosen(group: str) -> str:

@@ -1,0 +1,143 @@
+"""Check a YAML file of `conf/` before Hydra reads it.
+
+Hydra and OmegaConf copy what an alias repeats, and follow values and defaults lists by recursion. A
+few lines can therefore fill the memory, or end in a RecursionError that names no file.
+"""
+
+import codecs
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from openenv_pipe.config.schema.plain_data import MAX_DEPTH, MAX_VALUES
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.system import resources
+
+MAX_SIZE_MB = 8
+EXPERIMENTS = "conf"  # the group whose files set keys of all blocks
+GLOBAL = "# @package _global_"
+MARKS = {codecs.BOM_UTF8: "UTF-8", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+EMPTY = ("", "~", "null")  # how YAML writes that there is nothing
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def find_file(name: str) -> Path | None:
+    """Return the first file of this name, such as `env/wordle`, on the search path."""
+    name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    paths = (folder / name for folder in resources.conf_dirs())
+    return next((path for path in paths if path.is_file()), None)
+
+
+def check_file(path: Path, *, is_experiment: bool) -> None:
+    """Check a file's size, encoding, kind and nesting.
+
+    What is no YAML at all is left to the reader, which names the line.
+
+    Raises:
+        ConfigError: the file cannot be used; the message names it.
+    """
+    text = _read(path)
+    try:
+        is_mapping = _is_mapping(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except yaml.YAMLError:
+        return
+    if not is_mapping:
+        raise ConfigError(f"{path}: expected keys and values, such as `name: wordle`")
+    if is_experiment and not _is_global(text):
+        raise ConfigError(
+            f"{path}: an experiment sets keys of all blocks, so it has to begin with "
+            f"`{GLOBAL}`; without it, its keys would be those of a block named {EXPERIMENTS}"
+        )
+
+
+def _read(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= MAX_SIZE_MB * 2**20 else b""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if size > MAX_SIZE_MB * 2**20:
+        raise ConfigError(
+            f"{path} has {size / 2**20:.0f} MB; expected at most {MAX_SIZE_MB}; put large data "
+            "into a file that the environment or env.tasks reads"
+        )
+    for mark, encoding in MARKS.items():
+        if content.startswith(mark):
+            raise ConfigError(
+                f"{path} begins with a byte order mark ({encoding}); save it as UTF-8 without one"
+            )
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from None
+
+
+def _is_global(text: str) -> bool:
+    """Whether one of the comments at the top is the header."""
+    for line in filter(str.strip, text.splitlines()):
+        if not line.lstrip().startswith("#"):
+            return False
+        if line.split() == GLOBAL.split():
+            return True
+    return False
+
+
+@dataclass(slots=True)
+class _Node:
+    """A value with all that it contains, also by aliases."""
+
+    anchor: str | None = None
+    num_values: int = 1
+    depth: int = 0
+    is_mapping: bool = False
+
+    def add(self, child: "_Node") -> None:
+        """Count a value that this one contains. Raises ValueError if it is too much."""
+        self.num_values += child.num_values
+        self.depth = max(self.depth, child.depth + 1)
+        if self.num_values > MAX_VALUES:
+            raise ValueError(
+                f"it has more than {MAX_VALUES:,} values, with those that aliases repeat; put "
+                "large data into a file that the environment or env.tasks reads"
+            )
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"values are nested more than {MAX_DEPTH} levels deep")
+
+
+def _is_mapping(text: str) -> bool:
+    """Whether a document holds keys and values, or nothing.
+
+    Raises:
+        ValueError: it holds too much, is nested too deep, or a value contains itself.
+        YAMLError: it is no YAML.
+    """
+    root = _Node()
+    open_nodes = [root]
+    anchored: dict[str, _Node] = {}
+    closed = root
+    for event in yaml.parse(text, Loader=Loader):
+        match event:
+            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
+                is_mapping = isinstance(event, yaml.MappingStartEvent)
+                open_nodes.append(_Node(event.anchor, is_mapping=is_mapping))
+                if len(open_nodes) > MAX_DEPTH + 1:
+                    raise ValueError(f"values are nested more than {MAX_DEPTH} levels deep")
+                continue
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                closed = open_nodes.pop()
+            case yaml.ScalarEvent():
+                closed = _Node(event.anchor, is_mapping=event.value in EMPTY)
+            case yaml.AliasEvent():
+                if any(node.anchor == event.anchor for node in open_nodes):
+                    raise ValueError(f"*{event.anchor} is inside of what it repeats")
+                closed = anchored.get(str(event.anchor), _Node())
+            case _:
+                continue
+        if closed.anchor is not None:
+            anchored[closed.anchor] = closed
+        open_nodes[-1].add(closed)
+    return root.num_values == 1 or closed.is_mapping
