@@ -7,7 +7,6 @@ A term's value for an episode is the sum over its turns, or the mean with `use: 
 import inspect
 import math
 import numbers
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,7 +23,9 @@ from openenv_pipe.config.schema import (
     TurnsTerm,
     UnusableTerm,
 )
+from openenv_pipe.environments.client.protocol import MAX_REWARD
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Episode
 
@@ -62,8 +63,16 @@ def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> lis
     return _at_the_end(episode, min(0.0, max(-1.0, left / (buffer_share * limit_tokens) - 1.0)))
 
 
-def matching_replies(episode: Episode, *, pattern: re.Pattern[str]) -> list[float]:
-    return [float(pattern.search(turn.reply) is not None) for turn in episode.turns]
+def matching_replies(episode: Episode, *, pattern: LimitedPattern) -> list[float]:
+    return [float(_matches(pattern, turn.reply)) for turn in episode.turns]
+
+
+def _matches(pattern: LimitedPattern, reply: str) -> bool:
+    """Return whether the reply matches; one that takes too long to tell does not."""
+    try:
+        return pattern.search(reply) is not None
+    except SlowPatternError:
+        return False
 
 
 def from_python(
@@ -72,19 +81,20 @@ def from_python(
     """Return a user function's values per turn. A single number is the last turn's value."""
     try:
         value = function(episode, **term.keywords)
-        values = None if isinstance(value, numbers.Real) else [float(item) for item in value]
+        is_number = isinstance(value, numbers.Real)
+        values = [float(item) for item in ([value] if is_number else value)]
     except Exception as error:  # A user's function may raise anything.
         raise ConfigError(
             f"reward.terms.{name}.target={term.target!r} raised {type(error).__name__}: {error}; "
             f"it was called with an episode of task {episode.task.id} and {term.keywords}"
         ) from error
-    if values is None:
+    if is_number:
         if term.use == "mean":
             raise ConfigError(
                 f"reward.terms.{name}.target returned one number for the episode, and use=mean is "
                 "for one per turn; set use=sum"
             )
-        return _at_the_end(episode, float(value))
+        return _at_the_end(episode, values[0])
     if len(values) != len(episode.turns):
         raise ConfigError(
             f"reward.terms.{name}.target returned {len(values)} values for an episode of "
@@ -117,11 +127,15 @@ class Scorer:
 
     def _add(self, episode: Episode, name: str, term: TermConfig) -> None:
         values = self._functions[name](episode)
+        for value in values:
+            if not abs(value) <= MAX_REWARD:  # NaN compares as False.
+                raise ConfigError(
+                    f"reward.terms.{name} gave {value!r:.80}, expected a finite number of at "
+                    f"most {MAX_REWARD:g} in size"
+                )
         total = math.fsum(values)
         if isinstance(term, PythonTerm) and term.use == "mean":
             total /= max(1, len(values))
-        if not math.isfinite(total):
-            raise ConfigError(f"reward.terms.{name} gave {total}; a reward must be finite")
         episode.reward_terms[name] = total
         episode.reward += term.weight * total
         if not term.per_turn:
@@ -166,10 +180,10 @@ def _load_function(name: str, term: PythonTerm) -> Callable[..., Any]:
     return function
 
 
-def _compiled(name: str, pattern: str) -> re.Pattern[str]:
+def _compiled(name: str, pattern: str) -> LimitedPattern:
     try:
-        return re.compile(pattern)
-    except re.error as error:
+        return LimitedPattern(pattern)
+    except ValueError as error:
         raise ConfigError(
             f"reward.terms.{name}.pattern={pattern!r} is not a regex: {error}"
         ) from None

@@ -16,6 +16,7 @@ from openenv_pipe.engines.base import (
     estimate_tokens,
 )
 from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.system.foreign_json import encodable
 from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Turn, Usage
 
 UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gives
@@ -167,7 +168,7 @@ class MessageConversation(Conversation):
             logprobs=[],
             finish=reply.finish,
             policy_versions=[UNTRAINED_VERSION],
-            reply=reply.text,
+            reply=encodable(reply.text),
             messages=self._messages,
             usage=self._usage(reply, max_tokens),
         )

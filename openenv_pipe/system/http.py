@@ -6,7 +6,6 @@ without one start quickly.
 """
 
 import asyncio
-import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.foreign_json import parse_foreign
 
 if TYPE_CHECKING:
     import aiohttp
@@ -182,7 +182,7 @@ async def fetch_object(
     address = url.rstrip("/") + path
     try:
         status, content = await fetch(url, path, timeout_s=timeout_s, access=access, body=body)
-        answer = json.loads(content) if status == 200 else None
+        answer = parse_foreign(content) if status == 200 else None
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot read {address}: {error}; expected an OpenEnv server that is running"
@@ -192,7 +192,7 @@ async def fetch_object(
             f"{address} answered with status {status}, expected 200: {content[:80]!r}"
         )
     if not isinstance(answer, dict):
-        raise ConfigError(f"{address} answered with {str(answer)[:80]!r}, expected a JSON object")
+        raise ConfigError(f"{address} answered with {answer!r:.80}, expected a JSON object")
     return answer
 
 

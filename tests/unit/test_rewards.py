@@ -252,11 +252,33 @@ def broken(episode):
     return float("nan")
 
 
-@pytest.mark.parametrize(("function", "why"), [("too_many", "7 values"), ("broken", "finite")])
+def endless(episode):
+    return 10**400
+
+
+def huge(episode):
+    return [1e308 for _ in episode.turns]
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("too_many", "7 values"),
+        ("broken", "nan, expected a finite number"),
+        ("endless", "OverflowError"),
+        ("huge", r"1e\+308, expected a finite number of at most 1e\+15"),
+    ],
+)
 def test_a_term_that_returns_nonsense_is_refused(function, why):
     """Trap 7: NaN is said, never averaged away."""
     with pytest.raises(ConfigError, match=why):
         scored({"it": python_term(function)})
+
+
+def test_a_reply_that_takes_too_long_to_match_earns_nothing():
+    term = {"type": "regex", "pattern": r"^(a|aa)+$"}
+    turns = [made_up_turn([5], [6], reply=reply) for reply in ("a" * 60 + "!", "aa")]
+    assert scored({"it": term}, turns=turns).reward_terms == {"it": 1.0}
 
 
 def test_a_pattern_that_is_none_is_refused_at_the_start():

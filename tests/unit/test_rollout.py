@@ -254,12 +254,14 @@ async def test_a_malformed_reply_goes_back_to_the_model():
     assert text == f"<|user|>? {episode.turns[0].unusable}<|assistant|>"
 
 
-async def test_an_action_that_the_environment_finds_invalid_goes_back_too():
-    """Trap 21: VALIDATION_ERROR counts as the model's error, and the session stays usable."""
+@pytest.mark.parametrize("code", ["VALIDATION_ERROR", "INVALID_JSON"])
+async def test_an_action_that_the_environment_finds_invalid_goes_back_too(code):
+    """Trap 21: it counts as the model's error, and the session stays usable. An action that no
+    server could read has the code INVALID_JSON."""
 
     def picky(seed, number, action):
         if number == 1:
-            raise StepRefusedError("VALIDATION_ERROR", "text is too short")
+            raise StepRefusedError(code, "text is too short")
         return play(seed, number, action)
 
     episodes = await collect_scripted("a", host=FakeHost(picky), num_tasks=3)

@@ -238,13 +238,41 @@ async def test_where_mcp_is_unknown_too_the_first_refusal_counts(second):
         assert session.usable
 
 
-@pytest.mark.parametrize("action", [{"x": float("nan")}, {"x": {1, 2}}, {"x": object()}])
-async def test_an_action_that_is_no_json_is_refused_without_being_sent(action):
+def nested(levels):
+    value = {}
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"x": float("nan")},
+        {"x": {1, 2}},
+        {"x": object()},
+        {"x": "\ud800 half a surrogate pair"},
+        {"x": 10**5000},
+        {"x": "long" * 2**18},
+        nested(50),
+        nested(5000),
+    ],
+)
+async def test_an_action_that_no_server_can_read_is_refused_without_being_sent(action):
     async with session_with(answers(answer())) as session:
-        with pytest.raises(StepRefusedError, match="step not sent"):
+        with pytest.raises(StepRefusedError, match="step not sent") as refused:
             await session.step(action, LIMIT_S)
+        assert refused.value.code == "INVALID_JSON"
         assert session.usable
-        await session.step({"text": "\ud800 a lone surrogate"}, LIMIT_S)
+        await session.step({"text": "\x00 é \U0001f600", "n": 10**400, "a": nested(20)}, LIMIT_S)
+
+
+async def test_half_a_surrogate_pair_in_an_answer_becomes_a_question_mark():
+    """Neither tokenizers nor files can take it."""
+    text = '{"type": "observation", "data": {"observation": {"\\ud800": "\\uDFFF \\ud83d\\ude00"}}}'
+    async with session_with(answers(text)) as session:
+        seen = (await session.step({}, LIMIT_S)).observation
+    assert seen == {"?": "? \U0001f600"}
 
 
 @pytest.mark.parametrize(
@@ -264,6 +292,10 @@ async def test_an_action_that_is_no_json_is_refused_without_being_sent(action):
         '{"type": "observation", "data": {"observation": {}, "reward": -Infinity}}',
         '{"type": "observation", "data": {"observation": {}, "reward": "1"}}',
         '{"type": "observation", "data": {"observation": {}, "reward": %s}}' % ("9" * 400),
+        '{"type": "observation", "data": {"observation": {}, "reward": 1e308}}',
+        '{"type": "observation", "data": {"observation": {}, "reward": -1e16}}',
+        json.dumps({"type": "observation", "data": {"observation": nested(50)}}),
+        '{"type": "observation", "data": {"observation": {"n": %s}}}' % ("9" * 5000),
     ],
 )
 async def test_an_answer_that_breaks_the_protocol_ends_the_session(frame):
@@ -469,6 +501,25 @@ def test_addresses_that_are_none(url):
         websocket_url(url)
 
 
-@pytest.mark.parametrize("errors", [None, [], "text", [1], [{"loc": None, "msg": None}]])
-def test_error_details_take_anything(errors):
-    assert isinstance(error_details(errors), str)
+@pytest.mark.parametrize(
+    ("errors", "text"),
+    [
+        (None, ""),
+        ([], ""),
+        ("text", ""),
+        ([1], ""),
+        ([{"loc": None, "msg": None}], " (: None)"),
+        ([{"loc": 7, "msg": "no"}], " (7: no)"),
+        ([{"loc": "word", "msg": {}}], " (word: {})"),
+        ([{"loc": ["a", 0, {}], "msg": "no"}], " (a.0.{}: no)"),
+    ],
+)
+def test_error_details_take_anything(errors, text):
+    assert error_details(errors) == text
+
+
+async def test_an_endless_error_text_is_cut():
+    async with session_with(answers(error("EXECUTION_ERROR", "x" * 900_000))) as session:
+        with pytest.raises(StepRefusedError, match=r"x\.\.\. \(900000 characters\)") as refused:
+            await session.step({}, LIMIT_S)
+        assert len(str(refused.value)) < 2100

@@ -23,7 +23,7 @@ from openenv_pipe.config.schema import EnvConfig, ServingConfig
 from openenv_pipe.config.secrets import MARK, hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
-from openenv_pipe.environments.adapters.schema_text import Schema, resolved, schema_text
+from openenv_pipe.environments.adapters.schema_text import schema_text
 from openenv_pipe.environments.client.metadata import (
     ANSWER_FIELD_NAMES,
     ServerMetadata,
@@ -31,6 +31,7 @@ from openenv_pipe.environments.client.metadata import (
 )
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import open_session
+from openenv_pipe.environments.schemas import Schema, SchemaWalk
 from openenv_pipe.errors import ConfigError, ServerFullError, SessionError
 from openenv_pipe.system.resources import env_dirs, find_env, short_path
 
@@ -150,7 +151,7 @@ def adapter_block(description: ServerMetadata) -> tuple[str, dict[str, Any]]:
 def _request(schema: Schema) -> str:
     """Ask the model for an action that is one text."""
     ((name, field),) = schema["properties"].items()
-    field = resolved(field, schema)
+    field = SchemaWalk(schema).resolved(field)
     told = " ".join(str(field.get("description", "")).split())
     choices = f": {', '.join(field['enum'])}" if "enum" in field else ""
     return f"Reply with the {name} and nothing else{choices}. {told}".strip()
@@ -162,7 +163,7 @@ def _pattern(schema: Schema) -> str | None:
     if len(fields) != 1:
         return None
     ((name, field),) = fields.items()
-    field = resolved(field, schema)
+    field = SchemaWalk(schema).resolved(field)
     if field.get("type") != "string" or not name.isidentifier():
         return None
     if "enum" in field:

@@ -1,15 +1,12 @@
 """Adapter `json`: the model writes a JSON object, checked against the environment's schema."""
 
-from typing import Any
-
 import jinja2
-import jsonschema
-import referencing
 
 from openenv_pipe.config.schema import JsonAdapterConfig
+from openenv_pipe.environments.adapters.action_check import ActionCheck
 from openenv_pipe.environments.adapters.base import Ask, UnusableReply
 from openenv_pipe.environments.adapters.reply_json import find_objects, without_thoughts
-from openenv_pipe.environments.adapters.schema_text import Schema, schema_text
+from openenv_pipe.environments.adapters.schema_text import schema_text
 from openenv_pipe.environments.adapters.templates import (
     compile_optional,
     compile_template,
@@ -17,11 +14,8 @@ from openenv_pipe.environments.adapters.templates import (
     observation_text,
     render_message,
 )
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.environments.schemas import Schema, require_schema
 from openenv_pipe.types import Action, Message, Observation, Opening
-
-MAX_PROBLEMS = 3  # that one message to the model names
-MAX_PROBLEM_LENGTH = 200  # characters; a validator repeats the value that it refuses
 
 
 class JsonAdapter:
@@ -36,9 +30,10 @@ class JsonAdapter:
         self._first = compile_optional("first", config.first)
         self._following = compile_optional("following", config.following)
         self._unusable = compile_template("unusable", config.unusable)
+        require_schema(action_schema, "the environment's action schema")
         self._schema = without_metadata(action_schema)
+        self._check = ActionCheck(self._schema)
         self._schema_text = schema_text(self._schema)
-        self._validator = _validator(self._schema)
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
         messages = [self._message("user", self._first, observation)]
@@ -50,7 +45,7 @@ class JsonAdapter:
         objects = find_objects(without_thoughts(reply))
         if not objects:
             raise UnusableReply("there is no JSON object in the reply")
-        if problems := self._problems(objects[-1]):
+        if problems := self._check.problems(objects[-1]):
             raise UnusableReply("; ".join(problems))
         return [objects[-1]]
 
@@ -69,23 +64,6 @@ class JsonAdapter:
             role, template, observation, observation_text, action_schema=schema
         )
 
-    def _problems(self, action: dict[str, Any]) -> list[str]:
-        """List the schema's violations in an action, each with its field."""
-        problems = []
-        try:
-            for error in self._validator.iter_errors(action):
-                error = jsonschema.exceptions.best_match([error])
-                field = ".".join(map(str, error.absolute_path))
-                problem = f"{field}: {error.message}" if field else error.message
-                problems.append(_cut(problem))
-                if len(problems) == MAX_PROBLEMS:
-                    break
-        except referencing.exceptions.Unresolvable as error:
-            raise ConfigError(
-                f"a reference in the environment's action schema cannot be resolved: {error}"
-            ) from None
-        return problems
-
 
 def without_metadata(schema: Schema) -> Schema:
     """Return the schema without `metadata`, which every OpenEnv action has and no model fills."""
@@ -94,20 +72,3 @@ def without_metadata(schema: Schema) -> Schema:
         return schema
     own = {name: field for name, field in fields.items() if name != "metadata"}
     return {**schema, "properties": own}
-
-
-def _validator(schema: Schema) -> Any:
-    """Build a validator that resolves references only within the schema."""
-    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(dict(schema))
-    except jsonschema.SchemaError as error:
-        raise ConfigError(
-            f"the environment's action schema is not a JSON Schema: {error.message}; fix the "
-            "environment, or use env.adapter.type=text or python"
-        ) from None
-    return kind(schema, registry=referencing.Registry())
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_PROBLEM_LENGTH else f"{text[:MAX_PROBLEM_LENGTH]}..."

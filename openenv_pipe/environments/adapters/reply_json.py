@@ -1,8 +1,8 @@
 """Find JSON objects anywhere in a model's reply, with code fences or prose around them.
 
 Broken JSON (half an object, single quotes, a trailing comma) is never repaired: the model is told
-and can learn to write JSON. Infinities, NaN and lone surrogates count as broken too, because
-they cannot be sent to the environment.
+and can learn to write JSON. Infinities, NaN, halves of surrogate pairs and what nests too deep
+count as broken too, because they cannot be sent to the environment.
 """
 
 import json
@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from openenv_pipe.environments.adapters.base import UnusableReply
+from openenv_pipe.system.foreign_json import require_shallow, too_deep
 
 THOUGHT_END = "</think>"
 START = re.compile(r'\{\s*["}]')  # Other braces are prose.
@@ -42,13 +43,16 @@ def find_objects(text: str) -> list[dict[str, Any]]:
     while start := START.search(text, end):
         try:
             value, end = _decoder.raw_decode(text, start.start())
+            require_shallow(value, text[start.start() : end])
             json.dumps(value, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             near = text[max(start.start(), error.pos - MAX_EXCERPT // 2) :][:MAX_EXCERPT]
             raise UnusableReply(f"the JSON is broken: {error.msg} near {near!r}") from None
         except UnicodeEncodeError:
             raise UnusableReply("the JSON has characters that are not Unicode") from None
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            raise UnusableReply(f"the JSON cannot be read: {too_deep()}") from None
+        except ValueError as error:
             raise UnusableReply(f"the JSON cannot be read: {error}") from None
         found.append(value)
     return found

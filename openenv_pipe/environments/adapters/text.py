@@ -1,6 +1,5 @@
 """Adapter `text`: observations through Jinja templates, actions by a regular expression."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from openenv_pipe.environments.adapters.templates import (
     render_message,
 )
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
 from openenv_pipe.types import Action, Message, Observation, Opening
 
 
@@ -30,11 +30,11 @@ class TextAdapter:
         if action_schema.get("additionalProperties") is not False:
             return
         fields = action_schema.get("properties", {})
-        unknown = [name for name in self._pattern.groupindex if name not in fields]
+        unknown = [name for name in self._pattern.groups if name not in fields]
         if unknown:
             known = ", ".join(name for name in fields if name != "metadata") or "none"
             raise ConfigError(
-                f"env.adapter.pattern={self._pattern.pattern!r} has the group {unknown[0]!r}, "
+                f"env.adapter.pattern={self._pattern.source!r} has the group {unknown[0]!r}, "
                 f"which is no field of the environment's action; its fields: {known}"
             )
 
@@ -45,9 +45,12 @@ class TextAdapter:
         return Opening(messages=messages)
 
     def read(self, reply: str) -> list[Action]:
-        match = self._pattern.search(reply)
+        try:
+            match = self._pattern.search(reply)
+        except SlowPatternError as error:
+            raise UnusableReply(str(error)) from None
         if match is None:
-            raise UnusableReply(f"the reply does not match {self._pattern.pattern}")
+            raise UnusableReply(f"the reply does not match {self._pattern.source}")
         return [{name: text for name, text in match.groupdict().items() if text is not None}]
 
     def follow(self, observation: Observation) -> list[Message]:
@@ -57,12 +60,12 @@ class TextAdapter:
         return [render_message("user", self._unusable, {"why": why})]
 
 
-def _pattern(source: str) -> re.Pattern[str]:
+def _pattern(source: str) -> LimitedPattern:
     try:
-        pattern = re.compile(source)
-    except re.error as error:
+        pattern = LimitedPattern(source)
+    except ValueError as error:
         raise ConfigError(f"env.adapter.pattern={source!r} is not a regex: {error}") from None
-    if not pattern.groupindex:
+    if not pattern.groups:
         raise ConfigError(
             f"env.adapter.pattern={source!r} has no named group; name the action's fields in it, "
             "for example (?P<message>.+)"

@@ -15,6 +15,7 @@ from openenv_pipe.environments.adapters.templates import (
 )
 from openenv_pipe.environments.adapters.tool_calls import FORM, tool_calls
 from openenv_pipe.environments.client.session import LIST_TOOLS
+from openenv_pipe.environments.schemas import require_schema
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.types import Action, Message, Observation, Opening, Tool
 
@@ -67,28 +68,32 @@ def tools_of(listing: Observation) -> list[Tool]:
 
     Raises:
         SessionError: The environment answered with an error.
-        ConfigError: The answer has no tools.
+        ConfigError: The answer has no tools, or tools that cannot be described.
     """
     tools, metadata = listing.get("tools"), listing.get("metadata")
     if not tools and isinstance(metadata, Mapping) and "error" in metadata:
-        raise SessionError(f"the environment cannot list its tools: {metadata['error']}")
+        raise SessionError(f"the environment cannot list its tools: {metadata['error']!s:.2000}")
     if not isinstance(tools, list) or not tools or not all(map(_is_tool, tools)):
         raise _no_tools(compact_json(listing)[:MAX_SEEN_LENGTH])
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool.get("description") or "",
-                "parameters": tool.get("input_schema") or tool.get("inputSchema") or NO_PARAMETERS,
-            },
-        }
-        for tool in tools
-    ]
+    return [_tool(each) for each in tools]
 
 
 def _is_tool(value: Any) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("name"), str)
+
+
+def _tool(tool: Mapping[str, Any]) -> Tool:
+    """Raises ConfigError if the tool's parameters are not described by a JSON Schema."""
+    parameters = tool.get("input_schema") or tool.get("inputSchema") or NO_PARAMETERS
+    require_schema(parameters, f"the schema of the tool {tool['name']!r:.80}")
+    return {
+        "type": "function",
+        "function": {
+            "name": tool["name"],
+            "description": str(tool.get("description") or ""),
+            "parameters": parameters,
+        },
+    }
 
 
 def result_text(observation: Observation) -> str:

@@ -1,10 +1,10 @@
 """What a running environment server declares over HTTP at GET /schema and /metadata."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from openenv_pipe.environments.schemas import Schema, require_schema
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN, Access, fetch_object
 
@@ -13,8 +13,6 @@ TIME_LIMIT_S = 10.0
 ANSWER_FIELD_NAMES = frozenset(
     {"answer", "solution", "secret", "ground_truth", "correct_answer", "expected_answer"}
 )
-
-Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +41,9 @@ async def fetch_metadata(url: str, access: Access = OPEN) -> ServerMetadata:
             f"{url}/schema has no schemas of an action and an observation, but "
             f"{', '.join(schemas) or 'nothing'}; is it an OpenEnv server?"
         )
+    named = {"action": schemas["action"], "observation": observation, "reset_observation": first}
+    for name, schema in named.items():
+        require_schema(schema, f"{url}/schema: the schema {name!r}")
     try:
         metadata = await get("/metadata")
     except ConfigError:

@@ -1,24 +1,26 @@
-"""Parse the frames of OpenEnv's WebSocket protocol into results and errors.
+"""Write and parse the frames of OpenEnv's WebSocket protocol.
 
-These are pure functions of text; `url` is the server's and appears in the errors. Rewards that
-are not finite are errors.
+These are pure functions of text; `url` is the server's and appears in the errors. What the model
+wrote into an action never breaks the protocol: an action that no server could read is refused.
 """
 
 import json
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.errors import ServerFullError, SessionClosedError, SessionError, StepRefusedError
+from openenv_pipe.system.foreign_json import parse_foreign, require_shallow
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
 
 REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
+MAX_REWARD = 1e15  # Sums and squares of rewards up to this are exact enough, and finite.
+MAX_ERROR_LENGTH = 2000  # characters of an error frame that are kept
 
 # Built once, because json.dumps with options builds an encoder for every call.
-encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-decode = json.JSONDecoder().decode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,28 @@ class StepResult:
     """The environment's answer to `reset` or `step`."""
 
     observation: dict[str, Any]
-    reward: float | None  # finite; None if the environment gave none
+    reward: float | None  # at most MAX_REWARD in size; None if the environment gave none
     done: bool
+
+
+def request_frame(kind: str, data: Mapping[str, Any] | None, max_bytes: int) -> str:
+    """Return the message of type `kind`.
+
+    Raises:
+        StepRefusedError: `data` cannot be sent: it is not JSON (NaN, half a surrogate pair), nests
+            too deep, or takes more than `max_bytes` bytes. The code is INVALID_JSON.
+    """
+    message: dict[str, Any] = {"type": kind}
+    if data is not None:
+        message["data"] = data
+    try:
+        text = _encode(message)
+        require_shallow(message, text)
+        if (num_bytes := len(text.encode())) > max_bytes:
+            raise ValueError(f"it has {num_bytes} bytes, and at most {max_bytes} are allowed")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StepRefusedError("INVALID_JSON", f"{kind} not sent: {error}") from error
+    return text
 
 
 def parse_frame(text: str | bytes, url: str) -> dict[str, Any]:
@@ -37,8 +59,8 @@ def parse_frame(text: str | bytes, url: str) -> dict[str, Any]:
         SessionError: The frame is not a JSON object.
     """
     try:
-        frame = decode(text if isinstance(text, str) else text.decode())
-    except (ValueError, RecursionError) as error:
+        frame = parse_foreign(text)
+    except ValueError as error:
         raise SessionError(f"{url}: answer is not JSON ({error}): {text[:80]!r}") from error
     if type(frame) is not dict:
         raise SessionError(f"{url}: answer is not a JSON object: {text[:80]!r}")
@@ -53,12 +75,12 @@ def error_of_frame(frame: dict[str, Any], kind: str, url: str) -> SessionError:
     data = frame.get("data")
     if frame.get("type") != "error" or type(data) is not dict:
         return SessionError(
-            f"{url}: {kind} was answered with a frame of type {frame.get('type')!r} "
+            f"{url}: {kind} was answered with a frame of type {frame.get('type')!r:.80} "
             f"and data of type {type(data).__name__}, which the protocol does not know"
         )
-    code, message = str(data.get("code")), str(data.get("message"))
+    code, message = str(data.get("code"))[:80], _cut(str(data.get("message")))
     if code in REFUSALS:
-        return StepRefusedError(code, message + error_details(data.get("errors")))
+        return StepRefusedError(code, message + _cut(error_details(data.get("errors"))))
     if code == "CAPACITY_REACHED":
         return ServerFullError(f"{url}: {message}")
     return SessionClosedError(f"{url}: {code}: {message}")
@@ -68,7 +90,7 @@ def is_mistake(refusal: StepRefusedError, env: "EnvConfig") -> bool:
     """True if a refused step is the player's mistake, and not the failure of the episode."""
     if refusal.code == "EXECUTION_ERROR":
         return env.step_exception == "unusable"
-    return refusal.code == "VALIDATION_ERROR"
+    return refusal.code in ("VALIDATION_ERROR", "INVALID_JSON")  # refused there, or before
 
 
 def step_result(data: dict[str, Any], url: str) -> StepResult:
@@ -81,7 +103,7 @@ def step_result(data: dict[str, Any], url: str) -> StepResult:
     if type(observation) is not dict:
         raise SessionError(f"{url}: observation is not a JSON object: {observation!r:.80}")
     if reward is not None:
-        reward = _finite(reward, url)
+        reward = _number(reward, url)
     return StepResult(observation, reward, bool(data.get("done")))
 
 
@@ -89,19 +111,26 @@ def error_details(errors: Any) -> str:
     """List the fields that a VALIDATION_ERROR names: ' (word: Field required; ...)'."""
     if type(errors) is not list or not all(type(error) is dict for error in errors):
         return ""
-    lines = [
-        f"{'.'.join(map(str, error.get('loc') or ()))}: {error.get('msg')}" for error in errors
-    ]
+    lines = [f"{_place(error.get('loc'))}: {error.get('msg')}" for error in errors]
     return f" ({'; '.join(lines)})" if lines else ""
 
 
-def _finite(reward: Any, url: str) -> float:
-    try:
-        number = float(reward) if isinstance(reward, int | float) else math.nan
-    except OverflowError:
-        number = math.inf
-    if math.isfinite(number):
-        return number
+def _place(location: Any) -> str:
+    """Return the field of a validation error: `limits.0.price`."""
+    parts = location if type(location) is list else [location] if location else []
+    return ".".join(map(str, parts))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_ERROR_LENGTH:
+        return text
+    return f"{text[:MAX_ERROR_LENGTH]}... ({len(text)} characters)"
+
+
+def _number(reward: Any, url: str) -> float:
+    if isinstance(reward, int | float) and abs(reward) <= MAX_REWARD:
+        return float(reward)
     raise SessionError(
-        f"{url}: reward is {reward!r:.80}, expected a finite number or null; fix the environment"
+        f"{url}: reward is {reward!r:.80}, expected null or a number of at most {MAX_REWARD:g} in "
+        "size; fix the environment"
     )

@@ -19,9 +19,9 @@ from websockets.protocol import State
 from openenv_pipe.environments.client.deadline import Deadline
 from openenv_pipe.environments.client.protocol import (
     StepResult,
-    encode,
     error_of_frame,
     parse_frame,
+    request_frame,
     step_result,
 )
 from openenv_pipe.errors import (
@@ -169,13 +169,7 @@ class Session:
         self, kind: str, answer_kind: str, data: Mapping[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
         """Send a message of type `kind` and return its answer's `data`. Raises as `step` does."""
-        message: dict[str, Any] = {"type": kind}
-        if data is not None:
-            message["data"] = data
-        try:
-            text = encode(message)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise StepRefusedError("INVALID_JSON", f"{kind} not sent: {error}") from error
+        text = request_frame(kind, data, self._max_message_mb * 2**20)
         if not self._in_sync:
             raise SessionClosedError(f"{self.url}: session is closed or out of step")
         self._in_sync = False

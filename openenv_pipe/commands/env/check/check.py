@@ -19,13 +19,13 @@ from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.adapters.json import without_metadata
-from openenv_pipe.environments.adapters.schema_text import Schema
 from openenv_pipe.environments.adapters.tool import tools_of
 from openenv_pipe.environments.adapters.tool_calls import call_action
 from openenv_pipe.environments.client.metadata import fetch_metadata
 from openenv_pipe.environments.client.session import LIST_TOOLS, step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.random_policy import draw_call, draw_value
+from openenv_pipe.environments.schemas import Schema
 from openenv_pipe.errors import PipeError
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Action, Observation, Opening, Task, Tool
