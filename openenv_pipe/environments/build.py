@@ -1,4 +1,4 @@
-"""Builds the host of an environment's servers from its configuration."""
+"""Build the host of an environment's servers from its configuration."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -140,7 +140,7 @@ async def test_episodes_go_to_the_servers_that_are_free():
 async def test_headers_reach_health_and_sessions(monkeypatch):
     async with Stub(token=f"Bearer {TOKEN}").serving() as url:
         message = await refusal(url)
-        assert "refuses us with status 403" in message
+        assert "refuses access with status 403" in message
         monkeypatch.setenv("MY_TOKEN", TOKEN)
         # the override that the message advises
         (name, value) = re.search(r"'host\.(headers.*?)=(.*)'", message).groups()
@@ -185,7 +185,7 @@ async def test_what_does_not_answer_as_a_server_is_explained():
     async with Stub(health=HTTPStatus.NOT_FOUND).serving() as url:
         assert "/health answers 404" in await refusal(url)
     async with Stub().serving() as url:
-        assert "is it an OpenEnv server" in await refusal(url.replace("/env", ""))
+        assert "expected 200 of an OpenEnv server" in await refusal(url.replace("/env", ""))
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         assert "no answer within 0.2 s" in await refusal(url, connect_timeout_s=0.2)

@@ -249,7 +249,7 @@ async def test_a_lease_that_somebody_removes_ends_the_run(tmp_path):
             async with parts.host.session():
                 await asyncio.sleep(0.05)
 
-        with pytest.raises(HostError, match=r"lease .* was removed"):
+        with pytest.raises(HostError, match=r"lease .* was deleted"):
             async with asyncio.timeout(LIMIT_S):
                 while True:
                     await refused()
@@ -277,7 +277,7 @@ async def test_no_cluster_and_an_unknown_context_are_user_errors(tmp_path):
     with pytest.raises(ConfigError, match="other"):
         await host.start()
     host = KubernetesHost(*settings(kubeconfig=path), tmp_path)
-    with pytest.raises(HostError, match="is the cluster reachable"):
+    with pytest.raises(HostError, match="check that the cluster is reachable"):
         await host.start()
 
 

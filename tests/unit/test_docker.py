@@ -175,7 +175,7 @@ def test_a_death_for_want_of_memory_names_the_key():
 
 def test_a_daemon_elsewhere_is_refused(monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2375")
-    with pytest.raises(ConfigError, match="not a daemon of this machine"):
+    with pytest.raises(ConfigError, match="not a socket of this machine"):
         daemon_address()
 
 

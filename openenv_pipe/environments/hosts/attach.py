@@ -1,7 +1,7 @@
-"""Host of environment servers that run elsewhere and are started and stopped by others.
+"""Host `attach`: environment servers that run already and that others start and stop.
 
-A server that stops answering takes its sessions with it, as a dead one does. It gets
-`host.max_outage_s` to answer again; then the host fails.
+If a server stops answering, its sessions are lost, as those of a dead server. If it does not answer
+again within `host.max_outage_s`, the host fails.
 """
 
 import ssl
@@ -29,10 +29,10 @@ HTTP_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
 
 class AttachHost(SupervisedHost):
-    """Sessions with the servers at `config.urls`."""
+    """A host of the servers at `config.urls`."""
 
     def __init__(self, env: "EnvConfig", config: "AttachHostConfig") -> None:
-        """Open no connection yet. Raises ConfigError if `host.ca_file` cannot be read."""
+        """Prepare the host without connecting. Raises ConfigError if `ca_file` is unreadable."""
         access = Access(headers=dict(config.headers), tls=tls_context(config))
         self._config = config
         super().__init__(
@@ -44,7 +44,7 @@ class AttachHost(SupervisedHost):
         )
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Host.facts`. The code of these servers is not known."""
+        """See `Host.facts`. There are none, because the code of these servers is not known."""
         return {}
 
     async def _wait_for_return(self, server: RestartableServer, error: FailureError) -> None:
@@ -52,7 +52,7 @@ class AttachHost(SupervisedHost):
         limit_s = self._config.max_outage_s
 
         async def check(attempt_s: float) -> str | None:
-            # An attempt may take as long as the first one: the server may be slow to answer.
+            # Each attempt gets as much time as the first connection: the server may be slow.
             attempt_s = max(attempt_s, self._config.connect_timeout_s)
             return await check_health(server.url, attempt_s, self.access, use_proxy=True)
 
@@ -60,12 +60,12 @@ class AttachHost(SupervisedHost):
             await wait_until_healthy(server.url, timeout_s=limit_s, check=check)
         except NotReadyError:
             raise HostError(
-                f"{error}, and did not come back within host.max_outage_s={limit_s:g}"
+                f"{error}, and did not answer again within host.max_outage_s={limit_s:g}"
             ) from None
 
 
 class AttachedEnvServer:
-    """See `system.supervisor.RestartableServer`."""
+    """A `system.supervisor.RestartableServer` that is neither started nor stopped."""
 
     log: Path | None = None
 
@@ -76,7 +76,7 @@ class AttachedEnvServer:
         self._access = access
 
     async def start(self) -> None:
-        """Check that the server runs. Raises HostError if the first answer does not say so."""
+        """Check that the server runs. Raises HostError if its first answer is not status 200."""
         seen = await self._check()
         if seen is not None:
             raise HostError(f"env {self._env_name!r}: {self.url}{self._explained(seen)}")
@@ -92,22 +92,25 @@ class AttachedEnvServer:
         return await check_health(self.url, self._timeout_s, self._access, use_proxy=True)
 
     def _explained(self, seen: str) -> str:
-        """Say what was seen instead of status 200, and what to do about it."""
+        """Describe an answer other than status 200, and what to do about it."""
         if seen in ("401", "403"):
             return (
-                f" refuses us with status {seen}; set host.headers, such as "
+                f" refuses access with status {seen}; set host.headers, such as "
                 "'host.headers.Authorization=Bearer ${oc.env:MY_TOKEN}'"
             )
         if seen.isdigit():
-            return f"/health answers {seen}, expected 200; is it an OpenEnv server?"
+            return f"/health answers {seen}, expected 200 of an OpenEnv server; check host.urls"
         if "CERTIFICATE_VERIFY_FAILED" in seen:
             return (
                 f": its certificate is not trusted: {seen}; set host.ca_file to the file of the "
                 "authority that signed it"
             )
         if "SSL" in seen:
-            return f": TLS fails: {seen}; does the server want http:// instead of https://?"
-        return f" cannot be reached: {seen}; is it running, and reachable from here?"
+            return f": TLS fails: {seen}; use http:// in host.urls if the server has no TLS"
+        return (
+            f" cannot be reached: {seen}; check that the server runs and that this machine can "
+            "reach it"
+        )
 
 
 def http_url(url: str) -> str:

@@ -1,7 +1,7 @@
 """The interface of a host, which owns the environment servers of a run and lends their sessions.
 
-A host knows nothing of episodes or of any particular environment. `hosts.supervised` makes a host
-of servers that can be started again.
+A host knows neither episodes nor any particular environment. `hosts.supervised` implements hosts
+whose servers can be restarted.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class Host(Protocol):
 
     A host of your own (`host: {type: python, ...}`) is made by
     target(env, logs, sessions_per_server, **options): the `EnvConfig`, the folder for log files,
-    and how many sessions one server allows. `hosts.supervised.SupervisedHost` does all of the
-    below for servers that keep the `Server` contract.
+    and how many sessions one server allows. `hosts.supervised.SupervisedHost` implements
+    everything below for servers that implement `system.supervisor.RestartableServer`.
     """
 
     @property
@@ -40,15 +40,17 @@ class Host(Protocol):
 
     @property
     def access(self) -> Access:
-        """What every request to the servers has to carry."""
+        """The headers and TLS settings of every request to the servers."""
         ...
 
     async def start(self) -> None:
         """Start the servers and open every session once.
 
         Raises:
-            HostError: a server does not start, or accepts too few sessions. Nothing is left.
-            ConfigError: the environment cannot be run as it is configured. Nothing is left.
+            HostError: a server does not start, or accepts too few sessions.
+            ConfigError: the environment cannot be run as it is configured.
+
+        After an error, no server is left running.
         """
         ...
 
@@ -68,5 +70,5 @@ class Host(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the sessions and stop the servers. Bounded; may be called again."""
+        """Close the sessions and stop the servers, in bounded time. Repeating it does no harm."""
         ...

@@ -1,4 +1,4 @@
-"""Host whose servers belong to another process, which shares them among several runs.
+"""A host whose servers belong to another process, which shares them among several runs.
 
 A sweep shares servers among its jobs in this way (`commands/sweep/shared_servers.py`). The owner
 starts the servers, restarts dead ones within `host.max_restarts`, and stops them.
@@ -21,7 +21,7 @@ from openenv_pipe.system.server_lease import ServerLease
 
 
 class LeasedHost:
-    """See `hosts.base.Host`."""
+    """A `hosts.base.Host` that leases its servers."""
 
     def __init__(self, env: EnvConfig, host: SupervisedHostConfig, socket: Path) -> None:
         """Create the host; `start` acquires the lease from the owner at the unix socket."""

@@ -10,7 +10,7 @@ import yaml
 from openenv_pipe.errors import ConfigError
 
 NOT_CODE = ("__pycache__", ".git", ".venv", "build")
-USUAL_APP = "server.app:app"  # of OpenEnv's layout; older manifests do not name it
+USUAL_APP = "server.app:app"  # in OpenEnv's layout; older manifests do not name it
 
 
 def manifest(package: Path) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def manifest(package: Path) -> dict[str, Any]:
             f"env.package={package} is no OpenEnv package: cannot read {path}: {error}"
         ) from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds {values!r:.80}, expected keys and values")
+        raise ConfigError(f"{path} contains {values!r:.80}, expected keys and values")
     return values
 
 

@@ -1,8 +1,8 @@
 """The sessions of one host: opened once, lent to one episode after another.
 
 Every server has a fixed number of slots. A borrower gets a slot of the server with the most free
-ones, and with it an idle session, or a new one if none is idle. A session is reused only if no
-answer of its environment is outstanding; any other is closed, and its slot opens a new one later.
+slots, and with it an idle session, or a new one if none is idle. A session is reused only if its
+environment owes no answer. Any other session is closed, and its slot opens a new one later.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Slots:
 
     url: str
     num_free: int
-    idle: deque[Session] = field(default_factory=deque)  # at most num_free; used in turn
+    idle: deque[Session] = field(default_factory=deque)  # at most num_free; lent in turn
     lent: set[Session] = field(default_factory=set)
 
 
@@ -47,7 +47,7 @@ class SessionPool:
         self._env = env
         self._sessions_per_server = sessions_per_server
         self._access = access
-        self.num_removed = 0  # servers, so far
+        self.num_removed = 0  # servers removed so far
         self._servers: dict[str, Slots] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._closings: set[asyncio.Task[None]] = set()
@@ -59,11 +59,11 @@ class SessionPool:
 
     @property
     def failure(self) -> PipeError | None:
-        """The error that is raised to all who ask for a session; None while sessions are lent."""
+        """The error that every request for a session raises; None while sessions are lent."""
         return self._failure
 
     def add(self, url: str) -> None:
-        """Lend sessions of this server too. They are opened when needed."""
+        """Lend sessions of this server too, which are opened when they are needed."""
         self._servers[url] = Slots(url, self._sessions_per_server)
         self._wake(self._sessions_per_server)
 
@@ -75,15 +75,15 @@ class SessionPool:
             self._discard(*slots.idle, *slots.lent)
 
     def fail(self, error: PipeError) -> None:
-        """Stop lending: `error` is raised to all who wait for a session, or ask for one later."""
+        """Stop lending: every present and later request for a session raises `error`."""
         self._failure = self._failure or error
         self._wake(len(self._waiters))
 
     async def open_all(self, patience_s: float = 0.0) -> None:
-        """Open every session of every server, which proves that the slots exist.
+        """Open every session of every server, which proves that the servers allow so many.
 
         Args:
-            patience_s: for how long a server may be full, for example because it is still closing
+            patience_s: how long a server may be full, for example because it is still closing
                 another client's sessions.
 
         Raises:
@@ -98,7 +98,7 @@ class SessionPool:
             await asyncio.sleep(FIRST_RETRY_S)
 
     async def _open_free_slots(self) -> ServerFullError | None:
-        """Open a session in every free slot. Return an error of a full server, if there is one."""
+        """Open a session in every free slot. Return the error of a full server, if there is one."""
 
         async def open_one(slots: Slots) -> None:
             slots.idle.append(await open_session(self._env, slots.url, self._access))
@@ -106,7 +106,7 @@ class SessionPool:
         every = [open_one(slots) for slots in self._servers.values() for _ in range(slots.num_free)]
         results = await asyncio.gather(*every, return_exceptions=True)
         full = None
-        for error in results:  # other errors come before those about full servers
+        for error in results:  # any other error is raised before one of a full server is returned
             if isinstance(error, ServerFullError):
                 full = full or error
             elif error is not None:
@@ -142,10 +142,10 @@ class SessionPool:
         await asyncio.gather(*self._closings, return_exceptions=True)
 
     async def _acquire(self) -> tuple[Slots, Session]:
-        """A slot and a usable session.
+        """Return a slot and a usable session.
 
-        A server that refuses is asked again for a while: it keeps the slot of a step that was
-        given up until that step ends, and it may just have died and be about to be replaced.
+        A server that refuses a session is asked again for `env.reset_timeout_s`: it may still be
+        busy with a step that was given up, or have died and be about to be replaced.
         """
         deadline: float | None = None
         retry_s = FIRST_RETRY_S
@@ -198,10 +198,10 @@ class SessionPool:
                 num_waiters -= 1
 
     async def _idle_session(self, slots: Slots) -> Session | None:
-        """An idle session that the server still answers; None if there is no such.
+        """Return an idle session on which the server still answers; None if there is none.
 
-        Asking costs a round trip where the session has rested, and saves the episodes that would
-        start on connections which the server closed, or lost, while nobody used them.
+        The question costs a round trip for a session that was idle for a while. It saves episodes
+        from starting on a connection that the server has closed or lost meanwhile.
         """
         while slots.idle:
             session = slots.idle.popleft()
@@ -216,7 +216,7 @@ class SessionPool:
         return None
 
     def _discard(self, *sessions: Session) -> None:
-        """Close sessions without making anyone wait for it."""
+        """Close sessions in the background."""
         for session in sessions:
             task = asyncio.get_running_loop().create_task(session.close())
             self._closings.add(task)
@@ -235,15 +235,15 @@ class SessionPool:
 
 
 async def open_session(env: "EnvConfig", url: str, access: Access) -> Session:
-    """A new session that the server has really accepted. Raises SessionError."""
+    """Open a session, and make sure that the server has accepted it. Raises SessionError."""
     session = await Session.connect(
         url, timeout_s=env.reset_timeout_s, max_message_mb=env.max_message_mb, access=access
     )
     try:
-        # A full server lets everybody connect; only the first message tells.
+        # A full server accepts every connection, and refuses the first message.
         await session.state(env.reset_timeout_s)
     except StepRefusedError:
-        pass  # an environment without a state before reset; it exists, which is the question
+        pass  # the environment has no state before a reset, but the session exists
     except BaseException:
         await session.close()
         raise
@@ -251,7 +251,7 @@ async def open_session(env: "EnvConfig", url: str, access: Access) -> Session:
 
 
 async def side_by_side(coroutines: Iterable[Awaitable[Any]]) -> None:
-    """Run them all at once. The first error cancels the others and is raised when they ended."""
+    """Run all at once. The first error cancels the others and is raised when they have ended."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)

@@ -23,20 +23,21 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1"
 NUM_PORTS_TO_TRY = 4  # another program may take a free port before the server binds it
-# Modules of a package import each other relative to its parent folder or, as in its container,
-# relative to its own. That one comes last on the path, so that a `types.py` in it hides nothing.
+# Modules of a package import each other by the package's name or, as in its container, from the
+# package's own folder. That folder is the last on the path, so that a `types.py` in it hides
+# nothing.
 RUN = "import sys, uvicorn; sys.path.append(sys.argv.pop(1)); uvicorn.main()"
-NEVER_S = 86_400  # between the server's pings, which our event loop may be too busy to answer
+NEVER_S = 86_400  # between the server's pings, which a busy event loop would answer too late
 CREDENTIAL = re.compile(
     r"(^|_)(TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
 )
 
 
 class ProcessHost(SupervisedHost):
-    """`config.num_servers` processes, logs in `log_dir`/env-0.log and so on."""
+    """A host with `config.num_servers` processes, whose logs are `log_dir`/env-0.log and so on."""
 
     def __init__(self, env: "EnvConfig", config: "ProcessHostConfig", log_dir: Path) -> None:
-        """Start nothing yet. Raises ConfigError if the environment cannot be started this way."""
+        """Prepare the host without starting it. Raises ConfigError if it could not be started."""
         self._processes = [
             EnvProcess(env, config, index, log_dir / f"env-{index}.log")
             for index in range(config.num_servers)
@@ -55,12 +56,12 @@ class ProcessHost(SupervisedHost):
         return [server.pid for server in self._processes if server.pid is not None]
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Host.facts`. The code that `env.command` starts is not known."""
+        """See `Host.facts`. There are none of `env.command`, whose code is not known."""
         return {} if self._package is None else {"env_code": code_digest(self._package)}
 
 
 class EnvProcess:
-    """One server. See `system.supervisor.RestartableServer`."""
+    """One server process, a `system.supervisor.RestartableServer`."""
 
     def __init__(
         self, env: "EnvConfig", config: "ProcessHostConfig", index: int, log: Path
@@ -75,7 +76,7 @@ class EnvProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id of its guardian; None before the first start."""
+        """The process id of the server's guardian; None before the first start."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
@@ -130,7 +131,7 @@ class EnvProcess:
     def _port_taken(self) -> HostError:
         return HostError(
             f"env {self._env.name!r}: port {self._fixed_port} is used by another program; "
-            "set host.port=null to let free ports be picked, or another number"
+            "set another host.port, or null for any free port"
         )
 
 
@@ -177,7 +178,7 @@ def _working_folder(env: "EnvConfig") -> Path | None:
 
 
 def _interpreter(env: "EnvConfig") -> str:
-    """Return the path of `env.python`, by default our own. Raises ConfigError."""
+    """Return the path of `env.python`, by default this process's Python. Raises ConfigError."""
     if env.python is None:
         return sys.executable
     found = shutil.which(Path(env.python).expanduser())
@@ -186,11 +187,11 @@ def _interpreter(env: "EnvConfig") -> str:
             f"env.python={env.python!r} is not a program here; expected the Python of an "
             "environment with the package's requirements, such as ./my_env/.venv/bin/python"
         )
-    return str(Path(found).absolute())  # unresolved: Python finds its environment by the link
+    return str(Path(found).absolute())  # not resolved: Python finds its environment by the link
 
 
 def filled_in(part: str, values: Mapping[str, str]) -> str:
-    """Replace the placeholders only: other braces may belong to JSON arguments."""
+    """Replace placeholders in a part of a command. Other braces may belong to JSON arguments."""
     for placeholder, value in values.items():
         part = part.replace(placeholder, value)
     return part
@@ -199,12 +200,13 @@ def filled_in(part: str, values: Mapping[str, str]) -> str:
 def server_environment(
     ours: Mapping[str, str], variables: Mapping[str, str], num_sessions: int
 ) -> dict[str, str]:
-    """Return the environment variables of a server: ours without credentials, and `variables`.
+    """Return the environment variables of a server: `ours` without credentials, and `variables`.
 
-    A name that is, or ends in an underscore and, TOKEN, KEY, KEY_ID, SECRET, PASSWORD, PASSWD or
-    CREDENTIALS counts as a credential. An environment that needs one names it in `env.variables`.
+    A variable whose name is TOKEN, KEY, KEY_ID, SECRET, PASSWORD, PASSWD or CREDENTIALS, or ends in
+    one of them after an underscore, counts as a credential. An environment that needs one names it
+    in `env.variables`.
     """
     passed = {name: value for name, value in ours.items() if not CREDENTIAL.search(name)}
     passed["MAX_CONCURRENT_ENVS"] = str(num_sessions)
-    passed["PYTHONUNBUFFERED"] = "1"  # or a killed server's last lines never reach its log
+    passed["PYTHONUNBUFFERED"] = "1"  # without it a killed server's last lines are lost
     return passed | dict(variables)

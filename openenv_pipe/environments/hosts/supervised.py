@@ -1,7 +1,7 @@
-"""Host whose servers are watched and, when they die, started again.
+"""A host that watches its servers and restarts them when they die.
 
-`ProcessHost` and others implement how one server is started (`system/supervisor.py`). A dead server
-takes its sessions with it: their episodes end with SessionClosedError, and nothing is retried.
+`ProcessHost` and others implement how one server is started (`system/supervisor.py`). The episodes
+of a dead server's sessions end with SessionClosedError, and nothing is retried.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class SupervisedHost:
-    """See `hosts.base.Host`."""
+    """A `hosts.base.Host` of `RestartableServer`s."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class SupervisedHost:
         restart: Restart,
         access: Access = OPEN,
     ) -> None:
-        """restart: brings a dead server back, see `Supervisor`."""
+        """restart: restarts a dead server, see `Supervisor`."""
         self.capacity = len(servers) * sessions_per_server
         self.access = access
         self._env = env
@@ -78,7 +78,7 @@ class SupervisedHost:
         _log.info("env %r: started the servers %s", self._env.name, ", ".join(self.urls))
 
     async def _open_all(self) -> None:
-        """Open all sessions. An error shows a server's log, which may tell why it refuses."""
+        """Open all sessions. An error quotes a server's log, which may name the reason."""
         try:
             await self._pool.open_all()
         except HostError as error:
@@ -89,17 +89,17 @@ class SupervisedHost:
 
     @property
     def failure(self) -> PipeError | None:
-        """The error that ended the host for good; None while it works."""
+        """The error after which the host lends no more sessions; None before."""
         return self._pool.failure
 
     async def clear(self) -> None:
         """Close all sessions, and make sure that no other client holds one.
 
-        A server frees the sessions of a dead client only when their steps end, so this retries for
-        `env.reset_timeout_s`.
+        A server frees the sessions of a dead client only when their steps end, so the attempt is
+        repeated for `env.reset_timeout_s`.
 
         Raises:
-            HostError: some sessions are still not free then.
+            HostError: some sessions are not free by then.
         """
         await self._pool.close_idle()
         await self._pool.open_all(patience_s=self._env.reset_timeout_s)

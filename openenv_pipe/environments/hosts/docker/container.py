@@ -1,7 +1,7 @@
 """One environment server in a container: its limits, its log, and how its death is noticed.
 
-Containers get no capabilities, no new privileges and no swap. Docker does not restart them, and
-does not run its own health checks, which would start a process inside every few seconds.
+Containers get no capabilities, no new privileges and no swap. Docker neither restarts them nor runs
+health checks of its own, which would start a process in the container every few seconds.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
 
 SOCKET_PROXY = Path(__file__).with_name("socket_proxy.py")
-SOCKET = "server"  # its name in the folder that container and host share
-SHARED_FOLDER = "/run/openenv-pipe"  # as the container sees it
+SOCKET = "server"  # the socket's name in the folder that container and host share
+SHARED_FOLDER = "/run/openenv-pipe"  # that folder's path in the container
 LOOPBACK = "127.0.0.1"
-FOLLOW_LIMIT_S = 5.0  # for the end of the log after the end of the container
+FOLLOW_LIMIT_S = 5.0  # time limit for the rest of the log after the container's end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContainerSetup:
-    """What the containers of one host have in common."""
+    """The settings that the containers of one host share."""
 
     client: docker.DockerClient
     image: Image
-    port: int  # in the container
+    port: int  # of the server in the container
     folder: Path  # of the sockets
     labels: Mapping[str, str]
 
 
 class EnvContainer:
-    """See `system.supervisor.RestartableServer`. Set `setup` before the start."""
+    """A `system.supervisor.RestartableServer`. Set `setup` before the start."""
 
     def __init__(self, env: "EnvConfig", config: "DockerHostConfig", index: int, log: Path) -> None:
         self.log = log
@@ -74,7 +74,7 @@ class EnvContainer:
         except DaemonErrors as error:
             await self.stop()
             raise HostError(
-                f"env {self._env.name!r}: Docker starts no container: {explained(error)}"
+                f"env {self._env.name!r}: Docker cannot start a container: {explained(error)}"
             ) from error
         except BaseException:
             await self.stop()
@@ -88,7 +88,7 @@ class EnvContainer:
     async def stop(self) -> None:
         """See `RestartableServer.stop`.
 
-        A container that the daemon does not remove now is removed by a later command.
+        If the daemon does not remove the container now, a later run or command removes it.
         """
         container, self._container = self._container, None
         if container is not None:
@@ -101,7 +101,7 @@ class EnvContainer:
         assert setup is not None
         shared = setup.folder / str(self._index)
         shared.mkdir(exist_ok=True)
-        shared.chmod(0o777)  # the image's user is not ours; setup.folder is readable by us only
+        shared.chmod(0o777)  # for the image's user; only this user can open the parent folder
         (shared / SOCKET).unlink(missing_ok=True)
         options = container_options(self._env, self._config, setup, shared)
         name = f"openenv-pipe-{self._index}-{uuid.uuid4().hex[:12]}"
@@ -128,7 +128,7 @@ class EnvContainer:
             self._cause = cause_of_death(container.attrs["State"], self._config.mem_limit_mb)
         except Exception as error:  # a container that cannot be watched counts as dead
             self._cause = f"it cannot be watched: {explained(error)}"
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+        with suppress(RuntimeError):  # the event loop is closed, so nothing waits for the end
             loop.call_soon_threadsafe(ended.set)
 
     async def _find_url(self) -> str:
@@ -140,7 +140,7 @@ class EnvContainer:
         assert container is not None
         await in_thread(container.reload)
         ports = container.attrs["NetworkSettings"]["Ports"].get(f"{setup.port}/tcp")
-        if not ports:  # as of every container that has ended
+        if not ports:  # a container that has ended has no ports
             cause = await asyncio.wait_for(self.died(), self._config.start_timeout_s)
             raise HostError(f"the server died before it was ready: {cause}")
         return f"http://{LOOPBACK}:{ports[0]['HostPort']}"

@@ -1,8 +1,8 @@
 """The Docker daemon of this machine: its client, its error messages, and containers of dead runs.
 
-Every container of ours carries a label that names the process it belongs to, so that a later
-command can remove those whose process is dead. No other container is ever removed. A daemon on
-another machine is not supported.
+Every container of a run has a label that names the run's process, so that a later command can
+remove it if that process is dead. No other container is ever removed. A daemon on another machine
+is not supported.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ OWNER = "openenv-pipe.owner"  # ProcessId, as JSON
 LOGS = "openenv-pipe.logs"  # the folder of the run's logs
 ANSWER_LIMIT_S = 60
 DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
-CONFLICT = 409  # the daemon is busy removing it for somebody else
+CONFLICT = 409  # the status of a removal while the daemon is removing the container already
 DaemonErrors = (DockerException, OSError)  # those of its HTTP library are OSErrors
 
 
@@ -44,8 +44,8 @@ def daemon_address() -> str:
     address = os.environ.get("DOCKER_HOST") or DEFAULT_ADDRESS
     if not address.startswith("unix://"):
         raise ConfigError(
-            f"DOCKER_HOST={address!r} is not a daemon of this machine, and servers are reached "
-            "through its own sockets; unset it, or set host=process"
+            f"DOCKER_HOST={address!r} is not a socket of this machine, through which the servers "
+            "are reached; unset DOCKER_HOST, or set host=process"
         )
     return address
 
@@ -65,9 +65,9 @@ def connect() -> docker.DockerClient:
         client = docker.DockerClient(base_url=address, timeout=ANSWER_LIMIT_S)
         client.ping()
     except DaemonErrors as error:
-        advice = "start it (systemctl start docker), or set DOCKER_HOST to where it listens"
+        advice = "start it (systemctl start docker), or set DOCKER_HOST to its address"
         if isinstance(error, PermissionError):
-            advice = "add yourself to the group `docker`, and log in again"
+            advice = "add your user to the group `docker` and log in again"
         raise HostError(
             f"no Docker daemon answers at {address}: {error}; {advice}; host=process needs none"
         ) from error
@@ -107,7 +107,7 @@ async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
 
 
 def owned_containers(client: docker.DockerClient) -> list[Owned]:
-    """Return all containers, running or not, with our label. Unreadable labels are skipped."""
+    """Return all containers of runs, running or not. Those with unreadable labels are skipped."""
     found = []
     for container in client.containers.list(
         all=True, filters={"label": OWNER}, ignore_removed=True

@@ -1,10 +1,10 @@
-"""Removes the containers of a run when the run has ended or died.
+"""The guard process, which removes the containers of a run when the run has ended or died.
 
     python -m openenv_pipe.environments.hosts.docker.guard OWNER FOLDER
 
-`start_guard.py` starts it as a `ManagedProcess`, which sends it SIGTERM when the run ends or has
-died. Until then it only waits and does not load Docker's SDK. OWNER is the label of the containers
-to remove, FOLDER the folder of their sockets.
+`start_guard.py` starts it as a `ManagedProcess`, which sends it SIGTERM when the run ends or dies.
+Until then it only waits, without loading Docker's SDK. OWNER is the label of the containers to
+remove, and FOLDER the folder of their sockets.
 """
 
 import shutil
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-READY = "guarded"  # a file in FOLDER; once it exists the run may start containers
+READY = "guarded"  # a file in FOLDER; the run may start containers once it exists
 PAUSE_S = 0.2
 
 
@@ -38,7 +38,7 @@ def main() -> None:
         ]:
             for container in ours:
                 remove(container)
-            time.sleep(PAUSE_S)  # for containers that are just being started or removed
+            time.sleep(PAUSE_S)  # further containers may just be starting or being removed
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,11 +1,11 @@
-"""Environment servers in containers: one image, limits on all they use, and by default no network.
+"""Host `docker`: servers in containers of one image, with limits, and by default without a network.
 
 With `network: none-outbound` a container has only a loopback interface, and its server is reached
 through a unix socket (`socket_proxy.py`). A network of Docker's type `internal` is no replacement:
-Docker publishes no ports of it, and a container reaches every service of this machine through its
-bridge. The socket needs `python3` in the image and a daemon that shares this machine's kernel.
-Docker Desktop does not; there, use `network: bridge`. It publishes the port on 127.0.0.1, under a
-number that Docker picks, and gives the container access to the outside. On two cores one session
+Docker publishes no ports of it, and its containers reach every service of this machine by its
+bridge. The socket needs `python3` in the image, and a daemon that shares this machine's kernel,
+which Docker Desktop does not. There, use `network: bridge`: Docker publishes the port on 127.0.0.1,
+under a number that it picks, and the container can connect to the outside. On two cores one session
 took 3,500 steps a second through the socket, and 2,500 through a published port.
 
 No container outlives the run: a guard process removes them (`guard.py`).
@@ -52,14 +52,15 @@ LOG = "docker.log"  # of builds, and of the guard
 
 
 class DockerHost(SupervisedHost):
-    """`config.num_servers` containers, logs in `log_dir`/env-0.log and so on, and docker.log."""
+    """A host with `config.num_servers` containers; logs are `log_dir`/env-0.log, docker.log, ..."""
 
     def __init__(self, env: "EnvConfig", config: "DockerHostConfig", log_dir: Path) -> None:
-        """Starts nothing yet. Raises ConfigError if the environment cannot be started this way."""
+        """Prepare the host without starting it. Raises ConfigError if it could not be started."""
         if config.network == "none-outbound" and sys.platform != "linux":
             raise ConfigError(
-                "host.network=none-outbound reaches containers by sockets, which Docker shares on "
-                "Linux only; set host.network=bridge, which lets the environment out"
+                "host.network=none-outbound reaches containers through sockets, which Docker "
+                "shares on Linux only; set host.network=bridge, which allows the environment "
+                "outgoing connections"
             )
         self._config = config
         self._log_dir = log_dir
@@ -86,7 +87,7 @@ class DockerHost(SupervisedHost):
         return {"image": {"name": self._image.name, "id": self._image.id}}
 
     async def start(self) -> None:
-        """See `Host.start`. Removes what dead runs have left, and builds the image if need be."""
+        """See `Host.start`. Removes containers of dead runs, and builds a missing image."""
         try:
             await self._prepare()
         except BaseException as error:
@@ -100,7 +101,7 @@ class DockerHost(SupervisedHost):
         self._client = await in_thread(connect)
         await in_thread(remove_orphans, self._client)
         owner = ProcessId.of_this_process().model_dump_json()
-        self._folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-"))  # for our user alone
+        self._folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-"))  # only this user can open it
         self._guard = start_guard(owner, self._folder, self._log_dir / LOG)
         self._image = await ensure_image(
             self._client, self._recipe, self._log_dir / LOG, self._config.build_timeout_s
@@ -132,8 +133,9 @@ class DockerHost(SupervisedHost):
 
 
 def declared_port(env: "EnvConfig", config: "DockerHostConfig") -> int | None:
-    """Where the server listens inside the container, as the block or the package says; None if
-    neither does. Raises ConfigError.
+    """Return the server's port in the container, as the configuration or openenv.yaml names it.
+
+    None if neither does. Raises ConfigError.
     """
     if config.container_port is not None or env.package is None:
         return config.container_port
@@ -148,11 +150,11 @@ def declared_port(env: "EnvConfig", config: "DockerHostConfig") -> int | None:
 
 
 def exposed_port(image: Image) -> int:
-    """The one port that the image exposes. Raises ConfigError."""
+    """Return the only port that the image exposes. Raises ConfigError if there is not one."""
     if len(image.ports) != 1:
-        told = f"exposes {', '.join(map(str, image.ports)) or 'no port'}"
+        exposed = ", ".join(map(str, image.ports)) or "no port"
         raise ConfigError(
-            f"image {image.name} {told}, and no openenv.yaml names the one where the environment "
-            "listens; set host.container_port, which is 8000 in most of OpenEnv's images"
+            f"image {image.name} exposes {exposed}, and no openenv.yaml names the server's port; "
+            "set host.container_port, which is 8000 in most of OpenEnv's images"
         )
     return image.ports[0]

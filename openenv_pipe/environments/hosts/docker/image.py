@@ -39,7 +39,7 @@ class Image:
 
     name: str
     id: str  # sha256:...
-    start: tuple[str, ...]  # its ENTRYPOINT and CMD
+    start: tuple[str, ...]  # the image's ENTRYPOINT and CMD
     ports: tuple[int, ...]  # TCP ports that it exposes
 
 
@@ -102,7 +102,9 @@ async def ensure_image(
         await _run_docker(recipe, log, timeout_s)
         found = await in_thread(_find, client, recipe.name)
     if found is None:
-        raise HostError(f"`docker {recipe.arguments[0]}` left no image {recipe.name}", log)
+        raise HostError(
+            f"`docker {recipe.arguments[0]}` succeeded, but there is no image {recipe.name}", log
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Formats the table of containers that `openenv-pipe hosts` prints."""
+"""The table of containers that `openenv-pipe hosts` prints."""
 
 from collections.abc import Sequence
 

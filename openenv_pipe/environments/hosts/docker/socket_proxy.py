@@ -1,12 +1,12 @@
-"""Forwards a unix socket in a shared folder to a server in a container without a network.
+"""Forward a unix socket in a shared folder to a server in a container without a network.
 
     python3 -I -S -c SOURCE SOCKET PORT COMMAND...
 
-`container.py` passes this file's text into the container. There it starts COMMAND, the image's own,
-and forwards every connection to SOCKET to 127.0.0.1:PORT, the container's loopback. SIGTERM goes to
-the command, and the command's exit code becomes this one's (128 + N if signal N ended it). The file
-is never imported; in the container it runs with the standard library of any Python from 3.8 on.
-Connections go inward only: COMMAND cannot open one to the outside.
+`container.py` passes this file's text into the container. There the program starts COMMAND, the
+image's own command, and forwards every connection to SOCKET to 127.0.0.1:PORT, the container's
+loopback. It passes SIGTERM on to COMMAND and exits with COMMAND's exit code (128 + N if signal N
+ended it). This file is never imported, and needs only the standard library of Python 3.8 or later.
+COMMAND cannot open connections to the outside.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Outside(End):
         super().__init__()
         self.port = port
         self.early = b""
-        self.opening = None  # a reference, or the task could be garbage collected
+        self.opening = None  # keeps a reference, so that the task is not garbage collected
 
     def connection_made(self, transport):
         super().connection_made(transport)

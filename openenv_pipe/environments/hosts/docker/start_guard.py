@@ -1,4 +1,4 @@
-"""Starts the guard process that removes a run's containers when the run ends or dies."""
+"""Start the guard process, which removes a run's containers when the run ends or dies."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ def start_guard(owner: str, folder: Path, log: Path) -> ManagedProcess:
     """Start the guard of the containers whose label `daemon.OWNER` is `owner`.
 
     Args:
-        folder: removed by the guard in the end.
+        folder: the folder of sockets, which the guard removes at its end.
     """
     return ManagedProcess(
         [sys.executable, "-m", docker_guard.__name__, owner, str(folder)],
@@ -29,14 +29,14 @@ def start_guard(owner: str, folder: Path, log: Path) -> ManagedProcess:
 
 
 async def wait_for_guard(guard: ManagedProcess, folder: Path) -> None:
-    """Return when the guard is ready; before that it would not notice our death.
+    """Wait until the guard is ready to notice the death of this process.
 
     Raises:
-        HostError: it is not ready within `GUARD_LIMIT_S`. It is stopped.
+        HostError: the guard was not ready within `GUARD_LIMIT_S` and has been stopped.
     """
     deadline = time.monotonic() + GUARD_LIMIT_S
     while not (folder / docker_guard.READY).exists():
         if not guard.alive or time.monotonic() > deadline:
             await guard.stopped(0.0)
-            raise HostError("the process that would remove containers does not start", guard.log)
+            raise HostError("the guard process of the containers has not started", guard.log)
         await asyncio.sleep(POLL_S)

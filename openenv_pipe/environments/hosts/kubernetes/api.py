@@ -1,7 +1,7 @@
-"""The calls to a cluster's API that a host needs. The only importer of the Kubernetes client.
+"""The calls to a cluster's API that a host needs. Only this module imports the Kubernetes client.
 
-Answers are read as plain JSON: the client's models refuse fields that are newer than they are.
-Every call has a time limit. Nothing waits for a state or is retried.
+Answers are read as plain JSON, because the client's models refuse fields that are newer than they
+are. Every call has a time limit. No call waits for a state or is retried.
 """
 
 import json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from openenv_pipe.config.schema import KubernetesHostConfig
 
 CALL_LIMIT_S = 15.0
-LOG_LIMIT_S = 4 * 3600.0  # a kubelet ends idle streams by then; whoever reads opens another
+LOG_LIMIT_S = 4 * 3600.0  # a kubelet ends idle streams by then; the reader opens another
 NOT_FOUND = 404
 
 
@@ -74,7 +74,7 @@ class Cluster:
         await self._call(self._core.delete_namespaced_pod_without_preload_content, name=name)
 
     async def leases(self) -> list[Mapping[str, Any]]:
-        """Those of all runs in the namespace, ours and others'."""
+        """Return the leases of all runs in the namespace."""
         selector = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
         listed = await self._call(
             self._leases.list_namespaced_lease_without_preload_content,
@@ -90,7 +90,7 @@ class Cluster:
         )
 
     async def delete_lease(self, name: str) -> None:
-        """Removes all objects that the lease owns as well, in the cluster's own time."""
+        """Delete a lease. The cluster then deletes the objects that the lease owns."""
         await self._call(
             self._leases.delete_namespaced_lease_without_preload_content,
             name=name,
@@ -98,8 +98,11 @@ class Cluster:
         )
 
     async def log(self, pod: str, since_s: int | None) -> AsyncIterator[bytes]:
-        """What the pod's container writes, until it ends; from `since_s` seconds ago on."""
-        with one_kind_of_error():
+        """Yield the log of a pod's container until the container ends.
+
+        since_s: begin with what was written this many seconds ago; None: with the whole log.
+        """
+        with cluster_errors():
             response = await self._core.read_namespaced_pod_log_without_preload_content(
                 name=pod,
                 namespace=self.namespace,
@@ -117,7 +120,7 @@ class Cluster:
     async def port_forward(
         self, pod: str, port: int
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A WebSocket that carries one connection with a port of the pod."""
+        """Open a WebSocket that transports one connection to a port of the pod."""
         core = client.CoreV1Api(self._tunnel_api)
         opening = await core.connect_get_namespaced_pod_portforward_without_preload_content(
             name=pod, namespace=self.namespace, ports=str(port), _request_timeout=CALL_LIMIT_S
@@ -126,7 +129,7 @@ class Cluster:
             yield websocket
 
     async def _call(self, function: Any, **arguments: Any) -> Mapping[str, Any]:
-        with one_kind_of_error():
+        with cluster_errors():
             response = await function(
                 namespace=self.namespace, _request_timeout=CALL_LIMIT_S, **arguments
             )
@@ -139,8 +142,8 @@ class Cluster:
 
 
 @contextmanager
-def one_kind_of_error() -> Iterator[None]:
-    """Turns the client's errors into ClusterError."""
+def cluster_errors() -> Iterator[None]:
+    """Turn the client's errors into ClusterError."""
     try:
         yield
     except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -149,9 +152,12 @@ def one_kind_of_error() -> Iterator[None]:
 
 
 async def connect(settings: "KubernetesHostConfig") -> Cluster:
-    """The cluster that the kubeconfig, or the pod that we run in, names. Raises ConfigError.
+    """Return the cluster that the kubeconfig names, or the one that this process runs in.
 
-    Nothing is asked of it yet.
+    No call is made yet.
+
+    Raises:
+        ConfigError: there is no usable kubeconfig.
     """
     configuration = client.Configuration()
     path = settings.kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
@@ -165,7 +171,7 @@ async def connect(settings: "KubernetesHostConfig") -> Cluster:
             )
     except (ConfigException, OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"no cluster is known: {error}; set host.kubeconfig and host.context, as "
-            "`kubectl config get-contexts` shows them"
+            f"the kubeconfig names no usable cluster: {error}; set host.kubeconfig and "
+            "host.context, as `kubectl config get-contexts` shows them"
         ) from error
     return Cluster(configuration, settings.namespace)

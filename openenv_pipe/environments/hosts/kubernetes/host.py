@@ -1,8 +1,9 @@
-"""Environment servers in pods of a Kubernetes cluster, one each.
+"""Host `kubernetes`: environment servers in pods of a cluster, one server in each pod.
 
-All objects of a run belong to its lease, which is renewed while the run lives. A run that
-finds an expired lease removes it, and the cluster then removes the objects that it owns. Objects of
-others are not touched. Kubernetes restarts nothing, because that would hide a death from episodes.
+All objects of a run belong to its lease, which the run renews while it lives. A run that finds an
+expired lease of another run deletes it, and the cluster then deletes the objects that it owns.
+Other objects are not touched. Kubernetes does not restart pods: a restart that the host does not
+notice would break episodes without an error.
 """
 
 import asyncio
@@ -39,10 +40,10 @@ RENEW_EVERY_S = LEASE_DURATION_S / 10
 
 
 class KubernetesHost(SupervisedHost):
-    """`config.num_servers` pods, logs in `log_dir`/env-0.log and so on."""
+    """A host with `config.num_servers` pods, whose logs are `log_dir`/env-0.log and so on."""
 
     def __init__(self, env: "EnvConfig", config: "KubernetesHostConfig", log_dir: Path) -> None:
-        """Starts nothing yet. Raises ConfigError for a `pod_spec` that is refused."""
+        """Prepare the host without starting it. Raises ConfigError if `pod_spec` is refused."""
         pod(env, config, name="", owner={"name": ""}, index=0)
         self._config = config
         self._run = f"openenv-pipe-{secrets.token_hex(4)}"
@@ -65,7 +66,7 @@ class KubernetesHost(SupervisedHost):
         return {"image": {"name": self._config.image, "id": ", ".join(digests)}}
 
     async def start(self) -> None:
-        """See `Host.start`. Removes what dead runs have left in the namespace."""
+        """See `Host.start`. Objects of dead runs in the namespace are deleted first."""
         try:
             await self._prepare()
         except ClusterError as error:
@@ -78,7 +79,7 @@ class KubernetesHost(SupervisedHost):
 
     async def _prepare(self) -> None:
         self._cluster = await connect(self._config)
-        await sweep(self._cluster)
+        await delete_dead_runs(self._cluster)
         holder = f"{socket.gethostname()}/{os.getpid()}"
         created = await self._cluster.create(lease(self._run, holder, datetime.now(UTC)))
         owner = owner_reference(created)
@@ -89,7 +90,7 @@ class KubernetesHost(SupervisedHost):
         self._renewal = asyncio.create_task(self._renew(self._cluster))
 
     def _shared_objects(self, owner: Manifest) -> list[Manifest]:
-        """What is created beside the pods."""
+        """Return the manifests of the objects beside the pods, as the configuration needs them."""
         objects = []
         if self._config.network == "none-outbound":
             objects.append(network_policy(self._config, owner=owner))
@@ -99,14 +100,14 @@ class KubernetesHost(SupervisedHost):
         return objects
 
     async def _renew(self, cluster: Cluster) -> None:
-        """Say that the run lives. A lease that somebody removed ends it: its pods went along."""
+        """Renew the lease regularly; fail the host if somebody deleted it, and so the pods."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             try:
                 await cluster.renew_lease(self._run, datetime.now(UTC))
             except ClusterError as error:
                 if error.status == NOT_FOUND:
-                    self._pool.fail(HostError(f"the lease {self._run} of this run was removed"))
+                    self._pool.fail(HostError(f"the lease {self._run} of this run was deleted"))
                     return
 
     async def _close(self) -> None:
@@ -116,25 +117,25 @@ class KubernetesHost(SupervisedHost):
             await super()._close()
         finally:
             if self._cluster is not None:
-                with suppress(ClusterError):  # it expires, and a later run removes it
+                with suppress(ClusterError):  # the lease expires, and a later run deletes it
                     await self._cluster.delete_lease(self._run)
                 await self._cluster.close()
 
     def _refusal(self, error: ClusterError) -> HostError:
         advice = {
-            0: "is the cluster reachable, and host.context the right one?",
+            0: "check that the cluster is reachable and that host.context names the right one",
             401: "log in to the cluster again",
             403: f"docs/kubernetes.md lists what the account must be allowed to do in namespace "
             f"{self._config.namespace}",
-            NOT_FOUND: f"is there a namespace {self._config.namespace}? set host.namespace",
+            NOT_FOUND: f"set host.namespace if there is no namespace {self._config.namespace}",
         }
         more = f"; {advice[error.status]}" if error.status in advice else ""
-        return HostError(f"env {self._env.name!r}: the cluster refuses us: {error}{more}")
+        return HostError(f"env {self._env.name!r}: the cluster refuses a call: {error}{more}")
 
 
-async def sweep(cluster: Cluster) -> None:
-    """Remove the runs of the namespace whose lease has expired, with all that they own."""
+async def delete_dead_runs(cluster: Cluster) -> None:
+    """Delete the expired leases in the namespace, and with them the objects that they own."""
     for each in await cluster.leases():
         if has_expired(each, datetime.now(UTC)):
-            with suppress(ClusterError):  # another run was faster
+            with suppress(ClusterError):  # another run has deleted it
                 await cluster.delete_lease(each["metadata"]["name"])

@@ -1,7 +1,7 @@
-"""Manifests of the objects that are created in a cluster. Pure functions, without any calls.
+"""Manifests of the objects that a host creates in a cluster. These functions make no calls.
 
-Pods get no privileges, no capabilities, no service account token, and are not restarted by
-Kubernetes. Fields of `host.pod_spec` that would change this are refused.
+Pods get no privileges, no capabilities and no service account token, and Kubernetes does not
+restart them. Fields of `host.pod_spec` that would change this are refused.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,10 @@ LEASE_DURATION_S = 300  # a run that has not renewed its lease for so long is de
 
 
 def lease(run: str, holder: str, now: datetime) -> Manifest:
-    """The object that owns all others of a run, and says that the run is alive."""
+    """Return the manifest of a run's lease, which owns the run's other objects.
+
+    holder: who runs it, as host name and process id, for people who look at the cluster.
+    """
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -38,12 +41,12 @@ def lease(run: str, holder: str, now: datetime) -> Manifest:
 
 
 def renewal(now: datetime) -> Manifest:
-    """The part of a lease's spec that is written again and again."""
+    """Return the part of a lease's spec that each renewal writes."""
     return {"renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
 
 
 def has_expired(lease_as_read: Mapping[str, Any], now: datetime) -> bool:
-    """True for the lease of a run that died without giving it back."""
+    """Return whether a lease was not renewed in time, because its run has died."""
     spec = lease_as_read["spec"]
     renewed = datetime.fromisoformat(spec["renewTime"])
     return (now - renewed).total_seconds() > spec["leaseDurationSeconds"]
@@ -52,7 +55,13 @@ def has_expired(lease_as_read: Mapping[str, Any], now: datetime) -> bool:
 def pod(
     env: "EnvConfig", config: "KubernetesHostConfig", *, name: str, owner: Manifest, index: int
 ) -> Manifest:
-    """One environment server. owner: see `owner_reference`. Raises ConfigError."""
+    """Return the manifest of a pod with one environment server.
+
+    owner: see `owner_reference`.
+
+    Raises:
+        ConfigError: `host.pod_spec` sets a field that this function sets.
+    """
     spec = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -86,7 +95,7 @@ def pod(
 
 
 def container(env: "EnvConfig", config: "KubernetesHostConfig") -> Manifest:
-    """The server's container and its limits. Requests are the limits: nothing is overcommitted."""
+    """Return a pod's container. It requests as much as its limits, so no node is overcommitted."""
     limits = {"memory": f"{config.mem_limit_mb}Mi", "cpu": f"{round(config.cpus * 1000)}m"}
     if config.gpus:
         limits["nvidia.com/gpu"] = str(config.gpus)
@@ -116,7 +125,7 @@ def container(env: "EnvConfig", config: "KubernetesHostConfig") -> Manifest:
 
 
 def service(config: "KubernetesHostConfig", *, owner: Manifest, index: int) -> Manifest:
-    """The address of one server inside the cluster. It outlives the pods that stand behind it."""
+    """Return the service of a server: its address in the cluster, whichever pod it runs in."""
     run = owner["name"]
     return {
         "apiVersion": "v1",
@@ -134,7 +143,10 @@ def service(config: "KubernetesHostConfig", *, owner: Manifest, index: int) -> M
 
 
 def network_policy(config: "KubernetesHostConfig", *, owner: Manifest) -> Manifest:
-    """No way out for the pods of a run, and one way in. A cluster may lack what enforces it."""
+    """Return a policy that forbids a run's pods all connections except incoming ones to the port.
+
+    A cluster without a network plugin for policies does not enforce it.
+    """
     run = owner["name"]
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -150,13 +162,13 @@ def network_policy(config: "KubernetesHostConfig", *, owner: Manifest) -> Manife
 
 
 def labels(run: str, index: int | None = None) -> dict[str, str]:
-    """What the objects of a run carry; with an index, those of one server."""
-    which = {} if index is None else {SERVER: str(index)}
-    return {**MANAGED_BY, RUN: run, **which}
+    """Return the labels of a run's objects; with an index, of those of one server."""
+    server = {} if index is None else {SERVER: str(index)}
+    return {**MANAGED_BY, RUN: run, **server}
 
 
 def owner_reference(created_lease: Mapping[str, Any]) -> Manifest:
-    """Makes the cluster remove an object when the run's lease is removed."""
+    """Return the reference in an object that lets the cluster delete it with the run's lease."""
     return {
         "apiVersion": created_lease["apiVersion"],
         "kind": created_lease["kind"],
@@ -166,7 +178,7 @@ def owner_reference(created_lease: Mapping[str, Any]) -> Manifest:
 
 
 def trouble(pod_as_read: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Why a pod is dead, or will never start, in words (None: it is not); and what it is up to."""
+    """Return why a pod is dead or will never start (None: neither), and its present state."""
     status = pod_as_read.get("status", {})
     phase = status.get("phase", "Unknown")
     states = [each.get("state", {}) for each in status.get("containerStatuses", [])]
@@ -187,7 +199,7 @@ def trouble(pod_as_read: Mapping[str, Any]) -> tuple[str | None, str]:
     return None, phase
 
 
-# ErrImagePull is not among them: it may be the network, and is tried again for a while.
+# ErrImagePull is not among these reasons: the network may be the cause, and Kubernetes tries again.
 NEVER_STARTS = (
     *("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),

@@ -1,4 +1,4 @@
-"""One environment server in a pod: its start, its log, its death. A new start is a new pod."""
+"""One environment server in a pod: its start, its log and its death. Each start makes a new pod."""
 
 import asyncio
 import math
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig, KubernetesHostConfig
 
 POLL_S = 1.0
-API_OUTAGE_S = 60.0  # how long a pod counts as alive while the API cannot be asked
-LOG_END_S = 2.0  # what the log of an ended pod may take to end
+API_OUTAGE_S = 60.0  # how long a pod counts as alive while the API does not answer
+LOG_END_S = 2.0  # time limit for the rest of an ended pod's log
 
 
 class EnvPod:
-    """See `system.supervisor.RestartableServer`. `join` has to be called before `start`."""
+    """A `system.supervisor.RestartableServer`. Call `join` before `start`."""
 
     def __init__(
         self, env: "EnvConfig", config: "KubernetesHostConfig", index: int, log: Path
     ) -> None:
         self.log = log
         self.url = ""
-        self.image_id = ""  # with the digest, once it has started
+        self.image_id = ""  # with the image's digest, once the pod has started
         self._env = env
         self._config = config
         self._index = index
         self._num_starts = 0
-        self._name = ""  # of the pod; empty: there is none
+        self._name = ""  # the pod's name; empty: there is no pod
         self._tunnel: Tunnel | None = None
         self._follower: asyncio.Task[None] | None = None
 
     def join(self, cluster: Cluster, owner: Manifest) -> None:
-        """Say where to start, and which lease owns the pods."""
+        """Set the cluster of the pods and the lease that owns them."""
         self._cluster = cluster
         self._owner = owner
 
@@ -72,14 +72,14 @@ class EnvPod:
                 cause, _ = trouble(await self._cluster.read_pod(self._name))
                 answered = time.monotonic()
             except ClusterError as error:
-                cause = "the pod was removed" if error.status == NOT_FOUND else None
+                cause = "the pod was deleted" if error.status == NOT_FOUND else None
             if cause is not None:
                 return cause
             await asyncio.sleep(POLL_S)
         return f"the cluster's API has not answered for {API_OUTAGE_S:g} s"
 
     async def stop(self) -> None:
-        """See `RestartableServer.stop`. A pod that is not removed now is removed with its lease."""
+        """See `RestartableServer.stop`. A pod that cannot be deleted now goes with its lease."""
         if self._tunnel is not None:
             await self._tunnel.close()
         name, self._name = self._name, ""
@@ -95,7 +95,7 @@ class EnvPod:
         """Wait for the pod's readiness probe, GET /health. Raises HostError, ClusterError."""
         while True:
             seen = await self._cluster.read_pod(self._name)
-            cause, doing = trouble(seen)
+            cause, state = trouble(seen)
             if cause is not None:
                 raise HostError(f"the server died before it was ready: {cause}")
             if is_ready(seen):
@@ -105,7 +105,7 @@ class EnvPod:
                 limit_s = self._config.start_timeout_s
                 raise HostError(
                     f"/health did not answer within host.start_timeout_s={limit_s:g}; the pod is "
-                    f"{doing}"
+                    f"{state}"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -118,8 +118,7 @@ class EnvPod:
         return await self._tunnel.open()
 
     async def _follow(self, name: str) -> None:
-        """Write the log until the pod ends. After a stream that broke, the last seconds may be
-        there twice."""
+        """Copy the log until the pod ends. If a stream breaks, its last seconds may be repeated."""
         since_s = None
         with self.log.open("ab", buffering=0) as file:
             while True:
@@ -130,13 +129,13 @@ class EnvPod:
                 await asyncio.sleep(POLL_S)
 
     async def _copy_log(self, name: str, since_s: int | None, file: BinaryIO) -> int | None:
-        """Copy what there is and what comes. Returns how far back to begin the next time."""
+        """Copy the log until the stream ends; return `since_s` for the next stream."""
         read = time.monotonic()
         try:
             async for chunk in self._cluster.log(name, since_s):
                 file.write(chunk)
                 read = time.monotonic()
-        except ClusterError:  # the container has not begun, or the API is away for a moment
+        except ClusterError:  # the container has not started, or the API does not answer now
             return since_s
         return math.ceil(time.monotonic() - read + POLL_S) + 1
 

@@ -1,8 +1,9 @@
-"""Forwards a local port to a port of a pod, through the cluster's API.
+"""Forward a local port to a port of a pod, through the cluster's API.
 
 Each connection is one WebSocket of the API's port-forward, with two channels: data and errors.
-The Kubernetes client's own port-forward needs a thread per connection and select(), which stops at
-1024 file descriptors. A broken connection is not reopened, because its user has to notice.
+The Kubernetes client's own port-forward is not used, because it needs a thread per connection and
+select(), which is limited to 1024 file descriptors. A broken connection is not reopened, so that
+its user notices.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ CONNECT_LIMIT_S = 15.0
 
 
 class Tunnel:
-    """Forwards connections from `open` to `close`."""
+    """Forwards connections between the calls of `open` and `close`."""
 
     def __init__(self, cluster: Cluster, pod: str, port: int) -> None:
         self._cluster = cluster
@@ -29,7 +30,7 @@ class Tunnel:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Begin to listen and return the URL."""
+        """Start listening and return the URL."""
         self._server = await asyncio.start_server(self._accept, ADDRESS, 0, backlog=1024)
         return f"http://{ADDRESS}:{self._server.sockets[0].getsockname()[1]}"
 
@@ -68,13 +69,13 @@ class Tunnel:
 
 
 async def inward(reader: asyncio.StreamReader, websocket: aiohttp.ClientWebSocketResponse) -> None:
-    """Forward data from here to the pod until this end closes."""
+    """Forward data from the local end to the pod until the local end closes."""
     while data := await reader.read(CHUNK):
         await websocket.send_bytes(bytes([DATA]) + data)
 
 
 async def outward(websocket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
-    """Forward data from the pod until that end closes or reports an error.
+    """Forward data from the pod until the pod closes the connection or reports an error.
 
     The first message of each channel is the port number, which is skipped.
     """
