@@ -1,4 +1,4 @@
-"""Load the policy of a model block: built from a seed, read from a folder, or taken from a hub."""
+"""Load the policy of a model block: built from a seed, or read from a folder or a model hub."""
 
 import contextlib
 import re
@@ -25,10 +25,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def select_device(name: str) -> torch.device:
-    """Return the device that the key `device` names; "auto" is CUDA where there is one.
+    """Return the device for a value of the key `device`; "auto" is CUDA if torch sees a GPU.
 
     Raises:
-        ConfigError: it is "cuda", and there is none.
+        ConfigError: the name is "cuda", and torch sees no GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda, but torch sees no CUDA device; set device=auto or cpu")
@@ -38,12 +38,12 @@ def select_device(name: str) -> torch.device:
 def load_policy(
     config: ModelConfig, *, seed: int, device: torch.device, checkpoint: Path | None = None
 ) -> Policy:
-    """Load the policy as it is at its start, or with the weights of a checkpoint's folder.
+    """Load the untrained policy, or the weights in a checkpoint's folder.
 
-    seed: of a new adapter's weights; a tiny model has `config.seed` for its own.
+    seed: the seed of a new adapter's weights. `config.seed` is that of a tiny model.
 
     Raises:
-        ConfigError: the model cannot be read, or is one that cannot be trained here.
+        ConfigError: the model cannot be read, or its architecture cannot be trained.
     """
     transformers.logging.disable_progress_bar()  # a run shows its own progress
     tokenizer = load_tokenizer(config)
@@ -58,7 +58,7 @@ def load_policy(
         quantize(model, precision=_DTYPES[config.autocast], device=device)
     if config.lora.rank:
         torch.manual_seed(seed)
-        with warnings.catch_warnings():  # peft 0.21 asks transformers 5 by an old name
+        with warnings.catch_warnings():  # peft 0.21 uses an old name of transformers 5
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             model = _with_adapter(model, config, checkpoint)
     return Policy(
@@ -71,13 +71,13 @@ def load_policy(
 
 
 def check_architecture(config: RunConfig) -> None:
-    """Build the model without weights, and check what needs no more than that.
+    """Check whether the model can be trained as configured, without its weights.
 
     A model of the hub has to be on this machine (see `find_model_folder`).
 
     Raises:
-        ConfigError: the model cannot be trained here, its adapter fits none of its layers, or
-            episodes may be longer than its positions.
+        ConfigError: the architecture cannot be trained, the adapter fits none of its layers, or
+            episodes may have more tokens than the model has positions.
     """
     model = _build_empty(config.model)
     _refuse_sliding_attention(model)
@@ -89,7 +89,7 @@ def check_architecture(config: RunConfig) -> None:
 
 
 def find_max_length(model: Any) -> int | None:
-    """The number of positions of a model, in tokens; None if it says none."""
+    """Return the number of positions of a model, in tokens; None if its config names none."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -103,12 +103,13 @@ def refuse_long_episodes(config: RunConfig, max_length: int | None) -> None:
 
 
 def find_model_folder(config: HubModelConfig) -> Path | None:
-    """Return the model's folder, its own or in the hub's cache; None if it is not here yet.
+    """Return the folder that `model.path` names, or the one in the hub's cache.
 
-    A cached config.json without weights, as an interrupted download leaves it, does not count.
+    Returns None if the model has to be downloaded. A cached config.json without weights, as an
+    interrupted download leaves it, does not count.
 
     Raises:
-        ConfigError: the path is neither a folder nor a possible id of a hub.
+        ConfigError: the path is neither a folder nor a valid id of a model hub.
     """
     folder = Path(config.path).expanduser()
     if folder.is_dir():
@@ -117,7 +118,8 @@ def find_model_folder(config: HubModelConfig) -> Path | None:
         found = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
     except HFValidationError:
         raise ConfigError(
-            f"model.path={config.path!r} is neither a folder here nor an id such as Qwen/Qwen3-0.6B"
+            f"model.path={config.path!r} is neither a folder on this machine nor an id such as "
+            "Qwen/Qwen3-0.6B"
         ) from None
     if not isinstance(found, str) or not any(Path(found).parent.glob("*.safetensors")):
         return None
@@ -125,7 +127,7 @@ def find_model_folder(config: HubModelConfig) -> Path | None:
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """Load the tokenizer, with the chat template that the block asks for. Raises ConfigError."""
+    """Load the tokenizer, with `model.chat_template` if it is set. Raises ConfigError."""
     if isinstance(config, TinyModelConfig):
         tokenizer: Any = tiny.build_tokenizer()
     else:
@@ -137,13 +139,13 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 
 def _build_empty(config: ModelConfig) -> Any:
-    """The model on torch's device `meta`, which has shapes and no values."""
+    """Build the model on torch's device `meta`: it has shapes and no values."""
     with torch.device("meta"):
         if isinstance(config, TinyModelConfig):
             return Qwen3ForCausalLM(tiny.model_config(config, tiny.build_tokenizer()))
         with _readable_errors(config):
             folder = find_model_folder(config)
-            assert folder is not None  # as the caller has made sure
+            assert folder is not None  # the caller has checked that
             found = AutoConfig.from_pretrained(folder)
             return AutoModelForCausalLM.from_config(found, attn_implementation="sdpa")
 
@@ -172,9 +174,9 @@ def _readable_errors(config: HubModelConfig) -> Iterator[None]:
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"model.path={config.path!r} cannot be loaded: {first_line} Give a folder with "
-            "config.json and safetensors weights, or an id on a hub that this machine reaches; "
-            "model=tiny needs neither"
+            f"model.path={config.path!r} cannot be loaded: {first_line} Set it to a folder with "
+            "config.json and safetensors weights, or to an id on a hub that this machine can "
+            "reach; model=tiny needs neither"
         ) from None
 
 
@@ -183,7 +185,7 @@ def _read(path: str, **options: Any) -> Any:
         path,
         use_safetensors=True,
         trust_remote_code=False,
-        attn_implementation="sdpa",  # the engine's masks are made for it
+        attn_implementation="sdpa",  # the local engine makes masks for it
         **options,
     )
 
@@ -194,8 +196,8 @@ def _refuse_sliding_attention(model: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or default)
     if kinds != {"full_attention"}:
         raise ConfigError(
-            f"model.path: this model has layers of {', '.join(sorted(kinds))}; engine=local keeps "
-            "full attention only, so choose a model without sliding windows or linear attention"
+            f"model.path: this model has layers of {', '.join(sorted(kinds))}, but only full "
+            "attention is supported; choose a model without sliding windows or linear attention"
         )
 
 
@@ -214,5 +216,5 @@ def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> A
     except (ValueError, re.error) as error:
         raise ConfigError(
             f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: "
-            f"{error}; all-linear fits any"
+            f"{error}; all-linear fits every model"
         ) from None

@@ -90,7 +90,7 @@ class Policy:
             return self._head(hidden)
 
     def model_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return transformers' own logits [B, T, V], with which everything else must agree."""
+        """Return the logits [B, T, V] of transformers' own forward pass, for comparison."""
         with self._precision():
             return self.model(input_ids=token_ids, use_cache=False).logits
 
@@ -133,10 +133,11 @@ class Policy:
 
     @contextlib.contextmanager
     def _checkpointing(self) -> Iterator[None]:
-        """Checkpoint activations inside, if the configuration asks for it.
+        """Within the block, checkpoint activations if the configuration asks for it.
 
-        transformers checkpoints only in training mode, so the layers, but not their parts with
-        dropout, are switched to it. Outside, the engine needs the cache that this disables.
+        transformers checkpoints only in training mode, so the layers themselves, but not their
+        parts with dropout, are switched to it. Checkpointing disables the cache, which the engine
+        needs outside of the block.
         """
         before = [layer.training for layer in self._checkpointed]
         for layer in self._checkpointed:
@@ -148,7 +149,7 @@ class Policy:
                 layer.training = mode
 
     def _padded_hidden(self, batch: Batch) -> torch.Tensor:
-        """Return the same with samples side by side, padded on the right, for any attention."""
+        """Return the same as `row_hidden`, from padded samples, which every attention supports."""
         assert not batch.is_shared, "this model's attention does not allow shared tokens"
         rows = [batch.token_ids[node.start : node.end] for node in batch.nodes]
         padded_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -158,9 +159,9 @@ class Policy:
             return self.hidden(padded_BT)[is_token_BT]
 
     def twin(self, *, learns: bool = False) -> "Policy":
-        """Copy the policy, to sample while this one learns, or to learn.
+        """Return a copy, which samples while this policy learns, or learns itself.
 
-        Parameters that are not trained are the same tensors in both.
+        The two share the tensors of parameters that are not trained.
         """
         shared = {id(values): values for values in self.model.parameters()}
         own = {id(values) for _, values in self.trained_parameters()}
@@ -184,10 +185,10 @@ class Policy:
             mine.copy_(theirs)
 
     def keep_reference(self, weights: list[torch.Tensor] | None = None) -> None:
-        """Fix the reference of `reference_logprobs`: the policy as it is now, or with `weights`.
+        """Set the reference of `reference_logprobs`: the present policy, or one with `weights`.
 
-        Only trained parameters are copied: the adapter if there is one, never the model under it.
-        For an adapter that is still zero nothing is copied; the reference is the model without it.
+        Only trained parameters are copied: with an adapter, the adapter alone. If the adapter is
+        still zero nothing is copied, because the model without it is the reference.
         """
         if weights is not None:
             self._reference = weights
@@ -197,7 +198,7 @@ class Policy:
             self._reference = [values.data.clone() for _, values in self.trained_parameters()]
 
     def _adapter_is_nothing(self) -> bool:
-        """True if the adapter changes nothing, as before the first step."""
+        """Return whether the adapter has no effect, as before the first step."""
         trained = self.trained_parameters()
         return all("lora_" in name for name, _ in trained) and not any(
             values.any() for name, values in trained if "_B." in name
@@ -205,13 +206,15 @@ class Policy:
 
     @property
     def reference(self) -> list[torch.Tensor] | None:
-        """The reference's trained parameters; [] for the model without its adapter, None if there
-        is no reference."""
+        """The reference's trained parameters; None if there is no reference.
+
+        An empty list stands for the model without its adapter.
+        """
         return self._reference
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
-        """Return logprobs [N] of the reference. Never call it between forward and backward."""
+        """Return logprobs [N] of the reference. Do not call it between forward and backward."""
         assert self._reference is not None, "keep_reference was not called"
         without = self._lent_weights if self._reference else lambda _: self.model.disable_adapter()
         with without(self._reference):
@@ -219,7 +222,7 @@ class Policy:
 
     @contextlib.contextmanager
     def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
-        """Give the trained parameters other values inside, without copying."""
+        """Within the block, use other values for the trained parameters, without copying."""
         own = [parameter.data for _, parameter in self.trained_parameters()]
         self._hold(weights)
         try:
@@ -233,9 +236,10 @@ class Policy:
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """Enable dropout inside, if the model has any.
+        """Within the block, enable dropout, if the model has any.
 
-        Only for supervised learning: with it, ratios to a sampler without dropout would be noise.
+        This is only for supervised learning: the ratios of GRPO are to a sampler without dropout,
+        and would be noise.
         """
         self.model.train()
         try:

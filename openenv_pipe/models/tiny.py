@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Build a tokenizer of 256 bytes and five markers; without merges, a letter is a token."""
+    """Build a tokenizer with a token for each byte and each of the five markers."""
     symbols = [PAD, SYSTEM, USER, ASSISTANT, END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {symbol: index for index, symbol in enumerate(symbols)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -39,7 +39,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model_config(config: TinyModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    """Return the architecture; the caller draws the weights from the run's seed."""
+    """Return the architecture. The caller draws the weights."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,

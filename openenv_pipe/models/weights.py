@@ -1,4 +1,4 @@
-"""The weights that a server of the policy needs, and the logprobs to check it by.
+"""The policy's weights in the form that servers need, and the logprobs to check a server.
 
 Shape letters: P prompts, V vocabulary.
 """
@@ -23,7 +23,10 @@ _FIRST_PROBE_SIZE, _MOST_DOUBLINGS = 1e-2, 16
 
 
 class Publication:
-    """The policy as servers receive it. All methods block and must run in torch's thread."""
+    """Implements `engines.vllm.policy_source.PolicySource` for a policy.
+
+    All methods block and must run in torch's thread.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -34,7 +37,7 @@ class Publication:
         self.end_id = policy.end_id
 
     def write_base(self, folder: Path) -> None:
-        """Write the model without its adapter, and the tokenizer, as any library reads them."""
+        """Write the model without its adapter, and the tokenizer, in transformers' format."""
         self._write_model(folder, with_adapter=False)
         self._policy.tokenizer.save_pretrained(folder)
 
@@ -43,8 +46,10 @@ class Publication:
         self._write_model(folder, with_adapter=True)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return what `write_weights` writes, on the learner's device; weights that nothing is
-        merged into are the policy's own tensors."""
+        """Return what `write_weights` writes, on the learner's device.
+
+        Weights without a merged adapter are the policy's own tensors, not copies.
+        """
         base = self._base
         return revert_weight_conversion(base, _plain_weights(base, with_adapter=True))
 
@@ -60,9 +65,9 @@ class Publication:
     def write_probe(
         self, folder: Path, prompts: Sequence[Sequence[int]], temperature: float, *, moves: float
     ) -> np.ndarray:
-        """Write an adapter of random values and return the logprobs [P, V] under it.
+        """Write an adapter of random values and return the logprobs [P, V] with it.
 
-        They differ from the policy's by at least `moves` somewhere.
+        At least one of them differs from the policy's by `moves` or more.
         """
         before_PV = self.next_logprobs(prompts, temperature)
         size = _FIRST_PROBE_SIZE
@@ -76,7 +81,7 @@ class Publication:
         raise AssertionError(f"an adapter of size {size / 2:g} does not change the policy")
 
     def free_memory(self) -> None:
-        """Release GPU memory that torch has cached, because another process may need it."""
+        """Release the GPU memory that torch has cached, for other processes."""
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -93,7 +98,10 @@ class Publication:
 
     @contextlib.contextmanager
     def _made_up_adapter(self, size: float) -> Iterator[None]:
-        """Fill the adapter with draws of this deviation inside; they are the same every time."""
+        """Within the block, replace the adapter's weights by fixed random ones.
+
+        size: their standard deviation.
+        """
         own = [(parameter, parameter.data) for _, parameter in self._policy.trained_parameters()]
         draw = torch.Generator().manual_seed(_PROBE_SEED)
         try:
@@ -111,14 +119,14 @@ class Publication:
 
     @property
     def _base(self) -> Any:
-        """Return the model without peft around it."""
+        """The transformers model without peft's wrapper."""
         model = self._policy.model
         return model if self._adapter is None else model.get_base_model()
 
 
 @torch.no_grad()
 def _plain_weights(base: Any, with_adapter: bool) -> dict[str, torch.Tensor]:
-    """Return the weights by their names without peft, with the low-rank products added or not."""
+    """Return the weights by transformers' names; `with_adapter`: with the adapter merged in."""
     products = {
         f"{name}.weight": module.get_delta_weight("default")  # type: ignore[attr-defined]  # all of peft's have it
         for name, module in base.named_modules()

@@ -1,4 +1,4 @@
-"""Build the components of a run from its configuration, and end them with it."""
+"""Build the components of a run from its configuration, and close them at its end."""
 
 import asyncio
 import logging
@@ -133,9 +133,9 @@ def _load_checked(
     checkpoint: Path | None,
     tell: Callable[[str], None],
 ) -> Policy | None:
-    """Load the model and check its forward pass and length; None if an engine has its own.
+    """Load the model, and check its forward pass and its number of positions.
 
-    Raises ConfigError.
+    Returns None if the engine needs no model in this process. Raises ConfigError.
     """
     if not config.engine.capabilities.needs_tokenizer:
         return None
@@ -199,9 +199,10 @@ async def _opened_engine(
 def _own_sampler(
     config: RunConfig, policy: Policy, torch_thread: ThreadPoolExecutor
 ) -> Iterator[dict[str, Any]]:
-    """Yield the local engine's model and thread: the learner's, or with `max_staleness` its own.
+    """Yield the local engine's policy and thread, as keyword arguments of `LocalEngine`.
 
-    An own model is a copy of the trained one, so that both can work at the same time.
+    They are the learner's. With `max_staleness` the engine gets a copy of the policy and another
+    thread, so that both can work at the same time.
     """
     if not config.trainer.max_staleness:
         yield {"model": policy, "executor": torch_thread}
@@ -217,13 +218,13 @@ def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
     model = config.model
     if not isinstance(model, HubModelConfig) or (checkpoint and not model.lora.rank):
         return None
-    if model.quantization != "none":  # the adapter belongs above the rounded weights
+    if model.quantization != "none":  # the adapter is trained on top of the quantized weights
         return None
     return Source(path=str(Path(model.path).expanduser()), revision=model.revision)
 
 
 def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
-    """Return the learner's use of GPUs, which servers on this machine have to respect."""
+    """Return the learner's use of this machine's GPUs."""
     if policy.device.type != "cuda":
         return LearnerFootprint(on_gpu=False)
     shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)

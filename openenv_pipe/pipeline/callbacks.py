@@ -1,4 +1,4 @@
-"""Callbacks that the caller passes, which run after each step and may stop the run."""
+"""The callbacks of the Python API, which are called after each step and may stop the run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,9 +14,9 @@ class StepCallback(Protocol):
     """An object whose `on_step` is called after each step of the warm start and of GRPO."""
 
     def on_step(self, run: Run, metrics: Mapping[str, Any]) -> str | None:
-        """Return None to go on, or a sentence that says why the run is to stop.
+        """Return None to continue, or the reason why the run should stop.
 
-        run: reads the run's folder. metrics: the step's line of metrics.jsonl, which is written.
+        run: the run's folder. metrics: the step's line of metrics.jsonl, which is written by then.
         """
 
 
@@ -35,8 +35,8 @@ def call_back(callbacks: Sequence[Callback], run: Run, metrics: Mapping[str, Any
         reason = function(run, metrics)
         if reason is not None and not isinstance(reason, str):
             raise TypeError(
-                f"the callback {callback!r} returned {reason!r}; expected None to go on, or the "
-                "reason to stop as text"
+                f"the callback {callback!r} returned {reason!r}; expected None to continue, or "
+                "the reason to stop as text"
             )
         if reason is not None:
             reasons.append(reason)

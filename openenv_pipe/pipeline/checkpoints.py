@@ -62,8 +62,8 @@ class Saver:
     ) -> None:
         """Save the policy and all state that the next step depends on.
 
-        warm_start: saves its state too, during the warm start. passing: the checkpoint is only for
-        resuming, and is deleted when there is a newer one.
+        warm_start: its state is saved too; None after the warm start. passing: the checkpoint is
+        only for resuming, and is deleted when there is a newer one.
         """
         in_warm_start = at.stage == "warm_start"
         with new_checkpoint(self._folder, at) as path:
@@ -96,7 +96,7 @@ class Saver:
             warm_start.restore(read_json(checkpoint / RESUME / WARM_START))
 
     def tidy(self) -> None:
-        """Point `best` to the best checkpoint, and delete those that need not be kept."""
+        """Let `best` link to the best checkpoint, and delete those that need not be kept."""
         measured = self._measure()
         self._say_missing(measured)
         best = self._find_best(measured)

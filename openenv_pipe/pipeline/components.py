@@ -40,7 +40,7 @@ class Components:
         try:
             return await loop.run_in_executor(self.torch_thread, partial(function, *args, **kwargs))
         except torch.OutOfMemoryError as error:
-            assert self.policy is not None  # only its work needs the device
+            assert self.policy is not None  # without a policy, no work uses the device
             raise TrainingError(
                 f"out of memory on {self.policy.device}: {error}; lower trainer.tokens_per_batch "
                 "(the learner) or engine.max_batch (the sampler), set "
@@ -50,5 +50,8 @@ class Components:
 
 
 def with_scripted_player(rollout: RolloutContext, policy: str) -> RolloutContext:
-    """The context in which the function `module:name` writes the replies. Raises ConfigError."""
+    """Return the context with a scripted player, the function `module:name`, as its engine.
+
+    Raises ConfigError.
+    """
     return rollout.with_engine(ScriptedEngine(load_callable(policy)))

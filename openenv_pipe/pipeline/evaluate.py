@@ -98,7 +98,7 @@ async def _play_baseline(
 
 
 def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
-    """Return why this evaluation ends training, in a sentence; None if training goes on."""
+    """Return the reason if this evaluation ends training; None if training continues."""
     stop = config.eval.during.stop
     interval = report.success if stop.measure == "success" else report.reward
     if stop.at is None or interval is None:

@@ -28,7 +28,7 @@ class StartEvaluation(EvaluationStage):
     label = "start"
 
     def __init__(self, context: StageContext, origin: StageStep | None) -> None:
-        """origin: where a fork began; None for any other run."""
+        """origin: the step that a fork starts from; None for other runs."""
         super().__init__(context)
         self._origin = origin
 
@@ -41,12 +41,12 @@ class StartEvaluation(EvaluationStage):
 
 
 class WarmStartEvaluation(EvaluationStage):
-    """Evaluates the policy that comes out of the warm start."""
+    """Evaluates the policy after the warm start."""
 
     label = "warm_start"
 
     def __init__(self, context: StageContext, origin: StageStep | None) -> None:
-        """origin: where a fork began, for which that evaluation is the one of its start."""
+        """origin: the step that a fork starts from, which `StartEvaluation` has evaluated."""
         super().__init__(context)
         self._origin = origin
 
@@ -60,7 +60,7 @@ class FinalEvaluation(EvaluationStage):
     label = "trained"
 
     def __init__(self, context: StageContext, stop_after: int | None) -> None:
-        """stop_after: the step at which this attempt ends without an evaluation, if any."""
+        """stop_after: the step after which this attempt ends without an evaluation, if any."""
         super().__init__(context)
         self._stop_after = stop_after
         self._has_grpo = context.components.config.trainer.steps > 0

@@ -24,7 +24,7 @@ from openenv_pipe.system.progress import Progress
 
 
 class Evaluations:
-    """Plays the evaluations that the run folder does not have yet; others are not repeated."""
+    """Plays those evaluations that the run folder does not have yet."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Evaluations:
         progress: Progress,
         clear_engine: Callable[[], Awaitable[None]],
     ) -> None:
-        """clear_engine: waits until an evaluation may use the engine."""
+        """clear_engine: prepares the engine for an evaluation."""
         self._clear_engine = clear_engine
         self._config = config
         self._rollout = rollout
@@ -68,7 +68,7 @@ class Evaluations:
         return stop_reason(self._config, done[-1])
 
     def _keep(self, evaluations: list[Evaluation]) -> None:
-        """Save and show evaluations; the first is saved last, so that it proves all are there."""
+        """Save and show evaluations. The first is saved last: if it exists, so do the others."""
         for evaluation in reversed(evaluations):
             save_evaluation(self._folder, evaluation)
         for evaluation in evaluations:
@@ -90,11 +90,11 @@ class NoEvaluations:
     """The evaluations of a run without an environment: none."""
 
     async def baselines(self) -> None:
-        """Nothing plays."""
+        """Do nothing."""
 
     async def stage(self, label: str, step: int | None) -> None:
-        """Nothing plays."""
+        """Do nothing."""
 
     async def during(self, step: int) -> str | None:
-        """Nothing stops it."""
+        """Return None: training continues."""
         return None

@@ -48,10 +48,10 @@ class GroupSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Collection:
-    """The groups of a step, which are being played or done."""
+    """The groups of a step that are being played."""
 
-    version: int  # of the weights when it began
-    order: OrderState  # before its first task was taken
+    version: int  # of the weights when the first episode began
+    order: OrderState  # before the first task was taken
     playing: asyncio.Task[list[Group]]
 
 
@@ -60,9 +60,9 @@ class PlayedGroups:
 
     With `max_staleness` 0 they are played when the step begins. With s above 0, the groups of the
     s next steps are played while the learner works on this one. A step's groups begin only when
-    the weights are at most s versions behind those that will learn from them, and steps take
-    their groups in the order of the tasks: taking whichever is done first
-    would prefer short episodes. So no group is ever older than the bound.
+    the weights are at most s versions behind those that will learn from them, so no group is ever
+    older. Steps use groups in the order of their tasks, because using those that are done first
+    would prefer short episodes.
 
     Dynamic sampling (DAPO, arXiv:2503.14476): with `max_sampling_rounds` above 1, for each group
     without a signal a further task is played, until enough have one or the rounds are used up.
@@ -75,9 +75,7 @@ class PlayedGroups:
         self._rollout = rollout
         self._publisher = publisher
         self._order = build_order(config.env.tasks.order, rollout.splits.train, config.seed)
-        self._num_taken: int | None = (
-            None  # tasks taken from the order; None: as many as without rounds
-        )
+        self._num_taken: int | None = None  # see `OrderState`
         self._collections: dict[int, _Collection] = {}  # by step
         self._restored: dict[int, list[Group]] = {}  # by step: loaded from a checkpoint
         self._restored_order: OrderState | None = None  # before their tasks were taken

@@ -25,13 +25,13 @@ from openenv_pipe.types import Group
 class GrpoStage:
     """Runs the steps of GRPO and counts them."""
 
-    _learner: Learner | LearnerGroup  # from `run` on: the warm start changes what it is built from
+    _learner: Learner | LearnerGroup  # `run` builds it, from what the warm start has trained
 
     def __init__(self, context: StageContext, stop_after: int | None) -> None:
         """stop_after: the step to stop after; None: the last that the configuration asks for."""
         self.stop_reason: str | None = None  # why training ended before its last step
         self._step = 0
-        self._in_step = False  # True: the weights are between two steps and must not be saved
+        self._in_step = False  # True while a step changes the weights, which cannot be saved then
         self._context = context
         self._config = context.components.config
         self._trainer = self._config.trainer
@@ -60,7 +60,7 @@ class GrpoStage:
                 break
         best = self._trainer.checkpoint.best
         if self._step == self._trainer.steps and best and best.metric.startswith("eval/"):
-            await evaluator.during(self._step)  # so that the last checkpoint can be the best
+            await evaluator.during(self._step)  # the last checkpoint may be the best, too
         await self._conclude()
         return StageStep("grpo", self._step)
 
@@ -72,7 +72,7 @@ class GrpoStage:
         await self._save(passing=not self._is_due())
 
     def _load(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint of this stage. Touches tensors."""
+        """Load the progress of this stage from a checkpoint. Call it in torch's thread."""
         self._step = StageStep.of(checkpoint).step
         self._context.saver.load_progress(checkpoint, self._learner.optimizer)
 
@@ -105,7 +105,7 @@ class GrpoStage:
         await self._context.components.compute(save, at, optimizer, passing=passing)
 
     async def _learn(self, groups: Sequence[Group], started: float) -> None:
-        """Update the policy on the groups and log what happened, all or nothing."""
+        """Update the policy on the groups, and write their episodes and the step's metrics."""
         collected, context = time.perf_counter(), self._context
         step = self._step + 1
         advantages = self._advantages(groups)

@@ -51,7 +51,7 @@ class MetricsLog:
         self._last = record
 
     async def call_back(self) -> str | None:
-        """Call the callbacks with the last step's metrics; return why the run stops, if it does.
+        """Call the callbacks with the last step's metrics; return their reason to stop, if any.
 
         They run in a thread, so that a slow callback does not block the event loop.
         """

@@ -1,7 +1,7 @@
-"""What a run needs, as far as it can be checked without starting servers or loading weights.
+"""The requirements of a run that can be checked without starting servers or loading weights.
 
-`train` refuses a run by the first requirement that is not met, before it makes a run folder.
-`openenv-pipe check` reports all of them. A new refusal at the start of a run belongs here.
+`train` stops at the first requirement that is not met, before it makes a run folder, and
+`openenv-pipe check` reports all of them. Add further refusals at the start of a run here.
 """
 
 import tempfile
@@ -40,8 +40,8 @@ from openenv_pipe.system.python_targets import bind_function
 from openenv_pipe.system.resources import find_env, load_callable, short_path
 from openenv_pipe.trackers import check_tracker
 
-# Returns what was found, for `check`; an empty text where there is nothing to say. Raises
-# ConfigError if the run would be refused.
+# Returns what `check` reports; an empty text if it reports nothing. Raises ConfigError if the
+# requirement is not met.
 Requirement = Callable[[RunConfig], str]
 RUN_FOLDER = "run folder"
 
@@ -49,8 +49,8 @@ RUN_FOLDER = "run folder"
 def check_requirements(config: RunConfig, *, plays: bool = True, makes_folder: bool = True) -> None:
     """Check the requirements of a run, in order.
 
-    plays: False: only those of the learner, which trains on recorded episodes.
-    makes_folder: False: the run has its folder, and `runs_dir` is not used.
+    plays: False for a run that trains on recorded episodes, which only needs the learner's.
+    makes_folder: False for a run whose folder exists, so that `runs_dir` is not used.
 
     Raises:
         ConfigError: a requirement is not met.
@@ -63,19 +63,20 @@ def check_requirements(config: RunConfig, *, plays: bool = True, makes_folder: b
 def _training(config: RunConfig) -> str:
     if not config.engine.capabilities.can_train:
         raise ConfigError(
-            f"engine={config.engine.type} is for evaluation and cannot learn; train with "
+            f"engine={config.engine.type} cannot train and is only for evaluation; set "
             "engine=local or engine=vllm"
         )
     if config.engine.type == "vllm" and (distortions := config.engine.sampling.distortions):
         raise ConfigError(
-            f"engine.sampling.{', engine.sampling.'.join(distortions)}: tokens would be drawn from "
-            "another distribution than the one that is trained, and their logprobs would be of "
-            "that one; for training leave them off, for evaluation they may be set"
+            f"engine.sampling.{', engine.sampling.'.join(distortions)}: tokens and their logprobs "
+            "would be from another distribution than the one that is trained; turn these settings "
+            "off for training, they are for evaluation"
         )
     if config.model.lora.rank == 0 and config.model.dtype == "bfloat16":
         raise ConfigError(
-            "model.dtype=bfloat16 with model.lora.rank=0: most updates of full training would be "
-            "rounded away; set model.dtype=float32 model.autocast=bfloat16, or a model.lora.rank"
+            "model.dtype=bfloat16 with model.lora.rank=0: bfloat16 would round most updates of "
+            "full training to nothing; set model.dtype=float32 model.autocast=bfloat16, or a "
+            "model.lora.rank"
         )
     return f"engine={config.engine.type} can train"
 
@@ -93,7 +94,7 @@ def _folder(config: RunConfig) -> str:
 
 def _tracker(config: RunConfig) -> str:
     check_tracker(config.tracker)
-    return ""  # `check` builds it as well, and says so
+    return ""  # `check` builds the tracker as well, and reports that
 
 
 def _advantage(config: RunConfig) -> str:
@@ -153,7 +154,7 @@ def _chat(config: RunConfig) -> str:
 def _engine(config: RunConfig) -> str:
     if isinstance(config.engine, VllmEngineConfig):
         check_settings(config.engine, config.model.lora.rank)
-    return ""  # `check` looks at the installation or the server as well, and says what is there
+    return ""  # `check` looks at the installation or the server as well, and reports that
 
 
 def _environment(config: RunConfig) -> str:
@@ -181,7 +182,7 @@ def _adapter(config: RunConfig) -> str:
 
 def _tasks(config: RunConfig) -> str:
     known_splits(config)
-    return ""  # `check` says how many there are, once it has asked the server
+    return ""  # `check` reports the numbers of tasks, which it asks the server for
 
 
 def _rewards(config: RunConfig) -> str:
@@ -190,13 +191,13 @@ def _rewards(config: RunConfig) -> str:
 
 
 def _policies(config: RunConfig) -> str:
-    """Check the scripted players: of the warm start, and the baselines."""
-    dotted = list(config.env.baselines.values()) if config.eval.baselines else []
+    """Check the scripted players of the warm start and of the baselines."""
+    targets = list(config.env.baselines.values()) if config.eval.baselines else []
     if (policy := config.trainer.warm_start.policy) and config.trainer.warm_start.steps:
-        dotted.insert(0, policy)
-    for each in dotted:
-        replies_of(load_callable(each))
-    return ", ".join(dict.fromkeys(dotted))
+        targets.insert(0, policy)
+    for target in targets:
+        replies_of(load_callable(target))
+    return ", ".join(dict.fromkeys(targets))
 
 
 LEARNER_REQUIREMENTS: dict[str, Requirement] = {

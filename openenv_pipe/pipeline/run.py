@@ -61,11 +61,11 @@ Training = Callable[[Attempt, RunControl], Coroutine[Any, Any, str | None]]
 def run(attempt: Attempt, control: RunControl, training: Training | None = None) -> None:
     """Execute an attempt at a run until it ends, and write its record and its report.
 
-    training: replaces playing episodes and training on them, as a replay does.
+    training: the coroutine that trains; None: play episodes and train on them.
 
     Raises:
-        KeyboardInterrupt: `control.stop` ended the run, whose state is saved.
-        Exception: the run failed. Its folder records the cause.
+        KeyboardInterrupt: `control.stop` ended the run, whose state has been saved.
+        Exception: the run failed. The cause is in its record.
     """
     folder, progress = attempt.folder, control.progress
     with folder.held():
@@ -128,17 +128,16 @@ def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> N
     interrupted = isinstance(error, KeyboardInterrupt)
     cause = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
     progress.close()
-    with contextlib.suppress(
-        OSError, PipeError
-    ):  # for example a full disk, which must not hide the error
+    # A second error here, for example from a full disk, must not hide the first one.
+    with contextlib.suppress(OSError, PipeError):
         folder.finish("interrupted" if interrupted else "failed", cause=cause)
-        progress.note(f"{cause.splitlines()[0]}; what is there: {write_report(folder)}")
+        progress.note(f"{cause.splitlines()[0]}; report so far: {write_report(folder)}")
     if isinstance(error, UserError) and not all_checkpoints(folder.path):
         # A resumed run has the same configuration, so it would end with the same error.
-        progress.note("nothing was trained; correct what the error names and start a new run")
+        progress.note("nothing was trained; correct the error and start a new run")
         return
     first = "free some space, then " if _is_full_disk(error) else ""
-    progress.note(f"to go on: {first}openenv-pipe train --resume {folder.path}")
+    progress.note(f"to continue: {first}openenv-pipe train --resume {folder.path}")
 
 
 def _is_full_disk(error: BaseException) -> bool:

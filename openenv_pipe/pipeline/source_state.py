@@ -16,7 +16,7 @@ ORDER, AHEAD = "order.json", "ahead.jsonl.gz"
 class OrderState:
     """The position of training in the order of tasks."""
 
-    num_taken: int | None  # None: as many as the steps before have taken without further rounds
+    num_taken: int | None  # tasks taken; None: a fixed number per step, without sampling rounds
     order: Mapping[str, Any]  # the order's own state
 
 
@@ -25,7 +25,7 @@ class SourceState:
     """The state that the groups of the next steps depend on, as a checkpoint stores it."""
 
     version: int  # of the weights
-    ahead: Mapping[int, list[Group]]  # by step the groups that older weights have played
+    ahead: Mapping[int, list[Group]]  # by step: groups that were played with older weights
     order_before: OrderState  # before the tasks of `ahead` were taken
     order_after: OrderState
 
@@ -39,7 +39,7 @@ class SourceState:
 
     @classmethod
     def read(cls, folder: Path) -> "SourceState | None":
-        """Read what `write` wrote; None if the checkpoint keeps no order.
+        """Read the state that `write` wrote; None if the checkpoint has none.
 
         If a fork left the groups out, the order is the one before their tasks were taken.
         """

@@ -47,17 +47,17 @@ class Stage(Protocol):
     def is_done(self, at: StageStep | None) -> bool:
         """Return whether a run that has reached `at` has nothing left to do in this stage.
 
-        at: None at the beginning of a run that starts with untrained weights.
+        at: the last step that is done; None at the start of a run with untrained weights.
         """
         ...
 
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep | None:
-        """Do what is left of the stage; return how far the run has come then.
+        """Run the rest of the stage; return the last step that is done then.
 
-        checkpoint: the one that this attempt resumes from, if any.
+        checkpoint: the checkpoint that this attempt resumes from, if any.
         """
         ...
 
     async def save_unsaved(self) -> None:
-        """Save weights that no checkpoint has yet, because the run is about to end here."""
+        """Save weights that are in no checkpoint yet, because the run ends in this stage."""
         ...

@@ -23,7 +23,7 @@ from openenv_pipe.system.progress import Progress
 
 
 class StageRunner:
-    """Runs the stages that are not done yet."""
+    """Runs those stages of a run that are not done yet."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class StageRunner:
         stop_after: int | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """origin: where a fork began. stop_after: the step of GRPO to stop after, None for all."""
+        """origin: the step a fork starts from. stop_after: stop after this step of GRPO, if any."""
         assert components.policy is not None
         self._context = StageContext(
             components=components,
@@ -61,9 +61,9 @@ class StageRunner:
         self._current: Stage = self._stages[0]
 
     async def run(self, checkpoint: Path | None = None) -> str | None:
-        """Run from the beginning, or from a checkpoint of this run on.
+        """Run the stages from the beginning, or from a checkpoint of this run.
 
-        Returns why the run ended before its last step, if it did.
+        Returns the reason if the run ended before its last step.
         """
         at = None
         if checkpoint:
@@ -76,7 +76,7 @@ class StageRunner:
         return self._warm_start.stop_reason or self._grpo.stop_reason
 
     async def close(self) -> None:
-        """Save weights that no checkpoint has yet, so that the run can resume, and close files."""
+        """Save weights that are in no checkpoint yet, for a later attempt, and close files."""
         try:
             await self._current.save_unsaved()
         finally:

@@ -38,7 +38,8 @@ from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.system.progress import Progress
 
 MAY_CHANGE = ("trainer.steps", "trainer.checkpoint.", "eval.during.", "tracker.")
-# The state in a checkpoint's `resume/`: its name, its files, and the keys whose change voids it.
+# The state in a checkpoint's `resume/`: its name, its files, and the keys whose change makes it
+# unusable.
 RESUME_STATE = (
     ("the optimizer", (OPTIMIZER, PROGRESS), ("trainer.optimizer.type",)),
     ("the reference", (REFERENCE,), ()),
@@ -49,7 +50,7 @@ Changed = dict[str, list[JsonValue]]
 
 
 def train(composed: Composed, command: Sequence[str], control: RunControl) -> RunFolder:
-    """Start a new run in a new folder. Raises ConfigError, and whatever `run` raises."""
+    """Start a new run in a new folder. Raises ConfigError, and the exceptions of `run`."""
     check_requirements(composed.config)
     folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
     run(Attempt(folder=folder, config=composed.config), control)
@@ -57,7 +58,7 @@ def train(composed: Composed, command: Sequence[str], control: RunControl) -> Ru
 
 
 def begin(folder: RunFolder, servers: ServerProvider, control: RunControl) -> None:
-    """Start a run in a folder that another process made for it, as a sweep does for its jobs."""
+    """Start a run in a folder that another process has made, such as a sweep for its job."""
     folder.adopt()
     config = folder.config
     try:
@@ -109,7 +110,7 @@ def _continued(
         differences=[str(difference) for difference in differences],
     )
     rewind(folder, place)
-    progress.note(f"going on from {checkpoint.name if checkpoint else 'the beginning'}")
+    progress.note(f"resuming from {checkpoint.name if checkpoint else 'the beginning'}")
     return Attempt(
         folder=folder,
         config=config,
@@ -123,9 +124,13 @@ def _continued(
 def fork(
     name: str, overrides: Sequence[str], command: Sequence[str], control: RunControl
 ) -> RunFolder:
-    """Start a new run from a checkpoint of another: `RUN@STEP`, `RUN@best`, or its last, `RUN`.
+    """Start a new run from a checkpoint of another run.
 
-    Raises RunFolderError and ConfigError.
+    name: `RUN@STEP`, `RUN@best`, or `RUN` for its last checkpoint.
+
+    Raises:
+        RunFolderError: the run or the checkpoint does not exist or cannot be used.
+        ConfigError: the overrides do not fit the checkpoint.
     """
     run_name, _, which = name.partition("@")
     source, progress = find_run(run_name, _split_runs_dir(overrides)[0]), control.progress
@@ -137,30 +142,31 @@ def fork(
     _refuse_other_model(source, changed)
     if place.stage == "warm_start":
         raise RunFolderError(
-            f"{source.record.id} ended in its warm start, at {checkpoint.name}, from where only it "
-            f"can go on: openenv-pipe train --resume {source.path}"
+            f"{source.record.id} ended in its warm start, at {checkpoint.name}, from which it can "
+            "be resumed but not forked; resume it with: openenv-pipe train --resume "
+            f"{source.path}"
         )
     if place.step >= config.trainer.steps:
         raise ConfigError(
-            f"{source.record.id} has {place.step} steps behind it at {checkpoint.name}, and "
-            f"trainer.steps={config.trainer.steps}: nothing is left to do; set more"
+            f"{checkpoint.name} of {source.record.id} is at step {place.step}, and trainer.steps="
+            f"{config.trainer.steps}, so no step is left to do; raise trainer.steps"
         )
     lineage = source.lineage("fork", checkpoint.name, changed)
     folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
     left_out = _copy_checkpoint(checkpoint, folder.path, changed)
     if left_out:
-        progress.note(f"beginning anew: {', '.join(left_out)}")
+        progress.note(f"not taken over from the checkpoint: {', '.join(left_out)}")
     own = all_checkpoints(folder.path)[-1]
     run(Attempt(folder=folder, config=config, checkpoint=own), control)
     return folder
 
 
 def _copy_checkpoint(checkpoint: Path, to: Path, changed: Changed) -> list[str]:
-    """Copy a checkpoint into a new run, without state that the changed keys void.
+    """Copy a checkpoint into a new run, without the state that changed keys make unusable.
 
     Returns the names of the state that was left out.
     """
-    left_out = [] if is_resumable(checkpoint) else ["the optimizer, which it no longer has"]
+    left_out = [] if is_resumable(checkpoint) else ["the optimizer, which was deleted there"]
     with new_checkpoint(to, StageStep.of(checkpoint)) as path:
         for file in checkpoint.iterdir():
             if file.is_file():
@@ -185,10 +191,10 @@ def _refuse_changes(folder: RunFolder, changed: Changed) -> None:
         lines = [f"  {key}: {changed[key][0]!r} -> {changed[key][1]!r}" for key in refused]
         names = ", ".join(key.removesuffix(".") for key in MAY_CHANGE)
         raise ConfigError(
-            f"{folder.record.id} cannot go on with other values of\n"
+            f"{folder.record.id} cannot be resumed with other values of\n"
             + "\n".join(lines)
-            + f"\nonly {names} may change; for all else start a new run from its "
-            f"checkpoint: openenv-pipe train --fork {folder.path}@STEP KEY=VALUE"
+            + f"\nonly {names} may change; to change another key, start a new run from one of its "
+            f"checkpoints: openenv-pipe train --fork {folder.path}@STEP KEY=VALUE"
         )
 
 
@@ -200,18 +206,18 @@ def _check_can_continue(
     lineage, cause = record.lineage, record.cause or ""
     if lineage and lineage.kind != "reproduction" and place is None:
         raise RunFolderError(
-            f"{folder.path} has no sound checkpoint, and as a {lineage.kind} of {lineage.run} it "
-            f"has no beginning of its own; start again from {lineage.path}"
+            f"{folder.path} has no undamaged checkpoint, and as a {lineage.kind} of {lineage.run} "
+            f"it cannot start from untrained weights; start again from {lineage.path}"
         )
     if place and place.stage == "grpo" and place.step > steps:
         raise ConfigError(
-            f"trainer.steps={steps} is less than the {place.step} that {folder.record.id} has "
-            "behind it; set more, or fork an earlier checkpoint"
+            f"trainer.steps={steps} is less than the {place.step} steps that {folder.record.id} "
+            "has done; raise it, or fork an earlier checkpoint"
         )
     if folder.status == "finished" and not changed and not cause.startswith(STOPPED):
         raise RunFolderError(
-            f"{folder.record.id} is finished: nothing is left to do; "
-            f"trainer.steps={2 * steps} would go on"
+            f"{folder.record.id} is finished, so no step is left to do; "
+            f"add trainer.steps={2 * steps} to train on"
         )
 
 
@@ -219,18 +225,18 @@ def _refuse_other_model(source: RunFolder, changed: Changed) -> None:
     refused = [key for key in changed if key.startswith("model.")]
     if refused:
         raise ConfigError(
-            f"the weights of {source.record.id} do not fit another model: {', '.join(refused)} "
-            "cannot change in a fork; train a new run"
+            f"{', '.join(refused)} cannot change in a fork, because the weights of "
+            f"{source.record.id} do not fit another model; train a new run"
         )
 
 
 def _tell(progress: Progress, differences: Sequence[Difference]) -> None:
     for difference in differences:
-        progress.note(f"not as before: {difference}")
+        progress.note(f"different from before: {difference}")
 
 
 def _split_runs_dir(overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """Split off `runs_dir=`, which only locates existing runs and does not move them."""
+    """Return `runs_dir`, where existing runs are looked for, and the other overrides."""
     named = [each for each in overrides if each.startswith("runs_dir=")]
     runs_dir = named[-1].partition("=")[2] if named else "runs"
     return Path(runs_dir), [each for each in overrides if each not in named]

@@ -24,7 +24,7 @@ class WarmStartStage:
         self._config = context.components.config
         self._num_steps = self._config.trainer.warm_start.steps
         self._step = 0
-        self._in_step = False  # True: the weights are between two steps and must not be saved
+        self._in_step = False  # True while a step changes the weights, which cannot be saved then
         self._episodes = episodes_path(context.folder, 0)
         self._warm_start: WarmStart  # from `run` on
 
@@ -32,9 +32,9 @@ class WarmStartStage:
         return self._num_steps == 0 or (at is not None and at.stage == "grpo")
 
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep:
-        """Take the remaining steps, and save the weights that GRPO starts with.
+        """Run the remaining steps, and save the weights that GRPO starts with.
 
-        If a callback stops the run, it returns the step of the warm start that was reached.
+        If a callback stops the run, the result is the step of the warm start that was reached.
         """
         context, trainer = self._context, self._config.trainer
         assert context.components.policy is not None
@@ -75,13 +75,13 @@ class WarmStartStage:
             )
 
     def _load(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint of this stage. Touches tensors."""
+        """Load the progress of this stage from a checkpoint. Call it in torch's thread."""
         self._step = StageStep.of(checkpoint).step
         optimizer = self._warm_start.optimizer
         self._context.saver.load_progress(checkpoint, optimizer, self._warm_start)
 
     async def _demonstrations(self) -> list[Group]:
-        """Return the groups to imitate, which a run plays once and then reads from its folder."""
+        """Return the groups to imitate. A run plays them once and then reads them again."""
         if not self._episodes.exists():
             groups = await self._context.source.demonstrations()
             await asyncio.to_thread(write_episodes, self._episodes, groups)

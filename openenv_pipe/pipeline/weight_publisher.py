@@ -1,4 +1,4 @@
-"""Weight publishers: give the policy's new weights to the engine when it may take them."""
+"""Weight publishers: give the policy's new weights to the engine when it can accept them."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ class WeightPublisher(Protocol):
         ...
 
     async def publish(self, version: int) -> None:
-        """Make later groups be sampled with the policy's current weights."""
+        """Sample later groups with the policy's current weights."""
         ...
 
     async def metrics(self) -> Mapping[str, float]:
@@ -29,7 +29,7 @@ class WeightPublisher(Protocol):
 
 
 class EnginePublisher:
-    """Publishes to an engine, after the current episodes if it cannot change during them."""
+    """Publishes to an engine; after the current episodes if it cannot publish during them."""
 
     def __init__(self, engine: Engine) -> None:
         self.version = 0
@@ -38,7 +38,7 @@ class EnginePublisher:
         self._sampling: set[asyncio.Task[Any]] = set()
 
     def track(self, sampling: asyncio.Task[Any]) -> None:
-        """Take note of a task that samples with the engine from now on until it is done."""
+        """Take note that a task samples with the engine until it is done."""
         self._sampling.add(sampling)
         sampling.add_done_callback(self._sampling.discard)
 
@@ -59,7 +59,7 @@ class EnginePublisher:
             self._is_published = True
 
     async def clear_engine(self) -> None:
-        """Wait until an evaluation may use the engine, which then has the current weights."""
+        """Prepare the engine for an evaluation: wait for its episodes, publish late weights."""
         under_way = self._under_way()
         if under_way and not self._engine.capabilities.publishes_in_flight:
             await asyncio.wait(under_way)

@@ -181,7 +181,7 @@ async def test_tls_is_verified_unless_it_is_said_otherwise(certificate):
 
 
 async def test_what_does_not_answer_as_a_server_is_explained():
-    assert "is it running" in await refusal(f"http://localhost:{lasting_port()}")
+    assert "check that the server runs" in await refusal(f"http://localhost:{lasting_port()}")
     async with Stub(health=HTTPStatus.NOT_FOUND).serving() as url:
         assert "/health answers 404" in await refusal(url)
     async with Stub().serving() as url:

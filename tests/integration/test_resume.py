@@ -151,5 +151,5 @@ def test_a_fork_is_a_new_run_from_a_checkpoint(whole, tmp_path):
     lineage = fork.record.lineage
     assert (lineage.kind, lineage.run, lineage.checkpoint) == ("fork", "smoke/0001", "step_000004")
     assert lineage.changed["trainer.optimizer.lr"] == [0.001, 0.0005]
-    assert "beginning anew: the optimizer" in said
+    assert "not taken over from the checkpoint: the optimizer" in said
     assert [path.name for path in fork.checkpoints()] == ["step_000004", "step_000005"]
