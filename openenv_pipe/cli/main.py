@@ -97,12 +97,12 @@ def train(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Go on with a run: its folder, its id, or latest. With -m: a sweep's folder.",
+            help="Resume a run: its folder, its id, or latest. With -m: a sweep's folder.",
         ),
     ] = None,
     fork: Annotated[
         str | None,
-        typer.Option(metavar="RUN@STEP", help="A new run from a checkpoint of another one."),
+        typer.Option(metavar="RUN@STEP", help="Start a new run from a checkpoint of another run."),
     ] = None,
 ) -> None:
     """Train an agent, and evaluate it against where it started.
@@ -118,7 +118,7 @@ def train(
         _sweep(overrides, resume, fork)
         return
     if resume and fork:
-        raise ConfigError("--resume goes on with a run, --fork makes a new one; name one of them")
+        raise ConfigError("--resume continues a run, --fork makes a new one; use one of them")
     if resume or fork:
         from openenv_pipe import pipeline
 
@@ -139,7 +139,10 @@ def train(
 
 def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
     if fork or (resume and overrides):
-        raise ConfigError("train -m --resume SWEEP takes nothing else, and --fork makes one run")
+        raise ConfigError(
+            "train -m takes no --fork, and with --resume SWEEP no overrides; a resumed sweep keeps "
+            "its configuration"
+        )
     from openenv_pipe.cli.signals import SweepSignals
     from openenv_pipe.commands.sweep import command as sweep_command
 
@@ -181,7 +184,7 @@ def job(
 def reproduce(
     run: Annotated[str, typer.Argument(help="A run: its folder, its id, latest; or a recording.")],
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Only so many first steps of GRPO.")
+        int | None, typer.Option(min=1, help="Run only this many steps of GRPO.")
     ] = None,
     allow: Annotated[
         str, typer.Option(help="What may differ: code,versions,data,model, or some of them.")
@@ -199,7 +202,7 @@ def reproduce(
         Path | None, typer.Option(help="The folder for the new run; default: the run's own.")
     ] = None,
 ) -> None:
-    """Run a run again, and say whether it is the same. Exit code 0: yes, 3: no.
+    """Repeat a run and compare the two. Exit code 0: they are the same, 3: they differ.
 
     \b
     openenv-pipe reproduce runs/wordle/0007 --steps 2
@@ -210,7 +213,7 @@ def reproduce(
 
     if record is not None:
         reproducing.record(run, record, steps=steps, runs_dir=runs_dir or Path("runs"))
-        print(f"recorded; to hold a change against it: openenv-pipe reproduce {record} --replay")
+        print(f"recorded; to test a change with it: openenv-pipe reproduce {record} --replay")
         return
     kinds = [kind.strip() for kind in allow.split(",") if kind.strip()]
     with _controlled() as control:
@@ -239,7 +242,7 @@ def show(
         Format, typer.Option("--format", help="yaml, or json as run folders store it")
     ] = (Format.YAML),
 ) -> None:
-    """Print the configuration: every key, its value, and where that came from.
+    """Print the configuration: every key, its value, and the file that set it.
 
     \b
     openenv-pipe show conf=wordle
@@ -261,7 +264,7 @@ def show(
 
 @app.command()
 def check(overrides: Overrides) -> None:
-    """Try for a moment everything that a run needs, and leave nothing behind.
+    """Check everything that a run needs, by short trials that leave nothing behind.
 
     The exit code is 1 if something would fail.
 

@@ -1,4 +1,4 @@
-"""Handle Ctrl-C and SIGTERM: the first one saves and ends the work, a second ends it at once."""
+"""Handle Ctrl-C and SIGTERM: the first saves and ends the work, a second ends it at once."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ class SignalStop(StopRequest):
         if self.received is not None:
             os._exit(128 + number)
         self.received = number
-        self._note("stopping and saving; once more to give up at once")
+        self._note("stopping and saving; repeat to stop without saving")
         self.make()
 
 

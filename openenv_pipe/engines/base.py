@@ -1,6 +1,6 @@
-"""What an engine is, and what it is asked: requests in, completions out.
+"""The interface of engines, and the types of their requests and answers.
 
-What a request holds follows from `capabilities.takes` of the engine:
+An engine's `capabilities.takes` determines the types of its requests and answers:
 
     token_ids       TokenRequest        -> Completion, with token ids and logprobs
     messages        MessageRequest      -> TextReply
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 class GenerationRequest:
     """A request for one completion of one episode. Each kind of engine has its own subclass."""
 
-    episode: int  # its number in the engine's count; the engine keeps the conversation under it
+    episode: int  # the number by which the engine knows the episode's conversation
     turn: int  # number of completions of the episode before this one
     max_tokens: int
     temperature: float  # 0: greedy
-    seed: int  # of the episode; token k of an episode depends on (seed, k) and the logits alone
+    seed: int  # of the episode; its token k depends only on (seed, k) and the logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRequest(GenerationRequest):
     """A request to an engine that takes token ids."""
 
-    new_ids: Sequence[int]  # prompt ids since the last completion: the engine has the rest
+    new_ids: Sequence[int]  # prompt ids since the last completion; the engine has earlier ones
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
 
@@ -48,7 +48,7 @@ class TokenRequest(GenerationRequest):
 class MessageRequest(GenerationRequest):
     """A request to an engine that takes messages."""
 
-    new_messages: Sequence[Message]  # since the last reply: the engine has the rest
+    new_messages: Sequence[Message]  # since the last reply; the engine has earlier ones
     tools: Sequence[Tool] = ()  # the same in all requests of an episode
 
 
@@ -74,7 +74,7 @@ class Completion:
 class TextReply:
     """A reply whose token ids are not known. Nothing can be trained on it.
 
-    The numbers of tokens are None where the engine does not know them: they are then estimated.
+    A number of tokens is None if the engine does not know it, and is then estimated.
     """
 
     text: str
@@ -85,7 +85,7 @@ class TextReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSetup:
-    """What an engine of `type: python` is made with."""
+    """The argument from which an engine of `type: python` is made."""
 
     config: RunConfig
     policy: "Policy | None"  # what is trained; None: the capabilities say takes="messages"
@@ -94,7 +94,7 @@ class EngineSetup:
 
 
 class Engine(Protocol):
-    """Serves the episodes of one collection at a time, of several where it publishes in flight.
+    """Serves the episodes of one collection at a time; of several, if it publishes in flight.
 
     The order of calls is `begin_collection`, then `generate` any number of times per episode, then
     `end_episode` once per episode. An episode has one request at a time.
@@ -126,25 +126,25 @@ class Engine(Protocol):
         """Drop what is kept of an episode, which needs no more completions."""
 
     async def begin_update(self, *, idle: bool) -> None:
-        """Prepare for a change of the policy, which lasts until the next `publish`.
+        """Prepare for an update of the policy, which lasts until the next `publish`.
 
         Args:
-            idle: nothing is sampled meanwhile, so that the learner may use the engine's memory.
+            idle: True if nothing is sampled meanwhile, so the learner may use the engine's memory.
         """
 
     async def publish(self, version: int) -> None:
-        """Use the policy as it is now, as version `version`, for completions from now on.
+        """Use the current policy, as version `version`, for later completions.
 
         Raises:
             EngineError: the engine cannot be reached.
-            TrainingError: the engine has another policy than the learner afterwards.
+            TrainingError: the engine's policy differs from the learner's afterwards.
         """
 
     async def metrics(self) -> Mapping[str, float]:
-        """Return what was measured since the last call, by names for a step's record."""
+        """Return measurements since the last call, by the names of metrics."""
 
     def facts(self) -> Mapping[str, JsonValue]:
-        """Return what the run's record should say of the engine."""
+        """Return facts about the engine for the run's record."""
 
 
 def turn_seed(episode_seed: int, turn: int) -> int:

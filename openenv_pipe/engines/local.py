@@ -26,7 +26,7 @@ from openenv_pipe.types import Finish
 
 
 class CausalModel(Protocol):
-    """What the engine needs of a model; `models.policy.Policy` has it."""
+    """The interface of a model for the local engine, as in `models.policy.Policy`."""
 
     device: torch.device
     num_layers: int

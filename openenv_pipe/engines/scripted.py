@@ -1,4 +1,4 @@
-"""Engine `scripted`: replies of a policy written in Python. For warm starts, baselines, tests."""
+"""Engine `scripted`: replies of a policy in Python, for warm starts, baselines and tests."""
 
 import inspect
 import random
@@ -28,12 +28,12 @@ class ScriptedEngine:
         return 0
 
     async def generate(self, request: ObservationRequest) -> TextReply:
-        """Return the policy's reply. Raises ConfigError for whatever is wrong with the policy."""
+        """Return the policy's reply. Raises ConfigError if the policy fails or returns no text."""
         draw = random.Random(f"{request.seed}/{request.turn}")
         return TextReply(text=self._reply(request.observations, draw, request.opening))
 
     def end_episode(self, episode: int) -> None:
-        """Do nothing: nothing is kept of an episode."""
+        """Do nothing: the engine stores nothing of an episode."""
 
     async def begin_update(self, *, idle: bool) -> None:
         """Do nothing: the policy is a script."""
@@ -49,7 +49,7 @@ class ScriptedEngine:
 
 
 def replies_of(policy: ScriptedPolicy) -> Replies:
-    """Wrap the policy in a function that raises ConfigError for whatever is wrong with it.
+    """Wrap the policy in a function that turns its errors into ConfigError.
 
     Raises:
         ConfigError: the policy cannot be called with observations and a random generator.

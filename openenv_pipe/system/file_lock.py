@@ -32,7 +32,7 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno in HELD:
                 raise RunFolderError(
-                    f"somebody else works in {folder}; wait for it to end, or stop it with Ctrl-C"
+                    f"another process works in {folder}; wait for it to end, or stop it with Ctrl-C"
                 ) from None
         yield
     finally:

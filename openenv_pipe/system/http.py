@@ -25,17 +25,17 @@ IDLE_CONNECTION_S = 15.0  # how long an unused connection stays open
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """What every request to a server carries, also those that open a WebSocket."""
+    """Headers and TLS settings of every request to a server, also of those for a WebSocket."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     tls: ssl.SSLContext | None = None  # None: the system's certificates, verified
 
 
-OPEN = Access()  # for servers that let everyone in
+OPEN = Access()  # for servers without access control
 
 
 class HttpError(OSError):
-    """There is no complete answer: no connection, no trust in it, a broken one, or no time left."""
+    """A request got no complete answer: connection, TLS or time limit have failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,7 +37,7 @@ def plugin_dirs(name: str) -> list[Path]:
 
 
 def unusable_plugins_note() -> str:
-    """What a message about something missing adds: the plugins that might have brought it."""
+    """Return text about unusable plugins, to be added to an error about something missing."""
     return "".join(
         f"; the plugin {plugin.name!r} ({plugin.distribution} {plugin.version}) cannot be used: "
         f"{plugin.problem}"

@@ -1,4 +1,4 @@
-"""Waiting for a server: until it is healthy, and, if it belongs to someone else, until it is gone.
+"""Wait until a server is healthy, or until a server that others have started is gone.
 
 A server is healthy if GET /health answers with status 200.
 """

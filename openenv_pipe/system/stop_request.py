@@ -16,9 +16,9 @@ class StopRequest:
         self._cancel: Callable[[], object] | None = None
 
     def make(self) -> None:
-        """Cancel the work, also work that is yet to start. May be called from any thread.
+        """Cancel the work, or the next work if none has started. May be called from any thread.
 
-        A second call cancels what the work still does in order to end well, such as saving.
+        A second call also cancels the work's clean-up, such as saving.
         """
         self.is_made = True
         cancel = self._cancel  # read once, because the loop's thread may take it away

@@ -1,4 +1,4 @@
-"""Supervision of servers: notice that one has died, and start it again, within a budget."""
+"""Supervision of servers: notice the death of a server, and restart it within a budget."""
 
 import asyncio
 import logging

@@ -33,7 +33,7 @@ OVER: frozenset[JobStatus] = frozenset({"finished", "failed", "pruned"})  # not 
 
 
 class JobFile(Record):
-    """jobs/NNNN.json: the run that a job became, or why it did not."""
+    """jobs/NNNN.json: the run of a job, or the reason why there is none."""
 
     attempt: int  # the sweep's
     run: str | None = None  # its id

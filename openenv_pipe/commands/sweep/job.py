@@ -1,8 +1,9 @@
-"""One job of a sweep, in whatever process a launcher calls it: a run folder and a child process.
+"""One job of a sweep, in the process in which a launcher calls it.
 
-The job's own process validates, allocates the run folder, starts the run from its written
-config.json and waits. All else it knows from the sweep's folder, so that it may run wherever that
-can be seen. A job fails by itself: nothing that goes wrong with it is raised.
+The job's process validates the configuration, makes the run folder, starts the run in a child
+process and waits for it. It communicates with the sweep through the sweep's folder only, so it may
+run on any machine that sees that folder. Errors of a job are recorded and not raised, so that the
+other jobs continue.
 """
 
 import os
@@ -25,17 +26,17 @@ from openenv_pipe.system.process_id import ProcessId
 
 POLL_S = 0.1
 STOP_LIMIT_S = 120.0  # a run that is asked to stop finishes its update and saves
-NUM_LINES = 12  # of the log, in which the reason stands
-ERROR = "error: "  # what it begins with
+NUM_LINES = 12  # the last lines of the log, one of which is the error
+ERROR = "error: "  # the beginning of that line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """One job to do. Goes to other processes by pickle, as all of this."""
+    """One job to do. Launchers send it, within `Orders`, to other processes by pickle."""
 
     index: int
-    overrides: tuple[str, ...]  # with marks for secrets: a launcher may write an order to disk
-    folder: str | None  # of the run to go on with, as seen from the sweep's
+    overrides: tuple[str, ...]  # secrets are marks, because a launcher may write orders to disk
+    folder: str | None  # the run to resume, relative to the sweep's folder; None: a new run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +50,9 @@ class Orders:
     jobs: tuple[Order, ...]
 
     def __call__(self, number: int) -> None:
-        """Do a job, unless the sweep has been stopped. Never raises for what a job does wrong."""
+        """Do a job, unless the sweep has been stopped. Errors of the job are not raised."""
         if os.getpid() != self.owner.pid and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the sweep's to judge
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep's process handles Ctrl-C
         job = self.jobs[number]
         if not self._stopped(job):
             self._do(job)
@@ -70,11 +71,11 @@ class Orders:
         exit_code = self._play(job, folder, os.environ | secrets, log)
         if self._stopped(job):
             _close_stopped(folder.path)
-        elif unsaid := _unsaid(folder.path, exit_code, log):
-            self._write(job, **known, error=unsaid)
+        elif error := _unrecorded_error(folder.path, exit_code, log):
+            self._write(job, **known, error=error)
 
     def _find_folder(self, job: Order, composed: Composed) -> RunFolder:
-        """The run to go on with, or a new one. Raises RunFolderError."""
+        """Return the folder of the run to resume, or of a new one. Raises RunFolderError."""
         if job.folder is not None:
             return RunFolder.open(self.sweep / job.folder)
         return RunFolder.create(
@@ -87,7 +88,7 @@ class Orders:
     def _play(
         self, job: Order, folder: RunFolder, environment: Mapping[str, str], log: Path
     ) -> int | None:
-        """The run as a child process, to its end or ours; the exit code."""
+        """Run the child process until it ends or the job is stopped; return its exit code."""
         command = [sys.executable, "-m", "openenv_pipe.cli.main", "job", str(folder.path)]
         if job.folder is not None:
             command.append("--resume")
@@ -103,7 +104,7 @@ class Orders:
         return process.returncode
 
     def _stopped(self, job: Order) -> bool:
-        """True if the sweep was told to stop, gave this job up, or is gone."""
+        """Return whether the sweep was stopped, has pruned this job, or has died."""
         return (
             stop_all_mark(self.sweep, self.attempt).exists()
             or stop_mark(self.sweep, job.index).exists()
@@ -116,19 +117,19 @@ class Orders:
 
 
 def _close_stopped(path: Path) -> None:
-    """A run that was stopped before it could write: its process had not come that far."""
+    """Record the end of a run that was stopped before its own process could record it."""
     folder = RunFolder.open(path)
     if folder.record.status == "running":
         folder.finish("interrupted", cause="interrupted")
 
 
-def _unsaid(path: Path, exit_code: int | None, log: Path) -> str | None:
-    """How the run ended, if its own record does not say so."""
+def _unrecorded_error(path: Path, exit_code: int | None, log: Path) -> str | None:
+    """Return the error with which a run ended; None if the run has recorded it itself."""
     folder = RunFolder.open(path)
     if folder.record.status != "running" and exit_code != UserError.exit_code:
         return None
-    told = [line for line in last_lines(log, NUM_LINES).splitlines() if ERROR in line]
-    error = told[-1].partition(ERROR)[2] if told else f"it ended with exit code {exit_code}"
+    errors = [line for line in last_lines(log, NUM_LINES).splitlines() if ERROR in line]
+    error = errors[-1].partition(ERROR)[2] if errors else f"it ended with exit code {exit_code}"
     error = f"{error} (log: {log})"
     if folder.record.status == "running":
         folder.finish("failed", cause=error)

@@ -18,7 +18,7 @@ class ResponseCache:
     """A folder with a file for each response. Files are replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder. Raises ConfigError if that is not possible."""
+        """Make the folder. Raises ConfigError if it cannot be made."""
         self._folder = folder.expanduser()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ class Conversation:
         self._unanswered: list[str] = []  # ids of the last reply's calls
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Append what the environment says."""
+        """Append the environment's messages."""
         others = []
         for message in encodable(messages):
             if message["role"] == "tool" and self._unanswered:
@@ -45,7 +45,7 @@ class Conversation:
 
 
 def read_reply(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is kept of an endpoint's message: content or refusal, and calls; no reasoning."""
+    """Return the part of an endpoint's message to keep: content or refusal, and calls."""
     (message,) = encodable([message])
     reply: dict[str, Any] = {"content": message.get("content") or message.get("refusal") or ""}
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()

@@ -1,4 +1,4 @@
-"""The engine: episodes as conversations with one endpoint, which does not report token ids."""
+"""The engine `openai`: each episode is a conversation with a hosted model, without token ids."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from openenv_pipe.types import Finish
 
 
 class OpenAIEngine:
-    """Whoever builds the engine enters and leaves `client`."""
+    """An `engines.base.Engine`. The caller opens and closes `client`."""
 
     capabilities = OpenAIEngineConfig.capabilities
 
@@ -58,7 +58,7 @@ class OpenAIEngine:
             "model": self._config.model,
             "messages": list(conversation.messages),
             "temperature": request.temperature,
-            "seed": turn_seed(request.seed, request.turn) >> 32,  # below 2**31: any endpoint's
+            "seed": turn_seed(request.seed, request.turn) >> 32,  # below 2**31, for all endpoints
             self._config.max_tokens_key: request.max_tokens,
         }
         if request.tools:
@@ -70,7 +70,7 @@ class OpenAIEngine:
         self._conversations.pop(episode, None)
 
     async def begin_update(self, *, idle: bool) -> None:
-        """Do nothing: the endpoint's memory is elsewhere."""
+        """Do nothing: the endpoint uses none of this machine's memory."""
 
     async def publish(self, version: int) -> None:
         """Do nothing: the endpoint's model is not trained."""

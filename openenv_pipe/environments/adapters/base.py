@@ -21,8 +21,8 @@ class Adapter(Protocol):
     async def open(self, observation: Observation, ask: Ask) -> Opening:
         """Return the first messages of an episode, made of `reset`'s observation.
 
-        `ask` takes a step that is not the model's and returns its observation, for what must be
-        known about this episode first, such as its tools. It raises SessionError.
+        `ask` takes a step that is not the model's and returns its observation, from which the
+        adapter learns about the episode, such as its tools. It raises SessionError.
         """
 
     def read(self, reply: str) -> Sequence[Action]:

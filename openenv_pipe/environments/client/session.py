@@ -249,7 +249,7 @@ class Session:
 
 
 async def step_aside(session: Session, timeout_s: float, action: Mapping[str, Any]) -> Observation:
-    """Take a step that is not the policy's and return its observation; its reward is ignored.
+    """Take a step that is not the policy's, and return its observation without the reward.
 
     Environments whose action class has no `list_tools` are asked for their tools by an MCP
     message. Raises as `Session.step` does.
