@@ -9,6 +9,9 @@ import typer
 
 from openenv_pipe.cli.completion import complete_override, complete_target
 
+# styles of rich, by the kind of a text that `play` shows
+STYLES = {"system": "dim", "user": "cyan", "tool": "cyan", "note": "dim", "reward": "bold green"}
+
 app = typer.Typer(help="Environments: write, play, check, inspect them.", no_args_is_help=True)
 
 
@@ -141,9 +144,37 @@ def play(
 
     found = find_target(target, overrides)
     if web:
-        serve_page(found)
+        serve_page(found, _open_page)
     else:
-        play_environment(found, split=split.value, index=index, seed=seed, raw=raw)
+        play_environment(
+            found, PersonAtTerminal(), split=split.value, index=index, seed=seed, raw=raw
+        )
+
+
+class PersonAtTerminal:
+    """Shows texts on stdout; each line of stdin is a reply."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(soft_wrap=True, highlight=False)
+
+    def show(self, text: str, kind: str) -> None:
+        self._console.print(text, style=STYLES.get(kind), markup=False)
+
+    def reply(self) -> str:
+        reply = input("> ")
+        if not sys.stdin.isatty():
+            print(reply)  # piped input would be missing from a transcript
+        return reply
+
+
+def _open_page(page: str) -> None:
+    print(f"{page}\nCtrl-C ends it.", flush=True)
+    if sys.stdout.isatty():
+        import webbrowser
+
+        webbrowser.open(page)
 
 
 @app.command()

@@ -143,18 +143,24 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
             "train -m takes no --fork, and with --resume SWEEP no overrides; a resumed sweep keeps "
             "its configuration"
         )
+    from rich.console import Console
+
+    from openenv_pipe.cli.progress import SweepTable
     from openenv_pipe.cli.signals import SweepSignals
     from openenv_pipe.commands.sweep import command as sweep_command
 
-    stopping = SweepSignals(tell_person)
-    done_well = (
-        sweep_command.resume(Path(resume), tell_person, stopping)
-        if resume
-        else sweep_command.sweep(overrides, _command(), tell_person, stopping)
-    )
+    progress = SweepTable()
+    stopping = SweepSignals(progress.note)
+    if resume:
+        result = sweep_command.resume(Path(resume), progress, stopping)
+    else:
+        result = sweep_command.sweep(overrides, _command(), progress, stopping)
+    Console(soft_wrap=not sys.stdout.isatty()).print(result.table)
+    for note in result.notes:
+        tell_person(note)
     if stopping.received is not None:
         raise typer.Exit(128 + stopping.received)
-    if not done_well:
+    if not result.has_succeeded:
         raise typer.Exit(1)
 
 

@@ -1,14 +1,15 @@
-"""Progress on stderr: one live line on a terminal, otherwise one plain line for each step.
-
-Results go to stdout.
-"""
+"""Progress on stderr: live on a terminal, otherwise plain lines. Results go to stdout."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from openenv_pipe.system.progress import LineProgress, Progress, StagePace, clock, step_numbers
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
 
 BAR_WIDTH = 24  # columns; terminals narrower than MIN_WIDTH_FOR_BAR get no bar
 MIN_WIDTH_FOR_BAR = 100
@@ -68,3 +69,39 @@ class LiveProgress:
 
     def close(self) -> None:
         self._live.stop()
+
+
+class SweepTable:
+    """The progress of a sweep: a live table of its jobs on a terminal, otherwise plain lines."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """stream: default: stderr."""
+        self._stream = stream or sys.stderr
+        self._live: Live | None = None
+
+    def note(self, text: str) -> None:
+        if self._live is None:
+            tell_person(text, self._stream)
+        else:
+            self._live.console.print(text, markup=False, highlight=False)
+
+    def job(self, line: str) -> None:
+        if not self._stream.isatty():  # on a terminal the table shows it
+            tell_person(line, self._stream)
+
+    def table(self, make: "Callable[[], Table]") -> None:
+        if not self._stream.isatty():
+            return
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self._stream)
+            self._live = Live(console=console, transient=True, auto_refresh=False)
+            self._live.start()
+        self._live.update(make(), refresh=True)
+
+    def end_table(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

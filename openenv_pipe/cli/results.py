@@ -3,7 +3,7 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,11 @@ from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.progress import tell_person
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.progress import LineProgress
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FILE_WIDTH = 1000  # columns when stdout is not a terminal
 
 
 class CompareFormat(StrEnum):
@@ -63,11 +68,12 @@ def evaluate(
     """
     from openenv_pipe.commands.evaluate import evaluate as evaluate_words
     from openenv_pipe.pipeline import RunControl
-    from openenv_pipe.reports.eval_table import print_rows
+    from openenv_pipe.reports.eval_table import eval_tables
 
     control = RunControl(progress=LineProgress(tell_person))
     result = evaluate_words(subjects, ["openenv-pipe", *sys.argv[1:]], control)
-    print_rows(result.shown, result.config.eval, result.config.seed)
+    for table in eval_tables(result.shown, result.config.eval, result.config.seed):
+        _print(table)
     for folder in result.folders:
         print(f"{folder}/eval")
 
@@ -103,5 +109,19 @@ def compare(
     openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --format md
     """
     from openenv_pipe.reports import compare
+    from openenv_pipe.reports.compare.text import as_table, as_text
 
-    compare.compare(targets, form=form.value, output=output)
+    comparison, page = compare.compare(targets, output)
+    if form is CompareFormat.TABLE:
+        _print(as_table(comparison))
+    else:
+        print(as_text(comparison, form.value), end="")
+    tell_person(str(page))
+
+
+def _print(shown: "RenderableType") -> None:
+    """Print to stdout; a line is never broken if that is not a terminal."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else FILE_WIDTH
+    Console(width=width, highlight=False).print(shown)

@@ -1,10 +1,8 @@
-"""Print evaluations in one table, and the differences of each to the first."""
+"""The tables of evaluations: their scores, and the differences of each to the first."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from openenv_pipe.config.schema import EvalConfig
@@ -12,8 +10,6 @@ from openenv_pipe.errors import UserError
 from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports
 from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN
-
-FILE_WIDTH = 1000  # columns when not on a terminal, so that no line is broken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,14 +20,13 @@ class Row:
     report: EvalReport
 
 
-def print_rows(rows: Sequence[Row], config: EvalConfig, seed: int) -> None:
-    """Print the rows, and below them the paired differences to the first."""
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-    console.print(_scores(rows))
+def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:
+    """Return the table of scores and, if there are any, that of paired differences to the first."""
     first, *others = rows
     compared = [(row.name, _difference(first.report, row.report, config, seed)) for row in others]
     if any(change for _, change in compared):
-        console.print(_differences(first.name, compared, config))
+        return [_scores(rows), _differences(first.name, compared, config)]
+    return [_scores(rows)]
 
 
 def _scores(rows: Sequence[Row]) -> Table:

@@ -8,6 +8,7 @@ import re
 import pytest
 import run_samples
 
+from openenv_pipe.cli import results
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.reports import compare
@@ -42,7 +43,7 @@ def compared(*folders):
 
 
 def shown(capsys, form, *folders):
-    compare.compare([str(folder.path) for folder in folders], form=form, output=None)
+    results.compare([str(folder.path) for folder in folders], results.CompareFormat(form), None)
     return capsys.readouterr().out
 
 
@@ -187,7 +188,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     made, blocked = make(tmp_path), tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(RunFolderError, match=r"cannot be written to .*file/there.*--output"):
-        compare.compare([str(made.path)], form="table", output=blocked / "there")
+        compare.compare([str(made.path)], blocked / "there")
 
 
 # --- forms -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from openenv_pipe.cli.progress import SweepTable
 from openenv_pipe.cli.signals import SweepSignals
 from openenv_pipe.commands.sweep import command as sweep_command
 from openenv_pipe.commands.sweep import shared_servers as shared_servers_module
@@ -212,8 +213,8 @@ def test_a_secret_reaches_its_jobs_and_is_never_written(tmp_path, monkeypatch, h
     monkeypatch.setattr(sweep_command, "launch", launch)
     overrides = [*ATTACHED, f"runs_dir={tmp_path}", header.format(secret=secret), "seed=0,1"]
     assert sweep_command.sweep(
-        overrides, ["openenv-pipe", "train", "-m", *overrides], print, SweepSignals(print)
-    )
+        overrides, ["openenv-pipe", "train", "-m", *overrides], SweepTable(), SweepSignals(print)
+    ).has_succeeded
     assert played == [f"Bearer {secret}"] * 2
     written += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(secret.encode() in each for each in written)
@@ -224,7 +225,7 @@ def test_a_secret_with_two_values_is_refused_before_anything_is_written(tmp_path
     values = "+host.headers.Authorization=geheim-1,geheim-2"
     with pytest.raises(ConfigError, match=r"Authorization has several values.*oc\.env"):
         sweep_command.sweep(
-            [*ATTACHED, f"runs_dir={tmp_path}", values], [], print, SweepSignals(print)
+            [*ATTACHED, f"runs_dir={tmp_path}", values], [], SweepTable(), SweepSignals(print)
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -522,20 +523,20 @@ def test_a_search_that_goes_on_knows_what_ended_while_nobody_looked(sweep, tmp_p
         for job in batch:
             folder.change_job(job.index, status="failed")
 
-    told: list[str] = []
+    stream = io.StringIO()
     monkeypatch.setattr(sweep_command, "_launch", finish)
     lr = "trainer.optimizer.lr=tag(log,interval(1e-4,1e-2))"
     request = read_request(["sweep=search", "sweep.num_jobs=3", "sweep.mean_of=2", lr])
-    sweep_command._search(again, request, None, told.append)
+    sweep_command._search(again, request, None, SweepTable(stream))
     assert again.record.jobs[0].value == pytest.approx(0.4)
-    assert told[0].startswith("best: job 0")
+    assert stream.getvalue().startswith("best: job 0")
     states = [trial.state.name for trial in search._study.get_trials()]
     assert states == ["COMPLETE", "FAIL", "FAIL", "FAIL"]  # the third job had two trials
 
 
 def test_the_watch_tells_each_change_once(sweep):
     stream = io.StringIO()
-    watch = Watch(sweep, stream=stream)
+    watch = Watch(sweep, SweepTable(stream))
     watch.look()
     run = begin_run(sweep, 0)
     watch.look()

@@ -1,21 +1,18 @@
-"""`openenv-pipe env play`: play in the model's place at the terminal, or on the server's page.
+"""`openenv-pipe env play`: play in the model's place, or on the server's own page.
 
-The person sees the model's messages, and each line typed is a reply. The event loop has its own
-thread, so that sessions stay alive while the person thinks and Ctrl-C interrupts the wait.
+The event loop has its own thread, so that sessions stay alive while the person thinks and Ctrl-C
+interrupts the wait.
 """
 
 import asyncio
 import json
-import sys
-import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from rich.console import Console
 
 from openenv_pipe.commands.env.episodes import PlayedEpisode, start_episode, take_step
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
@@ -26,14 +23,30 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Action, Message, Observation, Task
 
-STYLES = {"system": "dim", "user": "cyan", "tool": "cyan"}
 POLL_S = 1.0
 
 
+class Person(Protocol):
+    """The person who plays."""
+
+    def show(self, text: str, kind: str) -> None:
+        """Show a text. kind: a role of messages, `reward`, `note`, or empty."""
+
+    def reply(self) -> str:
+        """Return the next reply. Raises EOFError at the end of the input."""
+        ...
+
+
 def play_environment(
-    target: Target, *, split: Literal["train", "eval"], index: int, seed: int | None, raw: bool
+    target: Target,
+    person: Person,
+    *,
+    split: Literal["train", "eval"],
+    index: int,
+    seed: int | None,
+    raw: bool,
 ) -> None:
-    """Play one episode, reading from stdin until it ends, the input ends, or Ctrl-C.
+    """Play one episode until it ends, the person's input ends, or Ctrl-C.
 
     seed: replaces the task's own. raw: show observations without the adapter's messages.
 
@@ -49,7 +62,7 @@ def play_environment(
             task = replace(task, seed=seed)
         adapter = portal.call(adapter_for, env.adapter, host.urls, host.access)
         with portal.wrap_async_context_manager(host.session()) as session:
-            game = Game(portal, session, adapter, env, raw=raw)
+            game = Game(portal, session, adapter, env, person, raw=raw)
             game.begin(task)
             game.play()
 
@@ -72,6 +85,7 @@ class Game:
         session: Session,
         adapter: Adapter,
         env: EnvConfig,
+        person: Person,
         *,
         raw: bool,
     ) -> None:
@@ -80,7 +94,7 @@ class Game:
         self._adapter = adapter
         self._env = env
         self._raw = raw
-        self._console = Console(soft_wrap=True, highlight=False)
+        self._person = person
 
     def begin(self, task: Task) -> None:
         """Reset to the task, and show the first messages."""
@@ -89,7 +103,7 @@ class Game:
         ask = partial(step_aside, self._session, self._env.step_timeout_s)
         opening = self._portal.call(self._adapter.open, observation, ask)
         for tool in opening.tools:
-            self._console.print(f"tool {json.dumps(tool['function'])}", style="dim", markup=False)
+            self._person.show(f"tool {json.dumps(tool['function'])}", "note")
         self._show(observation, opening.messages)
 
     def play(self) -> None:
@@ -98,25 +112,23 @@ class Game:
         with suppress(KeyboardInterrupt, EOFError):
             how = self._take_turns()
         if (failure := self._play.failure) is not None:
-            self._console.print(
-                f"\nthe episode failed, as in training: {failure}\nenv.step_exception=unusable "
-                "takes such an exception as a mistake of the player, who goes on",
-                markup=False,
+            self._person.show(
+                f"\nthe episode failed, as it would in training: {failure}\nwith "
+                "env.step_exception=unusable such an exception counts as the player's mistake, and "
+                "the episode continues",
+                "",
             )
             return
         total = self._play.reward
         success = ", a success" if total >= self._env.success_reward else ""
-        self._console.print(f"\n{how}, with reward {total:.4g} in all{success}")
+        self._person.show(f"\n{how}, with reward {total:.4g} in all{success}", "")
 
     def _take_turns(self) -> str:
         """Play the turns; return how the episode ended."""
         for turn in range(self._env.max_turns):
             if self._play.done:
                 return f"done after {turn} turns"
-            reply = input("> ")
-            if not sys.stdin.isatty():
-                print(reply)  # Piped input would be missing from a transcript.
-            self._take_turn(reply)
+            self._take_turn(self._person.reply())
             if self._play.failure is not None:
                 return "failed"
         limit = self._env.max_turns
@@ -144,7 +156,7 @@ class Game:
             self._show_messages(self._adapter.refuse(str(play.refusals[-1])))
             return
         result = play.results[-1]
-        self._console.print(f"reward {result.reward or 0.0:.4g}", style="bold green")
+        self._person.show(f"reward {result.reward or 0.0:.4g}", "reward")
         messages = self._adapter.follow(result.observation)
         if play.done:  # A model would not be shown further messages.
             messages = [each for each in messages if each["content"].strip()]
@@ -154,32 +166,32 @@ class Game:
         if not self._raw:
             self._show_messages(messages)
             return
-        self._console.print(json.dumps(observation, indent=2, ensure_ascii=False), markup=False)
+        self._person.show(json.dumps(observation, indent=2, ensure_ascii=False), "")
 
     def _show_messages(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            self._console.print(f"[{message['role']}]", style="dim", markup=False)
-            self._console.print(message["content"], style=STYLES.get(message["role"]), markup=False)
+            self._person.show(f"[{message['role']}]", "note")
+            self._person.show(message["content"], message["role"])
 
 
-def serve_page(target: Target) -> None:
-    """Serve the server's own web page until Ctrl-C. Raises ConfigError and HostError."""
+def serve_page(target: Target, on_ready: Callable[[str], None]) -> None:
+    """Serve the server's own web page until Ctrl-C. Raises ConfigError and HostError.
+
+    on_ready: called with the page's address.
+    """
     if target.serving.host.type != "process":
         raise ConfigError(
             "--web starts a server with its page enabled, which only host=process can do; "
             f"this target is on host={target.serving.host.type}"
         )
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve_page(target))
+        asyncio.run(_serve_page(target, on_ready))
 
 
-async def _serve_page(target: Target) -> None:
+async def _serve_page(target: Target, on_ready: Callable[[str], None]) -> None:
     variables = {"ENABLE_WEB_INTERFACE": "true"}
     async with one_server(target.serving, variables=variables) as host:
-        page = f"{host.urls[0]}/web"
-        print(f"{page}\nCtrl-C ends it.", flush=True)
-        if sys.stdout.isatty():
-            webbrowser.open(page)
+        on_ready(f"{host.urls[0]}/web")
         while host.urls:
             await asyncio.sleep(POLL_S)
         async with host.session():  # raises if the server died

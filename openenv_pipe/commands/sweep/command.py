@@ -1,32 +1,30 @@
 """Run a sweep: list or propose its jobs, launch and watch them, and report at the end.
 
-A failed job is a line of the table; the others continue, and the exit code tells at the end. Ctrl-C
-asks all jobs, wherever they run, to save and stop; `train -m --resume` continues them.
+After a failed job the others continue. A request to stop asks all jobs, wherever they run, to save
+and stop; `train -m --resume` continues them.
 """
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from anyio.from_thread import start_blocking_portal
-from rich.console import Console
+from rich.table import Table
 
 from openenv_pipe.commands.sweep.folder import Job, SweepFolder, stop_all_mark
 from openenv_pipe.commands.sweep.job import Order, Orders
 from openenv_pipe.commands.sweep.shared_servers import NAMES, SharedServers
-from openenv_pipe.commands.sweep.watch import Watch
+from openenv_pipe.commands.sweep.watch import SweepProgress, Watch
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import MultirunRequest, launch, read_request
 from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.resources import short_path
-
-Tell = Callable[[str], None]  # shows a line to the person
 
 
 class StopSource(Protocol):
@@ -42,10 +40,22 @@ class StopSource(Protocol):
         """While open, call `stop` at the first request and `kill` at the second one."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepResult:
+    """How a sweep ended."""
+
+    has_succeeded: bool  # every job has finished or was pruned
+    table: Table  # of the jobs
+    notes: Sequence[str]  # on servers that jobs shared, and where the results are
+
+
 def sweep(
-    overrides: Sequence[str], command: Sequence[str], tell: Tell, stopping: StopSource
-) -> bool:
-    """Run a job for each combination of values, or a search; return True if every job succeeded.
+    overrides: Sequence[str],
+    command: Sequence[str],
+    progress: SweepProgress,
+    stopping: StopSource,
+) -> SweepResult:
+    """Run a job for each combination of values, or a search.
 
     Raises:
         ConfigError: No job's configuration composes.
@@ -57,15 +67,15 @@ def sweep(
         for job in request.jobs:
             folder.add_job(job)
         folder.write()
-    return _carry_out(folder, request, tell, stopping)
+    return _carry_out(folder, request, progress, stopping)
 
 
-def resume(path: Path, tell: Tell, stopping: StopSource) -> bool:
+def resume(path: Path, progress: SweepProgress, stopping: StopSource) -> SweepResult:
     """Resume a sweep that was stopped; finished jobs stay as they are."""
     folder = SweepFolder.open(path)
     request = read_request(restore_in_config(folder.record.overrides))
     folder.resume()
-    return _carry_out(folder, request, tell, stopping)
+    return _carry_out(folder, request, progress, stopping)
 
 
 def _keep_secrets(request: MultirunRequest) -> None:
@@ -101,22 +111,25 @@ def _find_runs_dir(request: MultirunRequest) -> Path:
 
 
 def _carry_out(
-    folder: SweepFolder, request: MultirunRequest, tell: Tell, stopping: StopSource
-) -> bool:
-    tell(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
+    folder: SweepFolder,
+    request: MultirunRequest,
+    progress: SweepProgress,
+    stopping: StopSource,
+) -> SweepResult:
+    progress.note(f"sweep {folder.record.stamp} in {short_path(folder.path)}")
     stop = stop_all_mark(folder.path, folder.record.attempt).touch
     servers = SharedServers(folder.path / "servers" / f"attempt_{folder.record.attempt}")
     try:
         with stopping.accepting(stop, partial(_kill_runs, folder)), _running(servers):
             if request.sweep.type == "search":
-                watch = _search(folder, request, servers, tell)
+                watch = _search(folder, request, servers, progress)
             else:
-                watch = Watch(folder)
+                watch = Watch(folder, progress)
                 _launch(folder, request, servers, watch, folder.record.jobs)
     except BaseException:
         folder.end("interrupted" if stopping.is_made else "failed")
         raise
-    return _conclude(folder, servers, watch, tell, was_stopped=stopping.is_made)
+    return _conclude(folder, servers, watch, was_stopped=stopping.is_made)
 
 
 def _launch(
@@ -144,7 +157,10 @@ def _launch(
 
 
 def _search(
-    folder: SweepFolder, request: MultirunRequest, servers: SharedServers, tell: Tell
+    folder: SweepFolder,
+    request: MultirunRequest,
+    servers: SharedServers,
+    progress: SweepProgress,
 ) -> Watch:
     """Propose, launch and judge a few jobs at a time until there are enough."""
     try:
@@ -155,7 +171,7 @@ def _search(
         ) from error
     assert request.sweep.type == "search"
     search = Search(folder, request.sweep, request.parameters)
-    watch = Watch(folder, search)
+    watch = Watch(folder, progress, search)
     for job in list(folder.record.jobs):
         if job.status == "waiting":
             search.try_again(job)
@@ -171,27 +187,23 @@ def _search(
             break
     if (best := search.best()) is not None:
         metric = f"{request.sweep.metric} {best.value:.4g}"
-        tell(f"best: job {best.index} {best.run} {metric} {watch.own_overrides(best)}")
+        progress.note(f"best: job {best.index} {best.run} {metric} {watch.own_overrides(best)}")
     return watch
 
 
 def _conclude(
-    folder: SweepFolder, servers: SharedServers, watch: Watch, tell: Tell, *, was_stopped: bool
-) -> bool:
-    """Write and report the results; return True if every job succeeded."""
-    done_well = all(job.status in ("finished", "pruned") for job in folder.record.jobs)
-    folder.end("interrupted" if was_stopped else "finished" if done_well else "failed")
-    Console(soft_wrap=not sys.stdout.isatty()).print(watch.table())
-    for kind, number in servers.num_leases.items():
-        times = _times(servers.num_starts[kind])
-        tell(f"{NAMES[kind]} servers: started {times}, used {_times(number)}")
+    folder: SweepFolder, servers: SharedServers, watch: Watch, *, was_stopped: bool
+) -> SweepResult:
+    has_succeeded = all(job.status in ("finished", "pruned") for job in folder.record.jobs)
+    folder.end("interrupted" if was_stopped else "finished" if has_succeeded else "failed")
+    notes = [
+        f"{NAMES[kind]} servers: started {_times(servers.num_starts[kind])}, used {_times(number)}"
+        for kind, number in servers.num_leases.items()
+    ]
     place = short_path(folder.path)
-    tell(
-        f"resume with: openenv-pipe train -m --resume {place}"
-        if was_stopped
-        else f"results: {place}"
-    )
-    return done_well
+    resume_command = f"resume with: openenv-pipe train -m --resume {place}"
+    notes.append(resume_command if was_stopped else f"results: {place}")
+    return SweepResult(has_succeeded=has_succeeded, table=watch.table(), notes=notes)
 
 
 @contextmanager

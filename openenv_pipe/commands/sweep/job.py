@@ -71,8 +71,8 @@ class Orders:
         exit_code = self._play(job, folder, os.environ | secrets, log)
         if self._stopped(job):
             _close_stopped(folder.path)
-        elif error := _unrecorded_error(folder.path, exit_code, log):
-            self._write(job, **known, error=error)
+        elif unrecorded := _unrecorded_error(folder.path, exit_code, log):
+            self._write(job, **known, error=unrecorded)
 
     def _find_folder(self, job: Order, composed: Composed) -> RunFolder:
         """Return the folder of the run to resume, or of a new one. Raises RunFolderError."""

@@ -1,18 +1,15 @@
-"""Show the progress of a sweep's jobs, and keep sweep.json up to date while they run.
+"""Report the progress of a sweep's jobs, and keep sweep.json up to date while they run.
 
-It reads only folders, so jobs in other processes and on other machines are shown alike. Numbers are
-those of a run's last record.
+It reads only folders, so jobs in other processes and on other machines are reported alike. Numbers
+are those of a run's last record.
 """
 
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +18,7 @@ from openenv_pipe.reports.runs_table import STATUS_STYLES
 from openenv_pipe.runs.metrics import read_metrics
 
 LOOK_EVERY_S = 0.5
-TELL_EVERY_S = 15.0  # between lines of a running job when not on a terminal
+TELL_EVERY_S = 15.0  # between lines about a running job
 NUMBERS = {"reward": "reward/mean", "success": "success/rate", "loss": "loss/supervised"}
 STYLES = {**STATUS_STYLES, "waiting": "dim", "pruned": "yellow"}
 
@@ -33,21 +30,34 @@ class Judge(Protocol):
         """Handle all records of a job's run so far; called whenever there are more."""
 
 
+class SweepProgress(Protocol):
+    """Receives what a sweep reports while it works."""
+
+    def note(self, text: str) -> None:
+        """Report a line about the sweep."""
+
+    def job(self, line: str) -> None:
+        """Report a change of one job, which the next table has too."""
+
+    def table(self, make: Callable[[], Table]) -> None:
+        """Report the state of all jobs, about twice a second while jobs run."""
+
+    def end_table(self) -> None:
+        """Report that no job runs at present."""
+
+
 class Watch:
-    """The jobs of one sweep, shown to people and to the judge of a search."""
+    """Reads the progress of a sweep's jobs, for people and for the judge of a search."""
 
     def __init__(
-        self, folder: SweepFolder, judge: Judge | None = None, stream: TextIO | None = None
+        self, folder: SweepFolder, progress: SweepProgress, judge: Judge | None = None
     ) -> None:
         self._folder = folder
+        self._progress = progress
         self._judge = judge
-        stream = stream or sys.stderr
-        self._stream = stream
-        self._console = Console(file=stream, soft_wrap=not stream.isatty())
-        self._told: dict[int, tuple[str, float]] = {}  # job -> last line, and when it was shown
+        self._told: dict[int, tuple[str, float]] = {}  # job -> last line, and when it was reported
         self._seen: dict[int, tuple[str, int]] = {}  # job -> its run, and the metrics' size
         self._last: dict[int, Mapping[str, Any]] = {}  # job -> last record
-        self._live: Live | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -63,17 +73,16 @@ class Watch:
         finally:
             over.set()
             thread.join()
+            self._progress.end_table()
             self.look()
 
     def look(self) -> None:
-        """Find what has changed, show it and write it down."""
+        """Find what has changed, report it and write it to sweep.json."""
         before = list(self._folder.record.jobs)
         for job in before:
             self._follow(self._folder.refresh(job.index))
         if self._folder.record.jobs != before:
             self._folder.write()
-        if self._live is not None:
-            self._live.update(self.table())
 
     def table(self) -> Table:
         """Make a table with a row for each job and its own overrides."""
@@ -87,24 +96,18 @@ class Watch:
                 Text(job.status, STYLES[job.status]),
                 job.run or "",
                 Text(self.own_overrides(job)),
-                self._progress(job),
+                self._numbers(job),
                 Text(_shown_cause(job), no_wrap=True, overflow="ellipsis"),
             )
         return table
 
     def _watch(self, over: threading.Event) -> None:
-        if not self._stream.isatty():
-            while not over.wait(LOOK_EVERY_S):
-                self.look()
-            return
-        with Live(console=self._console, transient=True, auto_refresh=False) as self._live:
-            while not over.wait(LOOK_EVERY_S):
-                self.look()
-                self._live.refresh()
-        self._live = None
+        while not over.wait(LOOK_EVERY_S):
+            self.look()
+            self._progress.table(self.table)
 
     def _follow(self, job: Job) -> None:
-        """Read a job's progress, and show it if that is due."""
+        """Read a job's progress, and report it if that is due."""
         run = self._folder.run_folder(job.index)
         if run is not None:
             metrics = run.metrics_path
@@ -120,17 +123,16 @@ class Watch:
         told, line = line, self._line(job)
         if due and line != told and job.status != "waiting":
             self._told[job.index] = (line, time.monotonic())
-            if not self._stream.isatty():  # On a terminal the table shows it.
-                self._console.print(line, markup=False, highlight=False)
+            self._progress.job(line)
 
     def _line(self, job: Job) -> str:
         words = [f"job {job.index}", job.status, job.run or ""]
         if job.status != "waiting":
-            words += [self._progress(job), self.own_overrides(job)]
+            words += [self._numbers(job), self.own_overrides(job)]
         cause = _shown_cause(job)
         return " ".join(filter(None, words)) + (f": {cause}" if cause else "")
 
-    def _progress(self, job: Job) -> str:
+    def _numbers(self, job: Job) -> str:
         record = self._last.get(job.index, {})
         numbers = [f"{name} {record[key]:.3f}" for name, key in NUMBERS.items() if key in record]
         return " ".join([record["stage"], str(record["step"]), *numbers]) if record else ""

@@ -1,36 +1,29 @@
-"""A comparison on standard output: a table for people; Markdown, CSV or JSON for programs."""
+"""A comparison as a table for a terminal, and as text: Markdown, CSV or JSON."""
 
 import csv
 import io
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
+from rich.console import Group
 from rich.table import Column, Table
+from rich.text import Text
 
 from openenv_pipe.reports.compare.grouping import Comparison, Figure, Setting, value_text
 from openenv_pipe.reports.compare.load import FoundRun
 from openenv_pipe.system.files import dump_json
 from openenv_pipe.system.markdown import UNKNOWN, table
 
-MAX_KEYS = 6  # in a table on a terminal; the other forms have all
-FILE_WIDTH = 1000  # columns when not on a terminal, so that no line is broken
+MAX_KEYS = 6  # columns of keys in the table for a terminal; the other forms have all
 PERCENTAGES = ("success", "pass@")  # measures shown in percent
 
 
-def print_comparison(comparison: Comparison, form: str) -> None:
-    """Print a comparison. form: table, md, csv or json."""
-    match form:
-        case "table":
-            _print_table(comparison)
-        case "md":
-            print(_as_markdown(comparison))
-        case "csv":
-            print(_as_csv(comparison), end="")
-        case "json":
-            print(dump_json(_as_values(comparison)), end="")
+def as_text(comparison: Comparison, form: str) -> str:
+    """Return a comparison as text that ends with a line end. form: md, csv or json."""
+    if form == "md":
+        return _as_markdown(comparison) + "\n"
+    return _as_csv(comparison) if form == "csv" else dump_json(_as_values(comparison))
 
 
 def figure_text(measure: str, figure: Figure | None) -> str:
@@ -93,8 +86,8 @@ def cells(comparison: Comparison, setting: Setting) -> list[str]:
     return [*values, setting.statuses, str(len(setting.counted)), *figures]
 
 
-def _print_table(comparison: Comparison) -> None:
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
+def as_table(comparison: Comparison) -> Group:
+    """Return a comparison for a terminal: the table, and sentences below it."""
     titles, num_keys = headings(comparison), len(comparison.keys)
     keep = [i for i in range(len(titles)) if not MAX_KEYS <= i < num_keys]
     shown = Table(
@@ -107,17 +100,14 @@ def _print_table(comparison: Comparison) -> None:
         row = cells(comparison, setting)
         mark = "*" if setting is comparison.best else ""
         shown.add_row(f"{mark}{_ids(setting)}", *(row[i] for i in keep))
-    console.print(shown)
+    lines = []
     if hidden := len(titles) - len(keep):
-        console.print(f"{hidden} more keys differ: --format md, csv or json has them all")
+        lines.append(f"{hidden} more keys differ: --format md, csv or json has them all")
     if comparison.settings:
-        console.print(f"\n{intervals_text(comparison)}", markup=False)
-    for line in verdict(comparison):
-        console.print(line, markup=False)
-    for run in comparison.unfinished:
-        console.print(run_line(run), style="red", markup=False)
-    for job in comparison.lost_jobs:
-        console.print(job, style="red", markup=False)
+        lines.append(f"\n{intervals_text(comparison)}")
+    lines += verdict(comparison)
+    problems = [*map(run_line, comparison.unfinished), *comparison.lost_jobs]
+    return Group(shown, *map(Text, lines), *(Text(problem, "red") for problem in problems))
 
 
 def _ids(setting: Setting) -> str:
