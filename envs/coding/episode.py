@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from .problems import Problem
-from .reply import MAX_CODE, code_of
+from .reply import MAX_CODE, MAX_REPLY, code_of
 from .sandbox import box
 from .scoring import Verdict, judge
 
@@ -29,7 +29,7 @@ class Episode:
         """
         if self.status != OPEN:
             return 0.0
-        self.verdict = self._judge(code_of(text))
+        self.verdict = self._judge(text)
         self.attempt += 1
         if self.verdict.is_solved:
             self.status = SOLVED
@@ -41,10 +41,17 @@ class Episode:
         self.best_score += improvement
         return round(improvement - self.verdict.penalty, 6)
 
-    def _judge(self, code: str) -> Verdict:
+    def _judge(self, text: str) -> Verdict:
+        if len(text) > MAX_REPLY:
+            return _too_long(text, MAX_REPLY)
+        code = code_of(text)
         if len(code) > MAX_CODE:
-            message = f"{len(code)} characters are more than the {MAX_CODE} that are read"
-            return Verdict(error="TooLong", message=message, feedback=message.capitalize() + ".")
+            return _too_long(code, MAX_CODE)
         examples, hidden = self.problem.tests()
         batches = [[test.arguments for test in tests] for tests in (examples, hidden)]
         return judge(box.run(code, self.problem.function, batches), examples, hidden)
+
+
+def _too_long(text: str, most: int) -> Verdict:
+    message = f"{len(text)} characters are more than the {most} that are read"
+    return Verdict(error="TooLong", message=message, feedback=message.capitalize() + ".")

@@ -2,8 +2,10 @@
 
 import re
 
-# The closing fence may be missing, because a reply may have been cut off.
-FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
+# The closing fence may be missing, because a reply may have been cut off. The numbers of spaces are
+# bounded, so that the search takes time in proportion to the reply's length.
+FENCE = re.compile(r"```[ \t]{0,20}(?:python3?|py)?[ \t]{0,20}\r?\n(.*?)(?:```|\Z)", re.DOTALL)
+MAX_REPLY = 200_000  # characters of a reply that is searched for code
 MAX_CODE = 50_000  # characters
 
 

@@ -120,5 +120,8 @@ def _describe(result: Result, test: Case) -> str:
 
 def shorten(value: Any) -> str:
     """Return the value's `repr`, cut to 200 characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "a value that nests too deep to be shown"
     return text if len(text) <= 200 else text[:197] + "..."

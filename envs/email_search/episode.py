@@ -38,7 +38,7 @@ class Episode:
         """Return a message as text. Raises OutOfTurn."""
         self.spend_call()
         message = index(self.task.mailbox_number).get(message_id)
-        text = _message_text(message) if message else f"There is no message {message_id!r}."
+        text = _message_text(message) if message else f"There is no message {message_id[:20]!r}."
         return "\n".join([text, *self._warning()])
 
     def answer(self, text: str, message_ids: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ different seeds, so that no question of `eval` is drawn with a seed of `train`.
 """
 
 import json
+import math
 import os
 import random
 from collections.abc import Mapping
@@ -66,9 +67,10 @@ class Question:
         if len(answer) > MAX_ANSWER_LENGTH:
             return 0.0
         try:
-            return float(self._dataset.score_answer(answer=answer, entry=self._entry))
+            score = float(self._dataset.score_answer(answer=answer, entry=self._entry))
         except Exception:  # Some scorers fail on malformed answers.
             return 0.0
+        return score if math.isfinite(score) else 0.0
 
 
 def choose_question(

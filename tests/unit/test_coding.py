@@ -11,7 +11,7 @@ import pytest
 from coding import policies, problems, scoring
 from coding.episode import Episode
 from coding.problems import NUM_EXAMPLES, NUM_HIDDEN, SPLITS, Case
-from coding.reply import MAX_CODE, code_of
+from coding.reply import MAX_CODE, MAX_REPLY, code_of
 from coding.sandbox.outcome import LIMIT, NOT_LOADED, VIOLATION, Outcome, Result
 
 EVERY = [problem for split in SPLITS for problem in problems.problems(split)]
@@ -52,6 +52,8 @@ def test_a_problem_can_be_solved_and_is_told_in_full(problem):
         ("```\ndef f(): pass\n```\n```\nf()\n```", "def f(): pass\n"),
         ("```py\ndef f(): pass", "def f(): pass"),
         ("```\n1\n```\n```\n2\n```", "2\n"),
+        ("````python3 \r\ndef f(): pass\n````", "def f(): pass\n"),
+        ("```java\n1\n``` ```\t py\n2\n", "2\n"),
         ("", ""),
     ],
 )
@@ -136,10 +138,26 @@ def test_a_seed_fixes_the_problem():
     assert len({draw(seed).name for seed in range(50)}) > 25
 
 
-def test_endless_code_is_not_even_read():
+@pytest.mark.parametrize("text", ["x" * (MAX_CODE + 1), "```\nx\n```" + " " * MAX_REPLY])
+def test_endless_code_is_not_even_read(text):
     episode = Episode(problem=EVERY[0], attempts=1)
-    assert episode.submit("x" * (MAX_CODE + 1)) == 0.0
+    assert episode.submit(text) == 0.0
     assert (episode.status, episode.verdict.error) == ("failed", "TooLong")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```" * 66_000,
+        "```" + " " * 199_000,
+        ("```" + " " * 20 + "\t" * 20) * 4_000,
+        "```\n" * 50_000,
+        ("```" + " " * 39 + "\n") * 4_000,
+    ],
+)
+def test_code_is_found_in_linear_time(text):
+    """The pattern that was here before took 45 s on 60,000 characters."""
+    assert len(code_of(text)) <= len(text)
 
 
 def observation_of(problem: problems.Problem) -> dict:

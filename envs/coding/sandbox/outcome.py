@@ -51,7 +51,9 @@ def raise_if_last(answer: dict[str, Any], is_told: bool = True) -> None:
     """Raise Ended if the child reports a violation or limit; quote its text if `is_told`."""
     for ending in (VIOLATION, LIMIT):
         if ending in answer:
-            raise Ended(ending, str(answer[ending])[:MAX_TEXT] if is_told else UNTOLD)
+            if type(answer[ending]) is not str:
+                raise garbled()
+            raise Ended(ending, _readable(answer[ending]) if is_told else UNTOLD)
 
 
 def read_results(answer: dict[str, Any], expected: int) -> list[Result]:
@@ -66,7 +68,16 @@ def read_error(error: Any) -> Error:
     """Return class and message, shortened. Raises Ended for anything else."""
     if type(error) is not list or [type(part) for part in error] != [str, str]:
         raise garbled()
-    return error[0][:MAX_TEXT], error[1][:MAX_TEXT]
+    return _readable(error[0]), _readable(error[1])
+
+
+def _readable(text: str) -> str:
+    """Return a child's text, shortened, with `?` for halves of surrogate pairs.
+
+    OpenEnv could not send those: a submission that raises them would make its step fail, and
+    with it the episode, whose penalties would then not count.
+    """
+    return text[:MAX_TEXT].encode(errors="replace").decode()
 
 
 def _read_result(result: Any) -> Result:

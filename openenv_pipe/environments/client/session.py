@@ -169,7 +169,8 @@ class Session:
         self, kind: str, answer_kind: str, data: Mapping[str, Any] | None, timeout_s: float
     ) -> dict[str, Any]:
         """Send a message of type `kind` and return its answer's `data`. Raises as `step` does."""
-        text = request_frame(kind, data, self._max_message_mb * 2**20)
+        # Half of the limit, because the answer may repeat what was sent.
+        text = request_frame(kind, data, self._max_message_mb * 2**19)
         if not self._in_sync:
             raise SessionClosedError(f"{self.url}: session is closed or out of step")
         self._in_sync = False
