@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from openenv_pipe.system.stop_request import StopRequest
 
@@ -16,6 +17,7 @@ class SignalStop(StopRequest):
         """note: prints a line to the user."""
         super().__init__()
         self.received: int | None = None  # the number of the first signal
+        self._num_signals = 0
         self._note = note
 
     @contextmanager
@@ -33,17 +35,22 @@ class SignalStop(StopRequest):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._receive, number)
+            signal.signal(number, self._count)  # The loop gets the signal all the same.
         with super().accepting(cancel):
             yield
 
-    def _receive(self, number: int) -> None:
-        """Stop the work; a second signal ends the process at once.
+    def _count(self, number: int, _: FrameType | None) -> None:
+        """End the process at the second signal, even while the event loop is busy.
 
         Only the current step is lost then: files are written whole or not at all, and guardian
         processes end the servers.
         """
-        if self.received is not None:
+        self._num_signals += 1
+        if self._num_signals > 1:
             os._exit(128 + number)
+
+    def _receive(self, number: int) -> None:
+        """Stop the work. The event loop calls this, so that it interrupts no other code."""
         self.received = number
         self._note("stopping and saving; repeat to stop without saving")
         self.make()
