@@ -60,6 +60,8 @@ def nested(depth: int):
         ("seed", 2**63, "seed=9223372036854775808"),
         ("seed", 10**5000, "seed: a number of more than"),
         ("runs_dir", "a\0b", "runs_dir: text with the control character U+0000"),
+        ("env.variables", {"A=B": "1"}, "env.variables.A=B"),
+        ("env.variables", {"": "1"}, "env.variables"),
         ("env.adapter.first", "\x1b[31m", "env.adapter.first: text with the control character"),
         ("runs_dir", "\ud800", "runs_dir: text with the control character U+D800"),
         ("env.tasks.train.reset.a", [1, math.nan], "env.tasks.train.reset.a.1: nan"),

@@ -13,6 +13,7 @@ def _text(value: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(_text)]  # YAML and the command line read 7 as a number.
+VariableName = Annotated[str, Field(pattern=r"^[^=]+$", examples=["MY_TOKEN"])]  # as the OS takes
 DottedPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", examples=["wordle.rewards:name"])]
 Port = Annotated[int, Field(ge=1, le=65535)]
 # Numbers have bounds that no real configuration reaches: beyond them a typing error would end in

@@ -22,6 +22,7 @@ from openenv_pipe.config.schema.base import (
     ServerUrl,
     Share,
     Text,
+    VariableName,
 )
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
 
@@ -141,7 +142,9 @@ class VllmEngineConfig(EngineBlock):
     )
     sampling: SamplingConfig
     arguments: list[str] = Field(description="further command-line arguments of the server")
-    variables: dict[str, Text] = Field(description="further environment variables of the server")
+    variables: dict[VariableName, Text] = Field(
+        description="further environment variables of the server"
+    )
     start_timeout_s: Seconds = Field(
         description="time limit of a start, loading and compiling included"
     )

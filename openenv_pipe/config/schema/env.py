@@ -5,7 +5,15 @@ from typing import Literal
 from pydantic import Field
 
 from openenv_pipe.config.schema.adapter import AdapterConfig
-from openenv_pipe.config.schema.base import Block, DottedPath, Number, PositiveCount, Seconds, Text
+from openenv_pipe.config.schema.base import (
+    Block,
+    DottedPath,
+    Number,
+    PositiveCount,
+    Seconds,
+    Text,
+    VariableName,
+)
 from openenv_pipe.config.schema.tasks import TasksConfig
 
 
@@ -23,7 +31,7 @@ class EnvConfig(Block):
         description="starts the server instead of the package's own start; may contain {host} and "
         "{port}"
     )
-    variables: dict[str, Text] = Field(description="environment variables of the server")
+    variables: dict[VariableName, Text] = Field(description="environment variables of the server")
     reset_timeout_s: Seconds = Field(description="time limit of a reset")
     step_timeout_s: Seconds = Field(description="time limit of a step")
     step_exception: Literal["failed", "unusable"] = Field(
