@@ -13,7 +13,7 @@ from typing import Any
 MAX_DEPTH = 64
 MAX_VALUES = 100_000
 MAX_DIGITS = 4000  # of a whole number; Python refuses to write longer ones
-ALLOWED_CONTROLS = "\t\n\r"
+MAX_KEY_LENGTH = 200  # in messages
 PLAIN = "text, a number, true, false, null, a list or a mapping"
 
 
@@ -51,7 +51,7 @@ def _children(place: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
     for name, each in value.items():
         if not isinstance(name, str):
             raise ValueError(f"{_key((*place, str(name)))}: the key is {name!r}; expected text")
-        if problem := _problem(name):
+        if problem := _text_problem(name, allowed=""):
             raise ValueError(f"{_key((*place, name))}: the key: {problem}")
         yield name, each
 
@@ -67,18 +67,24 @@ def _problem(value: Any) -> str | None:
         case float():
             return None if math.isfinite(value) else f"{value}; expected a finite number"
         case str():
-            strange = next((char for char in value if _is_strange(char)), None)
-            name = "" if strange is None else f"U+{ord(strange):04X}"
-            return f"text with the control character {name}; remove it" if name else None
+            return _text_problem(value, allowed="\t\n\r")
     if hasattr(type(value), "model_fields"):  # a block, from Python
         return None
     return f"a value of type {type(value).__name__}; expected {PLAIN}"
 
 
-def _is_strange(char: str) -> bool:
+def _text_problem(text: str, allowed: str) -> str | None:
+    strange = next((char for char in text if _is_control(char) and char not in allowed), None)
+    if strange is None:
+        return None
+    return f"text with the control character U+{ord(strange):04X}; remove it"
+
+
+def _is_control(char: str) -> bool:
     """Whether a terminal might obey it, or a file cannot store it (half of a surrogate pair)."""
-    return unicodedata.category(char) in ("Cc", "Cs") and char not in ALLOWED_CONTROLS
+    return unicodedata.category(char) in ("Cc", "Cs")
 
 
 def _key(place: tuple[str, ...]) -> str:
-    return ".".join(place).encode("unicode_escape").decode("ascii")[:200] or "the configuration"
+    text = ".".join(place)[:MAX_KEY_LENGTH] or "the configuration"
+    return "".join(f"\\x{ord(char):02x}" if _is_control(char) else char for char in text)
