@@ -1,5 +1,5 @@
-"""Makes the environment packages importable and Docker usable, and turns avoidable skips in CI into
-failures."""
+"""Makes the environment packages importable and Docker usable, gives the tests a state folder of
+their own, and turns avoidable skips in CI into failures."""
 
 import os
 import sys
@@ -12,6 +12,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 
 # Reasons of skips that CI does not accept: pytest.importorskip's, and those of our own fixtures.
 UNWANTED = ("could not import", "not installed:", "broken:")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory):
+    """Keep the key that run folders are signed by out of the home of who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,7 @@ from openenv_pipe.cli import (
 from openenv_pipe.cli import (
     results as cli_results,
 )
+from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_bash_value, complete_override
 from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.progress import build_progress, tell_person
@@ -104,6 +105,7 @@ def train(
         str | None,
         typer.Option(metavar="RUN@STEP", help="Start a new run from a checkpoint of another run."),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Train an agent, and evaluate it against where it started.
 
@@ -115,7 +117,7 @@ def train(
     openenv-pipe train -m conf=echo trainer.optimizer.lr=1e-3,3e-3 'seed=range(0,3)'
     """
     if multirun:
-        _sweep(overrides, resume, fork)
+        _sweep(overrides, resume, fork, trust=trust)
         return
     if resume and fork:
         raise ConfigError("--resume continues a run, --fork makes a new one; use one of them")
@@ -124,9 +126,9 @@ def train(
 
         with _controlled() as control:
             if resume:
-                pipeline.resume(resume, overrides, _command(), control)
+                pipeline.resume(resume, overrides, _command(), control, trust=trust)
             elif fork:
-                pipeline.fork(fork, overrides, _command(), control)
+                pipeline.fork(fork, overrides, _command(), control, trust=trust)
         return
     from openenv_pipe.config.compose import compose
 
@@ -137,7 +139,7 @@ def train(
         pipeline.train(composed, _command(), control)
 
 
-def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
+def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust: bool) -> None:
     if fork or (resume and overrides):
         raise ConfigError(
             "train -m takes no --fork, and with --resume SWEEP no overrides; a resumed sweep keeps "
@@ -152,7 +154,7 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None) -> None:
     progress = SweepTable()
     stopping = SweepSignals(progress.note)
     if resume:
-        result = sweep_command.resume(Path(resume), progress, stopping)
+        result = sweep_command.resume(Path(resume), progress, stopping, trust=trust)
     else:
         result = sweep_command.sweep(overrides, _command(), progress, stopping)
     Console(soft_wrap=not sys.stdout.isatty()).print(result.table)
@@ -169,6 +171,7 @@ def job(
     run: Path,
     servers: Annotated[Path | None, typer.Option()] = None,
     resume: Annotated[bool, typer.Option()] = False,
+    trust: Trust = False,
 ) -> None:
     """Execute a run whose folder exists. A sweep starts this for each of its jobs.
 
@@ -181,9 +184,9 @@ def job(
     provider = OwnServers() if servers is None else LeasedServers(servers)
     with _controlled() as control:
         if resume:
-            pipeline.resume(str(run), [], _command(), control, provider)
+            pipeline.resume(str(run), [], _command(), control, provider, trust=trust)
         else:
-            pipeline.begin(RunFolder.open(run), provider, control)
+            pipeline.begin(RunFolder.open(run), provider, control, trust=trust)
 
 
 @app.command()
@@ -207,6 +210,7 @@ def reproduce(
     runs_dir: Annotated[
         Path | None, typer.Option(help="The folder for the new run; default: the run's own.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Repeat a run and compare the two. Exit code 0: they are the same, 3: they differ.
 
@@ -231,6 +235,7 @@ def reproduce(
             runs_dir=runs_dir,
             command=_command(),
             control=control,
+            trust=trust,
         )
     raise typer.Exit(0 if reproduction.is_same else DIFFERENT)
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_run
 from openenv_pipe.cli.progress import tell_person
 
@@ -24,6 +25,7 @@ def export(
         Path | None,
         typer.Option(help="The folder to make.  [default: RUN/export/NAME]"),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Export a trained model: one Hugging Face folder, adapters merged, with a model card.
 
@@ -33,7 +35,7 @@ def export(
     """
     from openenv_pipe.commands.export import export_run
 
-    print(export_run(run, output))
+    print(export_run(run, output, trust=trust))
 
 
 def serve(
@@ -55,6 +57,7 @@ def serve(
         int | None,
         typer.Option(min=1, help="Tokens of a conversation.  [default: env.max_episode_tokens]"),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Serve a trained model by vLLM, behind an endpoint that speaks OpenAI's chat completions.
 
@@ -67,4 +70,12 @@ def serve(
     """
     from openenv_pipe.commands.serve import serve_run
 
-    serve_run(run, host=host, port=port, max_model_len=max_model_len, extra=extra, tell=tell_person)
+    serve_run(
+        run,
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        extra=extra,
+        tell=tell_person,
+        trust=trust,
+    )

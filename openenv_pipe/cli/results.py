@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.progress import tell_person
 from openenv_pipe.errors import RunFolderError
@@ -57,6 +58,7 @@ def evaluate(
             autocompletion=complete_subject,
         ),
     ],
+    trust: Trust = False,
 ) -> None:
     """Evaluate one or more runs on the same tasks, or an untrained model.
 
@@ -71,7 +73,7 @@ def evaluate(
     from openenv_pipe.reports.eval_table import eval_tables
 
     control = RunControl(progress=LineProgress(tell_person))
-    result = evaluate_words(subjects, ["openenv-pipe", *sys.argv[1:]], control)
+    result = evaluate_words(subjects, ["openenv-pipe", *sys.argv[1:]], control, trust=trust)
     for table in eval_tables(result.shown, result.config.eval, result.config.seed):
         _print(table)
     for folder in result.folders:

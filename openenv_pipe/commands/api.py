@@ -39,6 +39,7 @@ def train(
     *overrides: str,
     resume: RunName | None = None,
     fork: RunName | None = None,
+    trust: bool = False,
     callbacks: Sequence["Callback"] = (),
     on_progress: Callable[[str], object] | None = None,
 ) -> Run:
@@ -46,6 +47,7 @@ def train(
 
     resume: a run to go on with, which keeps its configuration but for a few keys.
     fork: a run, or its checkpoint as "RUN@40" or "RUN@best", to start a new run from.
+    trust: run what that run's folder names, also if another user made it or it was changed.
     callbacks: called as `on_step(run, metrics)` after each step; see `pipeline.callbacks`.
     on_progress: receives each line of progress; default: the log, at level INFO.
     Raises ConfigError and RunFolderError before anything starts, FailureError if the run fails,
@@ -60,9 +62,9 @@ def train(
 
     def work() -> Run:
         if resume is not None:
-            folder = pipeline.resume(_name(resume), overrides, command, control)
+            folder = pipeline.resume(_name(resume), overrides, command, control, trust=trust)
         elif fork is not None:
-            folder = pipeline.fork(_name(fork), overrides, command, control)
+            folder = pipeline.fork(_name(fork), overrides, command, control, trust=trust)
         else:
             from openenv_pipe.config.compose import compose
 
@@ -73,12 +75,15 @@ def train(
 
 
 def evaluate(
-    *subjects: RunName, on_progress: Callable[[str], object] | None = None
+    *subjects: RunName,
+    trust: bool = False,
+    on_progress: Callable[[str], object] | None = None,
 ) -> dict[str, EvalReport]:
     """Evaluate runs side by side on the same tasks, or a model that no run has trained.
 
     subjects: runs, or their checkpoints as "RUN@40" and "RUN@best", and overrides such as
     "eval.num_tasks=20"; without a run, "conf=NAME" and overrides.
+    trust: run what the runs' folders name, also if another user made them or they were changed.
     Returns the new reports by name, "wordle/0007 step_000040"; they are kept in the run folders.
     Raises ConfigError, RunFolderError and FailureError.
     """
@@ -87,7 +92,8 @@ def evaluate(
     control = _control(on_progress)
     words = [_name(subject) for subject in subjects]
     result = _in_thread(
-        lambda: evaluate_words(words, ["openenv_pipe.evaluate", *words], control), control
+        lambda: evaluate_words(words, ["openenv_pipe.evaluate", *words], control, trust=trust),
+        control,
     )
     return {row.name: row.report for row in result.played}
 
@@ -99,6 +105,7 @@ def reproduce(
     allow: Collection[str] = (),
     replay: bool = False,
     runs_dir: str | os.PathLike[str] | None = None,
+    trust: bool = False,
     on_progress: Callable[[str], object] | None = None,
 ) -> "Reproduction":
     """Run a run again in a new folder, and say whether it is the same.
@@ -107,6 +114,7 @@ def reproduce(
     allow: what may differ beforehand: code, versions, data, model.
     replay: train on the recorded episodes and play none.
     runs_dir: where the new run goes; default: as the run says.
+    trust: run what the run's folder names, also if another user made it or it was changed.
     Raises ConfigError, RunFolderError and FailureError.
     """
     from openenv_pipe.commands import reproduce as reproducing
@@ -121,6 +129,7 @@ def reproduce(
             runs_dir=None if runs_dir is None else Path(runs_dir),
             command=["openenv_pipe.reproduce", _name(run)],
             control=control,
+            trust=trust,
         ),
         control,
     )

@@ -31,10 +31,13 @@ class Evaluated:
     folders: list[Path]  # run folders, whose eval/ has the reports
 
 
-def evaluate(words: Sequence[str], command: Sequence[str], control: RunControl) -> Evaluated:
+def evaluate(
+    words: Sequence[str], command: Sequence[str], control: RunControl, *, trust: bool
+) -> Evaluated:
     """Evaluate the runs that the words name (`RUN`, `RUN@40`, `RUN@best`, `RUN@start`).
 
     The other words are overrides; without a run they describe the model to evaluate.
+    trust: also runs whose folders another user made, or that were changed since.
 
     Raises:
         RunFolderError: A run or a checkpoint does not exist.
@@ -50,7 +53,8 @@ def evaluate(words: Sequence[str], command: Sequence[str], control: RunControl) 
                 "(`openenv-pipe runs` lists them), or overrides such as conf=wordle"
             )
     if runs:
-        return _evaluate_runs(runs, overrides, control)
+        models = [find_model(word, overrides, trust=trust) for word in runs]
+        return _evaluate_runs(models, control)
     return _evaluate_config(compose(overrides), command, control)
 
 
@@ -62,10 +66,8 @@ def _is_run(word: str) -> bool:
     )
 
 
-def _evaluate_runs(
-    words: Sequence[str], overrides: Sequence[str], control: RunControl
-) -> Evaluated:
-    subjects = on_the_same_tasks([find_model(word, overrides) for word in words])
+def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluated:
+    subjects = on_the_same_tasks(models)
     logs = [_open_logs(subject.folder.path) for subject in subjects]
     rows: list[Row] = []
     baselines: list[Row] = []

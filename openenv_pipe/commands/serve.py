@@ -26,17 +26,19 @@ def serve_run(
     max_model_len: int | None,
     extra: Sequence[str],
     tell: Callable[[str], None],
+    trust: bool,
 ) -> None:
     """Serve what `RUN`, `RUN@40` or `RUN@best` names until interrupted.
 
     tell: receives lines about the server's start.
+    trust: also of a run whose folder another user made, or that was changed since.
 
     Raises:
         RunFolderError: The checkpoint does not exist or is damaged.
         ConfigError: vLLM cannot serve the model here.
         EngineError: The server did not start, or died.
     """
-    subject = find_model(word, [])
+    subject = find_model(word, [], trust=trust)
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
     logs = subject.folder.path / "logs" / "serve"

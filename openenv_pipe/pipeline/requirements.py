@@ -66,6 +66,14 @@ def _training(config: RunConfig) -> str:
             f"engine={config.engine.type} cannot train and is only for evaluation; set "
             "engine=local or engine=vllm"
         )
+    # Not in the schema: the capabilities of engine=python are known only by importing it, and to
+    # read a run's configuration imports nothing.
+    max_staleness = config.trainer.max_staleness
+    if max_staleness > 1 and not config.engine.capabilities.publishes_in_flight:
+        raise ConfigError(
+            f"trainer.max_staleness={max_staleness} with engine={config.engine.type}, which keeps "
+            "one older version of the weights: set it to 0 or 1, or engine=vllm"
+        )
     if config.engine.type == "vllm" and (distortions := config.engine.sampling.distortions):
         raise ConfigError(
             f"engine.sampling.{', engine.sampling.'.join(distortions)}: tokens and their logprobs "

@@ -57,10 +57,12 @@ def train(composed: Composed, command: Sequence[str], control: RunControl) -> Ru
     return folder
 
 
-def begin(folder: RunFolder, servers: ServerProvider, control: RunControl) -> None:
+def begin(
+    folder: RunFolder, servers: ServerProvider, control: RunControl, *, trust: bool = False
+) -> None:
     """Start a run in a folder that another process has made, such as a sweep for its job."""
+    config = folder.config_to_run(trust=trust)
     folder.adopt()
-    config = folder.config
     try:
         check_requirements(config, makes_folder=False)
     except PipeError as error:
@@ -75,25 +77,34 @@ def resume(
     command: Sequence[str],
     control: RunControl,
     servers: ServerProvider | None = None,
+    *,
+    trust: bool = False,
 ) -> RunFolder:
-    """Continue a run from its last sound checkpoint. Raises RunFolderError and ConfigError."""
+    """Continue a run from its last sound checkpoint.
+
+    trust: also a run whose folder another user made, or that was changed since.
+
+    Raises RunFolderError and ConfigError.
+    """
     runs_dir, overrides = _split_runs_dir(overrides)
     folder = find_run(name, runs_dir)
     with folder.held():
-        run(_continued(folder, overrides, command, control, servers), control)
+        saved = folder.config_to_run(trust=trust)
+        run(_continued(folder, saved, overrides, command, control, servers), control)
     return folder
 
 
 def _continued(
     folder: RunFolder,
+    saved: RunConfig,
     overrides: Sequence[str],
     command: Sequence[str],
     control: RunControl,
     servers: ServerProvider | None,
 ) -> Attempt:
     """Rewind a run's folder to its last sound checkpoint; return a new attempt from there."""
-    config = amend(folder.config, overrides)
-    changed = changed_keys(folder.config, config)
+    config = amend(saved, overrides)
+    changed = changed_keys(saved, config)
     _refuse_changes(folder, hide_in_config(changed, known_secrets(config.model_dump(mode="json"))))
     check_requirements(config, makes_folder=False)
     progress = control.progress
@@ -122,11 +133,17 @@ def _continued(
 
 
 def fork(
-    name: str, overrides: Sequence[str], command: Sequence[str], control: RunControl
+    name: str,
+    overrides: Sequence[str],
+    command: Sequence[str],
+    control: RunControl,
+    *,
+    trust: bool = False,
 ) -> RunFolder:
     """Start a new run from a checkpoint of another run.
 
     name: `RUN@STEP`, `RUN@best`, or `RUN` for its last checkpoint.
+    trust: also from a run whose folder another user made, or that was changed since.
 
     Raises:
         RunFolderError: the run or the checkpoint does not exist or cannot be used.
@@ -134,8 +151,9 @@ def fork(
     """
     run_name, _, which = name.partition("@")
     source, progress = find_run(run_name, _split_runs_dir(overrides)[0]), control.progress
-    config = amend(source.config, overrides)
-    changed = changed_keys(source.config, config)
+    saved = source.config_to_run(trust=trust)
+    config = amend(saved, overrides)
+    changed = changed_keys(saved, config)
     checkpoint = find_checkpoint(source.path, which)
     place = StageStep.of(checkpoint)
     check_requirements(config)

@@ -26,6 +26,7 @@ from openenv_pipe.runs.provenance import (
     find_versions,
 )
 from openenv_pipe.runs.record import Attempt, Lineage, RunRecord
+from openenv_pipe.runs.trust import local_code, signed_text, try_to_sign
 from openenv_pipe.system.files import digest_of_file, point_symlink, sync, write_json, write_text
 from openenv_pipe.system.process_id import ProcessId
 
@@ -87,13 +88,23 @@ def describe(
         "created": started,
         "ended": None,
         "process": ProcessId.of_this_process(),
-        "config_digest": digest_of_file(folder / "config.json"),
+        **signed(folder / "config.json", config),
         "checkouts": [diff.checkout for diff in diffs],
         "code_digest": find_code_digest(),
         "versions": find_versions(),
         "machine": find_machine(),
         "facts": {},
         "attempts": [first],
+    }
+
+
+def signed(path: Path, config: RunConfig) -> dict[str, Any]:
+    """Return the fields of run.json that identify config.json and who wrote it."""
+    digest, paths = digest_of_file(path), local_code(config)
+    return {
+        "config_digest": digest,
+        "local_code": paths,
+        "signature": try_to_sign(signed_text(digest, paths)),
     }
 
 

@@ -49,20 +49,21 @@ def _newest(runs_dir: Path) -> RunFolder:
     return max(found, key=lambda folder: folder.record.created)
 
 
-def find_model(word: str, overrides: Sequence[str]) -> SelectedModel:
-    """Find the run and checkpoint of `RUN`, `RUN@40`, `RUN@best` or `RUN@start`.
+def find_model(word: str, overrides: Sequence[str], *, trust: bool = False) -> SelectedModel:
+    """Find the run and checkpoint of `RUN`, `RUN@40`, `RUN@best` or `RUN@start`, to act on them.
 
     Without `@`, it is the newest sound checkpoint. `overrides` change the run's configuration.
+    trust: also of a run whose folder another user made, or that was changed since.
 
     Raises:
-        RunFolderError: The run or the checkpoint does not exist.
+        RunFolderError: The run or the checkpoint does not exist, or the folder is not trusted.
         ConfigError: An override is wrong.
     """
     path, at, which = word.rpartition("@")
     if not at or Path(word).is_dir():
         path, which = word, ""
     folder = find_run(path, Path("runs"))
-    config = amend(folder.config, overrides)
+    config = amend(folder.config_to_run(trust=trust), overrides)
     if not config.engine.capabilities.can_train:  # It needs no checkpoint.
         label = config.engine.type
         return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)

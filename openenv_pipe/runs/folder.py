@@ -36,15 +36,19 @@ from openenv_pipe.runs.allocation import (
     allocate,
     describe,
     open_logs,
+    signed,
     without_secrets,
     write_config,
 )
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, LineageKind, RunRecord
+from openenv_pipe.runs.trust import check_trust
 from openenv_pipe.system.file_lock import locked
 from openenv_pipe.system.files import (
-    digest_of_file,
+    digest_of_bytes,
+    parse_json,
     point_symlink,
+    read_bytes,
     read_json,
     write_bytes,
     write_json,
@@ -116,13 +120,27 @@ class RunFolder:
             raise RunFolderError(f"{path} is not a run folder: it has no run.json; {hint}")
         return cls(path, _read_record(path))
 
-    @property
-    def config(self) -> RunConfig:
-        """The configuration to run again, with hidden secrets taken from the environment.
+    def config_to_run(self, *, trust: bool = False) -> RunConfig:
+        """Return the configuration to act on, with hidden secrets taken from the environment.
 
-        Raises RunFolderError if one is not set, or config.json is not valid.
+        trust: run what it names, also if another user wrote it or it was changed.
+
+        Raises:
+            RunFolderError: The folder is not trusted, a secret is not set, or config.json is not
+                valid.
         """
-        return self._validate(restore_in_config(self._read_config()))
+        content = read_bytes(self.path / "config.json")
+        values = parse_json(self.path / "config.json", content)
+        if not trust:
+            check_trust(
+                self.path,
+                self._validate(values),
+                digest=digest_of_bytes(content),
+                recorded_digest=self.record.config_digest,
+                recorded_paths=self.record.local_code,
+                signature=self.record.signature,
+            )
+        return self._validate(restore_in_config(values))
 
     @property
     def written_config(self) -> RunConfig:
@@ -239,7 +257,7 @@ class RunFolder:
             cause=None,
             ended=None,
             process=ProcessId.of_this_process(),
-            config_digest=digest_of_file(self.path / "config.json"),
+            **signed(self.path / "config.json", config),
             attempts=[*self.attempts[:-1], last, attempt],
         )
 

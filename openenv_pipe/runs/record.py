@@ -48,6 +48,8 @@ class RunRecord(Record):
     ended: datetime | None
     process: ProcessId  # the current attempt's
     config_digest: str  # sha256 of config.json
+    local_code: list[str] = Field(default_factory=list)  # see runs/trust.py, as is `signature`
+    signature: str | None = None
     checkouts: list[Checkout]
     code_digest: str | None = None  # of this tool's own files
     versions: dict[str, str]

@@ -103,14 +103,17 @@ class Run:
         """
         return find_checkpoint(self.path, "" if which == "last" else str(which))
 
-    def load_policy(self, which: str | int = "last", *, device: str = "auto") -> "Policy":
+    def load_policy(
+        self, which: str | int = "last", *, device: str = "auto", trust: bool = False
+    ) -> "Policy":
         """Load the model of a checkpoint (see `checkpoint`), with its tokenizer. Imports torch.
 
-        device: `auto`, `cpu` or `cuda`. Raises RunFolderError and ConfigError.
+        device: `auto`, `cpu` or `cuda`. trust: also if another user made the folder, or it was
+        changed since. Raises RunFolderError and ConfigError.
         """
         from openenv_pipe.models.load import load_policy, select_device
 
-        config = self.config
+        config = self._folder.config_to_run(trust=trust)
         return load_policy(
             config.model,
             seed=config.seed,

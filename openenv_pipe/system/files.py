@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,30 @@ def dump_json(value: Any, *, sort_keys: bool = True) -> str:
     return json.dumps(value, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n"
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a run folder.
 
     Raises:
-        RunFolderError: The file is missing or damaged.
+        RunFolderError: It is missing, not a regular file, or not readable.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        if not stat.S_ISREG(path.stat().st_mode):  # A pipe would block, and a device never end.
+            raise RunFolderError(f"cannot read {path}: it is not a file")
+        return path.read_bytes()
     except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot read {path}: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises RunFolderError if it is missing or damaged."""
+    return parse_json(path, read_bytes(path))
+
+
+def parse_json(path: Path, content: bytes) -> Any:
+    """Parse the content of the file `path`. Raises RunFolderError if it is not JSON."""
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"cannot read {path}: {error}") from error
 
 

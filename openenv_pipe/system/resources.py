@@ -8,6 +8,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,14 @@ def find_env(package: str) -> Path:
 def load_callable(dotted: str) -> Callable[..., Any]:
     """Import `package.module:name`, also from `envs/` folders and the current folder.
 
-    Folders go last on `sys.path`, to shadow no installed package. Raises ConfigError on failure.
+    Folders go last on `sys.path`, to shadow no installed package, and those of the current folder
+    only if the module is there. Raises ConfigError on failure.
     """
     module_name, _, attribute_path = dotted.partition(":")
     module_name = MOVED.get(module_name, module_name)
-    for folder in [*map(str, env_dirs()), str(Path.cwd())]:
-        if folder not in sys.path:
+    is_own = module_in_current_folder(dotted) is not None
+    for folder in _module_dirs():
+        if folder not in sys.path and (is_own or folder not in _current_dirs()):
             sys.path.append(folder)
     value: Any = _import(module_name, dotted)
     for attribute in attribute_path.split("."):
@@ -106,6 +109,47 @@ def load_callable(dotted: str) -> Callable[..., Any]:
     if not callable(value):
         raise ConfigError(f"{dotted!r} is a {type(value).__name__}; expected a function or a class")
     return value
+
+
+def module_in_current_folder(dotted: str) -> Path | None:
+    """Return where `load_callable` would find a module in the current folder or its `envs/`.
+
+    Returns None if it would find the module elsewhere, or not at all. Nothing is imported.
+    """
+    top = dotted.partition(":")[0].partition(".")[0]
+    if top == PACKAGE_DIR.name:
+        return None
+    for folder in _module_dirs():
+        spec = PathFinder.find_spec(top, [folder])
+        if spec is not None and spec.origin is not None:
+            # Only a package has search locations: its folder.
+            found = Path(next(iter(spec.submodule_search_locations or ()), spec.origin))
+            return found if str(found.parent.resolve()) in _current_dirs() else None
+    folders = (Path(folder, top) for folder in _current_dirs())  # without an __init__.py
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def env_in_current_folder(package: str) -> Path | None:
+    """Return the folder of an environment package if it depends on the current folder, else None.
+
+    Raises ConfigError if the package does not exist.
+    """
+    found = find_env(package)
+    if "/" in package or package.startswith("."):
+        return None if Path(package).expanduser().is_absolute() else found
+    return found if str(found.parent) in _current_dirs() else None
+
+
+def _module_dirs() -> list[str]:
+    """Return where modules are searched: `sys.path`, then `envs/` folders and the current one."""
+    return list(dict.fromkeys([*sys.path, *map(str, env_dirs()), str(Path.cwd())]))
+
+
+def _current_dirs() -> list[str]:
+    """Return the current folder, and its `envs/` unless that is the shipped one."""
+    current = Path.cwd()
+    own_envs = (path for path in env_dirs() if path.parent == current)
+    return [str(current), *(str(path) for path in own_envs if path != shipped_dir("envs"))]
 
 
 def _import(module_name: str, dotted: str) -> Any:

@@ -15,8 +15,8 @@ def test_an_adapter_is_merged_into_a_plain_folder_that_computes_the_same(adapter
     assert (code, out.strip(), err) == (0, "models/words", "")
 
     policy = load_policy(
-        folder.config.model,
-        seed=folder.config.seed,
+        folder.written_config.model,
+        seed=folder.written_config.seed,
         device=select_device("cpu"),
         checkpoint=folder.checkpoints()[-1],
     )

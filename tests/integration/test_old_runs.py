@@ -1,5 +1,7 @@
 """Run folders that an earlier version wrote (`tests/old_runs/`) still open, resume and compare.
 
+They have no signature, so what runs them needs `--trust`.
+
 echo/0001   finished, 4 steps
 echo/0002   interrupted, with groups played ahead of the learner
 smoke/0001  interrupted; its reward terms have `use: mean` together with `per_turn: true`
@@ -36,7 +38,9 @@ def test_an_old_run_resumes_to_its_end(home, name, steps):
     folder = home / "runs" / name
     before = read_all(folder / "metrics.jsonl")
     steps_before = [record["step"] for record in read_metrics(folder / "metrics.jsonl")]
-    code, _, err = run(home, "train", "--resume", f"runs/{name}", f"trainer.steps={steps}")
+    code, _, err = run(
+        home, "train", "--resume", f"runs/{name}", "--trust", f"trainer.steps={steps}"
+    )
     assert code == 0, err
     resumed = RunFolder.open(folder)
     assert resumed.status == "finished"
@@ -51,7 +55,7 @@ def test_an_old_run_resumes_to_its_end(home, name, steps):
 
 def test_a_mean_that_was_credited_turn_by_turn_is_read_as_the_sum():
     """Turns were credited with their own values, so training goes on in the same way."""
-    config = RunFolder.open(OLD_RUNS / "smoke/0001").config
+    config = RunFolder.open(OLD_RUNS / "smoke/0001").written_config
     terms = config.reward.terms
     assert (terms["consistent"].use, terms["consistent"].per_turn) == ("sum", True)
     best = config.trainer.checkpoint.best
@@ -65,7 +69,8 @@ def test_groups_played_ahead_by_the_old_run_are_learned_from(home):
     state = json.loads((checkpoint / "resume" / "order.json").read_text())
     (step,) = map(int, state["ahead"])
     ahead = read_episodes(checkpoint / "resume" / "ahead.jsonl.gz")
-    code, _, err = run(home, "train", "--resume", "runs/echo/0002", f"trainer.steps={step}")
+    resume = ("train", "--trust", "--resume", "runs/echo/0002")
+    code, _, err = run(home, *resume, f"trainer.steps={step}")
     assert code == 0, err
     learned = read_episodes(episodes_path(folder, step))
     replies = [[turn.reply for turn in e.turns] for group in ahead for e in group.episodes]
@@ -79,5 +84,5 @@ def test_an_old_run_is_listed_compared_and_evaluated(home):
     code, out, err = run(home, "compare", "runs/echo/0001", "runs/echo/0002", "--format", "json")
     assert code == 0, err
     assert "trainer.max_staleness" in out
-    code, _, err = run(home, "eval", "runs/echo/0001", "eval.num_tasks=2")
+    code, _, err = run(home, "eval", "--trust", "runs/echo/0001", "eval.num_tasks=2")
     assert code == 0, err

@@ -51,7 +51,7 @@ def test_a_run_leaves_the_whole_proof(smoke):
 
 def test_every_metric_of_a_run_is_documented(smoke):
     page = (REPOSITORY / "docs" / "metrics.md").read_text()
-    terms = {f"reward/{name}" for name in RunFolder.open(smoke).config.reward.terms}
+    terms = {f"reward/{name}" for name in RunFolder.open(smoke).written_config.reward.terms}
     for record in read_metrics(smoke / "metrics.jsonl"):
         names = set(record) - {"stage", "step"} - terms
         assert {name for name in names if f"`{name}`" not in page} == set()

@@ -205,7 +205,7 @@ def test_one_at_a_time_works_on_a_folder(folder):
 
 def test_each_attempt_is_written_down(folder):
     folder.finish("interrupted", cause="interrupted")
-    config = folder.config
+    config = folder.config_to_run()
     longer = config.model_copy(update={"trainer": config.trainer.model_copy(update={"steps": 9})})
     changed = changed_keys(config, longer)
     assert changed == {"trainer.steps": [config.trainer.steps, 9]}
@@ -243,7 +243,7 @@ def test_the_order_of_keys_is_kept(tmp_path):
     terms = dict(reversed(config.reward.terms.items()))
     turned = config.model_copy(update={"reward": config.reward.model_copy(update={"terms": terms})})
     folder = RunFolder.create(turned, overrides=[], command=[])
-    assert list(RunFolder.open(folder.path).config.reward.terms) == list(terms)
+    assert list(RunFolder.open(folder.path).written_config.reward.terms) == list(terms)
 
 
 def test_runs_are_found_by_id_and_as_the_latest(tmp_path, folder):

@@ -98,7 +98,9 @@ def test_training_stops_when_the_target_is_reached(folder):
     assert report.success.low < 0.75 < report.success.mean == 0.8
 
     def reason(*overrides):
-        return stop_reason(amend(folder.config, ["eval.during.every=5", *overrides]), report)
+        return stop_reason(
+            amend(folder.config_to_run(), ["eval.during.every=5", *overrides]), report
+        )
 
     assert reason() is None
     assert reason("eval.during.stop.at=0.75") is None  # the lower end of the interval is below 0.75

@@ -149,7 +149,7 @@ def test_a_run_that_has_its_folder_needs_no_place_for_another(folder, monkeypatc
     monkeypatch.setattr(start, "run", lambda attempt, control: attempts.append(attempt))
     moved = RunFolder.open(folder / "moved/smoke/0001")
     with pytest.raises(ConfigError, match="runs_dir"):
-        REQUIREMENTS["run folder"](moved.config)
+        REQUIREMENTS["run folder"](moved.config_to_run())
     start.begin(moved, OwnServers(), RunControl())
     start.resume(str(moved.path), [], ["openenv-pipe"], RunControl())
     assert [attempt.folder.path for attempt in attempts] == [moved.path, moved.path]

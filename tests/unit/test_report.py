@@ -64,13 +64,13 @@ def test_a_report_of_failed_episodes_only_has_no_numbers(folder):
         episode.status = Status.ERROR
     report = _summary(folder, "start", episodes)
     assert report.success is None and report.num_failed == 8
-    assert compare_reports(report, report, folder.config.eval, 0).success is None
+    assert compare_reports(report, report, folder.config_to_run().eval, 0).success is None
 
 
 def test_reports_are_compared_task_by_task(folder):
     before = _summary(folder, "start", _played(success=False))
     after = _summary(folder, "trained", _played(num_tasks=3))
-    change = compare_reports(before, after, folder.config.eval, 0)
+    change = compare_reports(before, after, folder.config_to_run().eval, 0)
     assert change.num_tasks == 3
     assert (change.success.mean, change.turns.mean) == (1.0, 0.0)
 
@@ -81,7 +81,7 @@ def test_reports_of_different_tasks_cannot_be_compared(folder):
         update={"tasks": [t.model_copy(update={"task_seed": 0}) for t in before.tasks]}
     )
     with pytest.raises(UserError, match="no task in common"):
-        compare_reports(before, moved, folder.config.eval, 0)
+        compare_reports(before, moved, folder.config_to_run().eval, 0)
 
 
 def _save(folder, label, episodes, step=0):
@@ -148,7 +148,7 @@ def test_tasks_reset_with_other_keywords_are_not_the_same(folder):
         compare_reports(
             _summary(folder, "start", _played()),
             _summary(folder, "trained", there),
-            folder.config.eval,
+            folder.config_to_run().eval,
             0,
         )
 

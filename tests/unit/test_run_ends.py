@@ -30,7 +30,11 @@ def end_with(error, folder):
         raise error
 
     with pytest.raises(type(error)):
-        run(Attempt(folder=folder, config=folder.config), RunControl(progress=progress), training)
+        run(
+            Attempt(folder=folder, config=folder.config_to_run()),
+            RunControl(progress=progress),
+            training,
+        )
     record = RunFolder.open(folder.path).record
     assert (record.status, record.cause) == ("failed", f"{type(error).__name__}: {error}")
     return progress.texts[-1]

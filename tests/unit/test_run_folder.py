@@ -56,7 +56,7 @@ def test_a_users_own_latest_is_left_alone(tmp_path):
 
 def test_the_config_comes_back_as_it_was(tmp_path):
     folder = run_samples.create(tmp_path)
-    assert RunFolder.open(folder.path).config == run_samples.config(tmp_path)
+    assert RunFolder.open(folder.path).config_to_run() == run_samples.config(tmp_path)
     values = json.loads((folder.path / "config.json").read_text())
     assert "num_threads" in values and values["num_threads"] is None
     assert folder.record.config_digest == files.digest_of_file(folder.path / "config.json")
@@ -109,7 +109,7 @@ def test_keys_that_are_new_since_a_run_was_written_get_the_shipped_value(tmp_pat
         del values[block][key]
     del values["env"]["adapter"]["unusable"], values["engine"]["max_batch"]
     files.write_json(folder.path / "config.json", values)
-    assert folder.config == run_samples.config(tmp_path)
+    assert folder.written_config == run_samples.config(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_config_of_another_version_is_a_user_error(tmp_path, change, problem):
         values[block] |= keys
     files.write_json(folder.path / "config.json", values)
     with pytest.raises(RunFolderError, match=problem) as caught:
-        _ = folder.config
+        _ = folder.written_config
     assert "does not fit this version" in str(caught.value)
 
 
@@ -254,9 +254,9 @@ def test_no_secret_reaches_the_folder(tmp_path, monkeypatch):
         assert secret not in written
     assert folder.written_config.env.variables["HEADER"] == "Bearer <hidden: JUDGE_API_KEY>"
     with pytest.raises(RunFolderError, match="GAME_TOKEN"):
-        _ = folder.config
+        folder.config_to_run()
     monkeypatch.setenv("GAME_TOKEN", "only in the config")
-    assert folder.config == config
+    assert folder.config_to_run() == config
 
 
 def test_the_command_line_is_quick_without_torch():

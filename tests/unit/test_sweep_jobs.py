@@ -200,7 +200,7 @@ def test_a_secret_reaches_its_jobs_and_is_never_written(tmp_path, monkeypatch, h
     played, written = [], []
 
     def play(orders, job, folder, environment, log):
-        played.append(folder.config.host.headers["Authorization"])
+        played.append(folder.config_to_run().host.headers["Authorization"])
         folder.finish("finished")
         return 0
 

@@ -49,8 +49,11 @@ def reproduce(
     runs_dir: Path | None,
     command: Sequence[str],
     control: RunControl,
+    trust: bool,
 ) -> Reproduction:
     """Run it again in a new folder, and compare the two.
+
+    trust: also a run whose folder another user made, or that was changed since.
 
     Raises:
         RunFolderError: The run cannot be reproduced as it is.
@@ -59,7 +62,7 @@ def reproduce(
     _refuse_unknown(allow)
     recorded = find_run(name, runs_dir or Path("runs"))
     _refuse_fork(recorded)
-    config = recorded.config
+    config = recorded.config_to_run(trust=trust)
     if runs_dir:
         config = config.model_copy(update={"runs_dir": str(runs_dir)})
     check_requirements(config, plays=not is_replay)

@@ -70,9 +70,19 @@ def sweep(
     return _carry_out(folder, request, progress, stopping)
 
 
-def resume(path: Path, progress: SweepProgress, stopping: StopSource) -> SweepResult:
-    """Resume a sweep that was stopped; finished jobs stay as they are."""
+def resume(
+    path: Path, progress: SweepProgress, stopping: StopSource, *, trust: bool
+) -> SweepResult:
+    """Resume a sweep that was stopped; finished jobs stay as they are.
+
+    trust: also one that another user made, or that was changed since.
+
+    Raises:
+        RunFolderError: The sweep is not trusted, cannot be read, or still runs.
+    """
     folder = SweepFolder.open(path)
+    if not trust:
+        folder.check_trust()
     request = read_request(restore_in_config(folder.record.overrides))
     folder.resume()
     return _carry_out(folder, request, progress, stopping)

@@ -12,6 +12,7 @@ Only the sweep's own process writes sweep.json, and only a job's own process its
 run wherever this folder is visible. The results of a run are in the run's own folder.
 """
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
@@ -24,6 +25,7 @@ from openenv_pipe.config.secrets import hide_assignments, known_secrets
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.provenance import Record
+from openenv_pipe.runs.trust import as_ascii, try_to_sign, why_foreign
 from openenv_pipe.system.files import read_json, write_json
 from openenv_pipe.system.process_id import ProcessId
 
@@ -62,6 +64,7 @@ class SweepRecord(Record):
     attempt: int  # 1, and one more for each resume
     command: list[str]
     overrides: list[str]
+    signature: str | None = None  # of the overrides, and of the current folder of the first attempt
     created: datetime
     ended: datetime | None
     process: ProcessId
@@ -84,12 +87,14 @@ class SweepFolder:
         path = _allocate(runs_dir / SWEEPS, f"{now:%Y-%m-%d_%H-%M-%S}")
         (path / "jobs").mkdir()
         secrets = known_secrets({})
+        hidden = [hide_assignments(override, secrets) for override in overrides]
         record = SweepRecord(
             stamp=path.name,
             status="running",
             attempt=1,
             command=[hide_assignments(word, secrets) for word in command],
-            overrides=[hide_assignments(override, secrets) for override in overrides],
+            overrides=hidden,
+            signature=try_to_sign(_signed_text(hidden)),
             created=now,
             ended=None,
             process=ProcessId.of_this_process(),
@@ -111,6 +116,27 @@ class SweepFolder:
             return cls(path, SweepRecord.model_validate(read_json(path / "sweep.json")))
         except ValidationError as error:
             raise RunFolderError(f"{path / 'sweep.json'} is damaged: {error}") from error
+
+    def check_trust(self) -> None:
+        """Check that this user made the sweep and its unfinished runs, in this current folder.
+
+        Raises:
+            RunFolderError: Somebody else made them, or they were changed, or made elsewhere.
+        """
+        why = why_foreign(_signed_text(self.record.overrides), self.record.signature)
+        if why is not None:
+            overrides = "".join(f"\n  {as_ascii(each)}" for each in self.record.overrides)
+            raise RunFolderError(
+                f"{self.path} is not trusted: {why}, it was changed, or it was started in another "
+                f"folder than {Path.cwd()}. Its jobs are composed in the current folder, of:"
+                f"{overrides}\nRead {self.path / 'sweep.json'}; if you trust who wrote it, repeat "
+                "the command with --trust"
+            )
+        for job in self.record.jobs:
+            job = self.refresh(job.index)
+            run = None if job.status in OVER else self.run_folder(job.index)
+            if run is not None:
+                run.config_to_run()
 
     def write(self, **changes: Any) -> None:
         """Write sweep.json with changes to the record."""
@@ -190,6 +216,10 @@ class SweepFolder:
         """Return the run of a job; None if there is none yet."""
         folder = self.record.jobs[index].folder
         return None if folder is None else RunFolder.open(self.path / folder)
+
+
+def _signed_text(overrides: Sequence[str]) -> str:
+    return json.dumps(["sweep", str(Path.cwd()), *overrides])
 
 
 def job_file(sweep: Path, index: int) -> Path:

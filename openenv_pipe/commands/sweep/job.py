@@ -90,6 +90,7 @@ class Orders:
     ) -> int | None:
         """Run the child process until it ends or the job is stopped; return its exit code."""
         command = [sys.executable, "-m", "openenv_pipe.cli.main", "job", str(folder.path)]
+        command.append("--trust")  # It is new, or the sweep has checked it before it went on.
         if job.folder is not None:
             command.append("--resume")
         if self.owner.host == socket.gethostname():

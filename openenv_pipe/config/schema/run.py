@@ -75,12 +75,6 @@ class RunConfig(Document):
                 f"model.quantization={self.model.quantization} with trainer.parallel=fsdp: "
                 "four-bit matrices cannot be sharded; set trainer.parallel=data"
             )
-        if self.trainer.max_staleness > 1 and not self.engine.capabilities.publishes_in_flight:
-            raise ValueError(
-                f"trainer.max_staleness={self.trainer.max_staleness} with engine="
-                f"{self.engine.type}, which keeps one older version of the weights: set it to 0 "
-                "or 1, or engine=vllm"
-            )
         if self.engine.type == "vllm" and self.engine.sleep in ("level1", "level2"):
             self._check_sleep(self.engine)
         for name, term in self.reward.terms.items():

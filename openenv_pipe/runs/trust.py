@@ -1,0 +1,128 @@
+"""Recognise run folders that this user made, and refuse to act on others without trust.
+
+The configuration of a run names code: commands, functions, environment packages, images. A new run
+folder gets a signature by the user's own key (`system/user_key.py`), of the configuration and of
+the code in the current folder that it names. Whoever wants to run what a folder names calls
+`check_trust` first. To read a folder needs no trust, because reading runs nothing.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from openenv_pipe.config.diff import flat
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.secrets import MARK
+from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.system.resources import env_in_current_folder, module_in_current_folder
+from openenv_pipe.system.user_key import NoKeyError, is_signed, sign
+
+# Keys whose values are functions or classes, as module:name.
+TARGETS = r"env\.baselines\..+|engine\.policy|trainer\.warm_start\.policy|(?:.+\.)?target"
+# Keys whose values are programs, code, servers, or arguments of these.
+CODE = re.compile(
+    rf"(?s){TARGETS}|.+\.(?:options|keywords)(?:\..+)?"
+    r"|env\.(?:command|package|python|variables\..+)"
+    r"|host\.(?:image|build_args\..+|urls|headers\..+|kubeconfig|context|namespace|secrets|pod_spec"
+    r"\..+)|engine\.(?:image|arguments|variables\..+|url|base_url)"
+    r"|model\.path|env\.tasks\.(?:train|eval)\.path"
+)
+MAX_LENGTH = 200  # characters of a value in a message
+MAX_LINES = 50
+
+
+def local_code(config: RunConfig) -> list[str]:
+    """Return the paths in the current folder from which code of this configuration is loaded."""
+    env = config.env
+    found: set[Path | None] = set()
+    for key, value in flat(config.model_dump(mode="json")).items():
+        if re.fullmatch(TARGETS, key, re.DOTALL) and value:
+            found.add(module_in_current_folder(str(value)))
+    if env.package is not None:
+        with suppress(ConfigError):  # A package that does not exist is refused elsewhere.
+            found.add(env_in_current_folder(env.package))
+    elif env.command is not None and config.host.type == "process":
+        found.add(Path.cwd())  # where the command is started
+    for program in (env.python, getattr(config.host, "kubeconfig", None)):
+        if program and "/" in program and not Path(program).expanduser().is_absolute():
+            found.add(Path(program))
+    return sorted(str(path.resolve()) for path in found if path is not None)
+
+
+def signed_text(config_digest: str, paths: Sequence[str]) -> str:
+    """Return what the signature of a run folder signs. paths: of `local_code`."""
+    return json.dumps(["run", config_digest, *paths])
+
+
+def try_to_sign(text: str) -> str | None:
+    """Return the signature of a text; None if this user has no key."""
+    try:
+        return sign(text)
+    except NoKeyError:
+        return None
+
+
+def why_foreign(text: str, signature: str | None) -> str | None:
+    """Say why the signature does not show that this user signed the text; None if it does."""
+    if signature is None:
+        return "it carries no signature, as one of an older version, or of a user without a key"
+    try:
+        is_own = is_signed(text, signature)
+    except NoKeyError as error:
+        return f"whether you made it cannot be checked, since {error}"
+    return None if is_own else "another user made it, or you on another machine"
+
+
+def check_trust(
+    path: Path,
+    config: RunConfig,
+    *,
+    digest: str,
+    recorded_digest: str,
+    recorded_paths: Sequence[str],
+    signature: str | None,
+) -> None:
+    """Raise RunFolderError unless this user made the run folder `path` and it is as it was.
+
+    config: what its config.json says, of which `digest` is the sha256. The other arguments are what
+    its run.json says.
+    """
+    foreign: str | None
+    if digest != recorded_digest:
+        foreign = "its config.json was changed after it was written (run.json has another sha256)"
+    else:
+        foreign = why_foreign(signed_text(digest, recorded_paths), signature)
+    new = sorted({*local_code(config)} - {*recorded_paths})
+    if foreign is None and new:
+        foreign = "code would be loaded from the current folder, which was not so in the run"
+    if foreign is None:
+        return
+    lines = [f"  {line}" for line in [*_described(config), *(f"from {each!r}" for each in new)]]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES:] = [f"  and {len(lines) - MAX_LINES} more"]
+    raise RunFolderError(
+        f"{path} is not trusted: {foreign}. It names this code, and servers, models and files:\n"
+        + "\n".join(lines)
+        + f"\nRead {path / 'config.json'}; if you trust who wrote it, repeat the command with "
+        "--trust (from Python: trust=True)"
+    )
+
+
+def _described(config: RunConfig) -> Iterator[str]:
+    """Yield `key: value` for all that a run of the configuration would execute or contact."""
+    yield f"host.type: {config.host.type}"
+    for key, value in flat(config.model_dump(mode="json")).items():
+        if value in (None, [], {}, ""):
+            continue
+        if CODE.fullmatch(key) or MARK.search(str(value)):
+            yield f"{as_ascii(key)[1:-1]}: {as_ascii(value)}"
+
+
+def as_ascii(value: JsonValue) -> str:
+    """Return a value of a foreign file as it may be shown: short and without control characters."""
+    text = ascii(value)
+    return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}..."

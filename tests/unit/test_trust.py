@@ -1,0 +1,266 @@
+"""Run folders of others, and changed ones: nothing that they name runs without trust."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import run_samples
+
+from openenv_pipe import Run
+from openenv_pipe.cli.main import main
+from openenv_pipe.commands.sweep import command as sweep_command
+from openenv_pipe.commands.sweep.folder import SweepFolder
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.reports.compare.load import find_runs
+from openenv_pipe.reports.runs_table import list_runs
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system import user_key
+from openenv_pipe.system.files import digest_of_file, read_json, write_json
+from openenv_pipe.system.resources import load_callable, module_in_current_folder
+
+
+@pytest.fixture
+def other_user(tmp_path, monkeypatch):
+    """A function that makes us another user, or the same one on another machine."""
+
+    def change():
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other_state"))
+
+    return change
+
+
+def change_config(folder: RunFolder, **blocks) -> None:
+    """Change keys of config.json without a word in run.json."""
+    path = folder.path / "config.json"
+    values = read_json(path)
+    for block, keys in blocks.items():
+        values[block] |= keys
+    write_json(path, values, sort_keys=False)
+
+
+def refused(folder: RunFolder) -> str:
+    with pytest.raises(RunFolderError) as caught:
+        RunFolder.open(folder.path).config_to_run()
+    return str(caught.value)
+
+
+def test_an_own_folder_needs_no_trust_wherever_it_lies(tmp_path):
+    folder = run_samples.create(tmp_path / "runs")
+    assert folder.config_to_run() == run_samples.config(tmp_path / "runs")
+    shutil.copytree(folder.path, tmp_path / "elsewhere", symlinks=True)
+    assert RunFolder.open(tmp_path / "elsewhere").config_to_run()
+
+
+def test_a_folder_of_another_user_says_what_it_names(tmp_path, other_user):
+    folder = run_samples.create(tmp_path)
+    change_config(folder, env={"command": ["sh", "-c", "touch \x1b[2Jowned"]})
+    other_user()
+    run_samples.create(tmp_path)  # This user has a key.
+    record = read_json(folder.path / "run.json")
+    record["config_digest"] = digest_of_file(folder.path / "config.json")
+    write_json(folder.path / "run.json", record)
+    message = refused(folder)
+    for named in (
+        "another user made it",
+        r"env.command: ['sh', '-c', 'touch \x1b[2Jowned']",
+        "env.baselines.expert: 'wordle.policies:consistent'",
+        "reward.terms.consistent.target: 'wordle.rewards:consistent_guess'",
+        "trainer.warm_start.policy: 'wordle.policies:consistent'",
+        "--trust",
+    ):
+        assert named in message
+    assert "\x1b" not in message
+    assert RunFolder.open(folder.path).config_to_run(trust=True).env.command
+
+
+def test_a_changed_configuration_is_not_trusted(tmp_path):
+    folder = run_samples.create(tmp_path)
+    change_config(folder, env={"command": ["true"]})
+    assert "config.json was changed" in refused(folder)
+    record = read_json(folder.path / "run.json")
+    record["config_digest"] = digest_of_file(folder.path / "config.json")
+    write_json(folder.path / "run.json", record)
+    assert "another user made it" in refused(folder)
+
+
+@pytest.mark.parametrize("signature", [None, "", "é", "0" * 64])
+def test_a_folder_without_our_signature_is_not_trusted(tmp_path, signature):
+    folder = run_samples.create(tmp_path)
+    write_json(
+        folder.path / "run.json", read_json(folder.path / "run.json") | {"signature": signature}
+    )
+    assert "is not trusted" in refused(folder)
+
+
+def test_a_resumed_run_is_ones_own(tmp_path, other_user):
+    folder = run_samples.create(tmp_path)
+    other_user()
+    folder = RunFolder.open(folder.path)
+    config = folder.config_to_run(trust=True)
+    folder.begin_attempt(config, command=[], checkpoint=None, changed={}, differences=[])
+    assert RunFolder.open(folder.path).config_to_run() == config
+
+
+def test_the_key_is_the_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = run_samples.create(tmp_path)
+    path = user_key.key_path()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o077 == 0
+    assert [each.name for each in path.parent.iterdir()] == ["key"]
+    path.chmod(0o644)
+    assert "others may know the key" in refused(folder)
+    path.chmod(0o600)
+    path.write_bytes(b"short")
+    assert "is damaged" in refused(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", "state")  # relative: anyone's current folder
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert user_key.key_path().is_relative_to(tmp_path / "home")
+
+
+def test_without_a_place_for_the_key_runs_are_made_and_need_trust(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    folder = run_samples.create(tmp_path)
+    assert folder.record.signature is None
+    assert "it carries no signature" in refused(folder)
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """The current folder, with a package that the run of `run_samples` did not have there."""
+    folder = tmp_path / "cloned"
+    (folder / "envs" / "wordle").mkdir(parents=True)
+    for name in ("__init__", "policies", "rewards"):
+        (folder / "envs" / "wordle" / f"{name}.py").write_text("raise AssertionError('it ran')")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if not each.endswith("/envs")])
+    for name in [each for each in sys.modules if each.split(".")[0] == "wordle"]:
+        monkeypatch.delitem(sys.modules, name)
+    return folder
+
+
+def test_code_of_the_current_folder_is_refused_if_the_run_had_none_there(tmp_path, evil):
+    (evil / "envs").rename(evil / "other")
+    folder = run_samples.create(tmp_path / "runs")
+    assert folder.config_to_run()
+    (evil / "other").rename(evil / "envs")
+    message = refused(folder)
+    assert "code would be loaded from the current folder" in message
+    assert str(evil / "envs" / "wordle") in message
+
+
+def test_code_of_the_current_folder_is_used_if_it_was_so_in_the_run(tmp_path, evil, monkeypatch):
+    folder = run_samples.create(tmp_path / "runs")
+    assert folder.record.local_code == [str(evil / "envs" / "wordle")]
+    assert folder.config_to_run()
+    shutil.copytree(evil, tmp_path / "another")
+    monkeypatch.chdir(tmp_path / "another")
+    assert "code would be loaded from the current folder" in refused(folder)
+
+
+def test_a_target_from_elsewhere_leaves_the_current_folder_off_the_path(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def function(): pass")
+    (tmp_path / "bare").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    load_callable("json:loads")
+    assert str(tmp_path) not in sys.path
+    assert module_in_current_folder("mine:function") == tmp_path / "mine.py"
+    assert module_in_current_folder("bare.inner:function") == tmp_path / "bare"
+    assert module_in_current_folder("json:loads") is None
+    load_callable("mine:function")
+    assert str(tmp_path) in sys.path
+
+
+def test_reading_imports_nothing(tmp_path, monkeypatch):
+    (tmp_path / "spy.py").write_text("raise AssertionError('it ran')")
+    monkeypatch.chdir(tmp_path)
+    folder = run_samples.create(tmp_path)
+    change_config(folder, trainer={"max_staleness": 2})
+    path = folder.path / "config.json"
+    values = read_json(path) | {"engine": {"type": "python", "target": "spy:it", "options": {}}}
+    write_json(path, values, sort_keys=False)
+    assert Run(folder.path).config.engine.type == "python"
+    assert [row.status for row in list_runs(tmp_path)] == ["running"]
+    (found,) = find_runs([folder.path]).runs
+    assert found.settings["engine.target"] == "spy:it"
+    assert "engine.target: 'spy:it'" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["eval", "RUN"],
+        ["train", "--resume", "RUN"],
+        ["train", "--fork", "RUN@1"],
+        ["reproduce", "RUN"],
+        ["reproduce", "RUN", "--replay"],
+        ["export", "RUN"],
+        ["serve", "RUN"],
+        ["job", "RUN"],
+        ["job", "RUN", "--resume"],
+    ],
+)
+def test_every_command_that_acts_on_a_run_asks_for_trust(
+    tmp_path, monkeypatch, capsys, arguments, foreign
+):
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in foreign.path.rglob("*")}
+    with pytest.raises(SystemExit) as ended:
+        main([each.replace("RUN", str(foreign.path)) for each in arguments])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert "is not trusted" in said
+    assert "env.command: ['touch', 'owned']" in said
+    assert "spy:it" in said
+    assert {path: path.stat().st_mtime_ns for path in foreign.path.rglob("*")} == before
+    assert not (tmp_path / "owned").exists()
+
+
+def test_load_policy_asks_for_trust(foreign):
+    with pytest.raises(RunFolderError, match="is not trusted"):
+        Run(foreign.path).load_policy()
+
+
+@pytest.fixture
+def foreign(tmp_path, other_user) -> RunFolder:
+    """A folder that another user made, whose command and functions must not run."""
+    (tmp_path / "spy.py").write_text("raise AssertionError('it ran')")
+    config = run_samples.config(tmp_path / "runs")
+    values = config.model_dump()
+    values["env"] |= {"command": ["touch", "owned"], "baselines": {"expert": "spy:it"}}
+    config = RunConfig.model_validate(values)
+    folder = RunFolder.create(config, overrides=[], command=[])
+    other_user()
+    return folder
+
+
+def test_a_foreign_sweep_is_not_resumed(tmp_path, monkeypatch, other_user):
+    overrides = ["conf=smoke", f"runs_dir={tmp_path}", "seed=0,1"]
+    monkeypatch.chdir(tmp_path)
+    SweepFolder.create(tmp_path, overrides, []).check_trust()
+    sweep = SweepFolder.create(tmp_path, overrides, [])
+    (tmp_path / "cloned").mkdir()
+    monkeypatch.chdir(tmp_path / "cloned")
+    with pytest.raises(RunFolderError, match="is not trusted"):
+        sweep.check_trust()
+    monkeypatch.chdir(tmp_path)
+    other_user()
+    with pytest.raises(RunFolderError, match=r"is not trusted[\s\S]*'seed=0,1'"):
+        sweep_command.resume(sweep.path, None, None, trust=False)
+    assert json.loads((sweep.path / "sweep.json").read_text())["attempt"] == 1
+
+
+def test_unfinished_runs_of_an_own_sweep_are_checked_too(tmp_path, monkeypatch, other_user):
+    monkeypatch.chdir(tmp_path)
+    other_user()
+    theirs = run_samples.create(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own_state"))
+    sweep = SweepFolder.create(tmp_path, ["conf=smoke"], [])
+    sweep.add_job(["conf=smoke"])
+    sweep.change_job(0, status="interrupted", folder=f"../../{theirs.record.id}")
+    with pytest.raises(RunFolderError, match="another user made it"):
+        sweep.check_trust()
