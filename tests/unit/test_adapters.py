@@ -69,6 +69,9 @@ def test_a_field_that_the_observation_lacks_is_a_mistake_of_the_configuration():
     [
         {"first": "{{ length"},
         {"following": "{% if %}"},
+        {"following": "{{ length | no_such_filter }}"},
+        {"following": "{{" + "(" * 3000},
+        {"unusable": "{% for each in why %}" * 30 + "{% endfor %}" * 30},
         {"pattern": "(?P<guess>[a-z"},
         {"pattern": "[a-z]{5}"},
     ],
@@ -76,6 +79,15 @@ def test_a_field_that_the_observation_lacks_is_a_mistake_of_the_configuration():
 def test_a_broken_template_or_pattern_is_refused_at_the_start(changes):
     with pytest.raises(ConfigError, match=rf"env\.adapter\.{next(iter(changes))}"):
         text_adapter(**changes)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 1 / 0 }}", "{% include 'x' %}", "{{ length() }}", "{{ length | first }}", "{{ [] + 1 }}"],
+)
+def test_a_template_that_raises_is_a_mistake_of_the_configuration(template):
+    with pytest.raises(ConfigError, match="template cannot be rendered"):
+        text_adapter(following=template).follow({"length": 5})
 
 
 def test_what_an_observation_contains_is_not_a_template():

@@ -22,9 +22,9 @@ def compile_template(key: str, source: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
     try:
         template = environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
+    except Exception as error:  # Jinja's own, and Python's, such as for too many nested loops
         raise ConfigError(
-            f"env.adapter.{key} is not a Jinja template: {error.message} in {source!r}"
+            f"env.adapter.{key} is not a Jinja template: {error} in {source!r:.500}"
         ) from None
     # Every rendering copies the globals, and Jinja's own ChainMap is slow to copy.
     template.globals = dict(template.globals)
