@@ -111,7 +111,8 @@ def test_files_cannot_even_be_asked_for():
 
 def test_time_memory_and_output_are_bounded():
     for code, limits, detail in (
-        ("import os\nos.read(0, 1)", box.Limits(wall_s=2.0), "time"),
+        ("import os\nos.read(0, 1)", box.Limits(), "waiting instead of computing"),
+        ("while True: pass", box.Limits(cpu_s=100, wall_s=2.0), "time"),
         ("x = bytearray(200 * 2**20)", box.Limits(memory_mb=128), "MemoryError"),
         ("print('x' * 10**6)", box.Limits(), "printed text"),
     ):
