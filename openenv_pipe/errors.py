@@ -3,6 +3,7 @@
 PipeError
 ├── UserError            the user's input is wrong: exit 2, never a traceback
 │   ├── ConfigError          a wrong key, value, group or file of the configuration
+│   │   └── EngineMissingError   the engine is not installed; on a terminal, cli/ offers to do it
 │   └── RunFolderError       a run folder that is missing, unreadable or not what was asked for
 ├── FailureError         a part of the pipeline failed: exit 1, with the log to read
 │   ├── HostError            an environment server that did not start, or died for good
@@ -20,7 +21,7 @@ Bugs of the package are AssertionErrors and other exceptions, which keep their t
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 
 class PipeError(Exception):
@@ -37,6 +38,14 @@ class UserError(PipeError):
 
 class ConfigError(UserError):
     """A configuration that does not compose, validate or fit together."""
+
+
+class EngineMissingError(ConfigError):
+    """The configuration needs an engine that is not installed. `build` is its missing build."""
+
+    def __init__(self, message: str, build: Literal["cpu", "cuda"]) -> None:
+        super().__init__(message)
+        self.build = build
 
 
 class RunFolderError(UserError):

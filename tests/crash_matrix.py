@@ -16,7 +16,7 @@ from pathlib import Path
 from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import without_times
-from openenv_pipe.system.files import digest_of_file, digest_of_folder
+from openenv_pipe.system.files import digest_of_file
 from tests.commands import ENVIRONMENT, Command
 
 LIMIT_S = 300.0
@@ -47,10 +47,9 @@ class Result:
     @classmethod
     def of(cls, folder: Path) -> "Result":
         lines = (folder / "metrics.jsonl").read_text().splitlines()
-        digests = {path.name: digest_of_folder(path) for path in _checkpoints(folder)}
-        for kind in ("episodes", "eval"):
-            for path in sorted((folder / kind).iterdir()):
-                digests[f"{kind}/{path.name}"] = digest_of_file(path)
+        inside = [*_checkpoints(folder), folder / "episodes", folder / "eval"]
+        files = sorted(file for path in inside for file in path.rglob("*") if file.is_file())
+        digests = {str(file.relative_to(folder)): digest_of_file(file) for file in files}
         return cls([without_times(line) for line in lines], digests)
 
     def difference(self, other: "Result") -> str | None:

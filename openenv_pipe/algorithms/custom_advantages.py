@@ -20,7 +20,6 @@ class CustomAdvantages(Protocol):
         Such a list has one number per turn of the episode. None stands for a group that is
         not trained on.
         """
-        ...
 
 
 def custom_advantages(function: CustomAdvantages, groups: Sequence[Group]) -> list[GroupAdvantages]:

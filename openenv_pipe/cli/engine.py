@@ -1,11 +1,12 @@
 """The commands of `openenv-pipe engine`: help and arguments. The work is in engines/."""
 
-from enum import StrEnum
+import sys
 from typing import Annotated, Literal
 
 import typer
 
 from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.errors import EngineMissingError
 
 app = typer.Typer(help="Engines: install what they need.", no_args_is_help=True)
 
@@ -15,15 +16,9 @@ def _group() -> None:
     """Make typer treat `install` as a subcommand although it is the only one."""
 
 
-class Engine(StrEnum):
-    """Engines that need an installation of their own."""
-
-    VLLM = "vllm"
-
-
 @app.command()
 def install(
-    engine: Annotated[Engine, typer.Argument(help="The engine to install.")],
+    engine: Annotated[Literal["vllm"], typer.Argument(help="The engine to install.")],
     build: Annotated[
         Literal["auto", "cpu", "cuda"],
         typer.Option(help="auto: CUDA where there is a GPU, else CPU."),
@@ -44,3 +39,16 @@ def install(
     installed = known or vllm.install(chosen, tell_person, extra_index_url)
     state = "is already installed" if known else f"installed in {installed.took_s:.0f} s"
     print(f"{installed.package} {installed.version} {state}: {vllm.environment_dir(chosen)}")
+
+
+def offer_installation(missing: EngineMissingError) -> bool:
+    """Ask on a terminal whether to install the engine now; return True if it is installed then."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(f"{missing}. Install it now, some gigabytes? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        return False
+    from openenv_pipe.engines.vllm import install as vllm
+
+    vllm.install(missing.build, tell_person)
+    return True

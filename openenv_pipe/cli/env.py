@@ -1,9 +1,8 @@
 """The commands of `openenv-pipe env`: help and arguments. The work is in modules of their own."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,20 +12,6 @@ from openenv_pipe.cli.completion import complete_override, complete_target
 STYLES = {"system": "dim", "user": "cyan", "tool": "cyan", "note": "dim", "reward": "bold green"}
 
 app = typer.Typer(help="Environments: write, play, check, inspect them.", no_args_is_help=True)
-
-
-class Format(StrEnum):
-    """How `check` prints."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-class Split(StrEnum):
-    """The split whose tasks `play` uses."""
-
-    TRAIN = "train"
-    EVAL = "eval"
 
 
 TargetName = Annotated[
@@ -82,9 +67,9 @@ def check(
         typer.Option(help="A scripted player as module:name; of conf=NAME, its warm start's."),
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of the memory check.")] = 1000,
-    form: Annotated[Format, typer.Option("--format", help="table, or json for programs")] = (
-        Format.TABLE
-    ),
+    form: Annotated[
+        Literal["table", "json"], typer.Option("--format", help="table, or json for programs")
+    ] = "table",
 ) -> None:
     """Play an environment, and report problems that would impair training on it.
 
@@ -110,7 +95,7 @@ def check(
             num_episodes=episodes,
             tell=status.update if console.is_terminal else console.print,
         )
-    if form is Format.JSON:
+    if form == "json":
         print(findings.as_json(lines))
     else:
         Console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
@@ -123,7 +108,9 @@ def play(
     target: TargetName,
     overrides: Overrides,
     index: Annotated[int, typer.Option(help="Index of the task in the split.")] = 0,
-    split: Annotated[Split, typer.Option(help="The split of env.tasks.")] = Split.TRAIN,
+    split: Annotated[
+        Literal["train", "eval"], typer.Option(help="The split of env.tasks.")
+    ] = "train",
     seed: Annotated[
         int | None, typer.Option(min=0, help="Default: the task's seed.", show_default=False)
     ] = None,
@@ -146,9 +133,7 @@ def play(
     if web:
         serve_page(found, _open_page)
     else:
-        play_environment(
-            found, PersonAtTerminal(), split=split.value, index=index, seed=seed, raw=raw
-        )
+        play_environment(found, PersonAtTerminal(), split=split, index=index, seed=seed, raw=raw)
 
 
 class PersonAtTerminal:

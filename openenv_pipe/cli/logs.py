@@ -4,23 +4,16 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import TextIO
+from typing import Literal, TextIO
 
+LogFormat = Literal["text", "json"]
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by the number of times -v is given
-
-
-class LogFormat(StrEnum):
-    """How log lines are written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def configure_logging(verbosity: int, form: LogFormat) -> None:
     """Write the log of `openenv_pipe` to stderr; other libraries' loggers are left alone."""
     handler = _StderrHandler()
-    if form is LogFormat.JSON:
+    if form == "json":
         handler.setFormatter(_JsonFormatter())
     elif verbosity:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

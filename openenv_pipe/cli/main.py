@@ -9,31 +9,19 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import (
-    engine as cli_engine,
-)
-from openenv_pipe.cli import (
-    env as cli_env,
-)
-from openenv_pipe.cli import (
-    models as cli_models,
-)
-from openenv_pipe.cli import (
-    results as cli_results,
-)
+from openenv_pipe.cli import engine, env, models, results
 from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_bash_value, complete_override
 from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.progress import build_progress, tell_person
 from openenv_pipe.cli.signals import SignalStop
-from openenv_pipe.errors import ConfigError, FailureError, PipeError
+from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
 
 if TYPE_CHECKING:
     from openenv_pipe.pipeline import RunControl
@@ -46,8 +34,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # an unexpected error keeps its full traceback
 )
-app.add_typer(cli_env.app, name="env")
-app.add_typer(cli_engine.app, name="engine")
+app.add_typer(env.app, name="env")
+app.add_typer(engine.app, name="engine")
 
 Overrides = Annotated[
     list[str],
@@ -73,18 +61,9 @@ def _options(
             help="Log to stderr what happens; -vv logs details.",
         ),
     ] = 0,
-    log_format: Annotated[LogFormat, typer.Option(help="How log lines are written.")] = (
-        LogFormat.TEXT
-    ),
+    log_format: Annotated[LogFormat, typer.Option(help="How log lines are written.")] = "text",
 ) -> None:
     configure_logging(verbose, log_format)
-
-
-class Format(StrEnum):
-    """How `show` prints."""
-
-    YAML = "yaml"
-    JSON = "json"
 
 
 @app.command()
@@ -240,18 +219,19 @@ def reproduce(
     raise typer.Exit(0 if reproduction.is_same else DIFFERENT)
 
 
-app.command("eval")(cli_results.evaluate)
-app.command("compare")(cli_results.compare)
-app.command("export")(cli_models.export)
-app.command("serve")(cli_models.serve)
+app.command("eval")(results.evaluate)
+app.command("compare")(results.compare)
+app.command("export")(models.export)
+app.command("serve")(models.serve)
 
 
 @app.command()
 def show(
     overrides: Overrides,
     form: Annotated[
-        Format, typer.Option("--format", help="yaml, or json as run folders store it")
-    ] = (Format.YAML),
+        Literal["yaml", "json"],
+        typer.Option("--format", help="yaml, or json as run folders store it"),
+    ] = "yaml",
 ) -> None:
     """Print the configuration: every key, its value, and the file that set it.
 
@@ -263,14 +243,14 @@ def show(
     from openenv_pipe.config.render import as_yaml
 
     composed = compose(overrides)
-    text = as_yaml(composed) if form is Format.YAML else composed.config.model_dump_json(indent=2)
+    text = as_yaml(composed) if form == "yaml" else composed.config.model_dump_json(indent=2)
     if not sys.stdout.isatty():
         print(text)
         return
     from rich.console import Console
     from rich.syntax import Syntax
 
-    Console().print(Syntax(text, form.value, background_color="default", word_wrap=True))
+    Console().print(Syntax(text, form, background_color="default", word_wrap=True))
 
 
 @app.command()
@@ -295,7 +275,7 @@ def check(overrides: Overrides) -> None:
         raise typer.Exit(1)
 
 
-app.command("runs")(cli_results.runs)
+app.command("runs")(results.runs)
 
 
 @app.command()
@@ -379,7 +359,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.environ.get("_OPENENV_PIPE_COMPLETE") == "complete_bash" and complete_bash_value():
         return
     try:
-        app(arguments, prog_name="openenv-pipe")
+        try:
+            app(arguments, prog_name="openenv-pipe")
+        except EngineMissingError as error:
+            if not engine.offer_installation(error):
+                raise
+            app(arguments, prog_name="openenv-pipe")
     except PipeError as error:
         _print_error(error)
         sys.exit(error.exit_code)

@@ -1,9 +1,8 @@
 """The commands for results of runs: `runs`, `eval` and `compare`."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,15 +16,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 FILE_WIDTH = 1000  # columns when stdout is not a terminal
-
-
-class CompareFormat(StrEnum):
-    """How `compare` prints."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-    MD = "md"
 
 
 def runs(
@@ -90,8 +80,9 @@ def compare(
         ),
     ],
     form: Annotated[
-        CompareFormat, typer.Option("--format", help="What is printed: a table, or its data.")
-    ] = CompareFormat.TABLE,
+        Literal["table", "json", "csv", "md"],
+        typer.Option("--format", help="What is printed: a table, or its data."),
+    ] = "table",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -114,10 +105,10 @@ def compare(
     from openenv_pipe.reports.compare.text import as_table, as_text
 
     comparison, page = compare.compare(targets, output)
-    if form is CompareFormat.TABLE:
+    if form == "table":
         _print(as_table(comparison))
     else:
-        print(as_text(comparison, form.value), end="")
+        print(as_text(comparison, form), end="")
     tell_person(str(page))
 
 

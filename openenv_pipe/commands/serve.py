@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from openenv_pipe.config.schema import HubModelConfig
-from openenv_pipe.engines.vllm.build import installed_or_asked
 from openenv_pipe.engines.vllm.endpoint import Served, serve
-from openenv_pipe.engines.vllm.install import find_build
+from openenv_pipe.engines.vllm.install import find_build, require_installed
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.models.load import load_policy, select_device
@@ -41,30 +40,19 @@ def serve_run(
     subject = find_model(word, [], trust=trust)
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
-    logs = subject.folder.path / "logs" / "serve"
+    installed = require_installed(find_build())
     with _served(subject, subject.checkpoint, max_model_len) as served:
-        asyncio.run(_serve(served, host, port, extra, logs / "engine.log", tell))
-
-
-async def _serve(
-    served: Served,
-    host: str,
-    port: int,
-    extra: Sequence[str],
-    log: Path,
-    tell: Callable[[str], None],
-) -> None:
-    installed = await installed_or_asked(find_build(), tell)
-    await serve(
-        served,
-        installed,
-        host=host,
-        port=port,
-        extra=extra,
-        start_timeout_s=START_TIMEOUT_S,
-        log=log,
-        tell=tell,
-    )
+        serving = serve(
+            served,
+            installed,
+            host=host,
+            port=port,
+            extra=extra,
+            start_timeout_s=START_TIMEOUT_S,
+            log=subject.folder.path / "logs" / "serve" / "engine.log",
+            tell=tell,
+        )
+        asyncio.run(serving)
 
 
 @contextmanager

@@ -11,8 +11,10 @@ class EvaluationStage:
 
     label: str
 
-    def __init__(self, context: StageContext) -> None:
+    def __init__(self, context: StageContext, origin: StageStep | None = None) -> None:
+        """origin: the step that a fork starts from; None for other runs."""
         self._evaluator = context.evaluator
+        self._origin = origin
 
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep | None:
         await self._evaluator.stage(self.label, at.step if at and at.stage == "grpo" else 0)
@@ -27,11 +29,6 @@ class StartEvaluation(EvaluationStage):
 
     label = "start"
 
-    def __init__(self, context: StageContext, origin: StageStep | None) -> None:
-        """origin: the step that a fork starts from; None for other runs."""
-        super().__init__(context)
-        self._origin = origin
-
     def is_done(self, at: StageStep | None) -> bool:
         return at != self._origin
 
@@ -45,12 +42,8 @@ class WarmStartEvaluation(EvaluationStage):
 
     label = "warm_start"
 
-    def __init__(self, context: StageContext, origin: StageStep | None) -> None:
-        """origin: the step that a fork starts from, which `StartEvaluation` has evaluated."""
-        super().__init__(context)
-        self._origin = origin
-
     def is_done(self, at: StageStep | None) -> bool:
+        # A fork that starts from there is evaluated as `start`.
         return at != WARM_START_END or self._origin == WARM_START_END
 
 

@@ -20,30 +20,24 @@ class GroupSource(Protocol):
 
     async def demonstrations(self) -> list[Group]:
         """Return the groups that the warm start imitates."""
-        ...
 
     async def groups(self, step: int) -> list[Group]:
         """Return the groups of a step of GRPO. Call it once for each step, in order."""
-        ...
 
     async def settle(self) -> None:
         """Wait for groups that older weights began, and publish the current weights.
 
         Called before a checkpoint is saved, because it holds only the current weights.
         """
-        ...
 
     def save(self, folder: Path) -> None:
         """Save the state that the next `groups` depends on. Call `settle` first."""
-        ...
 
     def load(self, folder: Path) -> None:
         """Load the state from a checkpoint. State that a fork left out keeps its initial value."""
-        ...
 
     async def close(self) -> None:
         """Cancel the episodes that are still being played."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

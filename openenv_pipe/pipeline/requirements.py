@@ -18,6 +18,7 @@ from openenv_pipe.config.schema import (
 )
 from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.engines.vllm.check import check_settings
+from openenv_pipe.engines.vllm.install import require_installed
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.process import find_program
@@ -162,6 +163,8 @@ def _chat(config: RunConfig) -> str:
 def _engine(config: RunConfig) -> str:
     if isinstance(config.engine, VllmEngineConfig):
         check_settings(config.engine, config.model.lora.rank)
+        if config.engine.launch == "managed":
+            require_installed("cuda" if select_device(config.device).type == "cuda" else "cpu")
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 

@@ -22,22 +22,18 @@ class ServerProvider(Protocol):
 
     def host(self, config: RunConfig, logs: Path) -> Host:
         """Make the host of the environment servers. Raises ConfigError."""
-        ...
 
     def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
         """Make the vLLM servers of `engine.launch=managed`. Raises ConfigError."""
-        ...
 
 
 class OwnServers:
     """Servers that the run starts, and that end with it."""
 
     def host(self, config: RunConfig, logs: Path) -> Host:
-        """See `ServerProvider.host`."""
         return build_host(config, logs)
 
     def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
-        """See `ServerProvider.vllm_processes`."""
         return own_processes(launch)
 
 
@@ -55,5 +51,4 @@ class LeasedServers:
         return LeasedHost(config.env, config.host, self._socket)
 
     def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
-        """See `ServerProvider.vllm_processes`."""
         return leased_processes(launch, self._socket)

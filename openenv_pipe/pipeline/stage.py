@@ -17,15 +17,12 @@ class Evaluator(Protocol):
 
     async def baselines(self) -> None:
         """Evaluate the scripted players."""
-        ...
 
     async def stage(self, label: str, step: int) -> None:
         """Evaluate the policy before or after a stage, after `step` steps of GRPO."""
-        ...
 
     async def during(self, step: int) -> str | None:
         """Evaluate between two steps if one is due; return why training ends here, if it does."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,15 +46,12 @@ class Stage(Protocol):
 
         at: the last step that is done; None at the start of a run with untrained weights.
         """
-        ...
 
     async def run(self, at: StageStep | None, checkpoint: Path | None) -> StageStep | None:
         """Run the rest of the stage; return the last step that is done then.
 
         checkpoint: the checkpoint that this attempt resumes from, if any.
         """
-        ...
 
     async def save_unsaved(self) -> None:
         """Save weights that are in no checkpoint yet, because the run ends in this stage."""
-        ...

@@ -17,15 +17,12 @@ class WeightPublisher(Protocol):
 
     async def begin_update(self) -> None:
         """Announce that the learner changes the weights until `publish` is called."""
-        ...
 
     async def publish(self, version: int) -> None:
         """Sample later groups with the policy's current weights."""
-        ...
 
     async def metrics(self) -> Mapping[str, float]:
         """Return what sampling and publishing have measured since the last call."""
-        ...
 
 
 class EnginePublisher:

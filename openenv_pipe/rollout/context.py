@@ -26,7 +26,6 @@ class Scorer(Protocol):
 
     def score(self, episode: Episode) -> None:
         """Set the episode's reward, its terms, and whether it succeeded."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

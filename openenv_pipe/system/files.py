@@ -104,15 +104,3 @@ def digest_of_file(path: Path) -> str:
     """Return the sha256 of a file's content in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digest_of_folder(path: Path) -> str:
-    """Return the sha256 over the sorted relative names and digests of the files below `path`.
-
-    Times, owners and empty folders do not count.
-    """
-    digest = hashlib.sha256()
-    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
-    for name in sorted(files):
-        digest.update(f"{name}\0{digest_of_file(files[name])}\n".encode())
-    return digest.hexdigest()

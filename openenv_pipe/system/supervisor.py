@@ -17,12 +17,10 @@ class RestartableServer(Protocol):
     @property
     def url(self) -> str:
         """Where it listens, http://host:port or unix:///path. May change with every start."""
-        ...
 
     @property
     def log(self) -> Path | None:
         """The file with its output; None if it cannot be read from here."""
-        ...
 
     async def start(self) -> None:
         """Start it and return when it is ready.
@@ -30,15 +28,12 @@ class RestartableServer(Protocol):
         Raises:
             PipeError: it did not become ready, and nothing is left running.
         """
-        ...
 
     async def died(self) -> str:
         """Return when it is dead, with the cause in words, such as 'exit code 1'."""
-        ...
 
     async def stop(self) -> None:
         """Stop it, whether it lives, is dead, or was never started. Bounded; may be repeated."""
-        ...
 
 
 Restart = Callable[[RestartableServer, FailureError], Coroutine[Any, Any, None]]

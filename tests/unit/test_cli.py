@@ -1,5 +1,6 @@
 """The command line as a user sees it: processes, exit codes, and what is printed where."""
 
+import io
 import json
 import logging
 import os
@@ -13,8 +14,9 @@ import yaml
 
 from openenv_pipe.cli import main as cli
 from openenv_pipe.cli.completion import complete_override
-from openenv_pipe.cli.logs import LogFormat, configure_logging
-from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.cli.logs import configure_logging
+from openenv_pipe.engines.vllm import install as vllm_install
+from openenv_pipe.errors import ConfigError, EngineMissingError, HostError
 from openenv_pipe.system import resources
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +130,26 @@ def test_our_own_bugs_keep_their_traceback(monkeypatch):
         cli.main(["show", "conf=wordle"])
 
 
+@pytest.mark.parametrize(("answer", "code", "builds"), [("y\n", 0, ["cpu"]), ("\n", 2, [])])
+def test_a_missing_engine_is_offered_on_a_terminal(monkeypatch, answer, code, builds):
+    """Once it is installed, the command begins again."""
+    installed: list[str] = []
+
+    def run(*_, **__):
+        if not installed:
+            raise EngineMissingError("vLLM (cpu) is not installed", "cpu")
+        sys.exit(0)
+
+    monkeypatch.setattr(cli, "app", run)
+    monkeypatch.setattr(vllm_install, "install", lambda build, tell: installed.append(build))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert (ended.value.code, installed) == (code, builds)
+
+
 # --- completion --------------------------------------------------------------------------------
 
 
@@ -214,16 +236,16 @@ def _log_lines(capsys, verbosity, form):
 
 @pytest.mark.parametrize(("verbosity", "num_lines"), [(0, 1), (1, 2), (2, 3), (5, 3)])
 def test_the_log_goes_to_stderr_and_v_shows_more_of_it(capsys, package_log, verbosity, num_lines):
-    lines = _log_lines(capsys, verbosity, LogFormat.TEXT)
+    lines = _log_lines(capsys, verbosity, "text")
     assert len(lines) == num_lines
     assert lines[-1].endswith("damaged")
     assert ("openenv_pipe.runs.checkpoints" in lines[-1]) == (verbosity > 0)
     # the second call adds no second handler
-    assert len(_log_lines(capsys, verbosity, LogFormat.TEXT)) == num_lines
+    assert len(_log_lines(capsys, verbosity, "text")) == num_lines
 
 
 def test_the_log_as_json_has_one_object_a_line(capsys, package_log):
-    info, warning = map(json.loads, _log_lines(capsys, 1, LogFormat.JSON))
+    info, warning = map(json.loads, _log_lines(capsys, 1, "json"))
     assert (info["level"], info["message"]) == ("info", "saved it")
     assert (warning["level"], warning["logger"]) == ("warning", "openenv_pipe.runs.checkpoints")
 

@@ -43,7 +43,7 @@ def compared(*folders):
 
 
 def shown(capsys, form, *folders):
-    results.compare([str(folder.path) for folder in folders], results.CompareFormat(form), None)
+    results.compare([str(folder.path) for folder in folders], form, None)
     return capsys.readouterr().out
 
 

@@ -49,6 +49,7 @@ REFUSED = [
     ("chat", "chat template", ["model.chat_template='{{ 1 / 0 }}'"]),
     ("chat", "chat template", ["model.chat_template='{% if %}'"]),
     ("engine", "engine.weight_transfer=broadcast", [LORA, *BROADCAST]),
+    ("engine", "engine install vllm --build cpu", ["engine=vllm"]),
     ("environment", "env.package='wordel'", ["env.package=wordel"]),
     ("environment", "no-such-program", ["env.command=[no-such-program]"]),
     ("environment", "env.python", ["env.python=./no/python"]),
@@ -91,6 +92,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "mine.py").write_text(CALLABLES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where no engine is installed
     return tmp_path
 
 

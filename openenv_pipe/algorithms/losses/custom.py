@@ -29,7 +29,6 @@ class CustomLoss(Protocol):
 
     def __call__(self, tokens: LossTokens, **options: Any) -> torch.Tensor:
         """Return the loss of each token, [N], to be minimised, with a gradient."""
-        ...
 
 
 def custom_loss(function: CustomLoss, tokens: LossTokens) -> PolicyLoss:

@@ -34,7 +34,6 @@ class Person(Protocol):
 
     def reply(self) -> str:
         """Return the next reply. Raises EOFError at the end of the input."""
-        ...
 
 
 def play_environment(

@@ -1,7 +1,6 @@
 """Start a vLLM engine with its servers as its configuration says, and stop it."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.engine import VllmEngine
-from openenv_pipe.engines.vllm.install import VERSION, Build, Installed, find_installed, install
+from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, LogprobCheck
 from openenv_pipe.engines.vllm.policy_source import PolicySource
@@ -72,7 +71,7 @@ async def open_engine(
     refuse_broadcast(config, footprint, mode)
     level = sleep_level(config, footprint, mode=mode)
     build: Build = "cuda" if footprint.on_gpu else "cpu"
-    installed = await installed_or_asked(build, tell) if config.launch == "managed" else None
+    installed = require_installed(build) if config.launch == "managed" else None
     with weights_folder(config.weights_dir) as root:
         spec = await _server_spec(config, policy_source, mode, source, build, root, executor)
         spec = replace(spec, sleeps=level > 0)
@@ -227,25 +226,6 @@ def _facts(installed: Installed | None, servers: Sequence[VllmServer]) -> dict[s
     if shared:
         facts["shared_servers"] = shared[0] if len(shared) == 1 else shared
     return facts
-
-
-async def installed_or_asked(build: Build, tell: Tell) -> Installed:
-    """Return the installation of vLLM; if there is none, ask whether to install it.
-
-    Raises:
-        ConfigError: vLLM is not installed, and nobody agrees to install it.
-    """
-    if found := find_installed(build):
-        return found
-    command = f"`openenv-pipe engine install vllm --build {build}`"
-    question = f"vLLM {VERSION} ({build}) is not installed; install it now, some gigabytes? [y/N] "
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError(f"vLLM {VERSION} ({build}) is not installed; {command} does that, once")
-    print(question, end="", file=sys.stderr, flush=True)
-    answer = await asyncio.to_thread(sys.stdin.readline)
-    if answer.strip().lower() not in ("y", "yes"):
-        raise ConfigError(f"engine=vllm needs vLLM; {command} installs it, once")
-    return await asyncio.to_thread(install, build, tell)
 
 
 async def _server_spec(

@@ -1,10 +1,10 @@
 """The checks of vLLM servers for `openenv-pipe check`, which start no server."""
 
 import asyncio
-import shutil
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.install import VERSION, Build, find_installed
+from openenv_pipe.engines.vllm.install import Build, require_installed
+from openenv_pipe.engines.vllm.launch_docker import require_docker
 from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, refuse_broadcast
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError
@@ -25,17 +25,9 @@ def check_engine(config: VllmEngineConfig, build: Build, lora_rank: int) -> str:
     if config.launch == "attach":
         return _check_attached(config)
     if config.launch == "docker":
-        if shutil.which("docker") is None:
-            raise ConfigError(
-                "engine.launch=docker needs the `docker` command, which is not on PATH"
-            )
+        require_docker()
         return f"a container of {config.image}"
-    installed = find_installed(build)
-    if installed is None:
-        raise ConfigError(
-            f"vLLM {VERSION} ({build}) is not installed; "
-            f"`openenv-pipe engine install vllm --build {build}` does that, once"
-        )
+    installed = require_installed(build)
     packages = ", ".join(f"{name} {version}" for name, version in installed.packages.items())
     return f"{installed.package} {installed.version} is installed, with {packages}"
 

@@ -124,7 +124,6 @@ class VllmEngine:
             self._measured["canary/moved"] = self._logprob_check.moved
 
     async def metrics(self) -> dict[str, float]:
-        """See `Engine.metrics`."""
         measured, self._measured = self._measured, {}
         measured["engine/restarts"] = sum(each.supervisor.num_restarts for each in self.replicas)
         servers = await asyncio.gather(*(each.metrics.measured() for each in self.replicas))

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.errors import ConfigError, EngineError, EngineMissingError
 from openenv_pipe.system.process import ManagedProcess
 
 Build = Literal["cpu", "cuda"]
@@ -82,6 +82,17 @@ def find_installed(build: Build) -> Installed | None:
         return Installed.model_validate_json(text)
     except (OSError, ValidationError):
         return None
+
+
+def require_installed(build: Build) -> Installed:
+    """Return the finished environment of this build. Raises EngineMissingError."""
+    if found := find_installed(build):
+        return found
+    raise EngineMissingError(
+        f"vLLM {VERSION} ({build}) is not installed; "
+        f"`openenv-pipe engine install vllm --build {build}` does that, once",
+        build,
+    )
 
 
 def install(build: Build, tell: Tell, extra_index: str | None = None) -> Installed:

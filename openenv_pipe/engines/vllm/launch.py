@@ -38,7 +38,6 @@ class VllmServer(RestartableServer, Protocol):
         Raises:
             EngineError, ConfigError: the server cannot be started.
         """
-        ...
 
 
 class VllmProcess:

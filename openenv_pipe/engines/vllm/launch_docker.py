@@ -45,11 +45,7 @@ class VllmContainer:
         self._guard: ManagedProcess | None = None
 
     async def start(self) -> None:
-        if shutil.which("docker") is None:
-            raise ConfigError(
-                "engine.launch=docker needs the `docker` command, which is not on PATH; install "
-                "it, or set engine.launch=managed"
-            )
+        require_docker()
         assert self.log is not None
         port = pick_port(self._config, self._spec.number)
         self.url = f"http://{OWN_ADDRESS}:{port}"
@@ -73,6 +69,15 @@ class VllmContainer:
             await self._process.stopped(self._config.stop_timeout_s)
         if self._guard is not None:
             await self._guard.stopped(GUARD_LIMIT_S)
+
+
+def require_docker() -> None:
+    """Raise ConfigError if there is no `docker` command."""
+    if shutil.which("docker") is None:
+        raise ConfigError(
+            "engine.launch=docker needs the `docker` command, which is not on PATH; install it, or "
+            "set engine.launch=managed"
+        )
 
 
 def docker_command(

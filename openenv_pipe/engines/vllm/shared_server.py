@@ -70,7 +70,6 @@ class LeasedVllmServer:
         self.log = Path(self._lease.facts["shared_servers"]["logs"]) / LOG
 
     async def died(self) -> str:
-        """See `VllmServer.died`."""
         assert self._lease is not None
         try:
             await self._lease.wait_for_change()

@@ -74,7 +74,6 @@ class PolicyServer:
             raise
 
     async def died(self) -> str:
-        """See `RestartableServer.died`."""
         return await self._server.died()
 
     async def stop(self) -> None:

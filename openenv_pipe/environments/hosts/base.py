@@ -26,22 +26,18 @@ class Host(Protocol):
     @property
     def capacity(self) -> int:
         """How many sessions can be lent at the same time, over all servers."""
-        ...
 
     @property
     def urls(self) -> Sequence[str]:
         """URLs of the servers that are up, http://host:port or unix:///path."""
-        ...
 
     @property
     def num_deaths(self) -> int:
         """How many servers have died, or stopped answering, so far."""
-        ...
 
     @property
     def access(self) -> Access:
         """The headers and TLS settings of every request to the servers."""
-        ...
 
     async def start(self) -> None:
         """Start the servers and open every session once.
@@ -52,11 +48,9 @@ class Host(Protocol):
 
         After an error, no server is left running.
         """
-        ...
 
     def facts(self) -> dict[str, JsonValue]:
         """Return digests of the code that the started servers run, for the run's record."""
-        ...
 
     def session(self) -> AbstractAsyncContextManager[Session]:
         """Lend a usable session; wait for one if all are lent.
@@ -67,8 +61,6 @@ class Host(Protocol):
             SessionError: no session can be opened now.
             HostError: the host has failed for good, or is closed.
         """
-        ...
 
     async def close(self) -> None:
         """Close the sessions and stop the servers, in bounded time. Repeating it does no harm."""
-        ...

@@ -39,7 +39,6 @@ class LeasedHost:
 
     @property
     def num_deaths(self) -> int:
-        """See `Host.num_deaths`."""
         return self._pool.num_removed
 
     def facts(self) -> dict[str, JsonValue]:
@@ -47,7 +46,6 @@ class LeasedHost:
         return self._lease.facts if self._lease is not None else {}
 
     async def start(self) -> None:
-        """See `Host.start`."""
         request = {"serving": self._wanted.model_dump(mode="json")}
         try:
             self._lease = await ServerLease.acquire(self._socket, request)

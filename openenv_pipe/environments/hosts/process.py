@@ -96,12 +96,10 @@ class EnvProcess:
                     raise
 
     async def died(self) -> str:
-        """See `RestartableServer.died`."""
         assert self._process is not None
         return await self._process.exited()
 
     async def stop(self) -> None:
-        """See `RestartableServer.stop`."""
         if self._process is not None:
             await self._process.stopped(self._config.stop_timeout_s)
 

@@ -60,7 +60,6 @@ class SupervisedHost:
 
     @property
     def num_deaths(self) -> int:
-        """See `Host.num_deaths`."""
         return self._pool.num_removed
 
     async def start(self) -> None:

@@ -31,19 +31,15 @@ class TaskOrder(Protocol):
 
     def take(self, start: int, count: int) -> list[Task]:
         """Return tasks start..start+count-1 of the sequence, given the groups recorded so far."""
-        ...
 
     def record(self, groups: Sequence[Group]) -> None:
         """Record the results of played groups."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return the effect of the recorded groups as JSON."""
-        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state that was saved with the same tasks and seed."""
-        ...
 
 
 def build_order(order: OrderConfig, tasks: TaskSet, seed: int) -> TaskOrder:

@@ -17,7 +17,6 @@ class TaskSet(Protocol):
 
     def __getitem__(self, index: int) -> Task:
         """Return task `index`. Raises IndexError, or ConfigError for an invalid row."""
-        ...
 
 
 class RangeTasks:

@@ -81,7 +81,6 @@ class EnvContainer:
             raise
 
     async def died(self) -> str:
-        """See `RestartableServer.died`."""
         await self._ended.wait()
         return self._cause
 

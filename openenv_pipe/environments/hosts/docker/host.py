@@ -82,7 +82,6 @@ class DockerHost(SupervisedHost):
         )
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Host.facts`."""
         assert self._image is not None
         return {"image": {"name": self._image.name, "id": self._image.id}}
 

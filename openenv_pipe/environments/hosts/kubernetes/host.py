@@ -61,7 +61,6 @@ class KubernetesHost(SupervisedHost):
         )
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Host.facts`."""
         digests = sorted({each.image_id for each in self._pods if each.image_id})
         return {"image": {"name": self._config.image, "id": ", ".join(digests)}}
 
