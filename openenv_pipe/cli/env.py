@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from openenv_pipe.cli.completion import complete_override, complete_target
+from openenv_pipe.errors import FailureError
 
 # styles of rich, by the kind of a text that `play` shows
 STYLES = {"system": "dim", "user": "cyan", "tool": "cyan", "note": "dim", "reward": "bold green"}
@@ -41,10 +42,19 @@ def inspect(
     overrides: Overrides,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write it to this file too.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            help="conf/env/NAME.yaml: write the block there, and the experiment to "
+            "conf/conf/NAME.yaml.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Read an environment's action and observation, and print the YAML block that fits them.
+    """Play an environment with random actions, and write a block and an experiment that train.
+
+    The limits, sessions and penalties are measured. With --output, `train conf=NAME` works next.
+    Exit code 1 if the environment cannot be trained as it is.
 
     \b
     openenv-pipe env inspect http://127.0.0.1:8000
@@ -55,7 +65,17 @@ def inspect(
     from openenv_pipe.commands.env.inspect import inspect_environment
     from openenv_pipe.commands.env.targets import find_target
 
-    print(inspect_environment(find_target(target, overrides), output), end="")
+    found = inspect_environment(find_target(target, overrides), output)
+    print(f"# conf/env/{found.name}.yaml\n{found.block}")
+    print(f"# conf/conf/{found.name}.yaml\n{found.experiment}", end="", flush=True)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if found.problem is not None:
+        raise FailureError(found.problem)
+    if output is None:
+        print("nothing is written; -o conf/env/NAME.yaml writes both files", file=sys.stderr)
+    else:
+        print(f"train on it: openenv-pipe train conf={found.name}", file=sys.stderr)
 
 
 @app.command()

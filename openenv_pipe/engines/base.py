@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from openenv_pipe.models.policy import Policy
 
 
+BYTES_PER_TOKEN = 4  # of English text, about
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
     """A request for one completion of one episode. Each kind of engine has its own subclass."""
@@ -153,10 +156,23 @@ def turn_seed(episode_seed: int, turn: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def cut_text(text: str, max_tokens: int) -> str:
+    """Return the text, or the beginning and the end of one of more than about `max_tokens`.
+
+    Tokens are estimated as in `estimate_tokens`; a note says how many characters were left out.
+    """
+    max_length = BYTES_PER_TOKEN * max_tokens
+    if len(text) <= max_length:
+        return text
+    num_last = max_length // 2
+    first, last = text[: max_length - num_last], text[len(text) - num_last :]
+    return f"{first}\n[{len(text) - max_length} characters left out]\n{last}"
+
+
 def estimate_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
     """Estimate the tokens of messages or tools as a quarter of the bytes of their JSON.
 
     A token of English text has about four bytes.
     """
     text = json.dumps(list(messages), ensure_ascii=False, separators=(",", ":"))
-    return -(-len(text.encode(errors="replace")) // 4)
+    return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)

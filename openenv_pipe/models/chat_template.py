@@ -104,6 +104,19 @@ class ChatFormat:
         following = text[turn_end:]
         return self._encode(following if ended else self._end_text + following)
 
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Return the text, or the first and last tokens of one that has more than `max_tokens`.
+
+        A note between them says how many were left out; it counts beyond the limit.
+        """
+        ids = self._encode(text)
+        if len(ids) <= max_tokens:
+            return text
+        num_last = max_tokens // 2
+        kept = [ids[: max_tokens - num_last], ids[len(ids) - num_last :]]
+        first, last = (self._backend.decode(each, skip_special_tokens=False) for each in kept)
+        return f"{first}\n[{len(ids) - max_tokens} tokens left out]\n{last}"
+
     def reply_text(self, completion_ids: Sequence[int]) -> str:
         """Decode a completion without its end-of-turn token."""
         ended = bool(completion_ids) and completion_ids[-1] == self.end_id

@@ -13,6 +13,7 @@ from openenv_pipe.engines.base import (
     ObservationRequest,
     TextReply,
     TokenRequest,
+    cut_text,
     estimate_tokens,
 )
 from openenv_pipe.rollout.context import RolloutContext
@@ -74,11 +75,18 @@ class Conversation(ABC):
 class TokenConversation(Conversation):
     """A conversation with an engine that takes token ids."""
 
-    def __init__(self, context: RolloutContext, *args: Any, **keywords: Any) -> None:
-        super().__init__(context, *args, **keywords)
+    def __init__(
+        self,
+        context: RolloutContext,
+        group: Group,
+        episode: Episode,
+        opening: Opening,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(context, group, episode, opening, **keywords)
         assert context.chat is not None
         self._chat = context.chat
-        self._new_ids = self._chat.first_ids(self._opening.messages, self._opening.tools)
+        self._new_ids = self._chat.first_ids(self._cut(opening.messages), opening.tools)
 
     @property
     def num_new_tokens(self) -> int:
@@ -90,7 +98,7 @@ class TokenConversation(Conversation):
         return len(with_tools) - len(self._chat.first_ids(opening.messages))
 
     def add(self, messages: Sequence[Message], *, ended: bool) -> None:
-        self._new_ids = self._chat.following_ids(messages, ended=ended)
+        self._new_ids = self._chat.following_ids(self._cut(messages), ended=ended)
 
     async def reply(self, max_tokens: int) -> Turn:
         completion = await self._complete(max_tokens)
@@ -102,6 +110,18 @@ class TokenConversation(Conversation):
             policy_versions=completion.policy_versions,
             reply=self._chat.reply_text(completion.token_ids),
         )
+
+    def _cut(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Cut the environment's messages to env.max_observation_tokens each."""
+        limit = self._context.env.max_observation_tokens
+        if limit is None:
+            return messages
+        return [
+            message
+            if message["role"] == "system"
+            else {**message, "content": self._chat.cut(message["content"], limit)}
+            for message in messages
+        ]
 
     async def _complete(self, max_tokens: int) -> Completion:
         return await self._context.engine.generate(
@@ -143,7 +163,7 @@ class MessageConversation(Conversation):
 
     def __init__(self, context: RolloutContext, *args: Any, **keywords: Any) -> None:
         super().__init__(context, *args, **keywords)
-        self._messages = list(self._opening.messages)
+        self._messages = self._cut(self._opening.messages)
         self._num_new_tokens = estimate_tokens(self._messages) + self.num_tool_tokens()
 
     @property
@@ -154,8 +174,18 @@ class MessageConversation(Conversation):
         return estimate_tokens(self._opening.tools) if self._opening.tools else 0
 
     def add(self, messages: Sequence[Message], *, ended: bool) -> None:
-        self._messages = list(messages)
-        self._num_new_tokens = estimate_tokens(messages)
+        self._messages = self._cut(messages)
+        self._num_new_tokens = estimate_tokens(self._messages)
+
+    def _cut(self, messages: Sequence[Message]) -> list[Message]:
+        """Cut the environment's messages to about env.max_observation_tokens each."""
+        limit = self._context.env.max_observation_tokens
+        return [
+            message
+            if limit is None or message["role"] == "system"
+            else {**message, "content": cut_text(message["content"], limit)}
+            for message in messages
+        ]
 
     async def reply(self, max_tokens: int) -> Turn:
         request = MessageRequest(

@@ -242,7 +242,7 @@ def test_an_image_is_inspected_by_its_name_alone(docker_client):
     built = find_target("wordle", [*ON_WORDLE, f"host.start_timeout_s={LIMIT_S}"])
     inspect_environment(built, None)
     name = image_recipe(built.serving.env, built.serving.host).name
-    text = inspect_environment(find_target(name, [f"host.start_timeout_s={LIMIT_S}"]), None)
+    text = inspect_environment(find_target(name, [f"host.start_timeout_s={LIMIT_S}"]), None).block
     assert f"# To start it: host=docker host.image={name}\n" in text
     assert '"guess": string' in text and "(?P<guess>" in text
     with pytest.raises(ConfigError, match=r"exposes no port, .*host\.container_port"):

@@ -130,13 +130,12 @@ def test_check_passes(folder):
 
 
 @pytest.mark.parametrize("name", ["market", "vault"])
-def test_a_model_is_trained_on_it(folder, name):
+def test_a_model_is_trained_on_it_as_inspect_wrote_it(folder, name):
     """Training needs no code: it has a warm start on random actions and a baseline of them."""
-    overrides = ("conf=echo", f"env={name}", f"name={name}", *TINY, *SMALL)
     steps = ("trainer.steps=2", "trainer.tasks_per_step=2", "trainer.group_size=2")
-    warm_start = (*WARM_START, "trainer.warm_start.num_episodes=4")
-    limits = ("env.max_reply_tokens=72", "env.max_turns=2", "eval.num_tasks=2")
-    code, _, err = run(folder, "train", *overrides, *steps, *warm_start, *limits)
+    warm_start = ("trainer.warm_start.steps=1", "trainer.warm_start.num_episodes=4")
+    fewer = (*steps, *warm_start, "eval.num_tasks=2")
+    code, _, err = run(folder, "train", f"conf={name}", *fewer)
     assert code == 0, err
     path = folder / "runs" / name / "0001"
     assert json.loads((path / "run.json").read_text())["status"] == "finished"
@@ -161,6 +160,9 @@ def test_the_block_has_all_that_starts_the_server(island):
     text = (island / "conf/env/island.yaml").read_text()
     assert "# A server has one session." in text
     values = yaml.safe_load(text)
+    assert values["step_exception"] == "unusable"  # a random direction raised
+    experiment = yaml.safe_load((island / "conf/conf/island.yaml").read_text())
+    assert experiment["host"]["sessions_per_server"] == 1 < experiment["host"]["num_servers"]
     assert values["package"] == "./elsewhere/island"
     assert values["python"] == str(island / "python")
     assert values["variables"] == {"ISLAND_NAME": "Sark"}
@@ -171,13 +173,13 @@ def test_the_block_has_all_that_starts_the_server(island):
 async def test_a_walk_on_the_island(island, monkeypatch):
     monkeypatch.chdir(island)
     replies = ["north\n", "east\n", "east\n"]
-    episode, text = await play("island", replies, "env.step_exception=unusable")
+    episode, text = await play("island", replies)
     assert (episode.status, episode.error) == (Status.DONE, None)
     assert [len(turn.steps) for turn in episode.turns] == [0, 1, 1]
     assert "EXECUTION_ERROR: 'north'" in episode.turns[0].unusable
     assert episode.turns[1].steps[0].action == {"direction": "east"}
     assert "place: Sark\nseen_from: [{'tower': 'other', 'sea': None}]" in text
-    failed, _ = await play("island", replies)
+    failed, _ = await play("island", replies, "env.step_exception=failed")
     assert failed.status is Status.ERROR
 
 

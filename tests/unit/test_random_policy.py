@@ -106,3 +106,14 @@ def test_where_a_reply_is_text_a_policy_has_to_be_written():
     reply = replies_of(random_action)
     with pytest.raises(ConfigError, match=r"adapter\.type=json or tool.*write a policy"):
         reply([{"text": "go"}], random.Random(0), Opening(messages=()))
+
+
+def test_legal_actions_that_the_observation_lists_are_drawn():
+    schema = {"properties": {"move": {"type": "string"}, "note": {}}, "required": ["move"]}
+    opening = Opening(messages=[], action_schema=schema)
+    seen = [{"legal_moves": ["e7e5"]}, {"legal_moves": ["e2e4"], "legal_actions_text": "all"}]
+    drawn = [json.loads(random_action(seen, random.Random(i), opening=opening)) for i in range(5)]
+    assert {action["move"] for action in drawn} == {"e2e4"}
+    numbers = [{"legal_moves": [1, 2]}]
+    drawn = json.loads(random_action(numbers, random.Random(0), opening=opening))
+    assert isinstance(drawn["move"], str), "a list of another type does not fit the field"

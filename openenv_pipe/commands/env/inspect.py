@@ -1,42 +1,44 @@
-"""`openenv-pipe env inspect`: write the YAML block that fits a server's own description.
+"""`openenv-pipe env inspect`: write a block and an experiment for an environment, which train.
 
 The published schemas decide the adapter: MCP tools take `tool`, an action of one text takes `text`,
-any other `json`. Nothing is played. Whether a seed has an effect, what a success is, and what else
-a model should be told is not published; such values are marked as guesses.
+any other `json`. Random actions are played to measure limits, rewards and sessions. What a success
+is, and what else a model should be told, is not published; such values are marked as guesses.
 """
 
 import asyncio
 import contextlib
 import re
 import tempfile
-import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from openenv_pipe.commands.env.targets import NO_BLOCK, Target, one_server
-from openenv_pipe.config.compose import compose_env
-from openenv_pipe.config.schema import EnvConfig, ServingConfig
+from openenv_pipe.commands.env.experiment import experiment, fit_limits, penalty
+from openenv_pipe.commands.env.random_play import calls_tools
+from openenv_pipe.commands.env.targets import NO_BLOCK, Target, one_server, open_tasks
+from openenv_pipe.commands.env.templates import (
+    first_template,
+    following_template,
+    is_plain,
+    template_of_schema,
+)
+from openenv_pipe.commands.env.trial import NUM_SESSIONS, Trial, try_environment
+from openenv_pipe.config.compose import compose, compose_env
+from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskRange
 from openenv_pipe.config.secrets import MARK, hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import schema_text
-from openenv_pipe.environments.client.metadata import (
-    ANSWER_FIELD_NAMES,
-    ServerMetadata,
-    fetch_metadata,
-)
-from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.environments.hosts.pool import open_session
+from openenv_pipe.environments.adapters.templates import observation_text
+from openenv_pipe.environments.client.metadata import ServerMetadata, fetch_metadata
 from openenv_pipe.environments.schemas import Schema, SchemaWalk
-from openenv_pipe.errors import ConfigError, ServerFullError, SessionError
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.system.resources import env_dirs, find_env, short_path
 
-OWN_FIELDS = ("done", "reward", "metadata")  # OpenEnv's fields of every observation
-TOOL_FIELDS = {"type", "tool_name", "arguments"}  # fields of an action that calls a tool
 START_KEYS = (
     *("package", "python", "command", "variables"),
     *("reset_timeout_s", "step_timeout_s", "max_message_mb"),
@@ -45,40 +47,156 @@ ONE_SESSION = (
     "A server has one session. Several servers play episodes at the same time:\n"
     "host.sessions_per_server=1 host.num_servers=4"
 )
-SLOT_LIMIT_S = 2.0  # for a server to free the slot of a closed session
-SLOT_POLL_S = 0.1
+MAX_SHOWN = 400  # characters of an observation or an error in a message
 TOOL_SYSTEM = "Use the tools to do what you are asked."
 # Only for actions with a schema; for plain text there is nothing to draw from.
 BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_action}\n"
 
 
-def inspect_environment(target: Target, output: Path | None) -> str:
-    """Return the env block for an environment as YAML; also write it to `output`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """What `env inspect` writes and says."""
+
+    name: str  # of the block and of the experiment
+    block: str  # conf/env/<name>.yaml
+    experiment: str  # conf/conf/<name>.yaml
+    notes: Sequence[str]  # what the user should know of the environment
+    problem: str | None  # why a model cannot be trained on it; None: it can
+
+
+def inspect_environment(target: Target, output: Path | None) -> Inspection:
+    """Play an environment, and return its block and its experiment as YAML.
+
+    output: conf/env/NAME.yaml, where the block is written; the experiment becomes
+    conf/conf/NAME.yaml beside it. None: nothing is written.
 
     Raises:
-        ConfigError: The target or its description is invalid, or `output` exists.
-        HostError: The server does not start.
+        ConfigError: The target or its description is invalid, or a file exists.
+        HostError, FailureError: The server does not start, or no episode can be begun.
     """
-    if output is not None and output.exists():
-        raise ConfigError(f"{output} exists; name another file, or remove it")
-    serving = target.serving
-    description, has_one_session = asyncio.run(_ask(serving))
-    notes = [_where(serving), ONE_SESSION if has_one_session else ""]
-    text = env_block(description, serving.env, notes)
-    _check(text, description)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
-    return text
+    paths = [] if output is None else [output, _beside(output)]
+    for path in paths:
+        if path.exists():
+            raise ConfigError(f"{path} exists; name another file, or remove it")
+    description, trial = asyncio.run(_ask(target.serving))
+    found = _inspect(target.serving, description, trial, output.stem if output else None)
+    for path, text in zip(paths, (found.block, found.experiment), strict=False):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return found
 
 
-def env_block(description: ServerMetadata, env: EnvConfig, notes: Sequence[str] = ()) -> str:
+def _beside(output: Path) -> Path:
+    """Return the experiment's file beside that of a block. Raises ConfigError."""
+    if output.parent.name != "env" or output.suffix != ".yaml":
+        raise ConfigError(
+            f"--output {output}: expected a file conf/env/NAME.yaml, because blocks are looked for "
+            "in conf/env; the experiment is written beside it, as conf/conf/NAME.yaml"
+        )
+    return output.parent.parent / "conf" / output.name
+
+
+def _inspect(
+    serving: ServingConfig, description: ServerMetadata, trial: Trial, name: str | None
+) -> Inspection:
+    block = env_block(description, serving.env, trial, _comments(serving, trial))
+    name = name or yaml.safe_load(block)["name"]
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
+        conf = Path(folder) / "conf"
+        for group in ("env", "conf"):
+            (conf / group).mkdir(parents=True)
+        (conf / "env" / f"{name}.yaml").write_text(block)
+        with contextlib.chdir(folder):
+            env = compose_env([f"env={name}"]).env
+        adapter = build_adapter(env.adapter, description.action)
+        fitting = serving.model_copy(update={"env": env})
+        limits = asyncio.run(fit_limits(env, adapter, trial))
+        keys = experiment(name, fitting, trial, limits)
+        text = _experiment_text(name, serving.host.type, keys)
+        (conf / "conf" / f"{name}.yaml").write_text(text)
+        with contextlib.chdir(folder):
+            config = compose([f"conf={name}"]).config
+    check_requirements(config, makes_folder=False)
+    return Inspection(
+        name=name,
+        block=block,
+        experiment=text,
+        notes=list(_notes(trial)),
+        problem=problem_of(trial),
+    )
+
+
+def _experiment_text(name: str, host: str, keys: dict[str, Any]) -> str:
+    """Return the file of the experiment."""
+    return (
+        "# @package _global_\n"
+        "# Written by `openenv-pipe env inspect`. The limits are measured in tokens of the model\n"
+        "# `tiny`, which are bytes; a larger model needs others, or none of them.\n"
+        f"defaults:\n  - override /env: {name}\n  - override /reward: usable\n"
+        f"{'' if host == 'process' else f'  - override /host: {host}' + chr(10)}"
+        f"  - _self_\n\n{_yaml(keys)}"
+    )
+
+
+def _comments(serving: ServingConfig, trial: Trial) -> list[str]:
+    return [_where(serving), ONE_SESSION if trial.num_sessions == 1 else ""]
+
+
+def _notes(trial: Trial) -> Iterator[str]:
+    """Say what a user should know, in whole sentences."""
+    if trial.mean_reward < 0.0:
+        yield (
+            f"random actions earn {trial.mean_reward:.3g} an episode, and never acting earns 0, so "
+            "GRPO would learn not to act; the experiment therefore has the reward term `unusable`, "
+            f"which takes {penalty(trial):g} for each unusable reply"
+        )
+    if trial.exceptions:
+        yield (
+            "an action raises on the server, so the block has step_exception: unusable: "
+            f"{_short(str(trial.exceptions[0]))}"
+        )
+    if trial.exceptions and not trial.num_actions:
+        yield (
+            "every random action raised; if that is not the actions' fault, no model can learn here"
+        )
+    if trial.are_tasks_alike and len(trial.firsts) > 1:
+        yield (
+            f"the first observations of {len(trial.firsts)} tasks are the same: the environment "
+            "may ignore the seed, or need keywords (env.tasks.train.reset) that tell tasks apart"
+        )
+    if trial.failure is not None:
+        yield f"a random episode failed: {_short(str(trial.failure))}"
+
+
+def problem_of(trial: Trial) -> str | None:
+    """Return why a model cannot be trained; None if it can."""
+    if trial.is_done_at_once:
+        return (
+            "every episode is done at its reset, with the observation "
+            f"{_short(observation_text(trial.firsts[0]))}; the environment may need a key or data "
+            "(env.variables), or reset keywords (env.tasks.train.reset)"
+        )
+    if trial.failure is not None and not trial.num_actions:
+        return f"no step is answered: {_short(str(trial.failure))}"
+    return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def env_block(
+    description: ServerMetadata,
+    env: EnvConfig,
+    trial: Trial | None = None,
+    notes: Sequence[str] = (),
+) -> str:
     """Return a file for `conf/env/` with a comment on each guessed value.
 
     The keys that start the server are taken from `env`; secrets become references to environment
     variables.
     """
-    kind, adapter = adapter_block(description)
+    kind, adapter = adapter_block(description, trial)
     override = "" if kind == "text" else f"  - override adapter: {kind}\n"
     form = schema_text(without_metadata(description.action))
     parts = [description.text, f"Its action:\n{form}" if kind != "tool" else "", *notes]
@@ -88,13 +206,30 @@ def env_block(description: ServerMetadata, env: EnvConfig, notes: Sequence[str] 
     return (
         f"{_comment(about)}defaults:\n  - base\n{override}  - _self_\n\n"
         f"{_yaml(head)}"
+        f"{_step_exception(env, trial)}"
         "success_reward: 1.0  # a guess: from this total on, an episode is a success\n"
         f"{BASELINES if kind != 'text' else ''}"
         f"{_yaml({'adapter': adapter}) if adapter else ''}"
-        "tasks:  # a guess: task i is reset with seed seed_start + i\n"
-        "  train: {num_tasks: 1000}\n"
-        "  eval: {num_tasks: 100}\n"
+        f"tasks:  # a guess: task i is reset with seed seed_start + i\n{_tasks(env)}"
     )
+
+
+def _step_exception(env: EnvConfig, trial: Trial | None) -> str:
+    """Return the key for environments that raise on some actions."""
+    if trial is not None and trial.exceptions:
+        return "step_exception: unusable  # an action that the schema allows raised\n"
+    return "step_exception: unusable\n" if env.step_exception == "unusable" else ""
+
+
+def _tasks(env: EnvConfig) -> str:
+    """Return the two splits, with the reset keywords that the target has."""
+    sizes = {"train": 1000, "eval": 100}
+    keys: dict[str, dict[str, Any]] = {split: {"num_tasks": size} for split, size in sizes.items()}
+    for split in sizes:
+        tasks = getattr(env.tasks, split)
+        if isinstance(tasks, TaskRange) and tasks.reset:
+            keys[split]["reset"] = tasks.reset
+    return "".join(f"  {split}: {_flow(values)}\n" for split, values in keys.items())
 
 
 def _start_of(env: EnvConfig) -> dict[str, Any]:
@@ -130,22 +265,26 @@ def _where(serving: ServingConfig) -> str:
     return ""
 
 
-def adapter_block(description: ServerMetadata) -> tuple[str, dict[str, Any]]:
+def adapter_block(
+    description: ServerMetadata, trial: Trial | None = None
+) -> tuple[str, dict[str, Any]]:
     """Return the adapter's type, and the keys that differ from `conf/env/adapter/<type>.yaml`."""
     schema = without_metadata(description.action)
-    fields = schema.get("properties", {})
-    if not fields or set(fields) == TOOL_FIELDS:
+    if not schema.get("properties") or calls_tools(schema):
         return "tool", {"system": TOOL_SYSTEM}
+    templates = {
+        "first": template_of_schema(description.first_observation),
+        "following": template_of_schema(description.observation),
+    }
+    episodes = [play.observations for play in trial.plays] if trial else []
+    if trial is not None:
+        templates["first"] = first_template(trial.firsts)
+    if any(len(episode) > 1 for episode in episodes):
+        templates["following"] = following_template(episodes)
     pattern = _pattern(schema)
     if pattern is None:
-        return "json", {}
-    keys = {
-        "system": _request(schema),
-        "first": _template(description.first_observation),
-        "following": _template(description.observation),
-        "pattern": pattern,
-    }
-    return "text", keys
+        return "json", {} if is_plain(episodes) else templates
+    return "text", {"system": _request(schema), **templates, "pattern": pattern}
 
 
 def _request(schema: Schema) -> str:
@@ -171,18 +310,6 @@ def _pattern(schema: Schema) -> str | None:
     return rf"(?s)(?P<{name}>\S(?:.*\S)?)"
 
 
-def _template(observation: Schema) -> str:
-    """Return a template with a line for each field, or a single field alone.
-
-    Fields whose names suggest that they contain the answer are left out.
-    """
-    fields = observation.get("properties", {})
-    names = [name for name in fields if name not in OWN_FIELDS and name not in ANSWER_FIELD_NAMES]
-    if len(names) == 1:
-        return f"{{{{ {names[0]} }}}}"
-    return "\n".join(f"{name}: {{{{ {name} }}}}" for name in names) or "{{ metadata }}"
-
-
 def _short_package(package: str) -> str:
     """Return the name of a package in `envs/`, or its folder from here."""
     folder = find_env(package)
@@ -192,41 +319,12 @@ def _short_package(package: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
-async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, bool]:
-    """Fetch the metadata, starting a server if none runs; True if it has only one session."""
-    async with one_server(serving, num_sessions=serving.host.sessions_per_server) as host:
+async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, Trial]:
+    """Fetch the metadata and play random actions, starting a server if none runs."""
+    async with one_server(serving, num_sessions=NUM_SESSIONS) as host:
         description = await fetch_metadata(host.urls[0], host.access)
-        return description, await _has_one_session(serving.env, host)
-
-
-async def _has_one_session(env: EnvConfig, host: Host) -> bool:
-    """True if a second session is refused beside the first. Other failures are not reported here,
-    but by `env check`."""
-    deadline_s = time.monotonic() + SLOT_LIMIT_S
-    async with AsyncExitStack() as opened:
-        for _ in range(2):
-            while True:
-                try:
-                    session = await open_session(env, host.urls[0], host.access)
-                    break
-                except ServerFullError:  # The session that the start closed may still count.
-                    if time.monotonic() > deadline_s:
-                        return True
-                except SessionError:
-                    return False
-                await asyncio.sleep(SLOT_POLL_S)
-            opened.push_async_callback(session.close)
-    return False
-
-
-def _check(text: str, description: ServerMetadata) -> None:
-    """Compose the block and build its adapter. Raises ConfigError."""
-    with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
-        path = Path(folder) / "conf" / "env" / "inspected.yaml"
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-        with contextlib.chdir(folder):
-            build_adapter(compose_env(["env=inspected"]).env.adapter, description.action)
+        tasks = await open_tasks(serving.env, "train", host)
+        return description, await try_environment(serving.env, host, tasks, description.action)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -243,6 +341,11 @@ _Dumper.add_representer(
 
 def _yaml(values: dict[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _flow(values: dict[str, Any]) -> str:
+    """Return values as YAML in one line."""
+    return yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10**6).strip()
 
 
 def _comment(text: str) -> str:

@@ -47,6 +47,10 @@ class EnvConfig(Block):
         description="tokens per episode, prompts included; the episode ends before a turn that "
         "might not fit"
     )
+    max_observation_tokens: PositiveInt | None = Field(
+        description="tokens of one message of the environment; of a longer one, the beginning and "
+        "the end are kept, and a note of what was left out; null: no limit"
+    )
     success_reward: Number = Field(
         description="an episode is a success if the environment's rewards sum to at least this"
     )

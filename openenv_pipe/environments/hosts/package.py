@@ -14,13 +14,20 @@ USUAL_APP = "server.app:app"  # in OpenEnv's layout; older manifests do not name
 
 
 def manifest(package: Path) -> dict[str, Any]:
-    """Read the package's openenv.yaml. Raises ConfigError."""
+    """Read the package's openenv.yaml; empty if there is none but the usual app is there.
+
+    Raises:
+        ConfigError: The folder is not a package of OpenEnv's layout, or the file is damaged.
+    """
     path = package / "openenv.yaml"
+    if not path.exists() and _has_usual_app(package):
+        return {}
     try:
         values = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"env.package={package} is no OpenEnv package: cannot read {path}: {error}"
+            f"env.package={package} is no OpenEnv package, which has an openenv.yaml or a "
+            f"server/app.py: {error}"
         ) from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} contains {values!r:.80}, expected keys and values")
@@ -36,7 +43,7 @@ def manifest_app(package: Path) -> str:
         ConfigError: the key has another form.
     """
     app = manifest(package).get("app")
-    if app is None and (package / "server" / "app.py").is_file():
+    if app is None and _has_usual_app(package):
         return USUAL_APP
     if not isinstance(app, str) or ":" not in app:
         raise ConfigError(
@@ -46,6 +53,10 @@ def manifest_app(package: Path) -> str:
     if not first.exists() and not first.with_suffix(".py").exists():
         return app.rpartition(f"{package.name}.")[2]
     return app
+
+
+def _has_usual_app(package: Path) -> bool:
+    return (package / "server" / "app.py").is_file()
 
 
 def code_digest(package: Path) -> str:

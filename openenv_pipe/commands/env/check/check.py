@@ -1,8 +1,7 @@
 """Run the probes of `env check`: start the server, probe it, stop it, report the findings."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from openenv_pipe.commands.env.check.groups import probe_groups
@@ -13,22 +12,18 @@ from openenv_pipe.commands.env.check.sessions import probe_sessions
 from openenv_pipe.commands.env.check.speed import probe_speed
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import Chooser, scripted, start_episode
+from openenv_pipe.commands.env.random_play import random_actions, session_tools
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
 from openenv_pipe.commands.findings import Line, failed
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
-from openenv_pipe.environments.adapters.json import without_metadata
-from openenv_pipe.environments.adapters.tool import tools_of
-from openenv_pipe.environments.adapters.tool_calls import call_action
 from openenv_pipe.environments.client.metadata import fetch_metadata
-from openenv_pipe.environments.client.session import LIST_TOOLS, step_aside
+from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.environments.random_policy import draw_call, draw_value
-from openenv_pipe.environments.schemas import Schema
 from openenv_pipe.errors import PipeError
 from openenv_pipe.system.resources import load_callable
-from openenv_pipe.types import Action, Observation, Opening, Task, Tool
+from openenv_pipe.types import Opening, Task
 
 PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
     "protocol": probe_protocol,
@@ -87,22 +82,12 @@ async def _choosers(
 ) -> dict[str, Chooser]:
     """Return how actions are chosen: at random, and by the policy if there is one."""
     schema = (await fetch_metadata(host.urls[0], host.access)).action
-    choosers = {"random": _random_actions(schema, await _tools(env, host, task, schema))}
+    choosers = {"random": random_actions(schema, await session_tools(env, host, task, schema))}
     if policy is not None:
         adapter = await adapter_for(env.adapter, host.urls, host.access)
         opening = await _opening(env, host, task, adapter)
         choosers["scripted"] = scripted(policy, adapter, opening)
     return choosers
-
-
-def _random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
-    """Choose one random action per turn for any adapter: a call of a tool if there are tools."""
-    own = without_metadata(schema)
-
-    def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
-        return [call_action(draw_call(tools, draw)) if tools else draw_value(own, draw)]
-
-    return choose
 
 
 async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> Opening:
@@ -113,17 +98,6 @@ async def _opening(env: EnvConfig, host: Host, task: Task, adapter: Adapter) -> 
         opening = await adapter.open(play.results[0].observation, ask)
         await session.close()
         return opening
-
-
-async def _tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequence[Tool]:
-    """Return the tools of an MCP environment; none for any other."""
-    if "tool_name" not in schema.get("properties", {}):
-        return ()
-    async with host.session() as session:
-        await start_episode(session, task, env)
-        listing = await step_aside(session, env.step_timeout_s, LIST_TOOLS)
-        await session.close()
-        return tools_of(listing)
 
 
 async def _probed(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:

@@ -1,0 +1,135 @@
+"""Drive environments of the OpenEnv repository from `env inspect` to `train`, without an edit.
+
+For each environment, `env inspect` writes a block and an experiment into an empty folder, and
+`train` takes two steps of it. The table says how both ended, and quotes the error of one that
+failed. The checkout is not changed, and nothing is installed: `--python` names an interpreter in
+which the requirements of the environments are installed.
+
+    PYTHONPATH=. python benchmarks/foreign_environments.py ~/OpenEnv --python ~/envs/bin/python
+        [--only maze_env,chess_env] [--work FOLDER] [--limit-s 600] [--output FILE.md]
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+CLI = (sys.executable, "-m", "openenv_pipe.cli.main")
+# What these environments need to be told, as their own READMEs say.
+SETTINGS = {
+    "atari_env": ("+env.variables.ATARI_OBS_TYPE=ram",),
+    "textarena_env": (
+        "+env.variables.TEXTARENA_ENV_ID=GuessTheNumber-v0",
+        "+env.variables.TEXTARENA_DOWNLOAD_NLTK=0",
+    ),
+}
+# Fewer episodes, so that two steps of every environment take minutes; the files stay as written.
+FEW = ("trainer.steps=2", "eval.num_tasks=2")
+SHORT_WARM_START = ("trainer.warm_start.steps=2", "trainer.warm_start.num_episodes=4")
+MAX_ERROR = 160  # characters of an error in the table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How the two commands ended for one environment."""
+
+    name: str
+    inspected: bool
+    trained: bool
+    duration_s: float
+    remark: str  # the error, or what inspect noted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--work", type=Path, help="keep the written files and runs here")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="for each command")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-foreign-") as temporary:
+        work = (arguments.work or Path(temporary)).resolve()
+        outcomes = []
+        for package in _packages(arguments.checkout.resolve(), arguments.only):
+            outcomes.append(_try(package, arguments.python, work / package.name, arguments.limit_s))
+            print(_row(outcomes[-1]), flush=True)
+    text = _table(outcomes)
+    if arguments.output:
+        arguments.output.write_text(text)
+    print(f"\n{text}", end="")
+
+
+def _packages(checkout: Path, only: str) -> Iterator[Path]:
+    names = [name for name in only.split(",") if name]
+    for app in sorted((checkout / "envs").glob("*/server/app.py")):
+        package = app.parent.parent
+        if not names or package.name in names:
+            yield package
+
+
+def _try(package: Path, python: str, folder: Path, limit_s: float) -> Outcome:
+    """Inspect the environment and train on it, in an empty folder."""
+    folder.mkdir(parents=True)
+    name, started_s = package.name, time.monotonic()
+    block = f"conf/env/{name}.yaml"
+    settings = (f"env.python={python}", *SETTINGS.get(name, ()), "-o", block)
+    code, inspected = _run(folder, limit_s, "env", "inspect", str(package), *settings)
+    trained = inspected
+    if code == 0:
+        text = (folder / "conf" / "conf" / f"{name}.yaml").read_text()
+        fewer = (*FEW, *(SHORT_WARM_START if "warm_start:" in text else ()))
+        code, trained = _run(folder, limit_s, "train", f"conf={name}", *fewer)
+    return Outcome(
+        name=name,
+        inspected=trained is not inspected,
+        trained=trained is not inspected and code == 0,
+        duration_s=time.monotonic() - started_s,
+        remark=_remark(trained if code else inspected, "error: " if code else "note: "),
+    )
+
+
+def _run(folder: Path, limit_s: float, *arguments: str) -> tuple[int, str]:
+    """Run a command; return its exit code and what it wrote to stderr. 124: it took too long."""
+    try:
+        done = subprocess.run(
+            [*CLI, *arguments], cwd=folder, capture_output=True, text=True, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        return 124, f"error: {arguments[0]} took more than {limit_s:g} s"
+    (folder / f"{arguments[0]}.log").write_text(done.stdout + done.stderr)
+    return done.returncode, done.stderr
+
+
+def _remark(stderr: str, prefix: str) -> str:
+    lines = [line.removeprefix(prefix) for line in stderr.splitlines() if line.startswith(prefix)]
+    text = "; ".join(lines).replace("|", "/")
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."
+
+
+def _row(outcome: Outcome) -> str:
+    yes = {True: "yes", False: "no"}
+    return (
+        f"| `{outcome.name}` | {yes[outcome.inspected]} | {yes[outcome.trained]} | "
+        f"{outcome.duration_s:.0f} | {outcome.remark} |"
+    )
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    head = (
+        f"{sum(outcome.trained for outcome in outcomes)} of {len(outcomes)} environments were "
+        f"trained as inspected, with openenv {version('openenv')}.\n\n"
+        "| environment | inspected | trained | seconds | error, or note of `inspect` |\n"
+        "|---|---|---|---|---|\n"
+    )
+    return head + "".join(f"{_row(outcome)}\n" for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The experiment that `env inspect` writes beside an environment's block: it trains as written.
+
+It uses the model `tiny`, whose tokens are bytes, so its limits are those of this environment's
+texts, measured in the observations of a trial. A larger model needs other limits than these.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from openenv_pipe.commands.env.trial import Trial
+from openenv_pipe.config.schema import EnvConfig, ServingConfig
+from openenv_pipe.environments.adapters import Adapter
+from openenv_pipe.environments.adapters.templates import compact_json
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.types import Action, Message, Observation, Opening
+
+RANDOM_POLICY = "openenv_pipe.environments.random_policy:random_action"
+SHORT_EPISODE_TOKENS = 1024  # with the model `tiny`, a step takes seconds on a CPU
+LONG_EPISODE_TOKENS = 4096  # for episodes that would have fewer than MIN_TURNS otherwise
+MAX_OBSERVATION_TOKENS = 768  # if longer ones would leave no room for MIN_TURNS
+MIN_TURNS = 3
+WARM_START_TOKENS = 200_000  # trained in all, about
+TEXT_REPLY_TOKENS = 48  # of free text, of which nothing tells the length
+FOLLOWING_TOKENS = 96  # at least: what an unusable reply is answered with
+ROOM = 1.25  # factor over what was measured: other tasks may be longer
+USUAL_PENALTY = 0.1  # for an unusable reply, as in conf/reward/usable.yaml
+NUM_SERVERS = 4  # where a server has one session
+START_LIMIT_S = 300.0  # several servers that start at once are slower than one
+GROUPS = {"tasks_per_step": 4, "group_size": 8}
+SMALL_GROUPS = {"tasks_per_step": 2, "group_size": 4}  # of long episodes, or slow ones
+SLOW_STEP_S = 0.25  # from this duration of an environment's step on, few episodes are played
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The limits of an episode, in tokens of the model `tiny`."""
+
+    max_turns: int
+    max_reply_tokens: int
+    max_episode_tokens: int
+    max_observation_tokens: int | None
+
+    @property
+    def keys(self) -> dict[str, int]:
+        """The keys of the `env` block."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
+    """Measure the messages of a trial's episodes as the adapter writes them.
+
+    Raises:
+        ConfigError: A template asks for a field that an observation lacks.
+    """
+    chat = ChatFormat(build_tokenizer())
+    openings = [await _opening(adapter, first, trial) for first in trial.firsts]
+    follows = [adapter.follow(each) for play in trial.plays for each in play.observations[1:]]
+    reply = _reply_tokens(env, trial, chat)
+    lengths = [len(play.actions) + len(play.refusals) for play in trial.plays]
+    has_ends = all(play.done for play in trial.plays)
+    turns = max(1, min(env.max_turns, max(lengths))) if has_ends else env.max_turns
+
+    def limits(max_tokens: int, limit: int | None) -> Limits:
+        """Return the limits with as many turns as fit into `max_tokens`, or one."""
+        first = max(_num_first(chat, opening, limit) for opening in openings)
+        follow = max([_num_following(chat, each, limit) for each in follows], default=0)
+        first, follow = math.ceil(ROOM * first), max(math.ceil(ROOM * follow), FOLLOWING_TOKENS)
+        num_fitting = 1 + (max_tokens - first - reply) // (reply + follow)
+        num_turns = max(1, min(turns, num_fitting))
+        return Limits(
+            max_turns=num_turns,
+            max_reply_tokens=reply,
+            max_episode_tokens=first + reply + (num_turns - 1) * (reply + follow),
+            max_observation_tokens=limit,
+        )
+
+    found = limits(SHORT_EPISODE_TOKENS, None)
+    if found.max_turns < min(turns, MIN_TURNS):
+        found = limits(LONG_EPISODE_TOKENS, None)
+    if found.max_turns < min(turns, MIN_TURNS) or found.max_episode_tokens > LONG_EPISODE_TOKENS:
+        found = limits(LONG_EPISODE_TOKENS, MAX_OBSERVATION_TOKENS)
+    return found
+
+
+async def _opening(adapter: Adapter, first: Observation, trial: Trial) -> Opening:
+    """Return the adapter's first messages, with the tools that the trial has listed."""
+    functions = [tool["function"] for tool in trial.tools]
+    listing = [{**each, "input_schema": each["parameters"]} for each in functions]
+
+    async def ask(action: Action) -> Observation:
+        return {"tools": listing}
+
+    return await adapter.open(first, ask)
+
+
+def _num_first(chat: ChatFormat, opening: Opening, limit: int | None) -> int:
+    return len(chat.first_ids(_cut(chat, opening.messages, limit), opening.tools))
+
+
+def _num_following(chat: ChatFormat, messages: Sequence[Message], limit: int | None) -> int:
+    return len(chat.following_ids(_cut(chat, messages, limit), ended=False))
+
+
+def _cut(chat: ChatFormat, messages: Sequence[Message], limit: int | None) -> Sequence[Message]:
+    if limit is None:
+        return messages
+    return [
+        each if each["role"] == "system" else {**each, "content": chat.cut(each["content"], limit)}
+        for each in messages
+    ]
+
+
+def _reply_tokens(env: EnvConfig, trial: Trial, chat: ChatFormat) -> int:
+    """Return the tokens of a reply: of the longest random action, or of some text."""
+    actions = [action for play in trial.plays for action in play.actions]
+    if env.adapter.type == "text" and "|" not in env.adapter.pattern:
+        return TEXT_REPLY_TOKENS
+    lengths = [len(chat.reply_ids(_written(env, action))) for action in actions]
+    return math.ceil(ROOM * max(lengths, default=TEXT_REPLY_TOKENS))
+
+
+def _written(env: EnvConfig, action: Action) -> str:
+    """Return an action as a model writes it."""
+    if env.adapter.type == "text":
+        return "".join(map(str, action.values()))
+    if env.adapter.type == "tool":
+        call = {"name": action["tool_name"], "arguments": action.get("arguments", {})}
+        return f"<tool_call>{compact_json(call)}</tool_call>"
+    return compact_json(action)
+
+
+def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) -> dict[str, Any]:
+    """Return the keys of the experiment, except for its defaults list.
+
+    name: of the experiment and its block.
+    """
+    is_slow = trial.mean_step_s > SLOW_STEP_S
+    is_small = is_slow or limits.max_episode_tokens > SHORT_EPISODE_TOKENS
+    trainer: dict[str, Any] = {"steps": 40, **(SMALL_GROUPS if is_small else GROUPS)}
+    if serving.env.adapter.type in ("json", "tool") and trial.num_actions:
+        # A model with random weights never writes JSON by chance: it is shown random actions.
+        trainer["warm_start"] = {
+            "steps": max(5, min(100, WARM_START_TOKENS // (4 * limits.max_episode_tokens))),
+            "policy": RANDOM_POLICY,
+            "num_episodes": 8 if is_small else 64,
+            "episodes_per_step": 4,
+            "optimizer": {"type": "muon", "lr": 4.0e-3, "schedule": "linear"},
+        }
+    trainer["optimizer"] = {"type": "muon", "lr": 1.0e-3, "schedule": "linear"}
+    return {
+        "name": name,
+        "env": limits.keys,
+        "host": _host(serving, trial),
+        "reward": {"terms": {"unusable": {"weight": -penalty(trial)}}},
+        "model": {"max_length": limits.max_episode_tokens},
+        "trainer": trainer,
+        "eval": {"num_tasks": 4 if is_slow else 20, "temperature": 1.0},
+    }
+
+
+def penalty(trial: Trial) -> float:
+    """Return a penalty for an unusable reply that no action exceeds, rounded up to two digits."""
+    lowest = max(USUAL_PENALTY, -trial.lowest_reward)
+    digits = 1 - math.floor(math.log10(lowest))
+    return math.ceil(lowest * 10**digits - 1e-9) / 10**digits
+
+
+def _host(serving: ServingConfig, trial: Trial) -> dict[str, Any]:
+    """Return the keys of the host: as many sessions as a step can use and the server allows."""
+    host = serving.host
+    keys: dict[str, Any] = {"sessions_per_server": trial.num_sessions}
+    match host.type:
+        case "attach":
+            return {**keys, "urls": host.urls}
+        case "docker" | "kubernetes" if host.image:
+            keys["image"] = host.image
+            if host.container_port:
+                keys["container_port"] = host.container_port
+    if host.type != "python" and trial.num_sessions == 1:
+        keys = {"num_servers": NUM_SERVERS, **keys, "start_timeout_s": START_LIMIT_S}
+    return keys

@@ -1,0 +1,44 @@
+"""Random actions for any environment and adapter, drawn from what the server publishes."""
+
+import random
+from collections.abc import Sequence
+
+from openenv_pipe.commands.env.episodes import Chooser, start_episode
+from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.environments.adapters.json import without_metadata
+from openenv_pipe.environments.adapters.tool import tools_of
+from openenv_pipe.environments.adapters.tool_calls import call_action
+from openenv_pipe.environments.client.session import LIST_TOOLS, step_aside
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.random_policy import draw_action, draw_call
+from openenv_pipe.environments.schemas import Schema
+from openenv_pipe.types import Action, Observation, Task, Tool
+
+
+def calls_tools(schema: Schema) -> bool:
+    """True for the actions of an MCP environment: calls of tools, or also the list of them."""
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return any("tool_name" in part.get("properties", {}) for part in parts)
+
+
+def random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
+    """Choose one random action per turn for any adapter: a call of a tool if there are tools."""
+    own = without_metadata(schema)
+
+    def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+        if tools:
+            return [call_action(draw_call(tools, draw))]
+        return [draw_action(own, observations, draw)]
+
+    return choose
+
+
+async def session_tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequence[Tool]:
+    """Return the tools of an MCP environment; none for any other."""
+    if not calls_tools(schema):
+        return ()
+    async with host.session() as session:
+        await start_episode(session, task, env)
+        listing = await step_aside(session, env.step_timeout_s, LIST_TOOLS)
+        await session.close()
+        return tools_of(listing)

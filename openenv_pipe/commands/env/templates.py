@@ -1,0 +1,126 @@
+"""The templates that `env inspect` writes: which fields of an observation a model is shown.
+
+Left out are fields that may contain the answer, bookkeeping, fields while they are empty, and what
+the model has been told already: after the first message, long texts that never change, and the
+earlier items of lists that only grow.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from openenv_pipe.environments.adapters.templates import EMPTY
+from openenv_pipe.environments.client.metadata import ANSWER_FIELD_NAMES
+from openenv_pipe.types import Observation
+
+OWN_FIELDS = frozenset({"done", "reward", "metadata"})  # OpenEnv's fields of every observation
+BOOKKEEPING = frozenset(
+    {"episode_id", "session_id", "request_id", "timestamp", "created_at", "step_count"}
+)
+NOT_SHOWN = OWN_FIELDS | ANSWER_FIELD_NAMES | BOOKKEEPING
+LONG_TEXT = 200  # characters; a shorter text is shown again although it does not change
+METADATA = "{{ metadata }}"  # where an observation has nothing else
+
+Episodes = Sequence[Sequence[Observation]]
+
+
+def template_of_schema(schema: Mapping[str, Any]) -> str:
+    """Return a template with a line for each field of a schema, or a single field alone."""
+    return _template({name: name for name in schema.get("properties", {}) if _is_shown(name)}, {})
+
+
+def first_template(firsts: Sequence[Observation]) -> str:
+    """Return the template of the first message, for observations like these."""
+    names = [name for name in _names(firsts) if _is_shown(name)]
+    return _template({name: name for name in names}, _conditions(names, firsts))
+
+
+def following_template(episodes: Episodes) -> str:
+    """Return the template of the messages after a step, for episodes like these."""
+    following = [observation for episode in episodes for observation in episode[1:]]
+    shown = {
+        name: name
+        for name in _names(following)
+        if _is_shown(name) and not _is_repeated(name, episodes)
+    }
+    for name in shown:
+        if growth := _growth(name, episodes):
+            shown[name] = f"{name}[-{growth}:]"
+    return _template(shown, _conditions(shown, following))
+
+
+def is_plain(episodes: Episodes) -> bool:
+    """True if the observation as JSON shows what the templates would: they leave nothing out."""
+    observations = [observation for episode in episodes for observation in episode]
+    return not any(
+        (name not in OWN_FIELDS and not _is_shown(name))
+        or _is_repeated(name, episodes)
+        or _growth(name, episodes)
+        for name in _names(observations)
+    )
+
+
+def _is_shown(name: str) -> bool:
+    return name.isidentifier() and name.lower() not in NOT_SHOWN
+
+
+def _names(observations: Iterable[Observation]) -> list[str]:
+    return list(dict.fromkeys(name for each in observations for name in each))
+
+
+def _conditions(names: Iterable[str], observations: Sequence[Observation]) -> dict[str, str]:
+    """Return, for the fields that are sometimes absent or empty, when they are there."""
+    conditions = {}
+    for name in names:
+        values = [each.get(name) for each in observations]
+        tests = [f"{name} is defined"] if any(name not in each for each in observations) else []
+        if any(value in EMPTY for value in values):
+            # Zero and False are false, but not empty.
+            is_number = any(isinstance(value, int | float) for value in values)
+            tests.append(f"{name} is not none" if is_number else name)
+        if tests:
+            conditions[name] = " and ".join(tests)
+    return conditions
+
+
+def _is_repeated(name: str, episodes: Episodes) -> bool:
+    """True for a long text that never changes in an episode in which something else does."""
+    played = [episode for episode in episodes if len(episode) > 1 and episode[1] != episode[0]]
+    return bool(played) and all(
+        isinstance(each.get(name), str)
+        and len(each[name]) >= LONG_TEXT
+        and each[name] == episode[0].get(name)
+        for episode in played
+        for each in episode
+    )
+
+
+def _growth(name: str, episodes: Episodes) -> int:
+    """Return by how many items at most a list grows in a step; 0 if it does anything but grow."""
+    growths = list(_growths(name, episodes))
+    grows = bool(growths) and all(each is not None for each in growths)
+    return max((each or 0 for each in growths), default=0) if grows else 0
+
+
+def _growths(name: str, episodes: Episodes) -> Iterator[int | None]:
+    for episode in episodes:
+        for before, after in pairwise(each.get(name) for each in episode):
+            if isinstance(before, list) and isinstance(after, list) and before:
+                yield len(after) - len(before) if after[: len(before)] == before else None
+            else:
+                yield None
+
+
+def _template(shown: Mapping[str, str], conditions: Mapping[str, str]) -> str:
+    """Return a template with a line for each expression, or a single expression alone."""
+    if not shown:
+        return METADATA
+    if len(shown) == 1 and not conditions:
+        (expression,) = shown.values()
+        return f"{{{{ {expression} }}}}"
+    lines = []
+    for name, expression in shown.items():
+        line = f"{name}: {{{{ {expression} }}}}\n"
+        condition = conditions.get(name)
+        lines.append(f"{{% if {condition} %}}{line}{{% endif %}}" if condition else line)
+    return "".join(lines).removesuffix("\n")

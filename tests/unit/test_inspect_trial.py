@@ -1,0 +1,118 @@
+"""What `env inspect` makes of played episodes: templates, limits, penalties, and what it says."""
+
+import pytest
+from fakes import run_config
+
+from openenv_pipe.commands.env.episodes import PlayedEpisode
+from openenv_pipe.commands.env.experiment import experiment, fit_limits, penalty
+from openenv_pipe.commands.env.inspect import problem_of
+from openenv_pipe.commands.env.templates import first_template, following_template, is_plain
+from openenv_pipe.commands.env.trial import Trial
+from openenv_pipe.config.schema import ServingConfig
+from openenv_pipe.environments.adapters import build_adapter
+from openenv_pipe.environments.adapters.templates import compile_template, render_message
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.errors import SessionTimeoutError, StepRefusedError
+from openenv_pipe.types import Task
+
+TASK = Task(id="train/0", split="train", index=0, seed=0)
+
+
+def played(*rewards, text="ab", done=True, **more):
+    """Return an episode with one step for each reward."""
+    observation = {"text": text, **more}
+    results = [StepResult(observation, None, False)]
+    results += [StepResult(observation, reward, False) for reward in rewards]
+    results[-1] = StepResult(observation, results[-1].reward, done)
+    actions = [{"text": "a"} for _ in rewards]
+    return PlayedEpisode(
+        task=TASK, results=results, actions=actions, durations_s=[0.01] * len(results)
+    )
+
+
+def tried(*plays, num_sessions=32, failure=None):
+    firsts = [play.observations[0] for play in plays]
+    return Trial(num_sessions=num_sessions, tools=(), firsts=firsts, plays=plays, failure=failure)
+
+
+def rendered(template, observation):
+    return render_message("user", compile_template("first", template), observation)["content"]
+
+
+# --- templates -----------------------------------------------------------------------------------
+
+
+def test_empty_fields_are_shown_only_when_they_have_a_value():
+    seen = [{"out": "", "code": 0}, {"out": "hi", "code": None}, {"out": "x", "code": 1}]
+    template = first_template(seen)
+    assert rendered(template, seen[0]).strip() == "code: 0"
+    assert rendered(template, seen[1]).strip() == "out: hi"
+    assert rendered(template, seen[2]).strip() == "out: x\ncode: 1"
+    assert is_plain([seen])
+
+
+def test_answers_and_bookkeeping_are_left_out():
+    seen = {"question": "why", "correct_answer": "", "episode_id": "7", "step_count": 3}
+    assert first_template([seen]) == "{{ question }}"
+    assert not is_plain([[seen]])
+    assert first_template([{"metadata": {"a": 1}}]) == "{{ metadata }}"
+
+
+def test_what_a_model_has_been_told_is_not_repeated():
+    rules = "x" * 300
+    episode = [
+        {"rules": rules, "log": ["a", "b"][: turn + 1] + ["c"] * turn, "turn": turn}
+        for turn in range(2)
+    ]
+    assert following_template([episode]) == "log: {{ log[-2:] }}\nturn: {{ turn }}"
+    still = [dict(episode[0]), dict(episode[0])]
+    assert "rules" in following_template([still]), "nothing moved: nobody knows if it can change"
+
+
+# --- limits and penalties ------------------------------------------------------------------------
+
+
+async def limits_of(trial):
+    config = run_config()
+    return await fit_limits(config.env, build_adapter(config.env.adapter), trial)
+
+
+async def test_limits_are_those_of_the_texts():
+    short = await limits_of(tried(played(0, 0), played(0, 0, 0)))
+    assert (short.max_turns, short.max_observation_tokens) == (3, None)
+    long = await limits_of(tried(played(0, 0, 0, text="x" * 900)))
+    assert long.max_turns == 3 and 3 * 900 < long.max_episode_tokens <= 4096
+    assert long.max_observation_tokens is None
+    huge = await limits_of(tried(played(0, 0, 0, text="x" * 50_000)))
+    assert huge.max_turns >= 2 and huge.max_episode_tokens <= 4096
+    assert huge.max_observation_tokens is not None
+
+
+@pytest.mark.parametrize(
+    ("lowest", "expected"), [(0.0, 0.1), (-0.05, 0.1), (-1.0, 1.0), (-0.75, 0.75), (-3.414, 3.5)]
+)
+def test_silence_never_pays_more_than_the_worst_action(lowest, expected):
+    assert penalty(tried(played(0.5, lowest))) == expected
+
+
+async def test_a_server_of_one_session_gets_company():
+    config = run_config()
+    serving = ServingConfig(env=config.env, host=config.host)
+    trial = tried(played(-1.0), num_sessions=1)
+    keys = experiment("mine", serving, trial, await limits_of(trial))
+    assert keys["host"]["num_servers"] > 1 == keys["host"]["sessions_per_server"]
+    assert keys["model"]["max_length"] == keys["env"]["max_episode_tokens"]
+    assert keys["reward"] == {"terms": {"unusable": {"weight": -1.0}}}
+
+
+def test_what_cannot_be_trained_is_said():
+    assert problem_of(tried(played(1.0))) is None
+    at_once = played(text="no API key")
+    at_once.results[0] = StepResult({"text": "no API key"}, None, True)
+    assert "done at its reset" in problem_of(tried(at_once))
+    assert "no API key" in problem_of(tried(at_once))
+    silent = played(done=False)
+    assert "no answer" in problem_of(tried(silent, failure=SessionTimeoutError("no answer")))
+    assert problem_of(tried(played(1.0), failure=SessionTimeoutError("no answer"))) is None
+    silent.refusals.append(StepRefusedError("EXECUTION_ERROR", "not a move"))
+    assert problem_of(tried(silent)) is None, "another action may be legal"
