@@ -47,7 +47,7 @@ class EnvConfig(Block):
         description="tokens per episode, prompts included; the episode ends before a turn that "
         "might not fit"
     )
-    max_observation_tokens: PositiveInt | None = Field(
+    max_observation_tokens: PositiveCount | None = Field(
         description="tokens of one message of the environment; of a longer one, the beginning and "
         "the end are kept, and a note of what was left out; null: no limit"
     )
