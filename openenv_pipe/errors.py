@@ -3,11 +3,13 @@
 PipeError
 ├── UserError            the user's input is wrong: exit 2, never a traceback
 │   ├── ConfigError          a wrong key, value, group or file of the configuration
-│   │   └── EngineMissingError   the engine is not installed; on a terminal, cli/ offers to do it
+│   │   ├── EngineMissingError   the engine is not installed; on a terminal, cli/ offers to do it
+│   │   └── RequestRefusedError  an endpoint refuses a request as it is
 │   └── RunFolderError       a run folder that is missing, unreadable or not what was asked for
 ├── FailureError         a part of the pipeline failed: exit 1, with the log to read
 │   ├── HostError            an environment server that did not start, or died for good
 │   ├── EngineError          the engine cannot generate
+│   ├── JudgeError           the judge failed too often, or its budget is spent
 │   └── TrainingError        the learner met a value it must not train on
 └── SessionError         one WebSocket to one environment failed: ends an episode, never a run
     ├── ServerFullError      the server has no free session (CAPACITY_REACHED)
@@ -48,6 +50,14 @@ class EngineMissingError(ConfigError):
         self.build = build
 
 
+class RequestRefusedError(ConfigError):
+    """An endpoint refuses a request, with the HTTP status `status`, and would refuse it again."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class RunFolderError(UserError):
     """A run folder that is missing, unreadable, or not what the command needs."""
 
@@ -68,6 +78,10 @@ class HostError(FailureError):
 
 class EngineError(FailureError):
     """The engine cannot produce tokens."""
+
+
+class JudgeError(FailureError):
+    """The judge gave no verdict for too many episodes, or its budget is spent."""
 
 
 class TrainingError(FailureError):

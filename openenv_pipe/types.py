@@ -99,7 +99,8 @@ class Turn:
     reply: str  # completion_ids as text, without the end token
     steps: list[Step] = field(default_factory=list)  # empty: the reply was not sent
     unusable: str | None = None  # why the reply, or the rest of it, could not be used
-    messages: list[Message] = field(default_factory=list)  # new in this turn, in place of ids
+    # New in this turn: in place of ids, or beside them if a judge will read the episode.
+    messages: list[Message] = field(default_factory=list)
     usage: Usage | None = None  # None: the ids are known
 
     @property
@@ -121,6 +122,19 @@ class Turn:
         return sum((step.reward for step in self.steps), 0.0)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """What a judge said of an episode, for one reward term.
+
+    An answer about several episodes is counted at the first of them.
+    """
+
+    explanation: str
+    num_calls: int = 0
+    num_tokens: int = 0  # of prompts and answers
+    cost: float = 0.0  # in the unit of the judge's prices
+
+
 @dataclass(kw_only=True, slots=True)
 class Episode:
     """One play of one task, from reset to its end."""
@@ -137,6 +151,8 @@ class Episode:
     turn_rewards: list[float] = field(default_factory=list)  # the part that each turn gets
     reward_terms: dict[str, float] = field(default_factory=dict)  # unweighted, for the log
     success: bool = False
+    judgements: dict[str, Judgement] = field(default_factory=dict)  # by reward term
+    unscored: str | None = None  # why there is no reward: a judge failed
     duration_s: float = 0.0
 
     @property
@@ -149,6 +165,11 @@ class Episode:
     def failed(self) -> bool:
         """True for an episode that must not count in its group."""
         return self.status is Status.ERROR
+
+    @property
+    def is_scored(self) -> bool:
+        """True for an episode that counts in its group: it did not fail, and has a reward."""
+        return not self.failed and self.unscored is None
 
     @property
     def truncated(self) -> bool:
@@ -176,8 +197,8 @@ class Group:
 
     @property
     def scored(self) -> list[Episode]:
-        """The episodes that count: those that did not fail."""
-        return [episode for episode in self.episodes if not episode.failed]
+        """The episodes that count: those that did not fail and have a reward."""
+        return [episode for episode in self.episodes if episode.is_scored]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -156,7 +156,9 @@ async def _play(
 ) -> _Played:
     """Play and save the evaluations; a new run also records the code and image it played."""
     tell = control.progress.note
-    async with assembled(subject.config, logs, subject.checkpoint, tell) as components:
+    async with assembled(
+        subject.config, logs, [subject.folder.verdicts], subject.checkpoint, tell
+    ) as components:
         rollout = components.rollout
         assert rollout is not None
         if is_new_run:

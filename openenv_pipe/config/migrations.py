@@ -23,6 +23,7 @@ GROUPS = {
     "host.type": "host",
     "model.type": "model",
     "engine.type": "engine",
+    "judge.type": "judge",
     "tracker.type": "tracker",
     "env.adapter.type": "env/adapter",
     "env.tasks.train.type": "env/tasks@env.tasks.train",
@@ -57,7 +58,10 @@ def validate_older(values: Mapping[str, Any]) -> RunConfig:
 
 def _complete(values: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
     completed: dict[str, Any] = deepcopy(dict(values))
-    choices = [f"{group}={_at(completed, key)}" for key, group in GROUPS.items()]
+    choices = []
+    for key, group in GROUPS.items():
+        with suppress(KeyError):  # a block that older versions did not have
+            choices.append(f"{group}={_at(completed, key)}")
     with readable_errors():
         shipped = load_values(open_loader(), ["conf=smoke", *choices], may_miss=True)
     for key in missing:

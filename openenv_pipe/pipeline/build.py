@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
@@ -42,6 +42,7 @@ from openenv_pipe.models.weights import Publication
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.rewards import Scorer
+from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.python_targets import build_part
@@ -54,13 +55,17 @@ _log = logging.getLogger(__name__)
 async def assembled(
     config: RunConfig,
     logs: Path,
+    verdicts: Sequence[Path],
     checkpoint: Path | None = None,
     tell: Callable[[str], None] = _log.info,
     servers: ServerProvider | None = None,
 ) -> AsyncIterator[Components]:
-    """Build all components of a run; the servers start while the model loads.
+    """Build all components of a run; the servers start while the model loads. At the end of the
+    block everything is closed.
 
-    servers: None: the run starts its own. At the end of the block everything is closed.
+    Args:
+        verdicts: folders of the judge's answers; the first is the run's own, others are read only.
+        servers: None: the run starts its own.
 
     Raises:
         ConfigError: the configuration does not fit the model, device or environment.
@@ -68,7 +73,6 @@ async def assembled(
     """
     device = select_device(config.device)
     num_threads = config.num_threads or _num_cores()
-    scorer = Scorer(config.reward, config.env.success_reward)
     known_sets = await asyncio.to_thread(known_splits, config)
     servers = servers or OwnServers()
     host = servers.host(config, logs)
@@ -80,7 +84,7 @@ async def assembled(
         )
         policy, _ = await asyncio.gather(loading, host.start())
         opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, servers)
-        async with opened as engine:
+        async with opened as engine, open_judge(config.judge, *verdicts) as judge:
             rollout = RolloutContext(
                 env=config.env,
                 host=host,
@@ -88,7 +92,7 @@ async def assembled(
                 splits=await open_splits(config, known_sets, host.urls[0], host.access),
                 chat=policy.chat if policy else None,
                 engine=engine,
-                scorer=scorer,
+                scorer=Scorer(config.reward, config.env.success_reward, judge),
             )
             yield Components(
                 config=config,
@@ -172,7 +176,7 @@ async def _opened_engine(
             yield built
         return
     if isinstance(engine, OpenAIEngineConfig):
-        async with ChatClient(engine) as client:
+        async with ChatClient(engine, cache_dir=engine.cache_dir) as client:
             yield OpenAIEngine(engine, client)
         return
     assert policy is not None

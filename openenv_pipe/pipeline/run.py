@@ -40,6 +40,7 @@ class Attempt:
     checkpoint: Path | None = None  # to resume from; None: start at the beginning
     stop_after: int | None = None  # steps of GRPO; None: all that the configuration asks for
     servers: ServerProvider = field(default_factory=OwnServers)
+    other_verdicts: Sequence[Path] = ()  # folders of a judge's answers to the run it repeats
     # Called with the facts that differ from `expected`, before anything is played; may raise.
     expected: Mapping[str, JsonValue] = field(default_factory=dict)
     on_differences: Callable[[list[Difference]], None] | None = None
@@ -85,7 +86,11 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
 async def _play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
     folder, progress = attempt.folder, control.progress
     async with assembled(
-        attempt.config, folder.logs, tell=progress.note, servers=attempt.servers
+        attempt.config,
+        folder.logs,
+        [folder.verdicts, *attempt.other_verdicts],
+        tell=progress.note,
+        servers=attempt.servers,
     ) as components:
         config, rollout = attempt.config, components.rollout
         assert rollout is not None

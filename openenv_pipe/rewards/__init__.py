@@ -1,5 +1,5 @@
 """Named, weighted terms over an episode."""
 
-from openenv_pipe.rewards.terms import Scorer
+from openenv_pipe.rewards.scoring import Scorer
 
 __all__ = ["Scorer"]

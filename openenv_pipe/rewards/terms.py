@@ -13,13 +13,14 @@ from typing import Any
 
 from openenv_pipe.config.schema import (
     EnvTerm,
+    EpisodeTermConfig,
     LengthTerm,
     OverlongTerm,
     PythonTerm,
     RegexTerm,
     RewardConfig,
+    RulerTerm,
     SuccessTerm,
-    TermConfig,
     TurnsTerm,
     UnusableTerm,
 )
@@ -107,12 +108,17 @@ def _at_the_end(episode: Episode, value: float) -> list[float]:
     return [0.0] * (len(episode.turns) - 1) + [value] if episode.turns else []
 
 
-class Scorer:
-    """Sets success, reward, reward terms and per-turn rewards of episodes, in place."""
+class EpisodeScorer:
+    """Sets success, reward, reward terms and per-turn rewards of episodes, in place.
+
+    The terms that need a judge are left out; `scoring.Scorer` adds them.
+    """
 
     def __init__(self, config: RewardConfig, success_reward: float) -> None:
-        self._terms = config.terms
-        self._functions = {name: _function(name, term) for name, term in config.terms.items()}
+        self._terms = {
+            name: term for name, term in config.terms.items() if not isinstance(term, RulerTerm)
+        }
+        self._functions = {name: _function(name, term) for name, term in self._terms.items()}
         self._success_reward = success_reward
 
     def score(self, episode: Episode) -> None:
@@ -125,7 +131,7 @@ class Scorer:
         for name, term in self._terms.items():
             self._add(episode, name, term)
 
-    def _add(self, episode: Episode, name: str, term: TermConfig) -> None:
+    def _add(self, episode: Episode, name: str, term: EpisodeTermConfig) -> None:
         values = self._functions[name](episode)
         for value in values:
             if not abs(value) <= MAX_REWARD:  # NaN compares as False.
@@ -147,7 +153,7 @@ class Scorer:
         ]
 
 
-def _function(name: str, term: TermConfig) -> TermFunction:
+def _function(name: str, term: EpisodeTermConfig) -> TermFunction:
     match term:
         case EnvTerm():
             return environment_sum if term.use == "sum" else environment_last

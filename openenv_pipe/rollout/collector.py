@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import FailureError, raise_first
@@ -39,10 +39,10 @@ async def collect_groups(
         temperature=temperature,
         seed=seed,
         label=label,
+        score=context.scorer.score,
     )
+    context.scorer.accept(groups)
     episodes = [episode for group in groups for episode in group.episodes]
-    for episode in episodes:
-        context.scorer.score(episode)
     # When a server died, the host's budget of restarts decides whether the run goes on.
     has_failed = bool(episodes) and all(episode.failed for episode in episodes)
     if not (has_failed and await _has_lost_a_server(context.host, num_deaths)):
@@ -58,11 +58,14 @@ async def play_groups(
     temperature: float,
     seed: int,
     label: str,
+    score: Callable[[Group], Awaitable[None]] | None = None,
 ) -> list[Group]:
     """Play `group_size` episodes of each task; the groups are in the order of the tasks.
 
     An episode's sampling seed is a hash of (seed, label, place of its group, member): the members
     of a group differ, equal calls are equal, and `label` (a step, for example) sets calls apart.
+
+    score: called with each group as soon as its episodes have ended, while others are played.
 
     Raises:
         EngineError, HostError, ConfigError: the collection cannot go on. An episode whose session
@@ -88,8 +91,9 @@ async def play_groups(
     players = _players(context, groups, first_number, temperature)
     try:
         async with asyncio.TaskGroup() as workers:
+            scoring = _Scoring(groups, score, workers) if score else None
             for _ in range(limit):
-                workers.create_task(_play_in_turn(context, players))
+                workers.create_task(_play_in_turn(context, players, scoring))
     except BaseExceptionGroup as errors:
         raise_first(errors)
     _log.debug("%s: played them in %.1f s", label, time.monotonic() - started_s)
@@ -107,11 +111,37 @@ def _players(
             number += 1
 
 
-async def _play_in_turn(context: RolloutContext, players: Iterator[Player]) -> None:
+class _Scoring:
+    """Scores each group, in a task of its own, when its last episode has ended."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        score: Callable[[Group], Awaitable[None]],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._num_left = {group.id: len(group.episodes) for group in groups}
+        self._score = score
+        self._tasks = tasks
+
+    def end_episode(self, group: Group) -> None:
+        self._num_left[group.id] -= 1
+        if not self._num_left[group.id]:
+            self._tasks.create_task(self._score_group(group))
+
+    async def _score_group(self, group: Group) -> None:
+        await self._score(group)
+
+
+async def _play_in_turn(
+    context: RolloutContext, players: Iterator[Player], scoring: _Scoring | None
+) -> None:
     """Play one episode after another until none is left; several workers do so at once."""
     for player in players:
         await player.play()
         context.engine.end_episode(player.number)  # not after an error, which ends the collection
+        if scoring:
+            scoring.end_episode(player.group)
 
 
 async def _has_lost_a_server(host: Host, num_deaths: int) -> bool:

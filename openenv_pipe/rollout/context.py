@@ -9,7 +9,7 @@ from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits
-from openenv_pipe.types import Episode, Message, Tool
+from openenv_pipe.types import Group, Message, Tool
 
 
 class Chat(Protocol):
@@ -23,10 +23,20 @@ class Chat(Protocol):
 
 
 class Scorer(Protocol):
-    """Computes the rewards of an episode that has been played."""
+    """Computes the rewards of episodes that have been played."""
 
-    def score(self, episode: Episode) -> None:
-        """Set the episode's reward, its terms, and whether it succeeded."""
+    @property
+    def reads_messages(self) -> bool:
+        """Whether episodes have to keep their messages."""
+        ...
+
+    async def score(self, group: Group) -> None:
+        """Set the rewards of a group's episodes, their terms, and whether they succeeded."""
+        ...
+
+    def accept(self, groups: Sequence[Group]) -> None:
+        """Accept the scores of a collection. Raises JudgeError if too many are missing."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 There is one class for each kind of engine; `engines.base` has their requests and answers.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from openenv_pipe.engines.base import (
 )
 from openenv_pipe.rollout.context import RolloutContext
 from openenv_pipe.system.foreign_json import encodable
-from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Turn, Usage
+from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Tool, Turn, Usage
 
 UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gives
 
@@ -86,6 +87,7 @@ class TokenConversation(Conversation):
         super().__init__(context, group, episode, opening, **keywords)
         assert context.chat is not None
         self._chat = context.chat
+        self._new_messages = _with_tools(self._cut(opening.messages), opening.tools)
         self._new_ids = self._chat.first_ids(self._cut(opening.messages), opening.tools)
 
     @property
@@ -98,7 +100,8 @@ class TokenConversation(Conversation):
         return len(with_tools) - len(self._chat.first_ids(opening.messages))
 
     def add(self, messages: Sequence[Message], *, ended: bool) -> None:
-        self._new_ids = self._chat.following_ids(self._cut(messages), ended=ended)
+        self._new_messages = self._cut(messages)
+        self._new_ids = self._chat.following_ids(self._new_messages, ended=ended)
 
     async def reply(self, max_tokens: int) -> Turn:
         completion = await self._complete(max_tokens)
@@ -109,6 +112,7 @@ class TokenConversation(Conversation):
             finish=completion.finish,
             policy_versions=completion.policy_versions,
             reply=self._chat.reply_text(completion.token_ids),
+            messages=list(self._new_messages) if self._context.scorer.reads_messages else [],
         )
 
     def _cut(self, messages: Sequence[Message]) -> Sequence[Message]:
@@ -216,6 +220,12 @@ class MessageConversation(Conversation):
         if num_completion is None:
             num_completion = min(max_tokens, estimate_tokens([{"content": reply.text}]))
         return Usage(num_prompt_tokens=num_prompt, num_completion_tokens=num_completion)
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """Return the first messages, and before them the tools, for readers of the conversation."""
+    described = [{"role": "tools", "content": json.dumps(list(tools))}] if tools else []
+    return [*described, *messages]
 
 
 CONVERSATIONS: dict[str, type[Conversation]] = {  # by `takes` of the engine's capabilities

@@ -36,8 +36,8 @@ class Player:
     ) -> None:
         """number: identifies the episode to the engine."""
         self.number = number
+        self.group = group
         self._context = context
-        self._group = group
         self._episode = episode
         self._temperature = temperature
 
@@ -85,7 +85,7 @@ class Player:
         context = self._context
         conversation = CONVERSATIONS[context.engine.capabilities.takes](
             context,
-            self._group,
+            self.group,
             self._episode,
             opening,
             number=self.number,

@@ -1,9 +1,10 @@
 """Compute the metrics of a step's episodes."""
 
+import math
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from openenv_pipe.types import Finish, Group
+from openenv_pipe.types import Episode, Finish, Group
 
 
 def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
@@ -16,10 +17,10 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
     scored = [episode for group in groups for episode in group.scored]
     metrics: dict[str, float] = {
         "episodes/count": len(everyone),
-        "episodes/failed": len(everyone) - len(scored),
+        "episodes/failed": sum(episode.failed for episode in everyone),
         "episodes/truncated": sum(episode.truncated for episode in scored),
         "tokens/sampled": sum(episode.num_completion_tokens for episode in everyone),
-    }
+    } | _summarise_judging(everyone)
     if not scored:
         return metrics
     rewards = [episode.reward for episode in scored]
@@ -36,9 +37,24 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         "reply/truncated": sum(turn.finish is Finish.LENGTH for turn in replies),
         "reply/tokens_mean": sum(e.num_completion_tokens for e in scored) / max(1, num_turns),
     }
-    for name in scored[0].reward_terms:
-        metrics[f"reward/{name}"] = fmean(episode.reward_terms[name] for episode in scored)
+    for name in dict.fromkeys(name for episode in scored for name in episode.reward_terms):
+        values = [e.reward_terms[name] for e in scored if name in e.reward_terms]
+        metrics[f"reward/{name}"] = fmean(values)
     return metrics
+
+
+def _summarise_judging(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return what the judge did; nothing if it was not asked."""
+    judgements = [each for episode in episodes for each in episode.judgements.values()]
+    num_failed = sum(episode.unscored is not None for episode in episodes)
+    if not judgements and not num_failed:
+        return {}
+    return {
+        "judge/failed": num_failed,
+        "judge/calls": sum(each.num_calls for each in judgements),
+        "judge/tokens": sum(each.num_tokens for each in judgements),
+        "judge/cost": math.fsum(each.cost for each in judgements),
+    }
 
 
 def summarise_staleness(groups: Sequence[Group], *, version: int) -> dict[str, float]:

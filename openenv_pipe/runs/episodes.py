@@ -4,6 +4,7 @@ A line has the task, the group's id, the member, how the episode ended, its rewa
 Token ids and texts are plain JSON (`zcat FILE | head -1`). A turn's logprobs are base64 of
 little-endian floats: `f4:...` if every value is exactly a float32, else `f8:...`. A turn of an
 engine that takes messages has `messages` and `usage` in place of ids and logprobs, which are empty.
+Episodes that a judge read have `messages` beside the ids, and its words in `judgements`.
 
 The loss mask is not stored: an episode's sample is its turns' prompt_ids and completion_ids in
 order, masked out in prompts and trained on in completions.
@@ -25,7 +26,7 @@ from typing import Any
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.files import write_bytes
-from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn, Usage
+from openenv_pipe.types import Episode, Finish, Group, Judgement, Status, Step, Task, Turn, Usage
 
 GZIP = 31  # zlib's code for a gzip container without name and time
 FASTEST = 1  # Halves the size; level 6 takes five times as long to save another tenth.
@@ -88,7 +89,7 @@ def last_episodes_path(folder: Path) -> Path | None:
 
 
 def _row_of_episode(group: str, episode: Episode) -> dict[str, Any]:
-    return {
+    row = {
         "group": group,
         "task": asdict(episode.task),
         "member": episode.member,
@@ -103,6 +104,11 @@ def _row_of_episode(group: str, episode: Episode) -> dict[str, Any]:
         "first_observation": episode.first_observation,
         "turns": [_row_of_turn(turn) for turn in episode.turns],
     }
+    if episode.judgements:
+        row["judgements"] = {name: asdict(each) for name, each in episode.judgements.items()}
+    if episode.unscored is not None:
+        row["unscored"] = episode.unscored
+    return row
 
 
 def _row_of_turn(turn: Turn) -> dict[str, Any]:
@@ -116,8 +122,10 @@ def _row_of_turn(turn: Turn) -> dict[str, Any]:
         "steps": [_row_of_step(step) for step in turn.steps],
         "unusable": turn.unusable,
     }
+    if turn.usage is not None or turn.messages:
+        row["messages"] = turn.messages
     if turn.usage is not None:
-        row |= {"messages": turn.messages, "usage": asdict(turn.usage)}
+        row["usage"] = asdict(turn.usage)
     return row
 
 
@@ -139,6 +147,8 @@ def _episode_of_row(task: Task, row: Mapping[str, Any]) -> Episode:
         turn_rewards=row["turn_rewards"],
         reward_terms=row["reward_terms"],
         success=row["success"],
+        judgements={name: Judgement(**each) for name, each in row.get("judgements", {}).items()},
+        unscored=row.get("unscored"),
     )
 
 

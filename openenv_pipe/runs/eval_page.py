@@ -54,7 +54,7 @@ def _ends(report: EvalReport) -> str:
 def _episodes(groups: Sequence[Group]) -> str:
     """Show the worst and the best scored episodes, and the failed ones."""
     everyone = [episode for group in groups for episode in group.episodes]
-    scored = sorted((each for each in everyone if not each.failed), key=_worth)
+    scored = sorted((each for each in everyone if each.is_scored), key=_worth)
     num_worst = min(NUM_SHOWN, -(-len(scored) // 2))
     shown = {
         "Failed": [each for each in everyone if each.failed][:NUM_SHOWN],

@@ -200,7 +200,7 @@ def _scores_by_task(episodes: Sequence[Episode]) -> list[TaskScores]:
 
 
 def _scores(episodes: Sequence[Episode]) -> TaskScores:
-    scored = sorted((e for e in episodes if not e.failed), key=lambda episode: episode.member)
+    scored = sorted((e for e in episodes if e.is_scored), key=lambda episode: episode.member)
     task = episodes[0].task
     return TaskScores(
         task=task.id,

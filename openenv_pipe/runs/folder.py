@@ -168,6 +168,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def verdicts(self) -> Path:
+        """The folder of a judge's answers; it exists if the run has a judge."""
+        return self.path / "judge"
+
+    @property
     def logs(self) -> Path:
         """The folder of the current attempt's logs."""
         return self.path / "logs" / (self.path / "logs" / "latest").readlink()

@@ -33,6 +33,8 @@ REQUIRED = {
     "tracker=python": ["tracker.target=my_tracker:Tracker"],
     "engine=python": ["engine.target=openenv_pipe.engines.local:LocalEngine"],
     "host=python": ["host.target=my_host:Host"],
+    "judge=openai": ["judge.model=some-model", "judge.api_key=null"],
+    "reward=ruler": ["judge=openai", "judge.model=some-model", "judge.api_key=null"],
     "host=attach": ["host.urls=[http://127.0.0.1:8000]"],
     "host=kubernetes": ["host.image=registry.example/wordle:1"],
 }
@@ -43,6 +45,7 @@ OPTIONS = [each for each in OPTIONS if not each.startswith("sweep=")]
 
 def test_groups_are_the_blocks_of_the_schema_and_the_experiments():
     assert set(group_names()) == {"conf", "env", "host", "reward", "model", "engine", "trainer"} | {
+        "judge",
         "eval",
         "tracker",
         "sweep",

@@ -85,7 +85,7 @@ def run(endpoint: Endpoint, story: Callable[..., Any], **changes: Any) -> Any:
             }
         )
         try:
-            async with ChatClient(config) as client:
+            async with ChatClient(config, cache_dir=config.cache_dir) as client:
                 return await story(OpenAIEngine(config, client))
         finally:
             await runner.cleanup()

@@ -25,7 +25,7 @@ def scored(terms, *, success_reward=1.0, status=Status.DONE, turns=None):
     episode = made_up_episode(turns=turns, status=status)
     episode.turns = list(turns)
     terms = {name: {"weight": 1.0, "per_turn": False} | values for name, values in terms.items()}
-    Scorer(RewardConfig.model_validate({"terms": terms}), success_reward).score(episode)
+    Scorer(RewardConfig.model_validate({"terms": terms}), success_reward).score_episode(episode)
     return episode
 
 

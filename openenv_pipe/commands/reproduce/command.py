@@ -78,6 +78,7 @@ def reproduce(
         stop_after=_end(config, num_recorded, steps),
         expected=recorded.record.facts,
         on_differences=judge,
+        other_verdicts=[recorded.verdicts],
     )
     if is_replay:
         replay(attempt, recorded.path, control)

@@ -13,6 +13,7 @@ from openenv_pipe.config.schema.adapter import (
 )
 from openenv_pipe.config.schema.base import PythonTarget
 from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
+from openenv_pipe.config.schema.endpoint import EndpointBlock
 from openenv_pipe.config.schema.engine import (
     LocalEngineConfig,
     OpenAIEngineConfig,
@@ -30,15 +31,18 @@ from openenv_pipe.config.schema.host import (
     ProcessHostConfig,
     PythonHostConfig,
 )
+from openenv_pipe.config.schema.judge import JudgeConfig, NoJudgeConfig, OpenAIJudgeConfig
 from openenv_pipe.config.schema.loss import ClippedLossConfig, LossConfig, PythonLossConfig
 from openenv_pipe.config.schema.model import HubModelConfig, ModelConfig, TinyModelConfig
 from openenv_pipe.config.schema.reward import (
     EnvTerm,
+    EpisodeTermConfig,
     LengthTerm,
     OverlongTerm,
     PythonTerm,
     RegexTerm,
     RewardConfig,
+    RulerTerm,
     SuccessTerm,
     TermConfig,
     TurnsTerm,
@@ -80,22 +84,27 @@ __all__ = [
     "CheckpointConfig",
     "ClippedLossConfig",
     "DockerHostConfig",
+    "EndpointBlock",
     "EngineCapabilities",
     "EnvConfig",
     "EnvTerm",
+    "EpisodeTermConfig",
     "EvalConfig",
     "GridSweep",
     "GroupRelativeAdvantageConfig",
     "HubModelConfig",
     "JsonAdapterConfig",
+    "JudgeConfig",
     "KubernetesHostConfig",
     "LengthTerm",
     "ListedTasks",
     "LocalEngineConfig",
     "LossConfig",
     "ModelConfig",
+    "NoJudgeConfig",
     "NoTrackerConfig",
     "OpenAIEngineConfig",
+    "OpenAIJudgeConfig",
     "OptimizerConfig",
     "OrderConfig",
     "OverlongTerm",
@@ -111,6 +120,7 @@ __all__ = [
     "PythonTrackerConfig",
     "RegexTerm",
     "RewardConfig",
+    "RulerTerm",
     "RunConfig",
     "SamplingConfig",
     "ScriptedEngineConfig",

@@ -5,14 +5,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from openenv_pipe.config.schema.base import (
-    DottedPath,
-    NumRetries,
-    PositiveCount,
-    PythonTarget,
-    Seconds,
-    ServerUrl,
-)
+from openenv_pipe.config.schema.base import DottedPath, PositiveCount, PythonTarget
+from openenv_pipe.config.schema.endpoint import EndpointBlock
 from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabilities
 from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
 from openenv_pipe.errors import ConfigError
@@ -50,7 +44,7 @@ class ScriptedEngineConfig(EngineBlock):
         return self.policy
 
 
-class OpenAIEngineConfig(EngineBlock):
+class OpenAIEngineConfig(EngineBlock, EndpointBlock):
     """A chat completions endpoint of OpenAI's form (conf/engine/openai.yaml).
 
     For evaluation only, because the endpoint does not return the token ids that it sampled.
@@ -60,27 +54,6 @@ class OpenAIEngineConfig(EngineBlock):
         takes="messages", can_train=False, is_exact=False, publishes_in_flight=True
     )
     type: Literal["openai"]
-    base_url: ServerUrl = Field(description="the URL in front of /chat/completions")
-    model: str = Field(description="the model's name at the endpoint")
-    api_key: str | None = Field(description="sent as a bearer token; null: none is sent")
-    max_concurrent: PositiveCount = Field(
-        description="requests, and so episodes, in flight at once"
-    )
-    requests_per_minute: PositiveCount | None = Field(
-        description="own limit on the rate of requests; null: none"
-    )
-    tokens_per_minute: PositiveCount | None = Field(
-        description="own limit on estimated tokens, the prompt's and the longest possible "
-        "reply's; null: none"
-    )
-    max_tokens_key: Literal["max_completion_tokens", "max_tokens"] = Field(
-        description="the request's field that bounds a reply; older servers know only max_tokens"
-    )
-    parameters: dict[str, Any] = Field(
-        description="further fields of each request, which replace ours; null removes a field"
-    )
-    timeout_s: Seconds = Field(description="time limit of one request")
-    max_retries: NumRetries = Field(description="how often a failed or refused request is repeated")
     cache_dir: str | None = Field(
         description="folder of responses, which equal requests reuse; null: no cache"
     )

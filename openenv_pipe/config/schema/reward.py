@@ -65,6 +65,24 @@ class OverlongTerm(Term):
     )
 
 
+class RulerTerm(Term):
+    """A judge compares the episodes of a group and gives each of them a number in 0..1 (RULER).
+
+    Groups with one episode, as in most evaluations, have nothing to compare and no value.
+    """
+
+    type: Literal["ruler"]
+    per_turn: Literal[False] = Field(description="a verdict is about the whole episode")
+    rubric: str = Field(description="what makes an episode better, in words for the judge")
+    num_orders: Annotated[int, Field(ge=1, le=100)] = Field(
+        description="in how many random orders the episodes are shown; their scores are averaged"
+    )
+    max_group: Annotated[int, Field(ge=4, le=1000)] = Field(
+        description="episodes in one prompt; larger groups are split, with two episodes in all "
+        "parts that make their scores comparable"
+    )
+
+
 class PythonTerm(Term):
     """A function `target(episode, **keywords)` that returns one number, or one number per turn."""
 
@@ -85,7 +103,7 @@ class PythonTerm(Term):
         return self
 
 
-TermConfig = Annotated[
+EpisodeTermConfig = (  # computed from one episode
     EnvTerm
     | SuccessTerm
     | TurnsTerm
@@ -93,9 +111,9 @@ TermConfig = Annotated[
     | LengthTerm
     | OverlongTerm
     | RegexTerm
-    | PythonTerm,
-    Field(discriminator="type"),
-]
+    | PythonTerm
+)
+TermConfig = Annotated[EpisodeTermConfig | RulerTerm, Field(discriminator="type")]
 
 
 RESERVED_NAMES = ("mean", "std")  # reward/mean and reward/std are metrics of the whole reward

@@ -10,8 +10,9 @@ from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
 from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import HostConfig
+from openenv_pipe.config.schema.judge import JudgeConfig
 from openenv_pipe.config.schema.model import ModelConfig, TinyModelConfig
-from openenv_pipe.config.schema.reward import OverlongTerm, RewardConfig
+from openenv_pipe.config.schema.reward import OverlongTerm, RewardConfig, RulerTerm
 from openenv_pipe.config.schema.tasks import TaskRange
 from openenv_pipe.config.schema.tracker import TrackerConfig
 from openenv_pipe.config.schema.trainer import TrainerConfig
@@ -41,6 +42,7 @@ class RunConfig(Document):
     env: EnvConfig
     host: HostConfig
     reward: RewardConfig
+    judge: JudgeConfig
     model: ModelConfig
     engine: EngineConfig
     trainer: TrainerConfig
@@ -80,6 +82,8 @@ class RunConfig(Document):
         for name, term in self.reward.terms.items():
             if isinstance(term, OverlongTerm):
                 self._check_overlong(name, term)
+            if isinstance(term, RulerTerm):
+                self._check_ruler(name)
         return self
 
     def _check_sleep(self, engine: VllmEngineConfig) -> None:
@@ -93,6 +97,18 @@ class RunConfig(Document):
             raise ValueError(
                 "engine.sleep=level2 drops the base weights that adapters need; set "
                 "engine.sleep=level1, or engine.publish=merged"
+            )
+
+    def _check_ruler(self, name: str) -> None:
+        if self.judge.type == "none":
+            raise ValueError(
+                f"reward.terms.{name} asks a judge, and there is none; set judge=openai, "
+                "judge.base_url and judge.model"
+            )
+        if self.trainer.group_size < 2:
+            raise ValueError(
+                f"reward.terms.{name} compares the episodes of a group, and trainer.group_size="
+                f"{self.trainer.group_size}; set it to 2 or more"
             )
 
     def _check_overlong(self, name: str, term: OverlongTerm) -> None:

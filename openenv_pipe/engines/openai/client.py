@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from openenv_pipe.config.schema import OpenAIEngineConfig
-from openenv_pipe.engines.openai.cache import ResponseCache
+from openenv_pipe.config.schema import EndpointBlock
 from openenv_pipe.engines.openai.limits import RateLimit
-from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.errors import EngineError, RequestRefusedError
 from openenv_pipe.system.http import Access, HttpClient, HttpError, Response
+from openenv_pipe.system.response_cache import ResponseCache
 
 _PATH = "/chat/completions"
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses after which it tries again
@@ -22,10 +22,14 @@ _LONGEST_QUOTE = 300  # characters of an answer in an error
 class ChatClient:
     """The client of one endpoint. Use it in `async with`; all requests share its connections."""
 
-    def __init__(self, config: OpenAIEngineConfig) -> None:
+    def __init__(
+        self, config: EndpointBlock, *, block: str = "engine", cache_dir: str | None = None
+    ) -> None:
+        """block: the configuration block that the endpoint belongs to, for error messages."""
         self._config = config
-        self._url = config.base_url.rstrip("/") + _PATH
-        self._cache = ResponseCache(Path(config.cache_dir)) if config.cache_dir else None
+        self._block = block
+        self.url = config.base_url.rstrip("/") + _PATH
+        self._cache = ResponseCache(Path(cache_dir), "engine.cache_dir") if cache_dir else None
         self._slots = asyncio.Semaphore(config.max_concurrent)
         self._requests = RateLimit(config.requests_per_minute)
         self._tokens = RateLimit(config.tokens_per_minute)
@@ -47,15 +51,15 @@ class ChatClient:
             num_tokens: what the request may cost at most, for the limit of tokens per minute.
 
         Raises:
-            ConfigError: the endpoint refuses the request, and would refuse it again.
+            RequestRefusedError: the endpoint refuses the request, and would refuse it again.
             EngineError: there was no answer in `max_retries` further tries.
         """
-        if self._cache and (known := self._cache.read(self._url, body)) is not None:
+        if self._cache and (known := self._cache.read(self.url, body)) is not None:
             return known
         async with self._slots:
             response = await self._ask(body, num_tokens)
         if self._cache:
-            self._cache.write(self._url, body, response)
+            self._cache.write(self.url, body, response)
         return response
 
     async def _ask(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
@@ -70,8 +74,8 @@ class ChatClient:
                 if attempt < self._config.max_retries:
                     await asyncio.sleep(error.wait_s or _backoff_s(attempt))
         raise EngineError(
-            f"{self._url} gave no answer in {self._config.max_retries + 1} tries, the last time: "
-            f"{why}; see the provider's status, or raise engine.max_retries"
+            f"{self.url} gave no answer in {self._config.max_retries + 1} tries, the last time: "
+            f"{why}; see the provider's status, or raise {self._block}.max_retries"
         )
 
     async def _post(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +83,7 @@ class ChatClient:
         try:
             response = await self._http.request("POST", _PATH, timeout_s=limit_s, body=body)
         except HttpError as error:
-            raise _PassingError(f"{error} (engine.timeout_s={limit_s:g})") from error
+            raise _PassingError(f"{error} ({self._block}.timeout_s={limit_s:g})") from error
         content = response.content
         if response.status in _PASSING:
             raise _PassingError(
@@ -97,12 +101,16 @@ class ChatClient:
 
     def _refuse(self, status: int, content: bytes) -> NoReturn:
         if status in (401, 403):
-            expected = "set engine.api_key, best as ${oc.env:OPENAI_API_KEY}"
+            expected = f"set {self._block}.api_key, best as ${{oc.env:OPENAI_API_KEY}}"
         elif status in (301, 302, 307, 308, 404):
-            expected = f"see engine.base_url and engine.model={self._config.model}"
+            expected = f"see {self._block}.base_url and {self._block}.model={self._config.model}"
         else:
-            expected = "engine.parameters adds, changes or (by null) leaves out request fields"
-        raise ConfigError(f"{self._url} answered {status}: {_quote(content)}; {expected}")
+            expected = (
+                f"{self._block}.parameters adds, changes or (by null) leaves out request fields"
+            )
+        raise RequestRefusedError(
+            f"{self.url} answered {status}: {_quote(content)}; {expected}", status
+        )
 
 
 class _PassingError(Exception):

@@ -5,27 +5,25 @@ The key is a digest of the address and the body, without headers and therefore w
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.files import write_bytes
 
 
 class ResponseCache:
     """A folder with a file for each response. Files are replaced atomically."""
 
-    def __init__(self, folder: Path) -> None:
-        """Make the folder. Raises ConfigError if it cannot be made."""
+    def __init__(self, folder: Path, key: str) -> None:
+        """Make the folder. Raises ConfigError, which names the key, if that is not possible."""
         self._folder = folder.expanduser()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"engine.cache_dir={folder} cannot be used: {error}; name a folder that can be "
-                "written, or null for no cache"
+                f"{key}={folder} cannot be used: {error}; expected a folder that can be written"
             ) from error
 
     def read(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -39,10 +37,7 @@ class ResponseCache:
         """Keep a response. Raises OSError."""
         path = self._path(url, body)
         path.parent.mkdir(exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump(response, file)
-        Path(aside).replace(path)
+        write_bytes(path, json.dumps(response).encode())
 
     def _path(self, url: str, body: Mapping[str, Any]) -> Path:
         request = json.dumps([url, body], sort_keys=True)

@@ -1,0 +1,31 @@
+"""Base of the blocks that describe an endpoint: a hosted model, or a server of your own."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from openenv_pipe.config.schema.base import Block, NumRetries, PositiveCount, Seconds, ServerUrl
+
+
+class EndpointBlock(Block):
+    """A chat completions endpoint of OpenAI's form."""
+
+    base_url: ServerUrl = Field(description="the URL in front of /chat/completions")
+    model: str = Field(description="the model's name at the endpoint")
+    api_key: str | None = Field(description="sent as a bearer token; null: none is sent")
+    max_concurrent: PositiveCount = Field(description="requests in flight at once")
+    requests_per_minute: PositiveCount | None = Field(
+        description="own limit on the rate of requests; null: none"
+    )
+    tokens_per_minute: PositiveCount | None = Field(
+        description="own limit on estimated tokens, the prompt's and the longest possible "
+        "reply's; null: none"
+    )
+    max_tokens_key: Literal["max_completion_tokens", "max_tokens"] = Field(
+        description="the request's field that bounds a reply; older servers know only max_tokens"
+    )
+    parameters: dict[str, Any] = Field(
+        description="further fields of each request, which replace ours; null removes a field"
+    )
+    timeout_s: Seconds = Field(description="time limit of one request")
+    max_retries: NumRetries = Field(description="how often a failed or refused request is repeated")

@@ -1,0 +1,6 @@
+"""Reward terms that a judge decides: a model that reads episodes."""
+
+from openenv_pipe.rewards.judges.judge import Judge, open_judge
+from openenv_pipe.rewards.judges.ruler import Ruler
+
+__all__ = ["Judge", "Ruler", "open_judge"]

@@ -1,0 +1,205 @@
+"""The judge: asks a model for verdicts, keeps its answers, and minds the budget.
+
+A judge that gives no usable answer is not a score of 0: the episodes in question have no reward.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from openenv_pipe.config.schema import JudgeConfig, OpenAIJudgeConfig
+from openenv_pipe.engines.base import estimate_tokens
+from openenv_pipe.engines.openai import ChatClient
+from openenv_pipe.errors import EngineError, JudgeError, RequestRefusedError
+from openenv_pipe.rewards.judges.spending import Price, Spending
+from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
+from openenv_pipe.types import Message
+
+MAX_QUOTED = 2000  # characters of an unusable answer that the judge is shown again
+SETTINGS_STATUSES = {301, 302, 307, 308, 401, 403, 404}  # wrong for every request, so end the run
+_log = logging.getLogger(__name__)
+Value = TypeVar("Value")
+
+
+class UnusableAnswerError(ValueError):
+    """An answer that cannot be read; the message tells the judge why."""
+
+
+class NoVerdictError(Exception):
+    """The judge gave no usable answer. The episodes that it was asked about have no reward."""
+
+
+class BudgetSpentError(Exception):
+    """The judge may not be asked any more, and the run goes on without it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict(Generic[Value]):
+    """What was read from an answer, and what the answer and its repairs cost."""
+
+    value: Value
+    num_calls: int
+    num_tokens: int
+    cost: float
+
+
+class Judge:
+    """Asks one endpoint. Equal requests are sent once, also those made at the same time."""
+
+    def __init__(self, config: OpenAIJudgeConfig, client: ChatClient, verdicts: Verdicts) -> None:
+        self._config = config
+        self._client = client
+        self._verdicts = verdicts
+        self._spending = Spending(config, verdicts.answers())
+        self._locks: dict[str, asyncio.Lock] = {}  # by the digest of the request
+        self._failures: list[tuple[dict[str, Any], str]] = []  # not on disk yet
+        self._num_in_flight = 0
+        self._has_told = False
+
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        schema: Mapping[str, Any],
+        read: Callable[[str], Value],
+    ) -> Verdict[Value]:
+        """Ask until `read` accepts the answer, which it may refuse with UnusableAnswerError.
+
+        Raises:
+            NoVerdictError: there was no answer, or none that can be read.
+            BudgetSpentError: the budget is spent, and `judge.when_spent` is continue.
+            JudgeError: the budget is spent, and `judge.when_spent` is end.
+            ConfigError: the endpoint refuses every request, because of its address or its key.
+        """
+        asked = list(messages)
+        prices: list[Price] = []
+        for _ in range(self._config.max_repairs + 1):
+            answer = await self._answer(self._body(asked, schema))
+            prices.append(self._spending.price(answer))
+            text = _text(answer)
+            try:
+                value = read(text)
+            except UnusableAnswerError as error:
+                why = str(error)
+                again = f"This answer cannot be used: {why}. Answer again."
+                asked += [
+                    {"role": "assistant", "content": text[:MAX_QUOTED]},
+                    {"role": "user", "content": again},
+                ]
+                continue
+            return Verdict(
+                value=value,
+                num_calls=len(prices),
+                num_tokens=sum(price.num_tokens for price in prices),
+                cost=sum(price.cost for price in prices),
+            )
+        raise NoVerdictError(f"{why}; its last answer was {text[:MAX_QUOTED]!r}")
+
+    @property
+    def max_failed_share(self) -> float:
+        """The largest share of a collection's episodes that may have no verdict."""
+        return self._config.max_failed_share
+
+    def keep_failures(self) -> None:
+        """Keep the failures so far with the verdicts, so that a resumed run repeats them.
+
+        Called when the failures were few enough for the run to go on. Those that end a run are
+        not kept, and the resumed run asks again.
+        """
+        for body, why in self._failures:
+            self._verdicts.write(self._client.url, body, {FAILED: why})
+        self._failures.clear()
+
+    async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        async with self._locks.setdefault(digest, asyncio.Lock()):
+            answer = self._verdicts.read(self._client.url, body)
+            if answer is None:
+                answer = await self._new_answer(body)
+        self._locks.pop(digest, None)
+        if FAILED in answer:
+            raise NoVerdictError(str(answer[FAILED]))
+        return answer
+
+    async def _new_answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self._refuse_if_spent()
+        self._spending.begin_call()
+        self._num_in_flight += 1
+        num_tokens = estimate_tokens(body["messages"]) + self._config.max_reply_tokens
+        try:
+            answer = await self._client.complete(body, num_tokens)
+        except RequestRefusedError as error:
+            if error.status in SETTINGS_STATUSES:
+                raise
+            why = str(error)
+        except EngineError as error:
+            why = str(error)
+        else:
+            self._spending.add(self._spending.price(answer))
+            self._verdicts.write(self._client.url, body, answer)
+            return answer
+        finally:
+            self._num_in_flight -= 1
+        self._failures.append((body, why))
+        return {FAILED: why}
+
+    async def _refuse_if_spent(self) -> None:
+        if (limit := self._spending.exceeded()) is None:
+            return
+        if self._config.when_spent == "end":
+            while self._num_in_flight:  # their answers are paid for, and kept for a later run
+                await asyncio.sleep(0.05)
+            raise JudgeError(
+                f"the judge's budget is spent: {limit}; start a run from the last checkpoint with "
+                "a higher limit, or set judge.when_spent=continue"
+            )
+        if not self._has_told:
+            self._has_told = True
+            _log.warning("the judge's budget is spent (%s); the run goes on without it", limit)
+        raise BudgetSpentError
+
+    def _body(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._config.model,
+            "messages": list(messages),
+            "temperature": 0.0,
+            self._config.max_tokens_key: self._config.max_reply_tokens,
+        }
+        if self._config.answer_format == "json_schema":
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "verdict", "strict": True, "schema": schema},
+            }
+        body |= self._config.parameters
+        return {key: value for key, value in body.items() if value is not None}
+
+
+@asynccontextmanager
+async def open_judge(
+    config: JudgeConfig, folder: Path, *others: Path
+) -> AsyncIterator[Judge | None]:
+    """Open the judge that the configuration names; None without one.
+
+    Args:
+        folder: of its answers, which is made.
+        others: folders of other runs' answers, which are read only.
+    """
+    if config.type == "none":
+        yield None
+        return
+    verdicts = Verdicts(folder, others)
+    async with ChatClient(config, block="judge") as client:
+        yield Judge(config, client, verdicts)
+
+
+def _text(answer: Mapping[str, Any]) -> str:
+    """Return the text of an endpoint's answer; empty if it has none."""
+    choice = answer["choices"][0] if isinstance(answer.get("choices"), list) else None
+    message = choice.get("message") if isinstance(choice, Mapping) else None
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, str) else ""

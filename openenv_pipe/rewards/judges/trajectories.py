@@ -1,0 +1,50 @@
+"""Show episodes to a judge: as data, between tags that the data cannot contain.
+
+Whatever a model or an environment wrote is JSON on one line, in which `<` is escaped. So no text
+of theirs can end its element or begin another one. The judge is told to follow nothing in it.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from openenv_pipe.system.foreign_json import encodable
+from openenv_pipe.types import Episode, Message, Status
+
+Conversation = list[dict[str, Any]]
+
+
+def conversation_of(episode: Episode) -> Conversation:
+    """Return what the model read and wrote, and what the environment showed at the end.
+
+    Without recorded messages the observations stand for them.
+    """
+    shown: Conversation = []
+    if not any(turn.messages for turn in episode.turns):
+        shown.append({"role": "environment", "content": episode.first_observation})
+    for turn in episode.turns:
+        shown += [dict(message) for message in turn.messages]
+        shown.append({"role": "assistant", "content": turn.reply})
+        if not any(other.messages for other in episode.turns):
+            shown += [{"role": "environment", "content": s.observation} for s in turn.steps]
+    if episode.status is Status.DONE and episode.turns and episode.turns[0].messages:
+        shown.append({"role": "environment", "content": episode.turns[-1].observation})
+    return encodable(shown)
+
+
+def shared_beginning(conversations: Sequence[Conversation]) -> int:
+    """Return how many messages all conversations begin with."""
+    count = 0
+    for messages in zip(*conversations, strict=False):
+        if any(message != messages[0] for message in messages):
+            break
+        count += 1
+    return count
+
+
+def quoted(tag: str, messages: Sequence[Message] | Conversation, **attributes: object) -> str:
+    """Return an element with the messages as JSON, which cannot contain a tag."""
+    names = "".join(f' {name}="{value}"' for name, value in attributes.items())
+    data = json.dumps(list(messages), ensure_ascii=False, separators=(",", ":"))
+    data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return f"<{tag}{names}>\n{data}\n</{tag}>"
