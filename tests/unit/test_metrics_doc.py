@@ -8,6 +8,7 @@ from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
 from openenv_pipe.engines.vllm.server_metrics import COUNTERS, GAUGES
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.rollout.metrics import summarise_groups
+from openenv_pipe.types import Judgement
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -23,6 +24,7 @@ async def test_what_a_step_says_is_documented():
     groups = await collect(policy)
     for episode in all_episodes(groups):
         episode.reward_terms = {"env": episode.reward}
+        episode.judgements = {"ruler": Judgement(explanation="good", num_calls=1)}
     changes = {
         "trainer.loss.correction": {"type": "mask", "low": 0.5, "high": 2.0},
         "trainer.loss.entropy_coef": 0.1,

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from openenv_pipe.system.foreign_json import encodable
+from openenv_pipe.engines.openai.conversation import encodable
 from openenv_pipe.types import Episode, Message, Status
 
 Conversation = list[dict[str, Any]]
