@@ -17,7 +17,7 @@ from statistics import fmean
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.judge_server import JudgeServer  # noqa: E402
+from tests.judge_server import JudgeServer, echo_rules  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 METRIC = "reward/env"  # what the environment pays; RULER's run records it with weight 0
@@ -30,7 +30,10 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as runs, JudgeServer(noise=options.noise) as judge:
+    with (
+        tempfile.TemporaryDirectory() as runs,
+        JudgeServer(echo_rules, noise=options.noise) as judge,
+    ):
         given = [f"trainer.steps={options.steps}", f"seed={options.seed}", "eval.baselines=false"]
         by_reward = train(Path(runs) / "reward", given)
         by_ruler = train(Path(runs) / "ruler", [*given, "reward=ruler", *judge.overrides])

@@ -27,14 +27,24 @@ Reply = Callable[[str], Answer | None]  # None: the connection hangs
 
 
 def right_letters(messages: list[dict[str, Any]]) -> float:
-    """Return how well the replies repeat the letters shown before them, by the rules of echo."""
+    """Return the share of replies that are the letter shown before them."""
+    return by_letter(messages, lambda reply, letter: float(reply == letter))
+
+
+def echo_rules(messages: list[dict[str, Any]]) -> float:
+    """Return how well the replies repeat the letters, as the environment echo rewards it."""
+    return by_letter(messages, echo_score)
+
+
+def by_letter(messages: list[dict[str, Any]], score: Callable[[str, str], float]) -> float:
+    """Return the mean score of the replies, each with the letter that was shown before it."""
     scores = []
     letter = ""
     for message in messages:
         if message["role"] == "user":
             letter = str(message["content"])[-1:]
         elif message["role"] == "assistant":
-            scores.append(echo_score(str(message["content"]), letter))
+            scores.append(score(str(message["content"]), letter))
     return fmean(scores) if scores else 0.0
 
 

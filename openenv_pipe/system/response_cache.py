@@ -27,11 +27,12 @@ class ResponseCache:
             ) from error
 
     def read(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the response to this request, or None; a file that is no JSON counts as none."""
+        """Return the response to this request, or None; a damaged file counts as none."""
         try:
-            return json.loads(self._path(url, body).read_bytes())
+            response = json.loads(self._path(url, body).read_bytes())
         except (OSError, ValueError):
             return None
+        return response if isinstance(response, dict) else None
 
     def write(self, url: str, body: Mapping[str, Any], response: Mapping[str, Any]) -> None:
         """Keep a response. Raises OSError."""

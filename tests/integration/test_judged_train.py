@@ -5,7 +5,7 @@ import pytest
 from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import Command, run, wait_until
 from tests.crash_matrix import Result, finish, start, uninterrupted
-from tests.judge_server import JudgeServer
+from tests.judge_server import JudgeServer, echo_rules
 
 RUN = (
     "conf=echo",
@@ -24,7 +24,7 @@ RUN = (
 
 @pytest.fixture(scope="module")
 def server():
-    with JudgeServer(noise=0.02) as server:
+    with JudgeServer(echo_rules, noise=0.02) as server:
         yield server
 
 
