@@ -87,7 +87,9 @@ class TokenConversation(Conversation):
         super().__init__(context, group, episode, opening, **keywords)
         assert context.chat is not None
         self._chat = context.chat
-        self._new_messages = _with_tools(self._cut(opening.messages), opening.tools)
+        self._new_messages: Sequence[Message] = _with_tools(
+            self._cut(opening.messages), opening.tools
+        )
         self._new_ids = self._chat.first_ids(self._cut(opening.messages), opening.tools)
 
     @property
