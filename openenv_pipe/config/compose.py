@@ -339,6 +339,13 @@ def _origins(
     return {key: Origin(files=tuple(files[key]), overrides=tuple(given[key])) for key in files}
 
 
+def _config_error_behind(error: BaseException | None) -> ConfigError | None:
+    """Return the ConfigError that Hydra and OmegaConf have wrapped, if there is one."""
+    while error is not None and not isinstance(error, ConfigError):
+        error = error.__cause__
+    return error
+
+
 @contextmanager
 def readable_errors(schema: type[Block] = RunConfig) -> Iterator[None]:
     """Turn errors of Hydra, YAML and `schema` into ConfigErrors."""
@@ -354,6 +361,6 @@ def readable_errors(schema: type[Block] = RunConfig) -> Iterator[None]:
     except RecursionError as error:
         raise ConfigError(explain_recursion(error)) from None
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
-        if isinstance(error.__cause__, ConfigError):  # raised by a resolver of ours
-            raise error.__cause__ from None
+        if refused := _config_error_behind(error):  # raised by a resolver of ours
+            raise refused from None
         raise ConfigError(explain_composition(error)) from error

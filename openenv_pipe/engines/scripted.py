@@ -1,6 +1,5 @@
 """Engine `scripted`: replies of a policy in Python, for warm starts, baselines and tests."""
 
-import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,6 +8,7 @@ from pydantic import JsonValue
 from openenv_pipe.config.schema import ScriptedEngineConfig
 from openenv_pipe.engines.base import ObservationRequest, TextReply
 from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.system.python_targets import call_problem, takes_keyword
 from openenv_pipe.types import Observation, Opening
 
 ScriptedPolicy = Callable[..., str]  # (observations, random) -> reply; may have a third, `opening`
@@ -54,15 +54,13 @@ def replies_of(policy: ScriptedPolicy) -> Replies:
     Raises:
         ConfigError: the policy cannot be called with observations and a random generator.
     """
-    name = f"{policy.__module__}:{policy.__qualname__}"
-    signature = inspect.signature(policy)
-    takes_opening = "opening" in signature.parameters
-    try:
-        signature.bind(None, None, **({"opening": None} if takes_opening else {}))
-    except TypeError as error:
+    # An object with __call__ has no name of its own.
+    name = f"{policy.__module__}:{getattr(policy, '__qualname__', type(policy).__qualname__)}"
+    takes_opening = takes_keyword(policy, "opening")
+    if problem := call_problem(policy, None, None, **({"opening": None} if takes_opening else {})):
         raise ConfigError(
-            f"the scripted policy {name} cannot be called with (observations, random): {error}"
-        ) from error
+            f"the scripted policy {name} cannot be called with (observations, random): {problem}"
+        )
 
     def reply(observations: Sequence[Observation], draw: random.Random, opening: Opening) -> str:
         more = {"opening": opening} if takes_opening else {}

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.python_targets import build_part
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def build_host(config: "RunConfig | ServingConfig", logs: Path) -> "Host":
             except ModuleNotFoundError as error:
                 raise ConfigError(
                     f"host=kubernetes needs the package kubernetes ({error}); "
-                    "pip install 'openenv-pipe[kubernetes]'"
+                    f"{how_to_install('kubernetes')}"
                 ) from error
             return KubernetesHost(config.env, config.host, logs)
         case "python":

@@ -216,5 +216,5 @@ def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> A
     except (ValueError, re.error) as error:
         raise ConfigError(
             f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: "
-            f"{error}; all-linear fits every model"
+            f"{str(error).splitlines()[0]:.200}; all-linear fits every model"
         ) from None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.extras import how_to_install
 
 SETTING = "model.quantization=nf4"
 BLOCK_SIZE = 64  # the only size that bitsandbytes reads back correctly on a CPU
@@ -24,8 +25,7 @@ def load_bitsandbytes(setting: str) -> ModuleType:
         import bitsandbytes
     except ImportError as error:
         raise ConfigError(
-            f"{setting} needs the package bitsandbytes ({error}); "
-            "pip install 'openenv-pipe[quantization]'"
+            f"{setting} needs the package bitsandbytes ({error}); {how_to_install('bitsandbytes')}"
         ) from error
     return bitsandbytes
 

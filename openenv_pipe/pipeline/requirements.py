@@ -4,21 +4,26 @@
 `openenv-pipe check` reports all of them. Add further refusals at the start of a run here.
 """
 
+import resource
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from openenv_pipe.config.schema import (
     HubModelConfig,
     ProcessHostConfig,
     PythonAdvantageConfig,
     PythonLossConfig,
+    PythonOrderConfig,
     RunConfig,
     VllmEngineConfig,
 )
 from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.engines.vllm.check import check_settings
 from openenv_pipe.engines.vllm.install import require_installed
+from openenv_pipe.engines.vllm.launch_docker import require_docker
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.process import find_program
@@ -33,10 +38,12 @@ from openenv_pipe.models.load import (
     load_tokenizer,
     select_device,
 )
-from openenv_pipe.models.memory_estimate import read_folder_shape, tiny_shape
+from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
 from openenv_pipe.models.quantization import load_bitsandbytes
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.runs.allocation import check_writable
+from openenv_pipe.system.extras import refuse_missing_requirements
+from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import bind_function
 from openenv_pipe.system.resources import find_env, load_callable, short_path
 from openenv_pipe.trackers import check_tracker
@@ -45,19 +52,22 @@ from openenv_pipe.trackers import check_tracker
 # requirement is not met.
 Requirement = Callable[[RunConfig], str]
 RUN_FOLDER = "run folder"
+PORTS = "ports"
+MAX_PORT = 65535
+OTHER_FILES = 200  # open files of this process beside the sockets of sessions
 
 
 def check_requirements(config: RunConfig, *, plays: bool = True, makes_folder: bool = True) -> None:
     """Check the requirements of a run, in order.
 
     plays: False for a run that trains on recorded episodes, which only needs the learner's.
-    makes_folder: False for a run whose folder exists, so that `runs_dir` is not used.
+    makes_folder: False for a run whose folder exists; a sweep may have started its servers.
 
     Raises:
         ConfigError: a requirement is not met.
     """
     for name, check in (REQUIREMENTS if plays else LEARNER_REQUIREMENTS).items():
-        if makes_folder or name != RUN_FOLDER:
+        if makes_folder or name not in (RUN_FOLDER, PORTS):
             check(config)
 
 
@@ -139,8 +149,13 @@ def _packages(config: RunConfig) -> str:
 def _model(config: RunConfig) -> str:
     model = config.model
     if not isinstance(model, HubModelConfig):
-        check_architecture(config)
         num_parameters = tiny_shape(model).num_parameters
+        if num_parameters * BYTES[model.dtype] > psutil.virtual_memory().total:
+            raise ConfigError(
+                f"model=tiny has {num_parameters / 1e9:.0f} billion parameters, whose weights do "
+                "not fit into this machine's memory; lower model.hidden_size or model.num_layers"
+            )
+        check_architecture(config)
         return f"built from the seed, {num_parameters / 1e6:.2f} million parameters"
     folder = find_model_folder(model)
     if folder is None:
@@ -163,13 +178,22 @@ def _chat(config: RunConfig) -> str:
 def _engine(config: RunConfig) -> str:
     if isinstance(config.engine, VllmEngineConfig):
         check_settings(config.engine, config.model.lora.rank)
+    return ""  # `check` looks at the installation or the server as well, and reports that
+
+
+def _vllm(config: RunConfig) -> str:
+    """Check that vLLM, or Docker for its image, is installed. A replay needs neither."""
+    if isinstance(config.engine, VllmEngineConfig):
         if config.engine.launch == "managed":
             require_installed("cuda" if select_device(config.device).type == "cuda" else "cpu")
+        elif config.engine.launch == "docker":
+            require_docker()
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 
 def _environment(config: RunConfig) -> str:
     env, host = config.env, config.host
+    _refuse_too_many_sessions(config)
     if host.type == "python":
         load_callable(host.target)
         return f"by {host.target}"
@@ -181,7 +205,46 @@ def _environment(config: RunConfig) -> str:
         return f"image {image}"
     if isinstance(host, ProcessHostConfig) and env.command:
         return f"started by {find_program(env)}"
+    if isinstance(host, ProcessHostConfig) and env.package and env.python is None:
+        refuse_missing_requirements(find_env(env.package))
     return short_path(find_env(env.package)) if env.package else f"host.type={host.type}"
+
+
+def _refuse_too_many_sessions(config: RunConfig) -> None:
+    """Raise ConfigError if this process may not open a socket for each session."""
+    host = config.host
+    num_servers = len(host.urls) if host.type == "attach" else getattr(host, "num_servers", 1)
+    needed = num_servers * host.sessions_per_server + OTHER_FILES
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and needed > allowed:
+        raise ConfigError(
+            f"host.sessions_per_server={host.sessions_per_server} on {num_servers} servers needs "
+            f"about {needed} open files, and this process may have {allowed}; lower it, or raise "
+            f"the limit with `ulimit -n {needed}`"
+        )
+
+
+def _ports(config: RunConfig) -> str:
+    """Check that the fixed ports of servers that the run starts are free."""
+    wanted = {}
+    if isinstance(config.host, ProcessHostConfig) and config.host.port is not None:
+        wanted["host.port"] = (config.host.port, config.host.num_servers)
+    engine = config.engine
+    if isinstance(engine, VllmEngineConfig) and engine.launch != "attach" and engine.port:
+        wanted["engine.port"] = (engine.port, engine.num_servers)
+    for key, (first, num_servers) in wanted.items():
+        if first + num_servers - 1 > MAX_PORT:
+            raise ConfigError(
+                f"{key}={first} for {num_servers} servers goes beyond the last port, {MAX_PORT}; "
+                "set a lower one, or null to let free ports be picked"
+            )
+        for port in range(first, first + num_servers):
+            if port_in_use(port):
+                raise ConfigError(
+                    f"{key}={first}: port {port} is used by another program; set another number, "
+                    "or null to let free ports be picked"
+                )
+    return ", ".join(f"{key}={first} is free" for key, (first, _) in wanted.items())
 
 
 def _adapter(config: RunConfig) -> str:
@@ -192,6 +255,8 @@ def _adapter(config: RunConfig) -> str:
 
 
 def _tasks(config: RunConfig) -> str:
+    if isinstance(config.env.tasks.order, PythonOrderConfig):
+        load_callable(config.env.tasks.order.target)
     known_splits(config)
     return ""  # `check` reports the numbers of tasks, which it asks the server for
 
@@ -224,6 +289,8 @@ LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "engine": _engine,
 }
 REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
+    "vllm": _vllm,
+    PORTS: _ports,
     "environment": _environment,
     "adapter": _adapter,
     "tasks": _tasks,

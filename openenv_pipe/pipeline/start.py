@@ -18,6 +18,7 @@ from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.errors import ConfigError, PipeError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.callbacks import STOPPED
+from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
@@ -52,6 +53,7 @@ Changed = dict[str, list[JsonValue]]
 def train(composed: Composed, command: Sequence[str], control: RunControl) -> RunFolder:
     """Start a new run in a new folder. Raises ConfigError, and the exceptions of `run`."""
     check_requirements(composed.config)
+    control.stop.run(prepare(composed.config, control.progress.note))
     folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
     run(Attempt(folder=folder, config=composed.config), control)
     return folder
@@ -170,6 +172,7 @@ def fork(
             f"{config.trainer.steps}, so no step is left to do; raise trainer.steps"
         )
     lineage = source.lineage("fork", checkpoint.name, changed)
+    control.stop.run(prepare(config, progress.note))
     folder = RunFolder.create(config, overrides=overrides, command=command, lineage=lineage)
     left_out = _copy_checkpoint(checkpoint, folder.path, changed)
     if left_out:

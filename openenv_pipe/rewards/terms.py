@@ -4,7 +4,6 @@ A term's value for an episode is the sum over its turns, or the mean with `use: 
 `per_turn` credits each turn with its own value; any other term credits the episode as a whole.
 """
 
-import inspect
 import math
 import numbers
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from openenv_pipe.config.schema import (
 from openenv_pipe.environments.client.protocol import MAX_REWARD
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
+from openenv_pipe.system.python_targets import call_problem
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Episode
 
@@ -176,13 +176,11 @@ def _function(name: str, term: EpisodeTermConfig) -> TermFunction:
 def _load_function(name: str, term: PythonTerm) -> Callable[..., Any]:
     """Import a term's function. Raises ConfigError if it does not accept the term's keywords."""
     function = load_callable(term.target)
-    try:
-        inspect.signature(function).bind(None, **term.keywords)
-    except TypeError as error:
+    if problem := call_problem(function, None, **term.keywords):
         raise ConfigError(
             f"reward.terms.{name}.target={term.target!r} cannot be called with an episode and the "
-            f"keywords {term.keywords}: {error}"
-        ) from error
+            f"keywords {term.keywords}: {problem}"
+        )
     return function
 
 

@@ -62,13 +62,11 @@ def bind_function(key: str, block: Target, num_arguments: int) -> Callable[..., 
     Raises ConfigError if the target cannot be imported, or does not take these arguments.
     """
     function = load_callable(block.target)
-    try:
-        inspect.signature(function).bind(*range(num_arguments), **block.options)
-    except TypeError as error:
+    if problem := call_problem(function, *range(num_arguments), **block.options):
         raise ConfigError(
             f"{key}.target={block.target!r} cannot be called with "
-            f"{_described(num_arguments, block)}: {error}"
-        ) from error
+            f"{_described(num_arguments, block)}: {problem}"
+        )
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
@@ -79,6 +77,25 @@ def bind_function(key: str, block: Target, num_arguments: int) -> Callable[..., 
             raise
 
     return call
+
+
+def call_problem(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> str | None:
+    """Say why a function cannot be called with these arguments, as far as its signature tells."""
+    try:
+        inspect.signature(function).bind(*arguments, **keywords)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # Some functions that are not written in Python have no signature.
+        return None
+    return None
+
+
+def takes_keyword(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of this name, as far as its signature tells."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _described(num_arguments: int, block: Target) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.plugins import plugin_dirs, unusable_plugins_note
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
@@ -164,7 +165,10 @@ def _import(module_name: str, dotted: str) -> Any:
                 f"{places}; expected module:name, such as wordle.rewards:consistent_guess"
                 f"{unusable_plugins_note()}"
             ) from error
-        raise ConfigError(f"{dotted!r}: its module needs {missing!r}; install it") from error
+        raise ConfigError(
+            f"{dotted!r}: its module needs {missing!r}, which is not installed; "
+            f"{how_to_install(missing)}"
+        ) from error
     except Exception as error:  # A user's module may raise anything on import.
         raise ConfigError(
             f"{dotted!r}: importing {module_name} raised {type(error).__name__}: {error}"

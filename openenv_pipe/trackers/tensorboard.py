@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.extras import how_to_install
 
 
 def load_writer() -> type:
@@ -15,7 +16,7 @@ def load_writer() -> type:
     except ImportError as error:
         raise ConfigError(
             "tracker.type=tensorboard needs the tensorboard package, which is not installed; "
-            "run `pip install tensorboard`, or set tracker.type=none"
+            f"{how_to_install('tensorboard')}, or set tracker.type=none"
         ) from error
     return SummaryWriter
 

@@ -51,9 +51,11 @@ def test_a_model_that_is_not_there(tmp_path):
 def test_a_port_in_use(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        message = fails(tmp_path, "train", "conf=smoke", f"host.port={port}", *SMALL, code=FAILURE)
-    assert "host.port" in message
-    assert str(port) in message
+        message = fails(
+            tmp_path, "train", "conf=smoke", f"host.port={port}", *SMALL, code=USER_ERROR
+        )
+    assert f"host.port={port}: port {port} is used by another program" in message
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_environment_that_dies_at_start(tmp_path):

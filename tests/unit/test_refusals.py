@@ -1,6 +1,10 @@
 """What `train` refuses, `check` finds: one table of the refusals at the start of a run."""
 
+import importlib.metadata
 import re
+import resource
+import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,8 @@ from openenv_pipe import pipeline
 from openenv_pipe.commands.findings import Line, Result, has_failed
 from openenv_pipe.commands.preflight import checks
 from openenv_pipe.config.compose import compose
-from openenv_pipe.errors import ConfigError, UserError
+from openenv_pipe.environments.hosts.docker import prepare
+from openenv_pipe.errors import ConfigError, HostError, UserError
 from openenv_pipe.pipeline import start
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.pipeline.run import RunControl
@@ -23,6 +28,12 @@ def takes_nothing():
     return 0.0
 
 NUMBER = 7
+
+class Counter:
+    def __call__(self, observations):
+        return "crane"
+
+counter = Counter()
 """
 NUM_GPUS = torch.cuda.device_count()
 RANGE_KEYS = ("num_tasks", "index_key")
@@ -42,6 +53,8 @@ REFUSED = [
     ("run folder", "name=", [f"name={'n' * 300}"]),
     ("run folder", "runs_dir='a_file'", ["runs_dir=a_file"]),
     ("run folder", "runs_dir='/proc/runs'", ["runs_dir=/proc/runs"]),
+    ("device", "trainer.devices=1000", ["trainer.devices=1000"]),
+    ("model", "billion parameters", ["model.num_layers=1000", "model.hidden_size=65536"]),
     ("model", "model.path='./nowhere'", ["model=hub", "model.path=./nowhere"]),
     ("model", "model.path='empty'", ["model=hub", "model.path=empty"]),
     ("model", "model.lora.target_modules='none'", [LORA, "model.lora.target_modules=none"]),
@@ -49,7 +62,8 @@ REFUSED = [
     ("chat", "chat template", ["model.chat_template='{{ 1 / 0 }}'"]),
     ("chat", "chat template", ["model.chat_template='{% if %}'"]),
     ("engine", "engine.weight_transfer=broadcast", [LORA, *BROADCAST]),
-    ("engine", "engine install vllm --build cpu", ["engine=vllm"]),
+    ("vllm", "engine install vllm --build cpu", ["engine=vllm"]),
+    ("ports", "host.port=65535 for 2 servers", ["host.port=65535", "host.num_servers=2"]),
     ("environment", "env.package='wordel'", ["env.package=wordel"]),
     ("environment", "no-such-program", ["env.command=[no-such-program]"]),
     ("environment", "env.python", ["env.python=./no/python"]),
@@ -59,12 +73,14 @@ REFUSED = [
     ("adapter", "division by zero", ["env.adapter.unusable='{{ 1 / 0 }}'"]),
     ("adapter", "because", ["env.adapter.unusable='{{ because }}'"]),
     ("tasks", "env.tasks.train.path", [*FILE, "env.tasks.train.path=no.csv"]),
+    ("tasks", "'no_such'", ["env.tasks.order={type: python, target: 'mine:no_such', options: {}}"]),
     ("rewards", "no module 'nowhere'", ["reward.terms.consistent.target=nowhere:f"]),
     ("rewards", "mine:NUMBER", ["reward.terms.consistent.target=mine:NUMBER"]),
     ("rewards", "reward.terms.consistent", ["reward.terms.consistent.target=mine:takes_nothing"]),
     ("rewards", "reward.terms.it.pattern", [REGEX]),
     ("policies", "no module 'nowhere'", ["trainer.warm_start.policy=nowhere:f"]),
     ("policies", "'no_such'", ["+env.baselines.it=wordle.policies:no_such"]),
+    ("policies", "mine:Counter cannot be called", ["+env.baselines.it=mine:counter"]),
     ("policies", "mine:takes_nothing", ["+env.baselines.it=mine:takes_nothing"]),
 ]
 NEEDS_GPU = pytest.mark.skipif(NUM_GPUS == 0, reason="no GPU; ranks on a CPU share its cores")
@@ -128,6 +144,64 @@ def test_check_finds_what_train_refuses_when_the_server_answers(folder, says, ov
     assert says in failed_lines(checks.run_checks(compose(overrides).config))["environment"]
     assert says in refusal(overrides)
     assert RunFolder.open(folder / "runs/smoke/latest").status == "failed"
+
+
+def test_a_used_port_is_found_before_there_is_a_folder(folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        overrides = [*SMOKE, f"host.port={port - 1}", "host.num_servers=2"]
+        with pytest.raises(ConfigError, match=f"port {port} is used"):
+            REQUIREMENTS["ports"](compose(overrides).config)
+        assert f"port {port} is used by another program" in refusal(overrides)
+        vllm = compose([*SMOKE, "engine=vllm", f"engine.port={port}"]).config
+        with pytest.raises(ConfigError, match=f"engine.port={port}: port {port} is used"):
+            REQUIREMENTS["ports"](vllm)
+    assert not list(folder.glob("runs/*"))
+
+
+def test_more_sessions_than_open_files_are_refused(folder, monkeypatch):
+    config = compose([*SMOKE, "host.sessions_per_server=1000"]).config
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    with pytest.raises(ConfigError, match=r"needs about 1200 open files.*ulimit -n 1200"):
+        REQUIREMENTS["environment"](config)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1200, 4096))
+    assert "wordle" in REQUIREMENTS["environment"](config)
+
+
+def test_a_missing_extra_is_named_before_there_is_a_folder(folder, monkeypatch):
+    """A server without `pyspiel` died after 39 seconds, in a run folder."""
+    installed = importlib.metadata.version
+
+    def version(name):
+        if name == "open_spiel":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    overrides = ["conf=catch", "num_threads=1", "device=cpu", "eval.baselines=false"]
+    overrides += ["reward=env", "host.sessions_per_server=2"]
+    assert "needs the package open_spiel, which is not installed" in refusal(overrides)
+    assert "[envs]'`" in refusal(overrides)
+    own_python = compose([*overrides, f"env.python={sys.executable}"]).config
+    assert "catch" in REQUIREMENTS["environment"](own_python)
+    assert not list(folder.glob("runs/*"))
+
+
+def test_an_image_that_cannot_be_built_leaves_no_folder(folder, monkeypatch):
+    async def ensure_image(client, recipe, log, timeout_s):
+        raise HostError(f"`docker {recipe.arguments[0]}` failed")
+
+    class Daemon:
+        def close(self):
+            pass
+
+    monkeypatch.setattr(prepare, "connect", Daemon)
+    monkeypatch.setattr(prepare, "find_image", lambda client, name: None)
+    monkeypatch.setattr(prepare, "ensure_image", ensure_image)
+    overrides = [*SMOKE, "host=docker", "host.sessions_per_server=2", "host.network=bridge"]
+    with pytest.raises(HostError, match="`docker build` failed"):
+        pipeline.train(compose(overrides), ["openenv-pipe"], RunControl())
+    assert not list(folder.glob("runs/*"))
 
 
 def test_a_program_with_a_slash_is_looked_for_where_the_server_starts(folder):

@@ -69,8 +69,8 @@ def _try_engine(config: RunConfig) -> Iterator[Line]:
 # By the name of the failed line: a trial, and the requirements that it builds on.
 TRIALS: dict[str, tuple[Check, set[str]]] = {
     "tracker": (_try_tracker, {"tracker"}),
-    "environment": (check_environment, {"environment", "adapter", "tasks", "policies"}),
+    "environment": (check_environment, {"ports", "environment", "adapter", "tasks", "policies"}),
     "model": (check_hub, {"training", "model"}),
     "memory": (check_memory, {"training", "model", "device", "run folder"}),
-    "engine": (_try_engine, {"engine"}),
+    "engine": (_try_engine, {"engine", "vllm"}),
 }

@@ -15,6 +15,7 @@ from openenv_pipe.commands.reproduce.comparing import common_steps, first_mismat
 from openenv_pipe.commands.reproduce.replaying import replay
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, run
 from openenv_pipe.runs.differences import Difference, find_differences
@@ -71,6 +72,8 @@ def reproduce(
         raise RunFolderError(f"{recorded.path} has no step of GRPO to compare with")
     judge = partial(_refuse_or_tell, allow, control.progress)
     judge(find_differences(recorded.record))
+    if not is_replay:
+        control.stop.run(prepare(config, control.progress.note))
     folder = _new_folder(recorded, config, command)
     attempt = Attempt(
         folder=folder,

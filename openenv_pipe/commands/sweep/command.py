@@ -24,6 +24,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import MultirunRequest, launch, read_request
 from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.resources import short_path
 
 
@@ -177,7 +178,7 @@ def _search(
         from openenv_pipe.commands.sweep.search import Search
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"sweep=search needs the package optuna ({error}); pip install 'openenv-pipe[sweeps]'"
+            f"sweep=search needs the package optuna ({error}); {how_to_install('optuna')}"
         ) from error
     assert request.sweep.type == "search"
     search = Search(folder, request.sweep, request.parameters)

@@ -60,7 +60,7 @@ class TinyModelConfig(_Model):
     seed: Seed = Field(description="seed of the initial weights")
     hidden_size: LayerSize = Field(description="width of the residual stream")
     intermediate_size: LayerSize = Field(description="width of the MLP's hidden layer")
-    num_layers: LayerSize
+    num_layers: Annotated[int, Field(ge=1, le=1000)]
     num_heads: LayerSize = Field(description="attention heads of each layer")
     num_kv_heads: LayerSize = Field(description="key and value heads; must divide num_heads")
     head_size: LayerSize = Field(description="width of each attention head; even")

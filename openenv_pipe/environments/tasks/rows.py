@@ -11,6 +11,7 @@ from typing import Any
 
 from openenv_pipe.config.schema import TaskDataset, TaskFile
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.extras import how_to_install
 
 Row = Mapping[str, Any]
 
@@ -80,7 +81,7 @@ def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:
         import datasets
     except ImportError as error:
         raise ConfigError(
-            f"{key}.type=dataset needs the package datasets; pip install 'openenv-pipe[datasets]'"
+            f"{key}.type=dataset needs the package datasets; {how_to_install('datasets')}"
         ) from error
     try:
         rows = datasets.load_dataset(

@@ -30,6 +30,7 @@ START_LIMIT_S = 300.0  # for all workers to import torch and connect
 EXIT_GRACE_S = 10.0  # between a broken connection and the exit of the rank that broke it
 STOP_LIMIT_S = 5.0
 POLL_S = 0.2
+MAX_RANKS_PER_CORE = 4  # each needs a core to be of use, and the memory of a process
 
 
 class Workers:
@@ -200,7 +201,13 @@ def end_at_once(error: PipeError) -> None:
 
 
 def refuse_missing_devices(num_devices: int, device: torch.device) -> None:
-    """Raise ConfigError if there are fewer GPUs than ranks. On a CPU, ranks share its cores."""
+    """Raise ConfigError if there are fewer GPUs than ranks, or far fewer cores of a CPU."""
+    num_cores = os.cpu_count() or 1
+    if device.type == "cpu" and num_devices > MAX_RANKS_PER_CORE * num_cores:
+        raise ConfigError(
+            f"trainer.devices={num_devices}, but this machine has {num_cores} cores for as many "
+            f"processes; set trainer.devices to at most {MAX_RANKS_PER_CORE * num_cores}"
+        )
     if device.type == "cuda" and num_devices > torch.cuda.device_count():
         raise ConfigError(
             f"trainer.devices={num_devices}, but torch sees {torch.cuda.device_count()} CUDA "

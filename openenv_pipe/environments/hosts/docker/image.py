@@ -97,10 +97,10 @@ async def ensure_image(
         HostError: the build or pull fails or takes over `timeout_s`; its output is in `log`.
         ConfigError: there is no `docker` command.
     """
-    found = await in_thread(_find, client, recipe.name)
+    found = await in_thread(find_image, client, recipe.name)
     if found is None:
         await _run_docker(recipe, log, timeout_s)
-        found = await in_thread(_find, client, recipe.name)
+        found = await in_thread(find_image, client, recipe.name)
     if found is None:
         raise HostError(
             f"`docker {recipe.arguments[0]}` succeeded, but there is no image {recipe.name}", log
@@ -108,7 +108,8 @@ async def ensure_image(
     return found
 
 
-def _find(client: docker.DockerClient, name: str) -> Image | None:
+def find_image(client: docker.DockerClient, name: str) -> Image | None:
+    """Return the image of this name, if the daemon has it. Blocks."""
     try:
         image = client.images.get(name)
     except ImageNotFound:
