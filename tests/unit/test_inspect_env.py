@@ -1,10 +1,13 @@
 """Which adapter fits which schemas, and that the env block written for it composes."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
 from openenv_pipe.commands.env.inspect import adapter_block, env_block
 from openenv_pipe.config.compose import compose_env
+from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.metadata import ServerMetadata
 
 METADATA = {"metadata": {"type": "object"}}
@@ -58,3 +61,35 @@ def test_the_action_decides_the_adapter(tmp_path, monkeypatch, fields, kind, pat
         assert ("a, b.c. Where to" in written.adapter.system) is ("move" in fields)
         assert written.adapter.first == "{{ text }}"
         assert yaml.safe_load(text)["adapter"]["following"] == "text: {{ text }}\nturn: {{ turn }}"
+
+
+HOSTILE = (
+    "\x00\x1b[2J\x9b\u202e ${oc.env:HOME} {{ 7 * 7 }} {{{ {% raw %} {# #} $${{x\ntasks: {}\n" * 3
+)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": {"type": "string", "description": HOSTILE}},
+        {"text": {"type": "string", "enum": [HOSTILE, "${oc.env:HOME}"], "description": "a"}},
+        {"text": {"type": "string", "enum": ["${oc.env:HOME}", "{{ 7 * 7 }}"]}},
+        {"text": {"type": "string", "enum": [1, None, {}]}},
+        {"text": {"type": "string", "enum": []}},
+        {HOSTILE: {"type": "string"}, "b": {"type": "integer", "description": HOSTILE}},
+    ],
+)
+def test_a_servers_words_mean_nothing_in_a_configuration(tmp_path, monkeypatch, fields):
+    monkeypatch.setenv("HOME", "/a/secret/folder")
+    monkeypatch.chdir(tmp_path)
+    found = replace(description(fields), name=HOSTILE * 9, text=HOSTILE * 1000)
+    (tmp_path / "conf/env").mkdir(parents=True)
+    env = compose_env(["env=echo", "env.package=null", "env.command=[serve,'{port}']"]).env
+    (tmp_path / "conf/env/mine.yaml").write_text(env_block(found, env))
+    written = compose_env(["env=mine"]).env
+    assert len(written.name) <= 60
+    assert "secret" not in written.model_dump_json()
+    if written.adapter.type == "text":
+        said = build_adapter(written.adapter)._system.render({"x": "x"})
+        assert "{ { 7 * 7 }}" in said or "{{" not in written.adapter.system
+        assert "49" not in said

@@ -48,6 +48,8 @@ ONE_SESSION = (
     "host.sessions_per_server=1 host.num_servers=4"
 )
 MAX_SHOWN = 400  # characters of an observation or an error in a message
+MAX_NAME = 60  # characters
+MAX_WORDS = 20_000  # characters of a server's words
 TOOL_SYSTEM = "Use the tools to do what you are asked."
 # Only for actions with a schema; for plain text there is nothing to draw from.
 BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_action}\n"
@@ -202,7 +204,7 @@ def env_block(
     parts = [description.text, f"Its action:\n{form}" if kind != "tool" else "", *notes]
     about = "\n".join(filter(None, parts))
     name = Path(env.package).name if env.package else description.name or env.name
-    head = {"name": re.sub(r"\W+", "_", name).lower(), **_start_of(env)}
+    head = {"name": re.sub(r"\W+", "_", name).lower()[:MAX_NAME], **_start_of(env)}
     return (
         f"{_comment(about)}defaults:\n  - base\n{override}  - _self_\n\n"
         f"{_yaml(head)}"
@@ -293,7 +295,7 @@ def _request(schema: Schema) -> str:
     field = SchemaWalk(schema).resolved(field)
     told = " ".join(str(field.get("description", "")).split())
     choices = f": {', '.join(field['enum'])}" if "enum" in field else ""
-    return f"Reply with the {name} and nothing else{choices}. {told}".strip()
+    return _literal(f"Reply with the {name} and nothing else{choices}. {told}".strip())
 
 
 def _pattern(schema: Schema) -> str | None:
@@ -303,10 +305,13 @@ def _pattern(schema: Schema) -> str | None:
         return None
     ((name, field),) = fields.items()
     field = SchemaWalk(schema).resolved(field)
-    if field.get("type") != "string" or not name.isidentifier():
+    choices = field.get("enum", [""])
+    if field.get("type") != "string" or not name.isidentifier() or not choices:
+        return None
+    if not all(isinstance(choice, str) and choice.isprintable() for choice in choices):
         return None
     if "enum" in field:
-        return rf"\b(?P<{name}>{'|'.join(map(re.escape, field['enum']))})\b"
+        return rf"\b(?P<{name}>{'|'.join(map(re.escape, choices))})\b"
     return rf"(?s)(?P<{name}>\S(?:.*\S)?)"
 
 
@@ -349,4 +354,18 @@ def _flow(values: dict[str, Any]) -> str:
 
 
 def _comment(text: str) -> str:
-    return "".join(f"# {line}".rstrip() + "\n" for line in text.strip().splitlines())
+    return "".join(f"# {line}".rstrip() + "\n" for line in _plain(text).strip().splitlines())
+
+
+def _plain(text: str) -> str:
+    """Shorten a server's words, and take out characters that a configuration may not have."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else " " for sign in text[:MAX_WORDS])
+
+
+def _literal(text: str) -> str:
+    """Return a server's words as a template that says them, and refers to nothing.
+
+    In YAML, `${...}` is a value from elsewhere, such as an environment variable, and `{{...}}` is
+    an expression of Jinja's.
+    """
+    return re.sub(r"([{$])(?=[{%#])", r"\1 ", _plain(text))

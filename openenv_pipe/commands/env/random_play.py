@@ -18,7 +18,8 @@ from openenv_pipe.types import Action, Observation, Task, Tool
 def calls_tools(schema: Schema) -> bool:
     """True for the actions of an MCP environment: calls of tools, or also the list of them."""
     parts = [schema, *schema.get("$defs", {}).values()]
-    return any("tool_name" in part.get("properties", {}) for part in parts)
+    fields = [part.get("properties", {}) for part in parts if isinstance(part, dict)]
+    return any("tool_name" in each for each in fields)
 
 
 def random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
