@@ -258,6 +258,7 @@ def disk_bytes(shape: Shape, config: RunConfig) -> int:
     saved = trainer.checkpoint
     num_written = trainer.steps // saved.every + 2  # the first and the last included
     num_kept = min(num_written, saved.keep_last + 1 if saved.keep_last else num_written)
+    num_kept += saved.every_minutes is not None
     num_resumable = min(num_kept, saved.num_resumable + 1)  # one more while the next is written
     weights, moments = _trained_bytes(shape, config), _moments(shape, config)
     checkpoints = weights * num_kept + moments * num_resumable

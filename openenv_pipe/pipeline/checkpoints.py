@@ -1,5 +1,6 @@
 """Save and load the checkpoints of a run, choose the best, and delete old ones."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,9 +49,16 @@ class Saver:
         self._source = source
         self._say = say
         self._said_missing = False
+        self._saved_at_s = time.monotonic()  # or the beginning, while nothing is saved
 
     def is_saved(self, at: StageStep) -> bool:
         return checkpoint_path(self._folder, at).exists()
+
+    def is_overdue(self) -> bool:
+        """Return whether the last checkpoint is longer ago than `every_minutes`."""
+        every_minutes = self._config.every_minutes
+        elapsed_s = time.monotonic() - self._saved_at_s
+        return every_minutes is not None and elapsed_s >= 60.0 * every_minutes
 
     def save(
         self,
@@ -80,6 +88,7 @@ class Saver:
                 write_json(path / RESUME / WARM_START, warm_start.state())
             if passing:
                 mark_passing(path)
+        self._saved_at_s = time.monotonic()
         self.tidy()
 
     def load(self, checkpoint: Path) -> None:

@@ -54,6 +54,8 @@ class GrpoStage:
             self.stop_reason = await evaluator.during(self._step)
             if self.stop_reason is not None:
                 break
+            if context.saver.is_overdue():
+                await finish_despite_cancel(self.save_unsaved())
             await self._advance()
             self.stop_reason = await context.metrics_log.call_back()
             if self.stop_reason is not None:

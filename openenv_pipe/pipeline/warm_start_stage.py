@@ -51,7 +51,8 @@ class WarmStartStage:
         await context.publisher.begin_update()
         while self._step < self._num_steps and self.stop_reason is None:
             await finish_despite_cancel(self._imitate(samples))
-            if self._step % trainer.checkpoint.every == 0 and self._step < self._num_steps:
+            is_due = self._step % trainer.checkpoint.every == 0 or context.saver.is_overdue()
+            if is_due and self._step < self._num_steps:
                 await finish_despite_cancel(self.save_unsaved())
             self.stop_reason = await context.metrics_log.call_back()
         if self.stop_reason is not None:

@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from openenv_pipe import evaluate, open_run, reproduce, train
+from openenv_pipe.runs.checkpoints import all_checkpoints
+from tests.crash_matrix import Result
 
 SMALL = (
     *("trainer.steps=3", "trainer.tasks_per_step=1", "trainer.group_size=2"),
@@ -57,6 +59,21 @@ def test_in_a_thread_with_a_running_loop_a_callback_stops_and_a_resume_goes_on()
     assert list(reports) == [f"{run.id} step_000003"]
     assert open_run("latest").id == open_run(same.path).id
     assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+def test_checkpoints_by_time_are_replaced_and_change_nothing():
+    """One is due after each step. The regular ones are those of steps 3 and 4."""
+    saved, settings = [], (*SMALL, "trainer.checkpoint.every=3", "trainer.steps=4")
+
+    def on_step(run, metrics):
+        saved.append([path.name for path in all_checkpoints(run.path)])
+
+    minutes = "trainer.checkpoint.every_minutes"
+    timed = train("conf=echo", *settings, f"{minutes}=1e-9", callbacks=[on_step])
+    first, third, last = (f"step_00000{step}" for step in (1, 3, 4))
+    assert saved == [[], [first], [third], [third, last]]
+    plain = train("conf=echo", *settings, f"{minutes}=null")
+    assert Result.of(timed.path).difference(Result.of(plain.path)) is None
 
 
 def test_an_interrupt_saves_the_run_and_a_fork_may_start_from_it():

@@ -24,8 +24,6 @@ RUN = (
     "env.tasks.order=curriculum",
     "eval.baselines=false",
     "eval.during.every=2",
-    # gives the first groups a signal
-    "reward.terms.short={type: length, weight: -0.01, per_turn: false}",
     "trainer.steps=4",
     "trainer.tasks_per_step=3",
     "trainer.updates_per_step=2",
@@ -35,6 +33,7 @@ RUN = (
     "trainer.checkpoint.every=2",
     "trainer.checkpoint.num_resumable=2",
 )
+EVERY_STEP = "trainer.checkpoint.every_minutes=1e-9"
 METRICS = "metrics.jsonl"
 
 
@@ -69,12 +68,13 @@ def test_killed_in_every_stage_and_resumed_until_it_ends(whole, tmp_path):
 
 def test_killed_and_resumed_while_groups_are_played_ahead(tmp_path_factory, tmp_path):
     """With a staleness of one version, checkpoints hold the groups that older weights played
-    ahead."""
-    ahead = (*RUN, "trainer.max_staleness=1")
+    ahead. The killed run also saves a checkpoint by time after each step."""
+    ahead = (*RUN, "trainer.max_staleness=1", "trainer.checkpoint.every_minutes=null")
     whole = uninterrupted(tmp_path_factory.mktemp("ahead"), ahead, "smoke")
     records = read_metrics(whole.folder / METRICS)
     assert {record.get("staleness/max") for record in records} == {None, 0, 1}
-    trial = killed_and_resumed(tmp_path, ahead, "smoke", [(4, 0.0), (6, 0.0)])
+    timed = (*ahead[:-1], EVERY_STEP)
+    trial = killed_and_resumed(tmp_path, timed, "smoke", [(4, 0.0), (6, 0.0)])
     assert len(trial.kills) == 2
     assert not any(trial.codes), trial.said
     assert_same_run(trial.folder, whole.folder)

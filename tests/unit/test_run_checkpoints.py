@@ -25,7 +25,8 @@ def run(folder, values, *, metric="reward/mean", direction="max", keep_last=1):
     """Save a checkpoint after each step with these metric values; return the steps kept and the
     notes."""
     best = {"metric": metric, "direction": direction}
-    keep = {"every": 1, "keep_last": keep_last, "num_resumable": 1, "best": best}
+    keep = {"every": 1, "every_minutes": None, "num_resumable": 1}
+    keep |= {"keep_last": keep_last, "best": best}
     said = []
     saver = Saver(
         run_config({"trainer.checkpoint": keep}), folder, tiny_policy(), SOURCE, said.append

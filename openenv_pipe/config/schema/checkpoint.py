@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from openenv_pipe.config.schema.base import Block, PositiveCount
+from openenv_pipe.config.schema.base import Block, Positive, PositiveCount
 
 OF_EVALUATIONS = ("eval/success", "eval/reward")
 
@@ -33,6 +33,10 @@ class CheckpointConfig(Block):
 
     every: PositiveCount = Field(
         description="steps between checkpoints; the last step always has one"
+    )
+    every_minutes: Positive | None = Field(
+        description="after so many minutes without a checkpoint, the next step ends with one that "
+        "only serves `--resume`, and that the next checkpoint replaces; null: none"
     )
     keep_last: PositiveCount | None = Field(
         description="how many of the newest are kept beside the best; null: all. A checkpoint "
