@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import engine, env, models, results
+from openenv_pipe.cli import engine, env, hosts, models, results
 from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_bash_value, complete_override
 from openenv_pipe.cli.logs import LogFormat, configure_logging
@@ -278,27 +278,8 @@ def check(overrides: Overrides) -> None:
 app.command("runs")(results.runs)
 
 
-@app.command()
-def hosts(
-    prune: Annotated[bool, typer.Option("--prune", help="Remove containers of dead runs.")] = False,
-) -> None:
-    """List the containers of runs with host=docker; with --prune, remove those of dead runs.
-
-    Every run with host=docker removes such containers when it starts.
-
-    \b
-    openenv-pipe hosts --prune
-    """
-    from rich.console import Console
-
-    from openenv_pipe.environments.hosts.docker import daemon as docker_daemon
-    from openenv_pipe.environments.hosts.docker.listing import containers_table
-
-    with docker_daemon.connected() as client:
-        if prune:
-            print(f"containers of dead runs removed: {len(docker_daemon.remove_orphans(client))}")
-        containers = docker_daemon.owned_containers(client)
-    Console(soft_wrap=not sys.stdout.isatty()).print(containers_table(containers))
+app.command("hosts")(hosts.hosts)
+app.command("prune")(hosts.prune)
 
 
 @app.command()

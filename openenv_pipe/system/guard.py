@@ -13,6 +13,9 @@ parent decides what a Ctrl-C means. When the command ends, all processes it left
 at once, and the folder SCRATCH is removed unless it is empty text. The exit code is the command's;
 128 + N if signal N ended it; 127 if it cannot be started.
 
+Python's resource trackers are killed last. They end by themselves when the processes that they
+watch are gone, and remove the shared memory and semaphores that those have left.
+
 On Linux the tree is every descendant in any session or group, because the guardian adopts orphans;
 elsewhere it is the command's process group. If the guardian itself is killed, on Linux the command
 dies with it, but the command's children do not.
@@ -33,6 +36,8 @@ ON_LINUX = sys.platform == "linux"
 CANNOT_START = 127
 PARENT_CHECK_S = 1.0  # The pipe alone is not enough: a fork of the parent may hold it open.
 KILL_LIMIT_S = 5.0  # A process that survives SIGKILL for this long never ends.
+TRACKER_LIMIT_S = 1.0  # for resource trackers, after all others were killed
+TRACKER = b"multiprocessing.resource_tracker"  # in its command line
 
 
 class Tree:
@@ -61,22 +66,23 @@ class Tree:
                 code = os.waitstatus_to_exitcode(status)
                 self.exit_code = code if code >= 0 else 128 - code
 
-    def send(self, number: int) -> bool:
+    def send(self, number: int, *, spare_trackers: bool = False) -> bool:
         """Send a signal to every process; False if none is left. Signal 0 only checks."""
         if ON_LINUX:
             members = descendants(os.getpid())
             for pid in members:
-                send_signal(os.kill, pid, number)
+                if not (spare_trackers and is_tracker(pid)):
+                    send_signal(os.kill, pid, number)
             return bool(members)
         return send_signal(os.killpg, self.pid, number)
 
-    def gone_within(self, limit_s: float, number: int) -> bool:
+    def gone_within(self, limit_s: float, number: int, *, spare_trackers: bool = False) -> bool:
         """Send a signal repeatedly until no process is left (True) or `limit_s` is over (False)."""
         deadline = time.monotonic() + limit_s
         pause_s = 0.005
         while True:
             self.reap()
-            if not self.send(number):
+            if not self.send(number, spare_trackers=spare_trackers):
                 return True
             if time.monotonic() >= deadline:
                 return False
@@ -87,7 +93,9 @@ class Tree:
         """Send SIGTERM once, then SIGKILL to what is left after `grace_s`. Bounded."""
         if grace_s > 0:
             self.send(signal.SIGTERM)
-        if not self.gone_within(grace_s, 0):
+        if self.gone_within(grace_s, 0):
+            return
+        if not self.gone_within(TRACKER_LIMIT_S, signal.SIGKILL, spare_trackers=True):
             self.gone_within(KILL_LIMIT_S, signal.SIGKILL)
 
 
@@ -125,6 +133,15 @@ def descendants(root: int) -> list[int]:
     for pid in found:  # The list grows during the loop.
         found += children.get(pid, ())
     return found
+
+
+def is_tracker(pid: int) -> bool:
+    """Return whether the process is a resource tracker of Python's multiprocessing."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            return TRACKER in file.read()
+    except OSError:
+        return False
 
 
 def send_signal(send: Callable[[int, int], None], pid: int, number: int) -> bool:

@@ -299,8 +299,12 @@ def test_hosts_lists_and_prunes(docker_client, tmp_path, monkeypatch):
     code, out, err = run(tmp_path, "hosts")
     assert code == 0, err
     assert dead.name in out and "orphan" in out
-    _, out, _ = run(tmp_path, "hosts", "--prune")
-    assert "removed: 1" in out and dead.name not in out
+    _, out, _ = run(tmp_path, "prune", "--dry-run")
+    assert f"would be removed: container {dead.name}" in out
+    _, out, _ = run(tmp_path, "prune")
+    assert f"removed: container {dead.name}" in out
+    _, out, _ = run(tmp_path, "hosts")
+    assert dead.name not in out
 
 
 def processor_s(container):

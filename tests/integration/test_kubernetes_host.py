@@ -17,7 +17,9 @@ from openenv_pipe.errors import ConfigError, HostError, SessionClosedError
 
 pytest.importorskip("kubernetes.aio")
 
+from openenv_pipe.commands.prune import prune
 from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.hosts.kubernetes import api as kubernetes_api
 from openenv_pipe.environments.hosts.kubernetes import host as kubernetes_host
 from openenv_pipe.environments.hosts.kubernetes import pod as kubernetes_pod
 from openenv_pipe.environments.hosts.kubernetes.host import KubernetesHost
@@ -239,6 +241,27 @@ async def test_what_dead_runs_have_left_is_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(FakeCluster, "__init__", with_old_lease)
     async with running(tmp_path) as parts:
         assert parts.cluster.deleted == ["openenv-pipe-old"]
+
+
+async def test_prune_removes_runs_whose_lease_has_expired(tmp_path, monkeypatch):
+    cluster, told = FakeCluster(["true"]), []
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    monkeypatch.setattr(kubernetes_api, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    living = old_lease("openenv-pipe-living")
+    living["spec"]["renewTime"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    cluster.objects["Lease"] |= {"old": old_lease("old"), "openenv-pipe-living": living}
+    async with cluster.serving() as url:
+        (tmp_path / "config").write_text(yaml.safe_dump(kubeconfig(url)))
+        for dry_run in (True, False):
+            await asyncio.to_thread(
+                prune, dry_run=dry_run, namespace="default", context=None, tell=told.append
+            )
+            assert "old" in cluster.objects["Lease"] or not dry_run
+    pods = "pods of the run old in namespace default"
+    assert [line for line in told if "pods" in line] == [
+        *(f"would be removed: {pods}", f"removed: {pods}"),
+    ]
+    assert cluster.deleted == ["old"]
 
 
 async def test_a_lease_that_somebody_removes_ends_the_run(tmp_path):

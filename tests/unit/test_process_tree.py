@@ -212,3 +212,33 @@ def test_the_end_of_the_thread_that_started_it_does_not_end_the_command(family, 
     pids = family_pids(tmp_path)
     time.sleep(0.2)
     assert all(map(is_alive, pids))
+
+
+SHARING = """
+import multiprocessing, os, signal, sys, time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=64)
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+print(memory.name, "sem." + semaphore._semlock.name.removeprefix("/"), flush=True)
+if sys.argv[1] == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["dies", "is stopped"])
+def test_shared_memory_of_killed_processes_is_removed(tmp_path, end):
+    """vLLM's processes share memory and semaphores by these means."""
+    log = tmp_path / "log"
+    process = ManagedProcess(
+        [sys.executable, "-c", SHARING, end], log=log, environment=os.environ, grace_s=0.0
+    )
+    deadline = time.monotonic() + LIMIT_S
+    while len(names := log.read_text().split()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    if end == "dies":
+        process.wait(LIMIT_S)
+    assert process.stop(0.1) == 128 + signal.SIGKILL
+    assert [name for name in names if Path("/dev/shm", name).exists()] == []

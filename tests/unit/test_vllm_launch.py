@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,6 +121,7 @@ def started(monkeypatch) -> list[dict[str, str]]:
     def noted(command, *, environment, scratch, **_):
         given = dict(environment)
         assert scratch.is_dir() and given.pop("VLLM_RPC_BASE_PATH") == str(scratch)
+        assert given.pop("TMPDIR") == str(scratch)
         environments.append(given)
         raise NotADirectoryError  # the recorded environment is all that the tests need
 
@@ -193,13 +195,28 @@ def test_seeds_differ_for_every_turn_and_episode():
     assert turn_seed(7, 3) == 3647706739097066463  # a change of this number would change all runs
 
 
-def test_weights_of_a_killed_trainer_are_removed_by_the_next(tmp_path):
+def test_weights_of_a_killed_trainer_are_removed_by_its_guardian(tmp_path):
     script = (
         "import os, signal, sys; from openenv_pipe.engines.vllm.weights_folder import *\n"
-        "with weights_folder(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
+        "with weights_folder(sys.argv[1]) as folder:\n"
+        "    print(folder, folder.exists(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=60)
-    (left,) = tmp_path.iterdir()
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=60)
+    folder, existed = killed.stdout.split()
+    assert existed == "True" and Path(folder).parent == tmp_path
+    deadline = time.monotonic() + 60
+    while Path(folder).exists():
+        assert time.monotonic() < deadline, "the guardian has removed nothing"
+        time.sleep(0.01)
+
+
+def test_weights_that_no_guardian_has_removed_are_removed_by_the_next_run(tmp_path):
+    left = tmp_path / "run-1"
+    left.mkdir()
+    dead = ProcessId.of_this_process().model_copy(update={"started_s": 0.0})
+    (left / "owner.json").write_text(dead.model_dump_json())
     with weights_folder(str(tmp_path)) as folder:
         assert not left.exists()
         assert json.loads((folder / "owner.json").read_text())["pid"]

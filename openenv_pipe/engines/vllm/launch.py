@@ -100,20 +100,20 @@ class AttachedVllmServer:
 def server_process(
     python: Path, arguments: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> ManagedProcess:
-    """Start vLLM's API server, and remove the folder of its sockets when it ends."""
-    sockets = Path(tempfile.mkdtemp(prefix="vllm-"))
-    fits = len(str(sockets)) <= LONGEST_SOCKET_FOLDER
-    variables = {"VLLM_RPC_BASE_PATH": str(sockets)} if fits else {}
+    """Start vLLM's API server, and remove its sockets and temporary files when it ends."""
+    temporary = Path(tempfile.mkdtemp(prefix="vllm-"))
+    fits = len(str(temporary)) <= LONGEST_SOCKET_FOLDER
+    variables = {"VLLM_RPC_BASE_PATH": str(temporary)} if fits else {}
     try:
         return ManagedProcess(
             [str(python), "-m", MODULE, *arguments],
             log=log,
-            environment={**variables, **environment},
+            environment={**variables, **environment, "TMPDIR": str(temporary)},
             grace_s=0.5,  # the server has nothing to save if this process dies
-            scratch=sockets,
+            scratch=temporary,
         )
     except OSError:
-        sockets.rmdir()
+        temporary.rmdir()
         raise
 
 

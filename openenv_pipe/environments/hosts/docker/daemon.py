@@ -118,12 +118,15 @@ def owned_containers(client: docker.DockerClient) -> list[Owned]:
     return found
 
 
-def remove_orphans(client: docker.DockerClient) -> list[Owned]:
-    """Remove and return the containers whose process, on this machine, is dead."""
-    orphans = [owned for owned in owned_containers(client) if not owned.owner.alive]
-    for orphan in orphans:
+def orphans(client: docker.DockerClient) -> list[Owned]:
+    """Return the containers whose process, on this machine, is dead."""
+    return [owned for owned in owned_containers(client) if not owned.owner.alive]
+
+
+def remove_orphans(client: docker.DockerClient) -> None:
+    """Remove the containers whose process, on this machine, is dead."""
+    for orphan in orphans(client):
         remove(orphan.container)
-    return orphans
 
 
 def remove(container: Container) -> None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 import yaml
@@ -23,8 +23,6 @@ from openenv_pipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from datetime import datetime
-
-    from openenv_pipe.config.schema import KubernetesHostConfig
 
 CALL_LIMIT_S = 15.0
 LOG_LIMIT_S = 4 * 3600.0  # a kubelet ends idle streams by then; the reader opens another
@@ -151,7 +149,18 @@ def cluster_errors() -> Iterator[None]:
         raise ClusterError(0, f"{type(error).__name__}: {text}") from error
 
 
-async def connect(settings: "KubernetesHostConfig") -> Cluster:
+class ClusterSettings(Protocol):
+    """What names a namespace of a cluster, such as a `KubernetesHostConfig`."""
+
+    @property
+    def kubeconfig(self) -> str | None: ...
+    @property
+    def context(self) -> str | None: ...
+    @property
+    def namespace(self) -> str: ...
+
+
+async def connect(settings: ClusterSettings) -> Cluster:
     """Return the cluster that the kubeconfig names, or the one that this process runs in.
 
     No call is made yet.

@@ -132,9 +132,14 @@ class KubernetesHost(SupervisedHost):
         return HostError(f"env {self._env.name!r}: the cluster refuses a call: {error}{more}")
 
 
+async def dead_runs(cluster: Cluster) -> list[str]:
+    """Return the names of the runs in the namespace whose lease has expired."""
+    now = datetime.now(UTC)
+    return [each["metadata"]["name"] for each in await cluster.leases() if has_expired(each, now)]
+
+
 async def delete_dead_runs(cluster: Cluster) -> None:
     """Delete the expired leases in the namespace, and with them the objects that they own."""
-    for each in await cluster.leases():
-        if has_expired(each, datetime.now(UTC)):
-            with suppress(ClusterError):  # another run has deleted it
-                await cluster.delete_lease(each["metadata"]["name"])
+    for name in await dead_runs(cluster):
+        with suppress(ClusterError):  # another run has deleted it
+            await cluster.delete_lease(name)

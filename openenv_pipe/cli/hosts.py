@@ -1,0 +1,49 @@
+"""The commands for what runs start outside of their own process: `hosts` and `prune`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def hosts() -> None:
+    """List the containers of runs with host=docker; `prune` removes those of dead runs.
+
+    \b
+    openenv-pipe hosts
+    """
+    from rich.console import Console
+
+    from openenv_pipe.environments.hosts.docker import daemon as docker_daemon
+    from openenv_pipe.environments.hosts.docker.listing import containers_table
+
+    with docker_daemon.connected() as client:
+        containers = docker_daemon.owned_containers(client)
+    Console(soft_wrap=not sys.stdout.isatty()).print(containers_table(containers))
+
+
+def prune(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="List it, and remove nothing.")
+    ] = False,
+    namespace: Annotated[
+        str | None,
+        typer.Option(help="Also look for pods, in this namespace.", show_default=False),
+    ] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(help="The kubeconfig's context of the namespace.", show_default="current"),
+    ] = None,
+) -> None:
+    """Remove what killed runs have left: containers, weights in shared memory, and pods.
+
+    What belongs to a living run, or to a run of another machine, stays. Runs remove most of this
+    themselves, however they end, and the rest when they start.
+
+    \b
+    openenv-pipe prune --dry-run
+    openenv-pipe prune --namespace training
+    """
+    from openenv_pipe.commands.prune import prune
+
+    prune(dry_run=dry_run, namespace=namespace, context=context, tell=print)

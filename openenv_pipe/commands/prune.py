@@ -1,0 +1,84 @@
+"""`openenv-pipe prune`: remove what killed runs have left on this machine and in a cluster.
+
+Each part is removed by its own owner's rules: containers by their label, weights folders by the
+process named in them, pods by the lease of their run, which is expired if nobody renews it.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from openenv_pipe.engines.vllm import weights_folder
+from openenv_pipe.environments.hosts.docker import daemon as docker_daemon
+from openenv_pipe.errors import HostError
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Namespace:
+    """The part of a cluster to look in, as `kubernetes.api.connect` takes it."""
+
+    namespace: str
+    context: str | None
+    kubeconfig: str | None = None
+
+
+def prune(*, dry_run: bool, namespace: str | None, context: str | None, tell: Tell) -> None:
+    """Remove the leftovers of dead runs, and tell the name of each.
+
+    Args:
+        dry_run: tell the names only.
+        namespace: where to look for pods; None: nowhere.
+        context: the kubeconfig's context; None: the current one.
+
+    Raises:
+        ConfigError: no cluster is known.
+        HostError: the cluster refuses.
+    """
+    found = _prune_containers(dry_run, tell) + _prune_weights(dry_run)
+    if namespace is not None:
+        found += asyncio.run(_prune_pods(Namespace(namespace=namespace, context=context), dry_run))
+    done = "would be removed" if dry_run else "removed"
+    for name in found:
+        tell(f"{done}: {name}")
+    if not found:
+        tell("dead runs have left nothing")
+
+
+def _prune_containers(dry_run: bool, tell: Tell) -> list[str]:
+    try:
+        with docker_daemon.connected() as client:
+            orphans = docker_daemon.orphans(client)
+            for orphan in orphans:
+                if not dry_run:
+                    docker_daemon.remove(orphan.container)
+    except HostError as error:
+        tell(f"containers are not looked for: {error}")
+        return []
+    return [f"container {each.container.name} of process {each.owner.pid}" for each in orphans]
+
+
+def _prune_weights(dry_run: bool) -> list[str]:
+    folders = weights_folder.orphans(weights_folder.default_parent())
+    for folder in folders:
+        if not dry_run:
+            shutil.rmtree(folder, ignore_errors=True)
+    return [f"weights in {folder}" for folder in folders]
+
+
+async def _prune_pods(where: Namespace, dry_run: bool) -> list[str]:
+    from openenv_pipe.environments.hosts.kubernetes.api import ClusterError, connect
+    from openenv_pipe.environments.hosts.kubernetes.host import dead_runs, delete_dead_runs
+
+    cluster = await connect(where)
+    try:
+        names = await dead_runs(cluster)
+        if not dry_run:
+            await delete_dead_runs(cluster)
+    except ClusterError as error:
+        raise HostError(f"namespace {where.namespace}: the cluster refuses: {error}") from error
+    finally:
+        await cluster.close()
+    return [f"pods of the run {name} in namespace {where.namespace}" for name in names]
