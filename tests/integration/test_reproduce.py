@@ -16,8 +16,6 @@ RUN = (
     "device=cpu",
     "num_threads=1",
     "eval.baselines=false",
-    # gives the first groups a signal
-    "reward.terms.short={type: length, weight: -0.01, per_turn: false}",
     "trainer.tasks_per_step=3",
 )
 

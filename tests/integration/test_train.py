@@ -10,6 +10,7 @@ from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.files import digest_of_file
 from openenv_pipe.system.resources import find_env
 from tests.commands import REPOSITORY, SMALL, Command, ended_by, run, servers_of, wait_until
 
@@ -47,6 +48,12 @@ def test_a_run_leaves_the_whole_proof(smoke):
     assert {path.suffix for path in (smoke / "checkpoints").rglob("*") if path.is_file()} <= {
         *(".safetensors", ".json", ".jinja"),
     }
+
+
+def test_each_step_changes_the_weights(smoke):
+    """Checkpoints that are all equal would prove nothing in tests of resumed runs."""
+    files = sorted(smoke.glob("checkpoints/step_*/model.safetensors"))
+    assert len(files) == len({digest_of_file(file) for file in files}) == 3
 
 
 def test_every_metric_of_a_run_is_documented(smoke):
