@@ -5,15 +5,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from openenv_pipe.cli.completion import complete_override
 from openenv_pipe.cli.progress import tell_person
 from openenv_pipe.errors import EngineMissingError
 
-app = typer.Typer(help="Engines: install what they need.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Make typer treat `install` as a subcommand although it is the only one."""
+app = typer.Typer(
+    help="Engines: install what they need, and start their servers.", no_args_is_help=True
+)
 
 
 @app.command()
@@ -39,6 +37,39 @@ def install(
     installed = known or vllm.install(chosen, tell_person, extra_index_url)
     state = "is already installed" if known else f"installed in {installed.took_s:.0f} s"
     print(f"{installed.package} {installed.version} {state}: {vllm.environment_dir(chosen)}")
+
+
+@app.command()
+def command(
+    overrides: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="OVERRIDES",
+            help="The arguments of `train`: conf=NAME and others, such as engine.url.",
+            autocompletion=complete_override,
+        ),
+    ],
+    form: Annotated[
+        Literal["shell", "compose"],
+        typer.Option("--format", help="A shell command, or a file for docker compose."),
+    ] = "shell",
+    build: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        typer.Option(help="auto: CUDA where there is a GPU, else CPU."),
+    ] = "auto",
+) -> None:
+    """Print how to start the vLLM server that a run with engine.launch=attach needs.
+
+    The server needs the folder of the weights under the same path as the run.
+
+    \b
+    openenv-pipe engine command conf=wordle_qwen3
+    openenv-pipe engine command conf=wordle_qwen3 --format compose > compose.yaml
+    """
+    from openenv_pipe.commands.engine_command import server_command
+    from openenv_pipe.engines.vllm.install import find_build
+
+    print(server_command(overrides, find_build() if build == "auto" else build, form))
 
 
 def offer_installation(missing: EngineMissingError) -> bool:

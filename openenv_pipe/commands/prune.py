@@ -61,7 +61,7 @@ def _prune_containers(dry_run: bool, tell: Tell) -> list[str]:
 
 
 def _prune_weights(dry_run: bool) -> list[str]:
-    folders = weights_folder.orphans(weights_folder.default_parent())
+    folders = weights_folder.orphans(weights_folder.parent_folder(None))
     for folder in folders:
         if not dry_run:
             shutil.rmtree(folder, ignore_errors=True)

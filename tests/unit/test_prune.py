@@ -19,7 +19,7 @@ def weights(tmp_path, monkeypatch):
     """The weights folders of three runs, and no Docker daemon."""
     monkeypatch.setattr(weights_folder, "IN_MEMORY", tmp_path)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
-    parent = weights_folder.default_parent()
+    parent = weights_folder.parent_folder(None)
     for name, owner in OWNERS.items():
         (parent / name).mkdir(parents=True)
         (parent / name / weights_folder.OWNER).write_text(owner.model_dump_json())

@@ -20,6 +20,13 @@ KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them lon
 CALL_LIMIT_S = 120.0  # time limit of all calls except completions
 NO_LOGPROB = -9999.0  # what the server writes for NaN or a missing value
 REFUSED = range(400, 500)  # statuses of requests that the server refuses
+# What a server was started without if it answers a path with 404.
+NEEDED = {
+    "/inference/v1/generate": f"--enable-scale-out and --served-model-name {BASE}",
+    "/v1/load_lora_adapter": "--enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and the folder "
+    "of the weights under the same path",
+    **dict.fromkeys(("/pause", "/collective_rpc", "/sleep"), "VLLM_SERVER_DEV_MODE=1"),
+}
 QUOTE = 500  # characters of an answer that an error message quotes
 
 
@@ -100,10 +107,15 @@ class VllmClient:
     async def check_health(self, limit_s: float) -> str | None:
         """See `system.readiness.check_health`."""
         try:
-            status, _ = await self._call("GET", "/health", None, limit_s)
+            status = await self.health_status(limit_s)
         except ServerGoneError as error:
             return str(error)
         return None if status == 200 else str(status)
+
+    async def health_status(self, limit_s: float) -> int:
+        """Return the status of the health check. Raises ServerGoneError."""
+        status, _ = await self._call("GET", "/health", None, limit_s)
+        return status
 
     async def is_healthy(self, limit_s: float) -> bool:
         """Whether the server answers its health check within `limit_s` seconds."""
@@ -231,7 +243,13 @@ class VllmClient:
         quoted = content[:QUOTE].decode(errors="replace")
         if status >= 500 and not await self._survived():
             raise ServerGoneError(f"{path}: status {status}: {quoted}")
-        raise EngineError(f"{self.url}{path} answered with status {status}: {quoted}")
+        needed = NEEDED.get(path.partition("?")[0]) if status == 404 else None
+        advice = (
+            f"; the server needs {needed}: `openenv-pipe engine command` prints its command"
+            if needed
+            else ""
+        )
+        raise EngineError(f"{self.url}{path} answered with status {status}: {quoted}{advice}")
 
     async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:
         """Return status and content. After a cancellation the server aborts the request."""

@@ -3,14 +3,16 @@
 Containers are in `launch_docker.py`, and servers leased from a sweep in `shared_server.py`.
 """
 
+import asyncio
 import math
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.client import ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.server_command import (
     ServerSpec,
@@ -18,12 +20,14 @@ from openenv_pipe.engines.vllm.server_command import (
     server_arguments,
     server_variables,
 )
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import ATTEMPT_LIMIT_S, wait_for_outage, wait_until_healthy
 from openenv_pipe.system.supervisor import RestartableServer
 
 OWN_ADDRESS = "127.0.0.1"  # servers that the run starts listen here
+FIND_LIMIT_S = 5.0  # for an attached server's first answer
+FIND_POLL_S = 0.2
 MODULE = "vllm.entrypoints.openai.api_server"
 # In bytes: macOS limits the path of a socket to 103, and vLLM names sockets by UUIDs.
 LONGEST_SOCKET_FOLDER = 103 - len("/123e4567-e89b-12d3-a456-426614174000")
@@ -78,10 +82,42 @@ class AttachedVllmServer:
         self.url = url.rstrip("/")
         self._config = config
         self._has_answered = False
+        self._was_found = False
 
     async def start(self) -> None:
-        """Start nothing: `VllmSupervisor` waits for the first answer."""
+        """Start nothing: `VllmSupervisor` waits for the first answer.
+
+        Raises:
+            EngineError: the first time, if no vLLM server is at the URL. Later, a server that has
+                gone may take its time to come back.
+        """
         self._has_answered = False
+        if not self._was_found:
+            await self._find()
+            self._was_found = True
+
+    async def _find(self) -> None:
+        """Return when something answers at the URL, even if it is not healthy yet."""
+        deadline = time.monotonic() + FIND_LIMIT_S
+        while (problem := await self._problem()) is not None:
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"engine.url: {self.url} is no running vLLM server: {problem}; "
+                    "`openenv-pipe engine command` with the arguments of `train` prints how to "
+                    "start it; wait until it answers, or set engine.launch=managed"
+                )
+            await asyncio.sleep(FIND_POLL_S)
+
+    async def _problem(self) -> str | None:
+        """Return why this cannot be a vLLM server; None if it can."""
+        async with VllmClient(
+            self.url, api_key=self._config.api_key, request_timeout_s=1
+        ) as client:
+            try:
+                status = await client.health_status(ATTEMPT_LIMIT_S)
+            except ServerGoneError as error:
+                return str(error)
+        return "it answers /health with status 404" if status == 404 else None
 
     async def died(self) -> str:
         """See `wait_for_outage`. A server that has not answered yet counts as starting."""

@@ -29,7 +29,7 @@ def weights_folder(configured: str | None) -> Iterator[Path]:
     Raises:
         ConfigError: the configured folder cannot be written.
     """
-    parent = _parent(configured)
+    parent = parent_folder(configured)
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for orphan in orphans(parent):
@@ -58,8 +58,10 @@ def _removed_at_the_end(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def default_parent() -> Path:
-    """Return the folder of this user's weights folders where none is configured."""
+def parent_folder(configured: str | None) -> Path:
+    """Return the folder of this user's weights folders."""
+    if configured is not None:
+        return Path(configured).expanduser().absolute()
     memory = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     return memory / f"openenv-pipe-{os.getuid()}"
 
@@ -72,9 +74,3 @@ def orphans(parent: Path) -> list[Path]:
             if not ProcessId.model_validate_json(owner.read_text()).alive:
                 found.append(owner.parent)
     return found
-
-
-def _parent(configured: str | None) -> Path:
-    if configured is not None:
-        return Path(configured).expanduser().absolute()
-    return default_parent()

@@ -1,0 +1,108 @@
+"""`openenv-pipe engine command`: how to start the servers that a run with launch=attach needs."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import SplitResult, urlsplit
+
+import yaml
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.schema import HubModelConfig, RunConfig, VllmEngineConfig
+from openenv_pipe.engines.vllm.install import INSIDE, Build, environment_dir
+from openenv_pipe.engines.vllm.launch import MODULE
+from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, hub_cache
+from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode
+from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
+from openenv_pipe.engines.vllm.weights_folder import parent_folder
+from openenv_pipe.errors import ConfigError
+
+DEFAULT_URL = "engine.url=http://127.0.0.1:8000"
+ATTACH = ("engine=vllm", "engine.launch=attach")
+INSIDE_CONTAINER = "/openenv-pipe"  # the path of our `inside` folder in a container
+API_KEY = "VLLM_API_KEY"  # never printed: the server gets it from this variable
+
+
+def server_command(
+    overrides: Sequence[str], build: Build, form: Literal["shell", "compose"]
+) -> str:
+    """Return shell commands, or a compose file, that start the servers of engine.url.
+
+    Args:
+        overrides: the arguments of `train`. engine=vllm and engine.launch=attach are added, and
+            a URL if there is none.
+
+    Raises:
+        ConfigError: a server cannot load the configured model.
+    """
+    url = () if any(each.startswith("engine.url=") for each in overrides) else (DEFAULT_URL,)
+    config = compose([*overrides, *ATTACH, *url]).config
+    engine = config.engine
+    assert isinstance(engine, VllmEngineConfig)
+    spec = _spec(config, engine, build)
+    addresses = [urlsplit(each) for each in engine.urls]
+    if form == "shell":
+        return "\n\n".join(_shell_command(spec, engine, each) for each in addresses)
+    services = {f"vllm-{n}": _service(spec, engine, each) for n, each in enumerate(addresses)}
+    return yaml.safe_dump({"services": services}, sort_keys=False, width=sys.maxsize).rstrip()
+
+
+def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSpec:
+    model = config.model
+    if not isinstance(model, HubModelConfig) or model.quantization != "none":
+        raise ConfigError(
+            f"model.type={model.type}, model.quantization={model.quantization}: a run writes such "
+            "a model itself, so a server that runs before cannot load it; set "
+            "engine.launch=managed, or model=hub with model.path and no quantization"
+        )
+    mode = choose_publish_mode(engine, model.lora.rank)
+    return ServerSpec(
+        model=str(Path(model.path).expanduser()),
+        revision=model.revision,
+        build=build,
+        dtype=model.autocast if engine.dtype == "auto" else engine.dtype,
+        lora_rank=model.lora.rank if mode == "adapter" else 0,
+        sleeps=engine.sleep in ("level1", "level2"),
+    )
+
+
+def _shell_command(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -> str:
+    variables = server_variables(spec, engine, str(INSIDE))
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    if engine.api_key:
+        words.append(f'{API_KEY}="${API_KEY}"')
+    python = environment_dir(spec.build) / "bin" / "python"
+    words.append(f"{shlex.quote(str(python))} -m {MODULE}")
+    for argument in server_arguments(spec, engine, address.hostname or "", address.port or 80):
+        if argument.startswith("--"):
+            words.append(argument)
+        else:
+            words[-1] += f" {shlex.quote(argument)}"
+    return " \\\n  ".join(words)
+
+
+def _service(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -> Mapping[str, Any]:
+    """Return one service of a compose file."""
+    port, model, weights = address.port or 80, Path(spec.model), parent_folder(engine.weights_dir)
+    volumes = [f"{INSIDE}:{INSIDE_CONTAINER}:ro", f"{weights}:{weights}:ro"]
+    volumes.append(f"{model}:{model}:ro" if model.is_dir() else f"{hub_cache()}:{HUB_CACHE}")
+    variables = server_variables(spec, engine, INSIDE_CONTAINER)
+    environment = {name: value.replace("$", "$$") for name, value in variables.items()}
+    if engine.api_key:
+        environment[API_KEY] = f"${{{API_KEY}}}"
+    service = {
+        "image": engine.image,
+        "ipc": "host",
+        "init": True,
+        "entrypoint": ["python3", "-m", MODULE],
+        "command": server_arguments(spec, engine, "0.0.0.0", port),
+        "environment": environment,
+        "ports": [f"{address.hostname}:{port}:{port}"],
+        "volumes": volumes,
+    }
+    if spec.build == "cuda":
+        gpus = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [gpus]}}}
+    return service
