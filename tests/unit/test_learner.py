@@ -1,6 +1,7 @@
 """Which numbers change an update, and which must not. Trap numbers: tests/README.md."""
 
 import dataclasses
+import gc
 import math
 import random
 
@@ -439,3 +440,21 @@ async def test_equal_trainings_are_equal_to_the_bit(lora_rank, updates_per_step,
     assert all(map(torch.equal, first, second))
     untrained = weights_of(tiny_policy(ends=True, lora_rank=lora_rank))
     assert not all(map(torch.equal, first, untrained))
+
+
+async def test_steps_leave_no_tensors_in_reference_cycles():
+    """Such tensors would fill the memory until Python's garbage collector finds them."""
+    policy = tiny_policy(ends=True)
+    engine, learner, counts = local_engine(policy), learner_of(policy), []
+    gc.collect()
+    gc.disable()
+    try:
+        for step in range(1, 5):
+            groups = await collect(policy, engine=engine, group_size=3, label=f"step {step}")
+            advantages = step_advantages(groups, baseline="group", scale="group", discount=1.0)
+            learner.update(build_samples(advantages), step)
+            await engine.publish(step)
+            counts.append(sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()))
+    finally:
+        gc.enable()
+    assert len(set(counts[1:])) == 1, counts  # the first step makes the optimizer's state
