@@ -26,7 +26,7 @@ RunName = Run | str | os.PathLike[str]
 
 
 def compose(*overrides: str) -> RunConfig:
-    """The validated configuration that overrides such as "conf=wordle" ask for.
+    """Return the validated configuration for overrides such as "conf=wordle".
 
     Raises ConfigError.
     """
@@ -45,7 +45,7 @@ def train(
 ) -> Run:
     """Train until the run ends: `train("conf=wordle", "trainer.steps=10")`.
 
-    resume: a run to go on with, which keeps its configuration but for a few keys.
+    resume: a run to continue, of whose configuration only a few keys may change.
     fork: a run, or its checkpoint as "RUN@40" or "RUN@best", to start a new run from.
     trust: run what that run's folder names, also if another user made it or it was changed.
     callbacks: called as `on_step(run, metrics)` after each step; see `pipeline.callbacks`.
@@ -54,7 +54,7 @@ def train(
     and KeyboardInterrupt if it was interrupted. The run folder says why in every case.
     """
     if resume is not None and fork is not None:
-        raise ConfigError("resume goes on with a run, fork starts a new one; give one of them")
+        raise ConfigError("resume continues a run, fork starts a new one; give one of them")
     from openenv_pipe import pipeline
 
     control = _control(on_progress, callbacks)
@@ -110,7 +110,7 @@ def reproduce(
 ) -> "Reproduction":
     """Run a run again in a new folder, and say whether it is the same.
 
-    steps: the first so many steps of GRPO; default: all that the run has.
+    steps: repeat only this many steps of GRPO; default: all that the run has.
     allow: what may differ beforehand: code, versions, data, model.
     replay: train on the recorded episodes and play none.
     runs_dir: where the new run goes; default: as the run says.

@@ -31,7 +31,7 @@ _TOOL: Tool = {
     },
 }
 _Frozen = tuple[tuple[tuple[str, str], ...], ...]  # messages as a cache key
-_NUM_FIRST = 64  # cached beginnings, one for each of so many concurrent groups
+_NUM_FIRST = 64  # cached beginnings, one for each of this many concurrent groups
 _NUM_CACHED = 4096  # cached later messages and replies
 _TOOLS_IN_WORDS = (
     "You can call tools. Write each call as\n"

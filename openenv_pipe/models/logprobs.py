@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from openenv_pipe.models.embedding import adds_in_place, gradient_of
 
 CHUNK_ELEMENTS = 1 << 18  # U x C logits at a time, if there are many
-KEPT_ELEMENTS = 1 << 22  # up to so many logits (U x V) are kept for the backward pass,
-KEPT_CHUNK_ELEMENTS = 1 << 20  # in chunks of so many
+KEPT_ELEMENTS = 1 << 22  # up to this many logits (U x V) are kept for the backward pass,
+KEPT_CHUNK_ELEMENTS = 1 << 20  # in chunks of this many
 MIN_COLUMNS = 256
 
 

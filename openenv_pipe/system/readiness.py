@@ -51,7 +51,7 @@ async def wait_until_healthy(
     """Poll the server at `url` until it is healthy.
 
     Args:
-        check: makes one attempt within so many seconds, as `check_health` does, the default.
+        check: makes one attempt within the given number of seconds; default: `check_health`.
 
     Raises:
         NotReadyError: it is not healthy within `timeout_s` seconds.

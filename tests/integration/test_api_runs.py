@@ -22,7 +22,7 @@ def in_empty_folder(tmp_path, monkeypatch):
 
 
 def test_in_a_thread_with_a_running_loop_a_callback_stops_and_a_resume_goes_on():
-    """As exactly as a run that nobody stopped, which `reproduce` plays."""
+    """The resumed run equals an uninterrupted one, with which `reproduce` compares it."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     lines, seen, runs = [], [], []
 

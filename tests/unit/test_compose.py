@@ -137,7 +137,7 @@ def test_a_saved_run_with_another_engine_has_its_correction_and_its_own_values(f
 
 
 def test_a_part_of_a_saved_block_cannot_be_chosen_alone():
-    """It was dropped in silence."""
+    """Earlier versions ignored such an override without an error."""
     saved = compose(["conf=echo"]).config
     for override in ("trainer/loss=python", "env/adapter=json"):
         with pytest.raises(ConfigError, match="choose the whole block with it"):

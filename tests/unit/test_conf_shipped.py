@@ -134,7 +134,7 @@ def test_experiments_say_what_they_are_for_and_lines_are_short(path):
 
 
 def test_qwen3_conversations_only_grow():
-    """Trap 3: the stock template rewrites earlier turns; ours only appends and keeps thinking
+    """Trap 3: Qwen3's template rewrites earlier turns; ours only appends and keeps thinking
     off."""
     jinja2 = pytest.importorskip("jinja2")
     source = compose(["conf=wordle", "model=qwen3_1_7b"]).config.model.chat_template

@@ -270,7 +270,7 @@ def huge(episode):
     ],
 )
 def test_a_term_that_returns_nonsense_is_refused(function, why):
-    """Trap 7: NaN is said, never averaged away."""
+    """Trap 7: NaN is reported, never averaged away."""
     with pytest.raises(ConfigError, match=why):
         scored({"it": python_term(function)})
 

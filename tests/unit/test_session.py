@@ -1,4 +1,4 @@
-"""`Session` against small servers that speak the protocol, or break it in the ways seen."""
+"""`Session` against small servers that speak the protocol, or break it as real servers do."""
 
 import asyncio
 import json

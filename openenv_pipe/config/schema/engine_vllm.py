@@ -57,7 +57,7 @@ class SamplingConfig(Block):
     top_p: PositiveShare = Field(
         description="sample from the most likely tokens up to this total probability; 1: off"
     )
-    top_k: Count = Field(description="sample from so many most likely tokens; 0: off")
+    top_k: Count = Field(description="sample from this many of the most likely tokens; 0: off")
     min_p: Share = Field(
         description="drop tokens below this fraction of the highest probability; 0: off"
     )

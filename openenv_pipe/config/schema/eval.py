@@ -30,7 +30,7 @@ class DuringConfig(Block):
 
     every: Count = Field(description="steps between evaluations; 0: none")
     num_tasks: NumEpisodes | None = Field(
-        description="use the first so many tasks; null: eval.num_tasks"
+        description="number of tasks, the first ones; null: eval.num_tasks"
     )
     samples_per_task: NumEpisodes | None = Field(
         description="episodes per task; null: eval.samples_per_task"

@@ -28,7 +28,7 @@ SessionsPerServer = Annotated[
     Field(
         ge=1,
         le=10_000,
-        description="episodes that one server runs at once; the server must allow so many",
+        description="episodes that one server runs at once; the server must allow this many",
     ),
 ]
 StopTimeout = Annotated[Seconds, Field(description="time between SIGTERM and SIGKILL")]

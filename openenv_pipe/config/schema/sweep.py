@@ -24,7 +24,7 @@ class SearchSweep(Block):
     metric: str = Field(description="key of metrics.jsonl in GRPO's steps by which jobs are judged")
     goal: Literal["max", "min"] = Field(description="whether a high or a low value is best")
     mean_of: PositiveCount = Field(
-        description="a job's result is the metric's mean over so many last steps"
+        description="a job's result is the metric's mean over this many of its last steps"
     )
     seed: Seed = Field(description="seed of the proposals")
     num_random: Count = Field(description="first jobs, with values drawn at random")

@@ -211,5 +211,5 @@ def refuse_missing_devices(num_devices: int, device: torch.device) -> None:
     if device.type == "cuda" and num_devices > torch.cuda.device_count():
         raise ConfigError(
             f"trainer.devices={num_devices}, but torch sees {torch.cuda.device_count()} CUDA "
-            "devices; set trainer.devices to at most so many, or device=cpu"
+            "devices; set trainer.devices to at most that number, or device=cpu"
         )
