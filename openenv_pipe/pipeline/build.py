@@ -45,6 +45,7 @@ from openenv_pipe.rewards import Scorer
 from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.malloc import keep_freed_memory
+from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.python_targets import build_part
 from openenv_pipe.system.resources import load_callable
 
@@ -72,7 +73,7 @@ async def assembled(
         HostError, EngineError: a server did not start.
     """
     device = select_device(config.device)
-    num_threads = config.num_threads or _num_cores()
+    num_threads = config.num_threads or len(usable_cores())
     known_sets = await asyncio.to_thread(known_splits, config)
     servers = servers or OwnServers()
     host = servers.host(config, logs)
@@ -112,7 +113,7 @@ async def assembled(
 async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Components]:
     """Build only the learner's components, to train on recorded episodes."""
     device = select_device(config.device)
-    num_threads = config.num_threads or _num_cores()
+    num_threads = config.num_threads or len(usable_cores())
     workers = _workers(config, device, logs, num_threads)
     with (
         closing(workers) if workers else nullcontext(),
@@ -149,12 +150,6 @@ def _load_checked(
         tell(f"model {model} does not support packed rows ({reason}); training pads samples")
     refuse_long_episodes(config, policy.max_length)
     return policy
-
-
-def _num_cores() -> int:
-    """Return the number of cores that this process may use, which a container can limit."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return allowed or 1
 
 
 @asynccontextmanager
@@ -211,7 +206,7 @@ def _own_sampler(
     if not config.trainer.max_staleness:
         yield {"model": policy, "executor": torch_thread}
         return
-    num_threads = config.num_threads or _num_cores()
+    num_threads = config.num_threads or len(usable_cores())
     with ThreadPoolExecutor(1, "sampler", partial(_prepare_thread, num_threads)) as thread:
         twin = policy.twin()
         yield {"model": twin, "executor": thread, "refresh": partial(twin.follow, policy)}

@@ -141,9 +141,6 @@ def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> N
         # A resumed run has the same configuration, so it would end with the same error.
         progress.note("nothing was trained; correct the error and start a new run")
         return
-    first = "free some space, then " if _is_full_disk(error) else ""
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    first = "free some space, then " if is_full else ""
     progress.note(f"to continue: {first}openenv-pipe train --resume {folder.path}")
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

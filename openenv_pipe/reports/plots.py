@@ -96,7 +96,7 @@ def draw_losses(path: Path, records: Records) -> bool:
     panels = {
         title: lines
         for title, lines in LOSS_PANELS.items()
-        if any(_has(grpo, key) for key in lines)
+        if any(record.get(key) for record in grpo for key in lines)
     }
     if not panels:
         return False
@@ -196,7 +196,3 @@ def _label(axis: "Axes", title: str, x_label: str) -> None:
 
 def _of_stage(records: Records, stage: str) -> list[Mapping[str, Any]]:
     return [record for record in records if record.get("stage") == stage]
-
-
-def _has(records: Records, key: str) -> bool:
-    return any(record.get(key) for record in records)

@@ -140,3 +140,10 @@ def port_in_use(port: int, host: str = "127.0.0.1") -> bool:
                 return True
             raise
     return False
+
+
+def usable_cores() -> list[int]:
+    """Return the numbers of the CPU cores that this process may use; a container can limit them."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

@@ -174,7 +174,8 @@ def _make(folder: Path, build: Build, log: Path, tell: Tell, extra_index: str | 
     for number, (installer, commands) in enumerate(recipes, 1):
         tell(f"installing {package} with {installer} (log: {log})")
         shutil.rmtree(folder, ignore_errors=True)
-        code = _run_all(commands, log)
+        runs = (_run(command, log, STEP_LIMIT_S) for command in commands)
+        code = next((code for code in runs if code), 0)  # of the first command that fails
         if code == 0:
             break
         if number == len(recipes):
@@ -242,11 +243,6 @@ def _recipes(
     if build == "cpu":
         commands.append([python, "-m", "pip", "uninstall", "--yes", *UNUSABLE_ON_CPU])
     return [*recipes, ("pip", commands)]
-
-
-def _run_all(commands: Sequence[Sequence[str]], log: Path) -> int:
-    """Run commands until one fails, and return its exit code; 0 if none fails."""
-    return next((code for command in commands if (code := _run(command, log, STEP_LIMIT_S))), 0)
 
 
 def _run(command: Sequence[str], log: Path, limit_s: float) -> int:

@@ -64,7 +64,7 @@ class LogprobCheck:
                 for ids, expected_V in zip(self.prompts, expected_PV, strict=True)
             )
         )
-        difference, server, trainer = max(answers, key=_worst_first)
+        difference, server, trainer = max(answers, key=lambda each: (math.isnan(each[0]), each[0]))
         if not difference <= self.bound:  # also for NaN
             raise TrainingError(
                 f"{what}: the server at {client.url} has another policy than the trainer. The "
@@ -111,7 +111,3 @@ async def _compared(
     differences_K = np.abs(server_K - trainer_K)
     worst = int(np.argmax(np.where(np.isnan(differences_K), np.inf, differences_K)))
     return float(differences_K[worst]), float(server_K[worst]), float(trainer_K[worst])
-
-
-def _worst_first(answer: tuple[float, float, float]) -> float:
-    return math.inf if math.isnan(answer[0]) else answer[0]

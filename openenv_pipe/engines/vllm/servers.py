@@ -5,7 +5,6 @@ learner does not use, or CPU cores of its own. If the learner uses all GPUs, the
 first one, each with a fraction of the memory.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from openenv_pipe.engines.vllm.launch import AttachedVllmServer, VllmProcess, Vl
 from openenv_pipe.engines.vllm.launch_docker import VllmContainer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.process import usable_cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,9 @@ def make_servers(
     """
     if config.launch == "attach":
         return [AttachedVllmServer(url, config) for url in config.urls]
-    assigned = placements(config, on_gpu=spec.build == "cuda", free_gpus=free_gpus, cores=_cores())
+    assigned = placements(
+        config, on_gpu=spec.build == "cuda", free_gpus=free_gpus, cores=usable_cores()
+    )
     specs = [replace(spec, number=n, placement=each) for n, each in enumerate(assigned)]
     if config.launch == "docker":
         model = Path(spec.model)
@@ -126,10 +128,3 @@ def placements(
         return [{} for _ in range(count)]
     size = len(split) // count
     return [{variable: ",".join(split[size * n : size * (n + 1)])} for n in range(count)]
-
-
-def _cores() -> list[int]:
-    """Return the numbers of the CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

@@ -95,7 +95,7 @@ def compare_settings(found: Found) -> Comparison:
         title=found.title,
         keys=keys,
         labels=labels,
-        measures=[name for name in _measure_names(readable) if name in present],
+        measures=[name for name in _measures(readable) if name in present],
         settings=settings,
         best=best,
         best_run=_best_run(best) if best else None,
@@ -163,10 +163,6 @@ def _measures(runs: Sequence[FoundRun]) -> dict[str, Callable[[FoundRun], Figure
         "train reward": _train_reward,
         TIME: lambda run: None if run.duration_s is None else _plain(run.duration_s / 60),
     }
-
-
-def _measure_names(runs: Sequence[FoundRun]) -> list[str]:
-    return list(_measures(runs))
 
 
 def _of_tasks(run: FoundRun, of: Callable[[EvalReport], Interval | None]) -> Figure | None:
