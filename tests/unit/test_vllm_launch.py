@@ -129,15 +129,10 @@ def started(monkeypatch) -> list[dict[str, str]]:
     return environments
 
 
-async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp_path, monkeypatch):
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
-    log = tmp_path / "engine.log"
-    server = launch.VllmProcess(spec(model=str(tmp_path)), engine(), Path("python"), log)
-    with pytest.raises(NotADirectoryError):
-        await server.start()
+async def endpoint(folder, host="127.0.0.1", extra=()):
     served = serving.Served(
         name="policy",
-        model=str(tmp_path),
+        model=str(folder),
         revision=None,
         adapter=None,
         lora_rank=0,
@@ -146,17 +141,56 @@ async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp
         chat_template=None,
         calls_tools=False,
     )
+    await serving.serve(
+        served,
+        SimpleNamespace(python="python", build="cpu"),
+        host=host,
+        port=free_port(),
+        extra=extra,
+        start_timeout_s=1.0,
+        log=folder / "engine.log",
+        tell=print,
+    )
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--host", "0.0.0.0"],
+        ["--host=0.0.0.0"],
+        ["--hos", "0.0.0.0"],
+        ["--dtype", "float32", "--port=1"],
+        ["--api-key", ""],
+        ["--api_key="],
+        ["--config", "open.yaml"],
+    ],
+)
+async def test_no_argument_for_vllm_opens_an_endpoint_to_others(
+    extra, started, tmp_path, monkeypatch
+):
+    """vLLM would take the last --host, and an empty --api-key switches its check off."""
+    monkeypatch.setenv("VLLM_API_KEY", "a-key-of-a-user")
+    with pytest.raises(ConfigError, match=r"cannot be passed on to vLLM; set "):
+        await endpoint(tmp_path, extra=extra)
+    assert not started
+
+
+@pytest.mark.parametrize(("host", "key"), [("0.0.0.0", ""), ("", ""), ("::", " "), ("127.1", "")])
+async def test_a_public_endpoint_needs_a_key(host, key, started, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    with pytest.raises(ConfigError, match="VLLM_API_KEY is not set"):
+        await endpoint(tmp_path, host)
+    assert not started
+
+
+async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+    log = tmp_path / "engine.log"
+    server = launch.VllmProcess(spec(model=str(tmp_path)), engine(), Path("python"), log)
     with pytest.raises(NotADirectoryError):
-        await serving.serve(
-            served,
-            SimpleNamespace(python="python", build="cpu"),
-            host="127.0.0.1",
-            port=free_port(),
-            extra=[],
-            start_timeout_s=1.0,
-            log=log,
-            tell=print,
-        )
+        await server.start()
+    with pytest.raises(NotADirectoryError):
+        await endpoint(tmp_path)
     of_a_run, of_an_endpoint = started
     own = server_variables(spec(), engine(), str(INSIDE))
     assert of_a_run == process_environment(str(tmp_path), own)

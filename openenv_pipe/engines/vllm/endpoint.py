@@ -33,6 +33,13 @@ KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's server reads the key that clients must s
 STOP_LIMIT_S = 10.0
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_CACHE_GB = "2"
+# Options of the server that decide who may use it, and what sets each of them instead.
+OWN_OPTIONS = {
+    "--host": "--host, in front of the `--`",
+    "--port": "--port, in front of the `--`",
+    "--api-key": f"the environment variable {KEY_VARIABLE}",
+    "--config": "the single options of that file",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +60,13 @@ class Served:
 def serving_arguments(
     served: Served, build: Build, host: str, port: int, extra: Sequence[str]
 ) -> list[str]:
-    """Return the arguments of vLLM's API server. Those in `extra` override the others."""
+    """Return the arguments of vLLM's API server. Those in `extra` override the others.
+
+    Raises:
+        ConfigError: `extra` has an option that could let others in without a key.
+    """
+    for argument in extra:
+        _refuse_own_option(argument)
     arguments = [
         *("--model", served.model, "--dtype", served.dtype),
         *("--max-model-len", str(served.max_model_len)),
@@ -92,7 +105,9 @@ async def serve(
         ConfigError: the port is taken, or a public address has no API key.
         EngineError: the server died, or was not ready within `start_timeout_s` seconds.
     """
-    if host not in LOOPBACK and not os.environ.get(KEY_VARIABLE):
+    arguments = serving_arguments(served, installed.build, host, port, extra)
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if host not in LOOPBACK and not key:
         raise ConfigError(
             f"--host {host} makes the server reachable from other machines, and {KEY_VARIABLE} is "
             "not set; set it to a secret that clients send as their API key, or use --host "
@@ -101,11 +116,9 @@ async def serve(
     if port_in_use(port, host):
         raise ConfigError(f"--port {port} is used by another program; choose another one")
     progress = StartProgress(log, lambda text: tell(f"engine: {text}"))
-    arguments = serving_arguments(served, installed.build, host, port, extra)
     environment = process_environment(served.model, _variables(installed.build))
     server = server_process(installed.python, arguments, environment, log)
     url = f"http://{host}:{port}"
-    key = os.environ.get(KEY_VARIABLE)
     try:
         async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
             ready = wait_until_healthy(
@@ -119,6 +132,17 @@ async def serve(
         raise EngineError(f"{error}: {cause}" if cause else str(error), log) from error
     finally:
         await asyncio.shield(server.stopped(STOP_LIMIT_S))
+
+
+def _refuse_own_option(argument: str) -> None:
+    """Raise ConfigError if vLLM's parser reads an argument as one of `OWN_OPTIONS`.
+
+    The parser accepts `--host=X`, and every beginning of a name that no other option shares.
+    """
+    name = argument.partition("=")[0].replace("_", "-")
+    for option, instead in OWN_OPTIONS.items():
+        if len(name) > len("--") and option.startswith(name):
+            raise ConfigError(f"{name} cannot be passed on to vLLM; set {instead}")
 
 
 def _variables(build: Build) -> dict[str, str]:
