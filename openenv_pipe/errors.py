@@ -21,15 +21,20 @@ A message says what was wrong, the value seen, the value expected, and the next 
 Bugs of the package are AssertionErrors and other exceptions, which keep their traceback.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NoReturn
+
+MAX_TAIL_BYTES = 2**16  # of a log, in which its last lines are looked for
+MAX_LINE = 200  # characters of a line of a log
 
 
 class PipeError(Exception):
     """Base of all errors whose message is for the user. `exit_code` is that of the process."""
 
     exit_code = 1
+    whole_text: Path | None = None  # the file with the whole message, where it is shown cut
 
 
 class UserError(PipeError):
@@ -139,7 +144,10 @@ def _members(group: BaseExceptionGroup) -> Iterator[BaseException]:
 def last_lines(log: Path, num_lines: int) -> str:
     """Return the end of a log file, indented; empty if the file cannot be read."""
     try:
-        lines = log.read_text(errors="replace").splitlines()[-num_lines:]
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
+            lines = file.read(MAX_TAIL_BYTES).decode(errors="replace").splitlines()[-num_lines:]
     except OSError:
         return ""
+    lines = [line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..." for line in lines]
     return "".join(f"\n  | {line}" for line in lines)

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 import typer
 
 from openenv_pipe.cli.completion import complete_override, complete_target
+from openenv_pipe.cli.progress import tell_person
 from openenv_pipe.errors import FailureError
+from openenv_pipe.system.secrets import redact
 
 # styles of rich, by the kind of a text that `play` shows
 STYLES = {"system": "dim", "user": "cyan", "tool": "cyan", "note": "dim", "reward": "bold green"}
@@ -66,10 +68,10 @@ def inspect(
     from openenv_pipe.commands.env.targets import find_target
 
     found = inspect_environment(find_target(target, overrides), output)
-    print(f"# conf/env/{found.name}.yaml\n{found.block}")
-    print(f"# conf/conf/{found.name}.yaml\n{found.experiment}", end="", flush=True)
+    print(redact(f"# conf/env/{found.name}.yaml\n{found.block}"))
+    print(redact(f"# conf/conf/{found.name}.yaml\n{found.experiment}"), end="", flush=True)
     for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
+        tell_person(f"note: {note}")
     if found.problem is not None:
         raise FailureError(found.problem)
     if output is None:
@@ -100,14 +102,14 @@ def check(
     openenv-pipe env check wordle --policy wordle.policies:consistent
     openenv-pipe env check conf=wordle --format json
     """
-    from rich.console import Console
 
+    from openenv_pipe.cli.console import open_console
     from openenv_pipe.commands import findings
     from openenv_pipe.commands.env.check import probe_environment
     from openenv_pipe.commands.env.targets import find_target
 
     found = find_target(target, overrides)
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     with console.status("") as status:
         lines = probe_environment(
             found,
@@ -118,7 +120,7 @@ def check(
     if form == "json":
         print(findings.as_json(lines))
     else:
-        Console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
+        open_console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
     if findings.has_failed(lines):
         raise typer.Exit(1)
 
@@ -160,12 +162,12 @@ class PersonAtTerminal:
     """Shows texts on stdout; each line of stdin is a reply."""
 
     def __init__(self) -> None:
-        from rich.console import Console
+        from openenv_pipe.cli.console import open_console
 
-        self._console = Console(soft_wrap=True, highlight=False)
+        self._console = open_console(soft_wrap=True, highlight=False)
 
     def show(self, text: str, kind: str) -> None:
-        self._console.print(text, style=STYLES.get(kind), markup=False)
+        self._console.print(text, style=STYLES.get(kind))
 
     def reply(self) -> str:
         reply = input("> ")

@@ -4,7 +4,10 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
+
+from openenv_pipe.system.foreign_text import for_people, visible
+from openenv_pipe.system.secrets import redact
 
 LogFormat = Literal["text", "json"]
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by the number of times -v is given
@@ -16,9 +19,9 @@ def configure_logging(verbosity: int, form: LogFormat) -> None:
     if form == "json":
         handler.setFormatter(_JsonFormatter())
     elif verbosity:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     else:
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(_TextFormatter("%(levelname)s: %(message)s"))
     logger = logging.getLogger("openenv_pipe")
     logger.handlers = [handler]  # those of an earlier call in this process are replaced
     logger.setLevel(LEVELS[min(verbosity, len(LEVELS) - 1)])
@@ -35,6 +38,16 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
+class _TextFormatter(logging.Formatter):
+    """Lines whose messages may have any origin; of an exception all of the traceback is shown."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return for_people(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        return visible(redact(super().formatException(ei)))
+
+
 class _JsonFormatter(logging.Formatter):
     """One JSON object a line; times are UTC."""
 
@@ -43,8 +56,8 @@ class _JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": for_people(record.getMessage()),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = visible(redact(self.formatException(record.exc_info)))
         return json.dumps(line, ensure_ascii=False)

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from traceback import format_exception
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -22,6 +23,8 @@ from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.progress import build_progress, tell_person
 from openenv_pipe.cli.signals import SignalStop
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
+from openenv_pipe.system.foreign_text import for_people, visible
+from openenv_pipe.system.secrets import redact
 
 if TYPE_CHECKING:
     from openenv_pipe.pipeline import RunControl
@@ -124,8 +127,7 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust:
             "train -m takes no --fork, and with --resume SWEEP no overrides; a resumed sweep keeps "
             "its configuration"
         )
-    from rich.console import Console
-
+    from openenv_pipe.cli.console import open_console
     from openenv_pipe.cli.progress import SweepTable
     from openenv_pipe.cli.signals import SweepSignals
     from openenv_pipe.commands.sweep import command as sweep_command
@@ -136,7 +138,7 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust:
         result = sweep_command.resume(Path(resume), progress, stopping, trust=trust)
     else:
         result = sweep_command.sweep(overrides, _command(), progress, stopping)
-    Console(soft_wrap=not sys.stdout.isatty()).print(result.table)
+    open_console(soft_wrap=not sys.stdout.isatty()).print(result.table)
     for note in result.notes:
         tell_person(note)
     if stopping.received is not None:
@@ -240,10 +242,10 @@ def show(
     openenv-pipe show conf=wordle model=qwen3_1_7b --format json
     """
     from openenv_pipe.config.compose import compose
-    from openenv_pipe.config.render import as_yaml
+    from openenv_pipe.config.render import as_json, as_yaml
 
     composed = compose(overrides)
-    text = as_yaml(composed) if form == "yaml" else composed.config.model_dump_json(indent=2)
+    text = visible(as_yaml(composed) if form == "yaml" else as_json(composed.config))
     if not sys.stdout.isatty():
         print(text)
         return
@@ -265,12 +267,11 @@ def check(overrides: Overrides) -> None:
     from openenv_pipe.config.compose import compose
 
     composed = compose(overrides)
-    from rich.console import Console
-
+    from openenv_pipe.cli.console import open_console
     from openenv_pipe.commands import findings, preflight
 
     lines = preflight.run_checks(composed.config)
-    Console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
+    open_console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
     if findings.has_failed(lines):
         raise typer.Exit(1)
 
@@ -291,8 +292,7 @@ def plugins() -> None:
     \b
     openenv-pipe plugins
     """
-    from rich.console import Console
-
+    from openenv_pipe.cli.console import open_console
     from openenv_pipe.commands.plugins import plugins_table
     from openenv_pipe.system.plugins import find_plugins
 
@@ -300,7 +300,7 @@ def plugins() -> None:
     if not found:
         print("no plugins are installed; docs/extending.md describes how to write one")
         return
-    Console(soft_wrap=not sys.stdout.isatty()).print(plugins_table(found))
+    open_console(soft_wrap=not sys.stdout.isatty()).print(plugins_table(found))
     if any(plugin.folder is None for plugin in found):
         raise typer.Exit(1)
 
@@ -329,11 +329,20 @@ def _command() -> list[str]:
 
 def _print_error(error: PipeError) -> None:
     red, reset = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-    print(f"{red}error:{reset} {error}", file=sys.stderr)
+    print(f"{red}error:{reset} {for_people(str(error), error.whole_text)}", file=sys.stderr)
+
+
+def _print_traceback(error: Exception) -> NoReturn:
+    """Exit with the whole traceback of an error that is a bug, without secrets."""
+    print(visible(redact("".join(format_exception(error)))), end="", file=sys.stderr)
+    sys.exit(FailureError.exit_code)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. A PipeError becomes a message and its exit code."""
+    """Run the command line. A PipeError becomes a message and its exit code.
+
+    The traceback of any other error is printed without secrets.
+    """
     # torch's idle threads must sleep, not spin: the environment servers need those cores. Spinning
     # made runs up to 20 times slower on a busy machine. Read once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -351,9 +360,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
+            _print_traceback(error)
         _print_error(FailureError(f"cannot write {error.filename or 'a file'}: {error.strerror}"))
         sys.exit(FailureError.exit_code)
+    except Exception as error:
+        _print_traceback(error)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from openenv_pipe.system.foreign_text import for_people
 from openenv_pipe.system.progress import LineProgress, Progress, StagePace, clock, step_numbers
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ MIN_WIDTH_FOR_BAR = 100
 
 
 def tell_person(text: str, stream: TextIO | None = None) -> None:
-    """Print a line, to stderr unless another stream is named."""
-    print(text, file=stream or sys.stderr, flush=True)
+    """Print text of any origin, to stderr unless another stream is named."""
+    print(for_people(text), file=stream or sys.stderr, flush=True)
 
 
 def build_progress(stream: TextIO | None = None) -> Progress:
@@ -33,12 +34,13 @@ class LiveProgress:
 
     def __init__(self, stream: TextIO, width: int | None = None) -> None:
         """width: in columns; default: the terminal's."""
-        from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
         from rich.table import Column
 
-        console = Console(file=stream, width=width)
+        from openenv_pipe.cli.console import open_console
+
+        console = open_console(file=stream, width=width)
         bar = [BarColumn(BAR_WIDTH)] if console.width >= MIN_WIDTH_FOR_BAR else []
         self._live = RichProgress(
             *bar,
@@ -65,7 +67,7 @@ class LiveProgress:
             self._live.update(shown, completed=record["step"], numbers=numbers)
 
     def note(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
+        self._live.console.print(for_people(text), highlight=False)
 
     def close(self) -> None:
         self._live.stop()
@@ -83,7 +85,7 @@ class SweepTable:
         if self._live is None:
             tell_person(text, self._stream)
         else:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(for_people(text), highlight=False)
 
     def job(self, line: str) -> None:
         if not self._stream.isatty():  # on a terminal the table shows it
@@ -92,14 +94,15 @@ class SweepTable:
     def table(self, make: "Callable[[], Table]") -> None:
         if not self._stream.isatty():
             return
+        from openenv_pipe.cli.console import Cleaned, open_console
+
         if self._live is None:
-            from rich.console import Console
             from rich.live import Live
 
-            console = Console(file=self._stream)
+            console = open_console(file=self._stream)
             self._live = Live(console=console, transient=True, auto_refresh=False)
             self._live.start()
-        self._live.update(make(), refresh=True)
+        self._live.update(Cleaned(make()), refresh=True)
 
     def end_table(self) -> None:
         if self._live is not None:

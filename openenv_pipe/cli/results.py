@@ -31,11 +31,10 @@ def runs(
             f"there is no folder {str(runs_dir)!r}; `openenv-pipe train conf=wordle` makes the "
             "first run, and `openenv-pipe runs DIR` lists those of another folder"
         )
-    from rich.console import Console
-
+    from openenv_pipe.cli.console import open_console
     from openenv_pipe.reports.runs_table import list_runs, runs_table
 
-    Console().print(runs_table(list_runs(runs_dir)))
+    open_console().print(runs_table(list_runs(runs_dir)))
 
 
 def evaluate(
@@ -114,7 +113,7 @@ def compare(
 
 def _print(shown: "RenderableType") -> None:
     """Print to stdout; a line is never broken if that is not a terminal."""
-    from rich.console import Console
+    from openenv_pipe.cli.console import open_console
 
     width = None if sys.stdout.isatty() else FILE_WIDTH
-    Console(width=width, highlight=False).print(shown)
+    open_console(width=width, highlight=False).print(shown)

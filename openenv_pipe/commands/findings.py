@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from openenv_pipe.errors import FailureError, PipeError
+from openenv_pipe.system.foreign_text import for_people
+from openenv_pipe.system.secrets import redact
 
 
 class Result(StrEnum):
@@ -52,11 +54,11 @@ def as_table(lines: Sequence[Line]) -> Table:
     table.add_column("what was found", overflow="fold")
     for line in lines:
         style = STYLES[line.result]
-        table.add_row(line.name, f"[{style}]{line.result}[/]", escape(line.text))
+        table.add_row(line.name, Text(line.result, style), for_people(line.text))
     return table
 
 
 def as_json(lines: Sequence[Line]) -> str:
     """Format the lines as {"failed": ..., "lines": [{"name", "result", "text", ...}]}."""
     report = {"failed": has_failed(lines), "lines": [asdict(line) for line in lines]}
-    return json.dumps(report, indent=2)
+    return redact(json.dumps(report, indent=2))

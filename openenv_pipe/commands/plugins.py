@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from openenv_pipe.system.plugins import Plugin
 from openenv_pipe.system.resources import shipped_dir
@@ -14,8 +15,10 @@ def plugins_table(plugins: Sequence[Plugin]) -> Table:
     table = Table("plugin", "version", "brings", box=None, header_style="bold")
     for plugin in plugins:
         brought = list(_brought(plugin.folder)) if plugin.folder is not None else []
-        problem = plugin.problem and f"[red]cannot be used: {plugin.problem}[/]"
-        lines = brought or [problem or "nothing yet: its folders are empty"]
+        lines: list[str | Text] = [*brought]
+        if plugin.problem:
+            lines = lines or [Text(f"cannot be used: {plugin.problem}", "red")]
+        lines = lines or ["nothing yet: its folders are empty"]
         for number, line in enumerate(lines):
             own = () if number else (plugin.name, f"{plugin.distribution} {plugin.version}")
             table.add_row(*(own or ("", "")), line)

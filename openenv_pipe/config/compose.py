@@ -29,6 +29,7 @@ from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.config.schema.engine import capabilities_of
 from openenv_pipe.config.schema.plain_data import refuse_unusual_values
+from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.config.yaml_files import EXPERIMENTS, check_file, find_file
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system import resources
@@ -89,8 +90,8 @@ def compose_env(overrides: Sequence[str]) -> ServingConfig:
         for override in parsed:
             if block_of(override).split("/")[0] not in ("env", "host", "model"):
                 raise ConfigError(
-                    f"{override.input_line!r} does not concern an environment; expected keys of "
-                    "env and host, or a whole experiment: conf=NAME"
+                    f"{shown_override(override.input_line)} does not concern an environment; "
+                    "expected keys of env and host, or a whole experiment: conf=NAME"
                 )
         lines = [_as_assignment(loader, override) for override in parsed]
         if not any(block_of(override) == "model" for override in parsed):
@@ -116,12 +117,15 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         groups = {each.key_or_group for each in parsed if _is_group(loader, each)}
         for override in parsed:
             if override.is_delete() or override.key_or_group == "conf":
-                raise ConfigError(f"{override.input_line!r} cannot be done to a saved run")
+                raise ConfigError(
+                    f"{shown_override(override.input_line)} cannot be done to a saved run"
+                )
             block = block_of(override)
             if "/" in override.key_or_group and block not in groups:
                 raise ConfigError(
-                    f"{override.input_line!r} chooses a part of the block {block} of a saved run; "
-                    f"choose the whole block with it, as in {block}=NAME {override.input_line}"
+                    f"{shown_override(override.input_line)} chooses a part of the block {block} of "
+                    f"a saved run; choose the whole block with it, as in {block}=NAME "
+                    f"{override.key_or_group}=..."
                 )
             if override.key_or_group not in groups:
                 assign(values, override.key_or_group, override.value())
@@ -231,14 +235,18 @@ def _parse(overrides: Sequence[str]) -> list["Override"]:
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(
-                f"{override.input_line!r} gives several values, but a run takes one; "
-                "write a list as key=[a,b], and text with a comma as \"key='a,b'\"; "
+                f"{shown_override(override.input_line)} gives several values, but a run takes "
+                "one; write a list as key=[a,b], and text with a comma as \"key='a,b'\"; "
                 "`openenv-pipe train -m` starts a run for each value"
             )
         if override.is_hydra_override():
-            raise ConfigError(f"{override.input_line!r}: Hydra's own settings have no effect here")
+            raise ConfigError(
+                f"{shown_override(override.input_line)}: Hydra's own settings have no effect here"
+            )
         if block_of(override) == "sweep":
-            raise ConfigError(f"{override.input_line!r} is for `openenv-pipe train -m`")
+            raise ConfigError(
+                f"{shown_override(override.input_line)} is for `openenv-pipe train -m`"
+            )
     return parsed
 
 

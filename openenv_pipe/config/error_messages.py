@@ -15,13 +15,17 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from openenv_pipe.config.schema_keys import choices, expectation, known_keys, locate, type_names
+from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.system.plugins import unusable_plugins_note
 from openenv_pipe.system.resources import did_you_mean, group_names, group_options
+from openenv_pipe.system.secrets import redact
 
 SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=wordle"
 MAX_VALUE_LENGTH = 80
 MAX_KEY_LENGTH = 200
 MAX_SHOWN = 20  # problems of one configuration
+# Keys whose values are not shown: blocks that may hold secrets, and names like those of secrets.
+PRIVATE = re.compile(r"headers|variables|.*(?:key|token|secret|passw|auth|cred).*", re.IGNORECASE)
 
 
 def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
@@ -46,7 +50,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
         case "value_error":
             return f"{key}: {detail['ctx']['error']}" if key else str(detail["ctx"]["error"])
         case "extra_forbidden":
-            return f"{key}={_shown(detail['input'])}: {_unknown_key(key, block, schema)}"
+            return f"{key}={_shown(detail['input'], key)}: {_unknown_key(key, block, schema)}"
         case "missing":
             return f"{key} is missing; expected {expectation(annotation)}"
         case "union_tag_not_found":
@@ -57,7 +61,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
             return f"{key}.type={_shown(tag)}: expected one of {tags}{near}"
     value = detail["input"]
     near = did_you_mean(value, choices(annotation)) if isinstance(value, str) else ""
-    return f"{key}={_shown(value)}: expected {expectation(annotation)}{near}"
+    return f"{key}={_shown(value, key)}: expected {expectation(annotation)}{near}"
 
 
 def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
@@ -70,17 +74,21 @@ def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
     return f"there is no such key; did you mean {' or '.join(near)}?" if near else "no such key"
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
+def _shown(value: Any, key: str = "") -> str:
+    """Return a value as JSON, cut off where it is long, and hidden where it may be a secret."""
+    leaf = key.rpartition(".")[2]
+    if PRIVATE.fullmatch(leaf) and not isinstance(value, bool | int | float | None):
+        return "<hidden>"
+    text = redact(json.dumps(value, default=str, ensure_ascii=False))
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
 
 
 def explain_override(text: str) -> str:
     """Explain an override that cannot be parsed."""
     return (
-        f"cannot read the override {text!r}; expected key=value, such as trainer.steps=10, or "
-        "group=choice, such as model=tiny; put quotes around a value with spaces, commas or "
-        "brackets: 'key=\"a, b\"'"
+        f"cannot read the override {shown_override(text)}; expected key=value, such as "
+        "trainer.steps=10, or group=choice, such as model=tiny; put quotes around a value with "
+        "spaces, commas or brackets: 'key=\"a, b\"'"
     )
 
 

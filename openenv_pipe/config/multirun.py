@@ -19,6 +19,7 @@ from openenv_pipe.config.compose import (
     readable_errors,
 )
 from openenv_pipe.config.schema import SweepConfig, SweepSettings
+from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.errors import ConfigError, FailureError
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ def _launcher_line(override: "Override") -> str:
     line = override.input_line or ""
     if not override.key_or_group.startswith(("hydra/launcher", "hydra.launcher")):
         raise ConfigError(
-            f"{line!r}: of Hydra's own settings only the launcher can be set here, such as "
-            "hydra/launcher=joblib hydra.launcher.n_jobs=2"
+            f"{shown_override(line)}: of Hydra's own settings only the launcher can be set here, "
+            "such as hydra/launcher=joblib hydra.launcher.n_jobs=2"
         )
     return line
 
@@ -181,7 +182,7 @@ def _values(override: "Override") -> list[str]:
         )
     values = list(override.sweep_string_iterator())
     if not values:
-        raise ConfigError(f"{line!r} matches nothing")
+        raise ConfigError(f"{shown_override(line)} matches nothing")
     return [f"{override.get_key_element()}={value}" for value in values]
 
 
@@ -197,7 +198,7 @@ def _parameter(override: "Override") -> Parameter:
         else:
             ends, step = (sweep.start, sweep.end), None
         if not ends:
-            raise ConfigError(f"{override.input_line!r} matches nothing")
+            raise ConfigError(f"{shown_override(override.input_line)} matches nothing")
         is_whole = all(isinstance(each, int) for each in ends)
         kind: Literal["whole", "real"] = "whole" if is_whole else "real"
         found = Parameter(key=key, kind=kind, values=(min(ends), max(ends)), step=step, log=log)

@@ -5,7 +5,11 @@ from pathlib import Path
 import yaml
 
 from openenv_pipe.config.compose import Composed, Origin
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.secrets import hide_assignments, hide_in_config, known_secrets
+from openenv_pipe.system.files import dump_json
 from openenv_pipe.system.resources import shipped_dir, short_path
+from openenv_pipe.system.secrets import environment_secrets
 
 
 class _Dumper(yaml.SafeDumper):
@@ -22,9 +26,13 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def as_yaml(composed: Composed) -> str:
-    """Return the resolved configuration with a comment on each block's and value's origin."""
+    """Return the resolved configuration with a comment on each block's and value's origin.
+
+    Secrets are replaced by their marks, as in all files.
+    """
     parts = []
-    for key, value in composed.config.model_dump().items():
+    values = composed.config.model_dump()
+    for key, value in hide_in_config(values, known_secrets(values)).items():
         text = yaml.dump({key: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
         comment = f"# {_describe(composed.origins[key])}"
         if isinstance(value, dict):
@@ -34,10 +42,20 @@ def as_yaml(composed: Composed) -> str:
     return "".join(parts)
 
 
+def as_json(config: RunConfig) -> str:
+    """Return the resolved configuration as a run folder stores it."""
+    values = config.model_dump(mode="json")
+    return dump_json(hide_in_config(values, known_secrets(values)), sort_keys=False).rstrip()
+
+
 def _describe(origin: Origin) -> str:
     return ", ".join(
-        [*map(_where, origin.files), *(f"override {text}" for text in origin.overrides)]
+        [*map(_where, origin.files), *(f"override {_one_line(text)}" for text in origin.overrides)]
     )
+
+
+def _one_line(override: str) -> str:
+    return " ".join(hide_assignments(override, environment_secrets()).split())
 
 
 def _where(path: Path) -> str:

@@ -1,24 +1,27 @@
-"""Keep secrets out of run folders.
+"""Keep secrets out of the files of runs, and put them back when a configuration is read.
 
-A secret is the value of an environment variable, or of a configuration key, whose name says so
-(HF_TOKEN, api_key, Authorization, ...). All files have `<hidden: HF_TOKEN>` in its place; when a
+All files have `<hidden: HF_TOKEN>` in the place of a secret (`system/secrets.py`); when a
 configuration is read back, the environment variable of that name is inserted again.
-
-Secrets under other names, and secrets of fewer than 8 characters inside of text, are not
-recognised.
 """
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
-
-SECRET_NAME = (
-    r"[\w-]*(?:(?:api|access|private)[-_]?key|secret|token|passw(?:or)?d|credentials?"
-    r"|authorization|cookie)"
+from openenv_pipe.system.secrets import (
+    MARK,
+    MIN_SECRET_LENGTH,
+    SECRET_NAME,
+    environment_secrets,
+    is_secret_name,
+    named_secrets,
+    remember_secrets,
+    url_secrets,
 )
+
 SCHEME = r"(?:(?:Bearer|Basic)\s+)?"
 # These values only say where the secret is; one with a default would contain the secret.
 NO_SECRET = rf"""['"]?{SCHEME}(?:<hidden|\$\{{oc\.env:\w+\}}['"]?\s*(?:[,}}\]]|$))"""
@@ -28,8 +31,6 @@ SECRET_VALUE = (
 ASSIGNMENT = re.compile(
     rf"\b(?P<name>{SECRET_NAME})\s*[=:]\s*(?!{NO_SECRET})(?:{SECRET_VALUE})", re.IGNORECASE
 )
-MARK = re.compile(r"<hidden: ([^>]+)>")
-MIN_SECRET_LENGTH = 8  # characters; shorter values would match by accident
 
 
 def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
@@ -41,13 +42,29 @@ def hide_secrets(text: str, secrets: Mapping[str, str]) -> str:
 
 def hide_assignments(text: str, secrets: Mapping[str, str]) -> str:
     """Hide secrets in command lines and overrides, where `api_key=...` also reveals one."""
-    return ASSIGNMENT.sub(_hide_value, hide_secrets(text, secrets))
+    text = ASSIGNMENT.sub(_hide_value, hide_secrets(text, secrets))
+    for name, value in url_secrets(text):
+        text = text.replace(value, f"<hidden: {name}>")
+    return text
 
 
 def assigned_secrets(text: str, secrets: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return names and values of what `hide_assignments` hides because of the name alone."""
-    found = ASSIGNMENT.finditer(hide_secrets(text, secrets))
-    return [(each["name"], each[each.lastgroup or 0]) for each in found]
+    text = hide_secrets(text, secrets)
+    found = [(each["name"], each[each.lastgroup or 0]) for each in ASSIGNMENT.finditer(text)]
+    return found + list(url_secrets(ASSIGNMENT.sub(_hide_value, text)))
+
+
+def shown_override(override: str | None) -> str:
+    """Return an override for an error message: in quotes, and without secrets.
+
+    Of a secret key all of the value is hidden, because a secret may have any character in it.
+    """
+    override = override or ""
+    key, equals, _ = override.partition("=")
+    if equals and is_secret_name(re.split(r"[.@/]", key.strip())[-1]):
+        return repr(f"{key}=<hidden>")
+    return repr(hide_assignments(override, environment_secrets()))
 
 
 def hide_in_config(value: Any, secrets: Mapping[str, str], key: str = "") -> Any:
@@ -78,37 +95,40 @@ def restore_in_config(value: Any) -> Any:
 
 def unwritten_secrets(config: Any) -> dict[str, str]:
     """Return the secrets, by name, that `restore_in_config` would not find in the environment."""
-    secrets = known_secrets(config)
-    return {
-        name: value
-        for name, value in _named_strings(config)
-        if name not in os.environ and hide_in_config(value, secrets, name) == f"<hidden: {name}>"
+    short = {
+        name: value for name, value in _named_strings(config) if value and _is_short(name, value)
     }
+    long = {name: value for value, name in known_secrets(config).items()}
+    return {name: value for name, value in (short | long).items() if name not in os.environ}
 
 
 def known_secrets(config: Any) -> dict[str, str]:
     """Map values to names of the secrets in a configuration's dump and in the environment.
 
     A secret that is in both, even as part of a configured value such as "Bearer ...", has the
-    variable's name, because `restore_in_config` looks there.
+    variable's name, because `restore_in_config` looks there. Other names have one value each.
     """
-    ours = _long_secrets(os.environ.items())
-    configured = _long_secrets(_named_strings(config))
-    unknown = {value: name for value, name in configured.items() if not any(map(value.count, ours))}
-    return unknown | ours
+    ours = environment_secrets()
+    variables = {value: name for name, value in os.environ.items()}
+    known: dict[str, str] = {}
+    for value, name in named_secrets(_named_strings(config)).items():
+        if any(each in value for each in ours):
+            continue
+        names = (name if number == 1 else f"{name}_{number}" for number in count(1))
+        known[value] = variables.get(value) or next(
+            each for each in names if each not in known.values()
+        )
+    return known | ours
 
 
-def is_secret_name(name: str) -> bool:
-    """True if a variable or key of this name holds a secret."""
-    return re.fullmatch(SECRET_NAME, name, re.IGNORECASE) is not None
+def remember_config(values: Any) -> None:
+    """Let all output hide the secrets of a configuration."""
+    remember_secrets(known_secrets(values))
 
 
-def _long_secrets(named: Iterable[tuple[str, str]]) -> dict[str, str]:
-    return {
-        value: name
-        for name, value in named
-        if is_secret_name(name) and len(value) >= MIN_SECRET_LENGTH
-    }
+def _is_short(name: str, value: str) -> bool:
+    """True for a secret that is hidden only where it is the whole value of its key."""
+    return is_secret_name(name) and len(value) < MIN_SECRET_LENGTH
 
 
 def _named_strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -136,6 +136,8 @@ def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> N
     # A second error here, for example from a full disk, must not hide the first one.
     with contextlib.suppress(OSError, PipeError):
         folder.finish("interrupted" if interrupted else "failed", cause=cause)
+        if isinstance(error, PipeError) and folder.error_text.exists():
+            error.whole_text = folder.error_text
         progress.note(f"{cause.splitlines()[0]}; report so far: {write_report(folder)}")
     if isinstance(error, UserError) and not all_checkpoints(folder.path):
         # A resumed run has the same configuration, so it would end with the same error.

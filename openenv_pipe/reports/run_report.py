@@ -7,6 +7,7 @@ anew, so notes belong elsewhere.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from openenv_pipe.config.schema import (
     HubModelConfig,
@@ -26,8 +27,14 @@ from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.record import RunRecord
-from openenv_pipe.runs.transcript import fenced, headline, transcript
+from openenv_pipe.runs.transcript import headline, transcript
 from openenv_pipe.system.files import write_text
+from openenv_pipe.system.foreign_text import (
+    code_block,
+    code_span,
+    for_markdown,
+    shortened,
+)
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.system.progress import clock
 
@@ -70,9 +77,10 @@ def _state(folder: RunFolder, config: RunConfig, records: Records) -> str:
         return f"**The run died** after {took}: its process is gone. Read `logs/latest/`."
     if folder.record.cause is None:
         return f"The run is **{folder.status}**, {took}."
-    # A run that finished before its last step has a cause.
-    what = "It" if folder.status == "finished" else "Cause:"
-    return f"The run is **{folder.status}**, {took}. {what} {folder.record.cause}"
+    state = f"The run is **{folder.status}**, {took}."
+    if folder.status == "finished":  # It has a cause if it ended before its last step.
+        return f"{state} It {for_markdown(folder.record.cause)}"
+    return f"{state} Cause:\n\n{code_block(shortened(folder.record.cause))}"
 
 
 def _outcome(config: RunConfig, reports: Reports) -> str:
@@ -118,7 +126,7 @@ def _scores_table(config: RunConfig, reports: Reports) -> str:
     ks = sorted({k for report in reports.values() for k in report.pass_at})
     rows = [
         [
-            f"[{_title(name)}](eval/{name}.md)",
+            f"[{for_markdown(_title(name))}](eval/{quote(name)}.md)",
             interval_text(report.success, percent=True),
             *(interval_text(report.pass_at.get(k), percent=True) for k in ks),
             interval_text(report.reward),
@@ -169,16 +177,22 @@ def _pictures(path: Path, config: RunConfig, records: Records, reports: Reports)
 def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
     env, trainer, warm = config.env, config.trainer, config.trainer.warm_start
     record = folder.record
-    terms = ", ".join(f"{term.weight:g} × {name}" for name, term in config.reward.terms.items())
+    terms = ", ".join(
+        f"{term.weight:g} × {for_markdown(name)}" for name, term in config.reward.terms.items()
+    )
     grpo = (
         f"{trainer.steps} steps of {trainer.tasks_per_step} tasks × {trainer.group_size} episodes, "
         f"{trainer.loss.title} loss by {trainer.loss.normalise}, lr {trainer.optimizer.lr:g}, "
         f"temperature {trainer.temperature:g}, kl {trainer.loss.kl.coef:g}"
     )
-    warm_start = f"{warm.steps} steps on episodes of `{warm.policy}`" if warm.steps else "none"
+    warm_start = (
+        f"{warm.steps} steps on episodes of {code_span(warm.policy or '')}"
+        if warm.steps
+        else "none"
+    )
     gpus = f", {', '.join(record.machine.gpus)}" if record.machine.gpus else ""
     rows = {
-        "environment": f"{env.name}, at most {env.max_turns} turns",
+        "environment": f"{for_markdown(env.name)}, at most {env.max_turns} turns",
         "train tasks": _tasks(env.tasks.train),
         "eval tasks": _tasks(env.tasks.eval),
         "model": _model(config.model, record.facts),
@@ -187,8 +201,8 @@ def _what_was_run(folder: RunFolder, config: RunConfig) -> str:
         "GRPO": grpo,
         "engine, seed": f"{config.engine.type}, {config.seed}",
         "code": _code(folder),
-        "machine": f"{record.machine.cpu}, {record.machine.num_cpus} CPUs{gpus}",
-        "command": f"`{' '.join(record.command)}`",
+        "machine": f"{for_markdown(record.machine.cpu)}, {record.machine.num_cpus} CPUs{gpus}",
+        "command": code_span(" ".join(record.command)),
         **_history(record),
     }
     return "## What was run\n\n" + table(["", ""], [list(row) for row in rows.items()])
@@ -199,7 +213,9 @@ def _history(record: RunRecord) -> dict[str, str]:
     rows: dict[str, str] = {}
     if (lineage := record.lineage) is not None:
         at = f" at {lineage.checkpoint}" if lineage.checkpoint else ""
-        changes = ", ".join(f"{key}={values[1]}" for key, values in lineage.changed.items())
+        changes = ", ".join(
+            code_span(f"{key}={values[1]}") for key, values in lineage.changed.items()
+        )
         rows[lineage.kind] = f"of {lineage.run}{at}{f', with {changes}' if changes else ''}"
     if len(record.attempts) > 1:
         rows["attempts"] = ", ".join(
@@ -214,18 +230,18 @@ def _tasks(tasks: TaskSetConfig) -> str:
         case TaskRange():
             text = str(tasks.num_tasks)
         case TaskFile():
-            text = f"the rows of {tasks.path}"
+            text = f"the rows of {code_span(tasks.path)}"
         case TaskDataset():
-            text = f"the rows of {tasks.path}, split {tasks.split}"
+            text = f"the rows of {code_span(tasks.path)}, split {code_span(tasks.split)}"
         case TaskServer():
-            text = f"the server's, split {tasks.split}"
-    keywords = ", ".join(f"{name}={value}" for name, value in tasks.reset.items())
+            text = f"the server's, split {code_span(tasks.split)}"
+    keywords = ", ".join(code_span(f"{name}={value}") for name, value in tasks.reset.items())
     return f"{text}{f', reset with {keywords}' if keywords else ''}"
 
 
 def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:
     if isinstance(model, HubModelConfig):
-        name = f"{model.path}{f' at {model.revision}' if model.revision else ''}"
+        name = for_markdown(f"{model.path}{f' at {model.revision}' if model.revision else ''}")
     else:
         name = f"tiny Qwen3 with random weights, {model.num_layers} layers of {model.hidden_size}"
     tuning = f"LoRA of rank {model.lora.rank}" if model.lora.rank else "full training"
@@ -281,7 +297,7 @@ def _examples(path: Path) -> str:
         shown = {"One of many alike": by_reward[0]}
     texts = [f"## Episodes of the last step\n\nFrom `episodes/{file.name}`."]
     for title, episode in shown.items():
-        texts.append(f"**{title}**: {headline(episode)}\n\n{fenced(transcript(episode))}")
+        texts.append(f"**{title}**: {headline(episode)}\n\n{code_block(transcript(episode))}")
     return "\n\n".join(texts)
 
 

@@ -96,7 +96,7 @@ def _cells(row: RunRow) -> list[str | Text]:
     start, trained = _share(row.success_start), _share(row.success_trained)
     return [
         row.id,
-        f"[{style}]{row.status}[/]",
+        Text(row.status, style),
         f"{row.created:%Y-%m-%d %H:%M}" if row.created else UNKNOWN,
         UNKNOWN if row.duration_s is None else clock(row.duration_s),
         UNKNOWN if row.num_steps is None else f"{row.step}/{row.num_steps}",

@@ -26,6 +26,7 @@ from typing import Any
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.files import write_bytes
+from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import Episode, Finish, Group, Judgement, Status, Step, Task, Turn, Usage
 
 GZIP = 31  # zlib's code for a gzip container without name and time
@@ -50,7 +51,8 @@ def write_episodes(
             row = _row_of_episode(group.id, episode)
             row["advantages"] = known.of(episode) if known else None
             lines.append(LINE.encode(row) + "\n")
-    write_bytes(path, zlib.compress("".join(lines).encode(), FASTEST, GZIP))
+    text = redact("".join(lines))  # An environment may repeat a header that it was sent.
+    write_bytes(path, zlib.compress(text.encode(), FASTEST, GZIP))
 
 
 def read_episodes(path: Path) -> list[Group]:

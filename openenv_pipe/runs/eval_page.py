@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from openenv_pipe.runs.eval_report import EvalReport, TaskScores
-from openenv_pipe.runs.transcript import fenced, headline, transcript
+from openenv_pipe.runs.transcript import headline, transcript
+from openenv_pipe.system.foreign_text import code_block, for_markdown, shortened
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.types import Episode, Group
 
@@ -14,9 +15,9 @@ MAX_TABLE_ROWS = 500  # tasks; the JSON file has all
 
 def eval_page(name: str, report: EvalReport, groups: Sequence[Group]) -> str:
     """Return the whole page. `name` is the name of its files without suffix."""
-    title = f"# {report.label}: {report.model}"
+    title = f"# {for_markdown(f'{report.label}: {report.model}')}"
     if report.error is not None:
-        return f"{title}\n\n{report.error}\n"
+        return f"{title}\n\n{code_block(shortened(report.error))}\n"
     sections = [
         title,
         _figures(report),
@@ -74,7 +75,7 @@ def _worth(episode: Episode) -> tuple[bool, float, int]:
 
 
 def _episode(episode: Episode) -> str:
-    return f"{headline(episode)}\n\n{fenced(transcript(episode))}"
+    return f"{headline(episode)}\n\n{code_block(transcript(episode))}"
 
 
 def _tasks(name: str, report: EvalReport) -> str:
@@ -90,7 +91,7 @@ def _tasks(name: str, report: EvalReport) -> str:
 def _task_row(task: TaskScores) -> list[str]:
     scored = bool(task.rewards)
     return [
-        task.task,
+        for_markdown(task.task),
         str(task.task_seed),
         f"{sum(task.successes)} of {len(task.successes)}",
         f"{fmean(task.rewards):.3f}" if scored else UNKNOWN,

@@ -27,7 +27,6 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import (
     hide_assignments,
     hide_in_config,
-    hide_secrets,
     known_secrets,
     restore_in_config,
 )
@@ -52,7 +51,9 @@ from openenv_pipe.system.files import (
     read_json,
     write_bytes,
     write_json,
+    write_text,
 )
+from openenv_pipe.system.foreign_text import MAX_LENGTH, for_people
 from openenv_pipe.system.process_id import ProcessId
 
 
@@ -177,6 +178,11 @@ class RunFolder:
         """The folder of the current attempt's logs."""
         return self.path / "logs" / (self.path / "logs" / "latest").readlink()
 
+    @property
+    def error_text(self) -> Path:
+        """The file of the current attempt's error, if that is too long for the record."""
+        return self.logs / "error.txt"
+
     def lineage(
         self,
         kind: LineageKind,
@@ -267,9 +273,12 @@ class RunFolder:
         )
 
     def finish(self, status: EndStatus, cause: str | None = None) -> None:
-        """Close the record. `cause` is one sentence for people."""
-        if cause is not None:
-            cause = hide_secrets(cause, known_secrets(self._read_config()))
+        """Close the record. `cause` is for people; a long one is a file of the logs."""
+        if cause is not None and len(cause) > MAX_LENGTH:
+            write_text(self.error_text, cause)
+            cause = for_people(cause, whole=self.error_text.relative_to(self.path))
+        elif cause is not None:
+            cause = for_people(cause)
         end = {"status": status, "cause": cause, "ended": datetime.now(UTC)}
         attempts = [*self.attempts[:-1], self.attempts[-1].model_copy(update=end)]
         self._write_record(**end, attempts=attempts)

@@ -1,14 +1,15 @@
 """Show episodes as text, for pages and terminals.
 
-Of each observation only changed fields are shown. Long texts are shortened in the middle, control
-characters become dots; the episodes file has everything.
+Of each observation only changed fields are shown. Long texts are shortened in the middle; the
+episodes file has everything.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from openenv_pipe.system.foreign_text import for_markdown, visible
+from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import Episode
 
 MAX_TEXT_LENGTH = 600  # characters of one reply
@@ -35,20 +36,15 @@ def transcript(episode: Episode) -> str:
 
 
 def headline(episode: Episode) -> str:
-    """Summarise an episode in one line."""
+    """Summarise an episode in one line of Markdown."""
     result = "success" if episode.success else "no success"
-    terms = ", ".join(f"{name} {value:g}" for name, value in episode.reward_terms.items())
+    terms = ", ".join(
+        f"{for_markdown(name)} {value:g}" for name, value in episode.reward_terms.items()
+    )
     return (
-        f"task {episode.task.id}, {result}, reward {episode.reward:.3f}"
+        f"task {for_markdown(episode.task.id)}, {result}, reward {episode.reward:.3f}"
         f"{f' ({terms})' if terms else ''}, {len(episode.turns)} turns, status {episode.status}"
     )
-
-
-def fenced(text: str) -> str:
-    """Put any text into a Markdown code block, whatever backticks it contains."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
 
 
 def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:
@@ -68,7 +64,7 @@ def _field(value: Any) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    text = "".join(char if char.isprintable() or char == "\n" else "·" for char in text)
+    text = visible(redact(text))
     if len(text) <= longest:
         return text
     half = longest // 2

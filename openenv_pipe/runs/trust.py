@@ -16,9 +16,9 @@ from pydantic import JsonValue
 
 from openenv_pipe.config.diff import flat
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.config.secrets import MARK
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.system.resources import env_in_current_folder, module_in_current_folder
+from openenv_pipe.system.secrets import MARK
 from openenv_pipe.system.user_key import NoKeyError, is_signed, sign
 
 # Keys whose values are functions or classes, as module:name.

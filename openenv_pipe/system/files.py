@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.secrets import redact
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -29,8 +30,11 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text atomically; a lone surrogate is escaped as \\udc80, as JSON reads it."""
-    write_bytes(path, text.encode(errors="backslashreplace"))
+    """Write UTF-8 text atomically, without secrets.
+
+    A lone surrogate is escaped as \\udc80, as JSON reads it.
+    """
+    write_bytes(path, redact(text).encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any, *, sort_keys: bool = True) -> None:

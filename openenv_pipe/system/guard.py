@@ -2,9 +2,10 @@
 
     python -I -S guard.py PARENT_PID GRACE_S SCRATCH COMMAND...
 
-`process.ManagedProcess` starts it as a program; nothing imports it. It uses only the standard
-library, so that it runs some 20 ms after the call. Its stdin is a pipe held by the parent:
+`process.ManagedProcess` starts it as a program. It uses only the standard library, so that it runs
+some 20 ms after the call. Its stdin is a pipe held by the parent:
 
+    "6162=2a\\n"   the first line: pairs of bytes in hexadecimal; in the output, replace ab by *
     "2.5\\n"       end the tree: SIGTERM now, SIGKILL after 2.5 seconds
     end of file   the parent is gone, however it died: end the tree after GRACE_S
 
@@ -26,8 +27,9 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -35,6 +37,7 @@ ON_LINUX = sys.platform == "linux"
 
 CANNOT_START = 127
 PARENT_CHECK_S = 1.0  # The pipe alone is not enough: a fork of the parent may hold it open.
+DRAIN_LIMIT_S = 1.0  # for the end of the output, after the end of all processes
 KILL_LIMIT_S = 5.0  # A process that survives SIGKILL for this long never ends.
 TRACKER_LIMIT_S = 1.0  # for resource trackers, after all others were killed
 TRACKER = b"multiprocessing.resource_tracker"  # in its command line
@@ -43,7 +46,8 @@ TRACKER = b"multiprocessing.resource_tracker"  # in its command line
 class Tree:
     """The command and all its descendants."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], output: int) -> None:
+        """output: the file descriptor of the command's stdout and stderr."""
         libc = ctypes.CDLL(None) if ON_LINUX else None
         if libc:
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -51,7 +55,7 @@ class Tree:
         guard_pid = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            exec_command(command, libc, guard_pid)
+            exec_command(command, libc, guard_pid, output)
 
     def reap(self) -> None:
         """Collect the exit codes of the command and of adopted orphans that have ended."""
@@ -99,9 +103,75 @@ class Tree:
             self.gone_within(KILL_LIMIT_S, signal.SIGKILL)
 
 
-def exec_command(command: list[str], libc: "ctypes.CDLL | None", guard_pid: int) -> None:
+class Redactor:
+    """Replaces texts in a stream of bytes, also where one is split between two chunks."""
+
+    def __init__(self, replacements: Mapping[bytes, bytes]) -> None:
+        self._replacements = sorted(replacements.items(), key=lambda each: -len(each[0]))
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return what can be written now. The beginning of a text at the end is held back."""
+        data = self._held + chunk
+        for text, replacement in self._replacements:
+            data = data.replace(text, replacement)
+        num_held = max((_overlap(data, text) for text, _ in self._replacements), default=0)
+        written = len(data) - num_held
+        self._held = data[written:]
+        return data[:written]
+
+    def end(self) -> bytes:
+        """Return what was held back when nothing follows."""
+        return self._held
+
+
+def _overlap(data: bytes, text: bytes) -> int:
+    """Return the number of bytes at the end of `data` with which `text` begins."""
+    for number in range(min(len(data), len(text) - 1), 0, -1):
+        if data.endswith(text[:number]):
+            return number
+    return 0
+
+
+class Output:
+    """The command's stdout and stderr on their way to ours, without the texts to replace."""
+
+    def __init__(self, replacements: Mapping[bytes, bytes]) -> None:
+        self._redactor = Redactor(replacements)
+        self._reader, self.writer = os.pipe()
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+
+    def begin(self) -> None:
+        """Copy from now on; the command has its end of the pipe."""
+        os.close(self.writer)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait for the rest, after the processes that wrote have ended."""
+        self._thread.join(DRAIN_LIMIT_S)
+
+    def _copy(self) -> None:
+        while chunk := os.read(self._reader, 2**16):
+            write_all(self._redactor.feed(chunk))
+        write_all(self._redactor.end())
+
+
+def write_all(data: bytes) -> None:
+    """Write to stdout. What a full disk does not take is lost, and the command goes on."""
+    try:
+        while data:
+            data = data[os.write(1, data) :]
+    except OSError:
+        return
+
+
+def exec_command(
+    command: list[str], libc: "ctypes.CDLL | None", guard_pid: int, output: int
+) -> None:
     """Replace the forked child by the command. Never returns."""
     try:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         os.setpgid(0, 0)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)  # Ignored signals stay ignored across exec.
@@ -177,6 +247,18 @@ def wait_for_stop(signals_fd: int, parent_pid: int, grace_s: float) -> float | N
     return grace_s if told_to_end or os.getppid() != parent_pid else None
 
 
+def read_replacements() -> dict[bytes, bytes]:
+    """Read the first line of stdin. At the end of file the parent is gone."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit(128 + signal.SIGKILL)
+        line += byte
+    pairs = (each.split("=") for each in line.decode().split())
+    return {bytes.fromhex(text): bytes.fromhex(mark) for text, mark in pairs}
+
+
 def main() -> int:
     parent_pid, grace_s, scratch = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     try:
@@ -190,8 +272,19 @@ def main() -> int:
 
 def guard(command: list[str], parent_pid: int, grace_s: float) -> int:
     """Run the command until its tree has ended; return the exit code."""
+    replacements = read_replacements()
     signals_fd = watch_signals()
-    tree = Tree(command)
+    output = Output(replacements)
+    tree = Tree(command, output.writer)
+    output.begin()
+    try:
+        return wait_for_end(tree, signals_fd, parent_pid, grace_s)
+    finally:
+        output.end()
+
+
+def wait_for_end(tree: Tree, signals_fd: int, parent_pid: int, grace_s: float) -> int:
+    """Wait until the tree has ended, or end it; return the exit code."""
     while tree.exit_code is None:
         stop_grace_s = wait_for_stop(signals_fd, parent_pid, grace_s)
         tree.reap()

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.foreign_json import parse_foreign
+from openenv_pipe.system.foreign_text import quoted
 
 if TYPE_CHECKING:
     import aiohttp
@@ -189,10 +190,10 @@ async def fetch_object(
         ) from error
     if status != 200:
         raise ConfigError(
-            f"{address} answered with status {status}, expected 200: {content[:80]!r}"
+            f"{address} answered with status {status}, expected 200: {quoted(content)}"
         )
     if not isinstance(answer, dict):
-        raise ConfigError(f"{address} answered with {answer!r:.80}, expected a JSON object")
+        raise ConfigError(f"{address} answered with {quoted(repr(answer))}, expected a JSON object")
     return answer
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from openenv_pipe.system.foreign_text import visible
 from openenv_pipe.system.intervals import Interval
 
 UNKNOWN = "–"
@@ -10,7 +11,9 @@ UNKNOWN = "–"
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a Markdown table; bars and line ends inside cells are escaped."""
     lines = [titles, ["---"] * len(titles), *rows]
-    cells = ([cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    cells = (
+        [visible(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines
+    )
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 

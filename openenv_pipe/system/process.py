@@ -2,7 +2,7 @@
 
 A command runs under a guardian (`guard.py`) that ends its whole process tree when this process
 stops it, exits or is killed, SIGKILL included. There are no shells, no captured output and no
-restarts; the output is in the log.
+restarts; the output is in the log, without secrets.
 """
 
 import asyncio
@@ -15,6 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from openenv_pipe.system.guard import Redactor
+from openenv_pipe.system.secrets import secret_forms
 
 GUARD = Path(__file__).with_name("guard.py")
 KILL_MARGIN_S = 6.0  # the guardian's KILL_LIMIT_S and one second
@@ -66,6 +69,8 @@ class ManagedProcess:
             )
         assert self._guard.stdin is not None
         self._stdin = self._guard.stdin
+        with suppress(BrokenPipeError):  # It has been killed already.
+            self._stdin.write(_replacements())
 
     @property
     def pid(self) -> int:
@@ -119,6 +124,19 @@ class ManagedProcess:
         while self.alive and time.monotonic() < deadline:
             await asyncio.sleep(STOP_POLL_S)
         await asyncio.to_thread(self.stop, 0.0)
+
+
+def log_redactor() -> Redactor:
+    """Return what removes secrets from a log that this process copies."""
+    forms = secret_forms().items()
+    return Redactor({text.encode(errors="replace"): mark.encode() for text, mark in forms})
+
+
+def _replacements() -> bytes:
+    """Return the guardian's first line: the secrets to hide in the log, and their marks."""
+    forms = secret_forms().items()
+    pairs = (f"{text.encode(errors='replace').hex()}={mark.encode().hex()}" for text, mark in forms)
+    return " ".join(pairs).encode() + b"\n"
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.files import write_bytes
+from openenv_pipe.system.files import write_text
 
 
 class ResponseCache:
@@ -38,7 +38,7 @@ class ResponseCache:
         """Keep a response. Raises OSError."""
         path = self._path(url, body)
         path.parent.mkdir(exist_ok=True)
-        write_bytes(path, json.dumps(response).encode())
+        write_text(path, json.dumps(response))
 
     def _path(self, url: str, body: Mapping[str, Any]) -> Path:
         request = json.dumps([url, body], sort_keys=True)

@@ -121,13 +121,64 @@ def test_errors_become_exit_codes(monkeypatch, capsys, error, code, shown):
     assert capsys.readouterr().err == shown
 
 
-def test_our_own_bugs_keep_their_traceback(monkeypatch):
+def test_our_own_bugs_keep_their_traceback_without_secrets(monkeypatch, capsys):
+    monkeypatch.setenv("MY_TOKEN", "tok-0123456789")
+
     def fail(_):
-        raise ZeroDivisionError
+        raise ZeroDivisionError("by tok-0123456789\x1b[2J")
 
     monkeypatch.setattr("openenv_pipe.config.compose.compose", fail)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit) as ended:
         cli.main(["show", "conf=wordle"])
+    assert ended.value.code == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback") and ", in fail\n" in shown
+    assert shown.endswith("ZeroDivisionError: by <hidden: MY_TOKEN>\\u001b[2J\n")
+
+
+def test_show_prints_marks_and_no_secrets(monkeypatch, capsys):
+    """A literal key, headers, and the overrides that are shown as origins."""
+    monkeypatch.setenv("MY_TOKEN", "tok-0123456789")
+    overrides = [
+        *("conf=echo", "engine=openai", "engine.model=m", "engine.api_key=sk-0123456789"),
+        *("engine.base_url=http://h/v1", "host=attach", "host.urls=[http://h]"),
+        "host.headers={Authorization: 'Bearer ${oc.env:MY_TOKEN}', X-Api-Key: short}",
+    ]
+    for form in ("yaml", "json"):
+        with pytest.raises(SystemExit):
+            cli.main(["show", *overrides, "--format", form])
+        shown = capsys.readouterr().out
+        assert "<hidden: api_key>" in shown and "Bearer <hidden: MY_TOKEN>" in shown
+        for secret in ("sk-0123456789", "tok-0123456789", "short"):
+            assert secret not in shown
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "engine.api_key=sk-0123456789,sk-9876543210",
+        "engine.api_key=[sk-0123456789]",
+        "engine.api_key={sk-0123456789",
+        "engine.api_key='sk-0123456789",
+        "engine.api_kei=sk-0123456789",
+        "engine.apikey=sk-0123456789",
+        "host.headers=[sk-0123456789]",
+        "host.headers='Authorization: sk-0123456789'",
+        "host.headers={'Not a name': sk-0123456789}",
+        "host.headers.Authorization=[sk-0123456789]",
+        "host.urls=['https://user:sk-0123456789@h']",
+        "engine.base_url=https://h/v1?api_key=sk-0123456789",
+        "env.variables=[sk-0123456789]",
+        "hydra.api_key=sk-0123456789",
+    ],
+)
+def test_an_override_that_is_wrong_is_refused_without_its_secret(override, capsys):
+    engine = ("engine=openai", "engine.model=m", "engine.base_url=http://h/v1", "host=attach")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["show", "conf=echo", *engine, "host.urls=[http://h]", override])
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert "0123456789" not in shown.out + shown.err
 
 
 @pytest.mark.parametrize(("answer", "code", "builds"), [("y\n", 0, ["cpu"]), ("\n", 2, [])])

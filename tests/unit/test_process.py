@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from openenv_pipe.system.guard import Redactor
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 
 LIMIT_S = 60.0  # waits for what takes a moment on an idle machine
@@ -45,6 +46,30 @@ def test_output_goes_to_the_log_and_is_appended(start, tmp_path):
     lines = log.read_text().splitlines()
     assert lines[0] == "before"
     assert sorted(lines[1:]) == ["err", "out"]
+
+
+def test_no_secret_reaches_the_log_in_whatever_pieces_it_is_written(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "tok-0123456789")
+    code = (
+        "import os, time\n"
+        "for byte in b'key tok-0123456789 to':\n"
+        "    os.write(1 + byte % 2, bytes([byte]))\n"
+        "    time.sleep(0.001)\n"
+        "os.write(2, b'tok-01234567890' * 100_000)\n"
+    )
+    process = start(code, log=tmp_path / "log")
+    assert process.wait(LIMIT_S) == 0
+    assert (tmp_path / "log").read_text() == (
+        "key <hidden: MY_TOKEN> to" + "<hidden: MY_TOKEN>0" * 100_000
+    )
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_texts_are_replaced_across_chunks(size):
+    data = b"abcabcdabcx abcabcab"
+    redactor = Redactor({b"abcabcd": b"1", b"bcx": b"2"})
+    chunks = [data[start : start + size] for start in range(0, len(data), size)]
+    assert b"".join([*map(redactor.feed, chunks), redactor.end()]) == b"1a2 abcabcab"
 
 
 def test_environment_and_folder_are_those_given(start, tmp_path):

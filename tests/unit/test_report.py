@@ -23,7 +23,8 @@ from openenv_pipe.runs.evals import (
     read_stages,
     save_evaluation,
 )
-from openenv_pipe.runs.transcript import fenced, transcript
+from openenv_pipe.runs.transcript import transcript
+from openenv_pipe.system.foreign_text import code_block
 from openenv_pipe.types import Status
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -235,9 +236,9 @@ def test_a_transcript_cuts_long_replies_and_survives_backticks():
     episode.turns[0].reply = "a" * 5000
     episode.turns[1].reply, episode.turns[1].unusable = "```rm```\x1b[2J\ud800", "no guess"
     text = transcript(episode)
-    assert "```rm```·[2J·" in text
+    assert "```rm```\\u001b[2J\\ud800" in text
     assert len(text) < 1500 and "4400 characters" in text and "unusable: no guess" in text
-    assert fenced(text).startswith("````text\n") and fenced(text).endswith("\n````")
+    assert code_block(text).startswith("````text\n") and code_block(text).endswith("\n````")
 
 
 def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):

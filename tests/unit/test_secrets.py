@@ -1,8 +1,14 @@
-"""Secrets in headers are hidden, recognised by HTTP's header names, alone and inside longer
-values."""
+"""Secrets are recognised by names, hidden in every form, and refused where HTTP refuses them."""
+
+import base64
+import json
+import os
+from urllib.parse import quote
 
 import pytest
+from pydantic import ValidationError
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.config.secrets import (
     assigned_secrets,
     hide_assignments,
@@ -10,18 +16,27 @@ from openenv_pipe.config.secrets import (
     is_secret_name,
     known_secrets,
     restore_in_config,
+    unwritten_secrets,
 )
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.secrets import named_secrets, redact, remember_secrets
 
 
 @pytest.mark.parametrize(
     "name",
-    ["Authorization", "Proxy-Authorization", "X-Api-Key", "Cookie", "x-auth-token", "api_key"],
+    [
+        *("Authorization", "Proxy-Authorization", "X-Api-Key", "Cookie", "x-auth-token", "api_key"),
+        *("X-Functions-Key", "OPENAI_KEY", "AWS_ACCESS_KEY_ID", "DB_PWD", "SSH_PASSPHRASE"),
+    ],
 )
 def test_headers_that_are_secrets_are_known_by_their_names(name):
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize("name", ["Accept", "max_reply_tokens", "authorizations", "X-Trace-Id"])
+@pytest.mark.parametrize(
+    "name",
+    ["Accept", "max_reply_tokens", "authorizations", "X-Trace-Id", "PWD", "index_key", "KEYMAP"],
+)
 def test_other_names_are_not(name):
     assert not is_secret_name(name)
 
@@ -99,3 +114,107 @@ def test_a_variable_that_the_shell_has_replaced_is_hidden_under_its_own_name(mon
     hidden = hide_assignments(line, known_secrets({}))
     assert hidden == "host.headers.Authorization=Bearer <hidden: MY_TOKEN>"
     assert restore_in_config(hidden) == line
+
+
+SECRET = "s3cr\u00e9t/+\"'&=value"
+
+
+@pytest.fixture
+def secret(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        SECRET,
+        json.dumps(SECRET)[1:-1],
+        repr(SECRET)[1:-1],
+        repr(SECRET.encode())[2:-1],
+        quote(SECRET, safe=""),
+        base64.b64encode(SECRET.encode()).decode(),
+    ],
+)
+def test_a_secret_is_redacted_in_every_form(form, secret):
+    assert redact(f"<{form}>") == "<<hidden: MY_TOKEN>>"
+
+
+def test_a_header_that_a_library_refuses_is_never_quoted():
+    """A token of a file, such as a kubeconfig's, is not known to this program."""
+    text = "Invalid header value b'Bearer it\\'s-mine\\n' of 1; Illegal header value b\"x'y\\n\"."
+    assert redact(text) == "Invalid header value <hidden> of 1; Illegal header value <hidden>."
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values"),
+    [
+        ("Authorization", "Bearer abc-defgh", {"Bearer abc-defgh", "abc-defgh"}),
+        (
+            "Authorization",
+            "Basic " + base64.b64encode(b"me:password1").decode(),
+            {"Basic bWU6cGFzc3dvcmQx", "bWU6cGFzc3dvcmQx", "password1"},
+        ),
+        ("Cookie", "session=abcdefgh; a=b", {"session=abcdefgh; a=b", "abcdefgh"}),
+        ("url", "postgres://me:password1@host/db", {"me:password1", "password1"}),
+        ("url", "https://ghp_abcdefgh@host/x", {"ghp_abcdefgh"}),
+        ("url", "https://host/x?a=12345678&api_key=abcdefgh#f", {"abcdefgh"}),
+        ("command", "--api-key=abcdefgh", {"abcdefgh"}),
+        ("api_key", "<hidden: OPENAI_API_KEY>", set()),
+        ("password", "short", set()),
+    ],
+)
+def test_secrets_in_parts_of_values(name, text, values):
+    assert set(named_secrets([(name, text)])) == values
+
+
+def test_the_value_of_an_option_is_a_secret_and_comes_back(monkeypatch):
+    config = {"command": ["serve", "--token", "abc-defgh", "--url", "https://me:pass-word@h/x"]}
+    hidden = hide_in_config(config, known_secrets(config))
+    assert "abc-defgh" not in str(hidden) and "pass-word" not in str(hidden)
+    for name, value in unwritten_secrets(config).items():
+        monkeypatch.setenv(name, value)
+    assert restore_in_config(hidden) == config
+
+
+def test_two_secrets_of_one_name_come_back_as_they_were(monkeypatch):
+    config = {"a": {"api_key": "first-key"}, "b": {"api_key": "second-key"}}
+    hidden = hide_in_config(config, known_secrets(config))
+    for name, value in unwritten_secrets(config).items():
+        monkeypatch.setenv(name, value)
+    assert restore_in_config(hidden) == config
+
+
+def test_a_secret_has_the_name_of_the_variable_that_it_came_from(monkeypatch):
+    monkeypatch.setenv("OF_THE_ENDPOINT", "sk-abc-defgh")
+    config = {"api_key": "sk-abc-defgh"}
+    assert hide_in_config(config, known_secrets(config)) == {"api_key": "<hidden: OF_THE_ENDPOINT>"}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\0", "\x1b[0m", "\u200b", "\x7f", "\n\n "])
+@pytest.mark.parametrize("key", ["engine.api_key", "host.headers.Authorization"])
+def test_what_http_refuses_is_refused_by_name_and_never_shown(monkeypatch, key, end):
+    if "\0" not in end:
+        monkeypatch.setitem(os.environ, "MINE", f"abc-defgh{end}")
+    value = "${oc.env:MINE}" if "\0" not in end else f"abc-defgh{end}"
+    parts = ["host=attach", "host.urls=[http://h]"]
+    if key == "engine.api_key":
+        parts += ["engine=openai", "engine.model=m", "engine.base_url=http://h/v1"]
+    with pytest.raises(ConfigError) as refused:
+        compose(["conf=echo", *parts, f"{key}='{value}'"])
+    text = str(refused.value)
+    assert text.startswith(f"{key}: ") and f"U+{ord(end[0]):04X}" in text
+    if end[0] in "\r\n\u200b":  # other control characters are refused in every text
+        assert "it comes from the environment variable MINE" in text
+    assert "abc-defgh" not in text
+
+
+@pytest.mark.parametrize("name", ["A B", "A:B", "A\nB", "\u00c4", ""])
+def test_what_is_no_name_of_a_header_is_refused(name):
+    host = compose(["conf=echo", "host=attach", "host.urls=[http://h]"]).config.host
+    with pytest.raises(ValidationError, match="no name of an HTTP header"):
+        type(host).model_validate({**host.model_dump(), "headers": {name: "x"}})
+
+
+def test_remembered_secrets_are_redacted_until_the_process_ends():
+    remember_secrets({"remembered-value": "name"})
+    assert redact("a remembered-value") == "a <hidden: name>"

@@ -28,7 +28,7 @@ from openenv_pipe.commands.env.templates import (
 from openenv_pipe.commands.env.trial import NUM_SESSIONS, Trial, try_environment
 from openenv_pipe.config.compose import compose, compose_env
 from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskRange
-from openenv_pipe.config.secrets import MARK, hide_in_config, known_secrets
+from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import schema_text
@@ -38,6 +38,7 @@ from openenv_pipe.environments.schemas import Schema, SchemaWalk
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.system.resources import env_dirs, find_env, short_path
+from openenv_pipe.system.secrets import MARK
 
 START_KEYS = (
     *("package", "python", "command", "variables"),

@@ -24,6 +24,7 @@ from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import write_text
+from openenv_pipe.system.foreign_text import for_markdown
 from openenv_pipe.system.markdown import table
 from openenv_pipe.system.progress import Progress
 
@@ -115,15 +116,23 @@ def _compare(
         failed = next((band for band in bands if not band.holds), None)
         difference = None if failed is None else _as_text(failed)
         verdict = "within the bands" if difference is None else f"different: {difference}"
-        lines = [f"Not byte for byte: {why}.", "", _table(bands)]
+        lines = [f"Not byte for byte: {for_markdown(why)}.", "", _table(bands)]
     else:
         found = first_mismatches(recorded.path, folder.path, only_learner=is_replay)
         difference = str(found[0]) if found else None
         verdict = f"different: {difference}" if found else "the same, byte for byte"
         parts = "metrics and checkpoints" if is_replay else "metrics, episodes, checkpoints, evals"
-        lines = [f"Compared: {parts}; time/* is ignored.", "", *(f"- {each}" for each in found)]
+        lines = [
+            f"Compared: {parts}; time/* is ignored.",
+            "",
+            *(f"- {for_markdown(str(each))}" for each in found),
+        ]
     path = folder.path / "reproduction.md"
-    write_text(path, "\n".join([f"# {what}", "", f"**{verdict}**", "", *lines]) + "\n")
+    write_text(
+        path,
+        "\n".join([f"# {for_markdown(what)}", "", f"**{for_markdown(verdict)}**", "", *lines])
+        + "\n",
+    )
     progress.note(f"{what}: {verdict}\n{path}")
     return Reproduction(
         path=folder.path,

@@ -21,6 +21,7 @@ from openenv_pipe.config.secrets import restore_in_config, unwritten_secrets
 from openenv_pipe.errors import PipeError, UserError, last_lines
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.files import write_json
+from openenv_pipe.system.foreign_text import for_people
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.process_id import ProcessId
 
@@ -62,7 +63,7 @@ class Orders:
             composed = compose(restore_in_config(list(job.overrides)))
             folder = self._find_folder(job, composed)
         except PipeError as error:
-            self._write(job, error=str(error))
+            self._write(job, error=for_people(str(error)))
             return
         known = {"run": folder.record.id, "folder": os.path.relpath(folder.path, self.sweep)}
         self._write(job, **known)
@@ -131,7 +132,7 @@ def _unrecorded_error(path: Path, exit_code: int | None, log: Path) -> str | Non
         return None
     errors = [line for line in last_lines(log, NUM_LINES).splitlines() if ERROR in line]
     error = errors[-1].partition(ERROR)[2] if errors else f"it ended with exit code {exit_code}"
-    error = f"{error} (log: {log})"
+    error = for_people(f"{error} (log: {log})")
     if folder.record.status == "running":
         folder.finish("failed", cause=error)
     return error

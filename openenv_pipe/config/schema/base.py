@@ -1,17 +1,55 @@
 """The base class of all blocks, and the types that several of them use."""
 
+import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from openenv_pipe.config.schema.plain_data import refuse_unusual_values
+from openenv_pipe.config.secrets import remember_config
 
 
 def _text(value: Any) -> Any:
     return str(value) if isinstance(value, bool | int | float) else value
 
 
+def check_header_value(value: str) -> str:
+    """Return the value of an HTTP header, if HTTP can carry it.
+
+    Raises:
+        ValueError: it has another character than printable ASCII; the value is not shown.
+    """
+    refused = re.search(r"[^\t\x20-\x7e]", value)
+    if refused is None:
+        return value
+    at_end = "at its end" if not value[refused.start() :].strip() else "in it"
+    variables = [
+        name for name, text in os.environ.items() if text and refused[0] in text and text in value
+    ]
+    where = f"; it comes from the environment variable {variables[0]}" if variables else ""
+    raise ValueError(
+        f"the value, which is not shown, has the character U+{ord(refused[0]):04X} {at_end}, and "
+        f"an HTTP header holds printable ASCII only{where}; set it again without that character"
+    )
+
+
+def _header_name(name: str) -> str:
+    if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII):
+        raise ValueError("this is no name of an HTTP header; expected one such as Authorization")
+    return name
+
+
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+HeaderValue = Annotated[str, AfterValidator(check_header_value)]
 Text = Annotated[str, BeforeValidator(_text)]  # YAML and the command line read 7 as a number.
 VariableName = Annotated[str, Field(pattern=r"^[^=]+$", examples=["MY_TOKEN"])]  # as the OS takes
 DottedPath = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$", examples=["wordle.rewards:name"])]
@@ -68,6 +106,7 @@ class Document(Block):
     def _is_plain_data(cls, values: Any) -> Any:
         if isinstance(values, Mapping):
             refuse_unusual_values(values)
+            remember_config(values)  # before any error message could show a secret of it
         return values
 
 

@@ -4,7 +4,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from openenv_pipe.config.schema.base import Block, NumRetries, PositiveCount, Seconds, ServerUrl
+from openenv_pipe.config.schema.base import (
+    Block,
+    HeaderValue,
+    NumRetries,
+    PositiveCount,
+    Seconds,
+    ServerUrl,
+)
 
 
 class EndpointBlock(Block):
@@ -12,7 +19,7 @@ class EndpointBlock(Block):
 
     base_url: ServerUrl = Field(description="the URL in front of /chat/completions")
     model: str = Field(description="the model's name at the endpoint")
-    api_key: str | None = Field(description="sent as a bearer token; null: none is sent")
+    api_key: HeaderValue | None = Field(description="sent as a bearer token; null: none is sent")
     max_concurrent: PositiveCount = Field(description="requests in flight at once")
     requests_per_minute: PositiveCount | None = Field(
         description="own limit on the rate of requests; null: none"

@@ -11,6 +11,7 @@ from pydantic import (
 from openenv_pipe.config.schema.base import (
     Block,
     Count,
+    HeaderValue,
     NumProcesses,
     NumRetries,
     Port,
@@ -97,7 +98,7 @@ class VllmEngineConfig(EngineBlock):
     url: ServerUrl | Annotated[list[ServerUrl], Field(min_length=1)] | None = Field(
         description="the server for launch=attach, or a list of servers that share the episodes"
     )
-    api_key: str | None = Field(description="bearer token for attached servers; null: none")
+    api_key: HeaderValue | None = Field(description="bearer token for attached servers; null: none")
     num_servers: NumProcesses = Field(
         description="servers to start, with the same policy; the GPUs that the learner does not "
         "use, or the cores, are divided among them"

@@ -10,6 +10,8 @@ from pydantic import (
 from openenv_pipe.config.schema.base import (
     Block,
     Count,
+    HeaderName,
+    HeaderValue,
     NumCores,
     NumProcesses,
     NumRetries,
@@ -95,7 +97,7 @@ class AttachHostConfig(Block):
         description="http(s) or ws(s) URLs of the servers"
     )
     sessions_per_server: SessionsPerServer
-    headers: dict[str, str] = Field(
+    headers: dict[HeaderName, HeaderValue] = Field(
         description="HTTP headers of every request and connection, such as Authorization"
     )
     verify_tls: bool = Field(

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from openenv_pipe.config.schema import EndpointBlock
 from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import EngineError, RequestRefusedError
+from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import Access, HttpClient, HttpError, Response
 from openenv_pipe.system.response_cache import ResponseCache
 
@@ -87,16 +88,19 @@ class ChatClient:
         content = response.content
         if response.status in _PASSING:
             raise _PassingError(
-                f"status {response.status}, {_quote(content)}", _asked_wait_s(response)
+                f"status {response.status}, {quoted(content, _LONGEST_QUOTE)}",
+                _asked_wait_s(response),
             )
         if response.status != 200:
             self._refuse(response.status, content)
         try:
             answer = json.loads(content)
         except ValueError as error:
-            raise _PassingError(f"an answer that is not JSON: {_quote(content)}") from error
+            raise _PassingError(
+                f"an answer that is not JSON: {quoted(content, _LONGEST_QUOTE)}"
+            ) from error
         if not isinstance(answer, dict) or not answer.get("choices"):
-            raise _PassingError(f"an answer without choices: {_quote(content)}")
+            raise _PassingError(f"an answer without choices: {quoted(content, _LONGEST_QUOTE)}")
         return answer
 
     def _refuse(self, status: int, content: bytes) -> NoReturn:
@@ -109,7 +113,7 @@ class ChatClient:
                 f"{self._block}.parameters adds, changes or (by null) leaves out request fields"
             )
         raise RequestRefusedError(
-            f"{self.url} answered {status}: {_quote(content)}; {expected}", status
+            f"{self.url} answered {status}: {quoted(content, _LONGEST_QUOTE)}; {expected}", status
         )
 
 
@@ -133,7 +137,3 @@ def _backoff_s(attempt: int) -> float:
     """Return a wait that doubles with each try, spread so that clients do not retry together."""
     longest = min(_FIRST_WAIT_S * 2**attempt, _LONGEST_WAIT_S)
     return longest * (0.5 + random.random() / 2)
-
-
-def _quote(content: bytes) -> str:
-    return repr(content.decode(errors="replace").strip()[:_LONGEST_QUOTE])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openenv_pipe.errors import EngineError
+from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import Access, HttpClient, HttpError
 
 BASE = "base"  # the name in requests of the model without an adapter
@@ -240,16 +241,16 @@ class VllmClient:
         status, content = await self._call("POST", path, body, limit_s)
         if status == 200 or status in accepted:
             return content
-        quoted = content[:QUOTE].decode(errors="replace")
+        seen = f"status {status}: {quoted(content, QUOTE)}"
         if status >= 500 and not await self._survived():
-            raise ServerGoneError(f"{path}: status {status}: {quoted}")
+            raise ServerGoneError(f"{path}: {seen}")
         needed = NEEDED.get(path.partition("?")[0]) if status == 404 else None
         advice = (
             f"; the server needs {needed}: `openenv-pipe engine command` prints its command"
             if needed
             else ""
         )
-        raise EngineError(f"{self.url}{path} answered with status {status}: {quoted}{advice}")
+        raise EngineError(f"{self.url}{path} answered with {seen}{advice}")
 
     async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:
         """Return status and content. After a cancellation the server aborts the request."""

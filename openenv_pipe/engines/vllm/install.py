@@ -22,8 +22,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from openenv_pipe.config.secrets import hide_assignments
 from openenv_pipe.errors import ConfigError, EngineError, EngineMissingError
 from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.system.secrets import environment_secrets
 
 Build = Literal["cpu", "cuda"]
 Tell = Callable[[str], None]
@@ -248,7 +250,7 @@ def _recipes(
 def _run(command: Sequence[str], log: Path, limit_s: float) -> int:
     """Run a command and return its exit code. The command ends if this process dies."""
     with log.open("a") as file:
-        print("$", *command, file=file)
+        print("$", hide_assignments(" ".join(command), environment_secrets()), file=file)
     process = ManagedProcess(command, log=log, environment=_installer_environment(os.environ))
     deadline = time.monotonic() + limit_s
     try:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from openenv_pipe.errors import ServerFullError, SessionClosedError, SessionError, StepRefusedError
 from openenv_pipe.system.foreign_json import parse_foreign, require_shallow
+from openenv_pipe.system.foreign_text import quoted, shortened
+from openenv_pipe.system.secrets import redact
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
@@ -61,9 +63,9 @@ def parse_frame(text: str | bytes, url: str) -> dict[str, Any]:
     try:
         frame = parse_foreign(text)
     except ValueError as error:
-        raise SessionError(f"{url}: answer is not JSON ({error}): {text[:80]!r}") from error
+        raise SessionError(f"{url}: answer is not JSON ({error}): {quoted(text)}") from error
     if type(frame) is not dict:
-        raise SessionError(f"{url}: answer is not a JSON object: {text[:80]!r}")
+        raise SessionError(f"{url}: answer is not a JSON object: {quoted(text)}")
     return frame
 
 
@@ -75,7 +77,7 @@ def error_of_frame(frame: dict[str, Any], kind: str, url: str) -> SessionError:
     data = frame.get("data")
     if frame.get("type") != "error" or type(data) is not dict:
         return SessionError(
-            f"{url}: {kind} was answered with a frame of type {frame.get('type')!r:.80} "
+            f"{url}: {kind} was answered with a frame of type {quoted(str(frame.get('type')))} "
             f"and data of type {type(data).__name__}, which the protocol does not know"
         )
     code, message = str(data.get("code"))[:80], _cut(str(data.get("message")))
@@ -101,7 +103,7 @@ def step_result(data: dict[str, Any], url: str) -> StepResult:
     """
     observation, reward = data.get("observation"), data.get("reward")
     if type(observation) is not dict:
-        raise SessionError(f"{url}: observation is not a JSON object: {observation!r:.80}")
+        raise SessionError(f"{url}: observation is not a JSON object: {quoted(repr(observation))}")
     if reward is not None:
         reward = _number(reward, url)
     return StepResult(observation, reward, bool(data.get("done")))
@@ -124,13 +126,13 @@ def _place(location: Any) -> str:
 def _cut(text: str) -> str:
     if len(text) <= MAX_ERROR_LENGTH:
         return text
-    return f"{text[:MAX_ERROR_LENGTH]}... ({len(text)} characters)"
+    return shortened(redact(text), MAX_ERROR_LENGTH)  # a cut could leave half of a secret
 
 
 def _number(reward: Any, url: str) -> float:
     if isinstance(reward, int | float) and abs(reward) <= MAX_REWARD:
         return float(reward)
     raise SessionError(
-        f"{url}: reward is {reward!r:.80}, expected null or a number of at most {MAX_REWARD:g} in "
-        "size; fix the environment"
+        f"{url}: reward is {quoted(str(reward))}, expected null or a number of at most "
+        f"{MAX_REWARD:g} in size; fix the environment"
     )

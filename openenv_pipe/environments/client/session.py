@@ -31,6 +31,7 @@ from openenv_pipe.errors import (
     SessionTimeoutError,
     StepRefusedError,
 )
+from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import LOOPBACK, OPEN, Access
 from openenv_pipe.types import Observation
 
@@ -216,9 +217,9 @@ class Session:
         if frame.get("type") == "error" and not isinstance(error, StepRefusedError):
             return error  # A full server says so unasked, and one that ends a session.
         return SessionError(
-            f"{self.url}: the server sent a frame of type {frame.get('type')!r:.80} before it was "
-            f"asked to {kind}, so answers can no longer be told apart; fix the environment's "
-            "server, which has to answer each message once"
+            f"{self.url}: the server sent a frame of type {quoted(str(frame.get('type')))} before "
+            f"it was asked to {kind}, so answers can no longer be told apart; fix the "
+            "environment's server, which has to answer each message once"
         )
 
     async def _why_closed(self, kind: str, closed: ConnectionClosed) -> SessionError:

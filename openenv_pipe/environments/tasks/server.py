@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.foreign_json import parse_foreign
+from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import Access, fetch
 
 MAX_TASKS = 10**9
@@ -66,7 +67,7 @@ async def _answer(url: str, access: Access, key: str, path: str, body: Any = Non
             return parse_foreign(content)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: {url}{path} returned no list of tasks: {error}") from error
-    why = "without tasks of its own" if status == NOT_IMPLEMENTED else f"{content[:80]!r}"
+    why = "without tasks of its own" if status == NOT_IMPLEMENTED else quoted(content)
     raise ConfigError(
         f"{key}.type=server: {url}{path} answers {status} ({why}), expected 200; "
         "name the tasks by type range, file or dataset"

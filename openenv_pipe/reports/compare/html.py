@@ -6,12 +6,12 @@ Its content policy forbids loading anything, so that a page can be mailed and op
 import base64
 import os
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 
 from openenv_pipe.reports.compare.grouping import Comparison, Setting, value_text
 from openenv_pipe.reports.compare.load import FoundRun
 from openenv_pipe.reports.compare.text import cells, headings, intervals_text, verdict
+from openenv_pipe.system.foreign_text import for_html as escape
 from openenv_pipe.system.markdown import UNKNOWN
 from openenv_pipe.system.progress import clock
 

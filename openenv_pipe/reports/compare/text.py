@@ -13,6 +13,7 @@ from rich.text import Text
 from openenv_pipe.reports.compare.grouping import Comparison, Figure, Setting, value_text
 from openenv_pipe.reports.compare.load import FoundRun
 from openenv_pipe.system.files import dump_json
+from openenv_pipe.system.foreign_text import for_markdown, visible
 from openenv_pipe.system.markdown import UNKNOWN, table
 
 MAX_KEYS = 6  # columns of keys in the table for a terminal; the other forms have all
@@ -23,7 +24,7 @@ def as_text(comparison: Comparison, form: str) -> str:
     """Return a comparison as text that ends with a line end. form: md, csv or json."""
     if form == "md":
         return _as_markdown(comparison) + "\n"
-    return _as_csv(comparison) if form == "csv" else dump_json(_as_values(comparison))
+    return visible(_as_csv(comparison) if form == "csv" else dump_json(_as_values(comparison)))
 
 
 def figure_text(measure: str, figure: Figure | None) -> str:
@@ -120,9 +121,10 @@ def _ids(setting: Setting) -> str:
 def _as_markdown(comparison: Comparison) -> str:
     titles = ["", *headings(comparison)]
     rows = [[_ids(setting), *cells(comparison, setting)] for setting in comparison.settings]
+    shown = table([*map(for_markdown, titles)], [[*map(for_markdown, row)] for row in rows])
     lines = [intervals_text(comparison) + ".", *verdict(comparison)]
     lines += [*map(run_line, comparison.unfinished), *comparison.lost_jobs]
-    return "\n\n".join([table(titles, rows), *lines])
+    return "\n\n".join([shown, *map(for_markdown, lines)])
 
 
 def _as_csv(comparison: Comparison) -> str:

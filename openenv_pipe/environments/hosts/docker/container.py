@@ -22,6 +22,7 @@ from openenv_pipe.environments.hosts.docker.daemon import DaemonErrors, explaine
 from openenv_pipe.environments.hosts.docker.image import Image
 from openenv_pipe.environments.hosts.process import filled_in, server_environment
 from openenv_pipe.errors import ConfigError, FailureError, HostError
+from openenv_pipe.system.process import log_redactor
 from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 
 if TYPE_CHECKING:
@@ -120,8 +121,10 @@ class EnvContainer:
         """Copy the log until the container ends, then set `ended` and the cause."""
         try:
             with self.log.open("ab", buffering=0) as file:
+                redactor = log_redactor()
                 for chunk in container.logs(stream=True, follow=True):
-                    file.write(chunk)
+                    file.write(redactor.feed(chunk))
+                file.write(redactor.end())
             container.wait()
             container.reload()
             self._cause = cause_of_death(container.attrs["State"], self._config.mem_limit_mb)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from openenv_pipe.environments.hosts.docker.daemon import Owned
 
@@ -16,5 +17,5 @@ def containers_table(owned: Sequence[Owned]) -> Table:
         state = each.container.status if each.owner.alive else "orphan"
         style = STYLES.get(state, "yellow")
         process = f"process {each.owner.pid} on {each.owner.host}"
-        table.add_row(each.container.name, f"[{style}]{state}[/]", process, each.logs)
+        table.add_row(each.container.name, Text(state, style), process, each.logs)
     return table

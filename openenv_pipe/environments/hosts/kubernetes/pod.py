@@ -12,6 +12,7 @@ from openenv_pipe.environments.hosts.kubernetes.api import NOT_FOUND, Cluster, C
 from openenv_pipe.environments.hosts.kubernetes.manifests import Manifest, pod, trouble
 from openenv_pipe.environments.hosts.kubernetes.tunnel import Tunnel
 from openenv_pipe.errors import FailureError, HostError
+from openenv_pipe.system.process import log_redactor
 from openenv_pipe.system.readiness import unless_dead, wait_until_healthy
 
 if TYPE_CHECKING:
@@ -131,12 +132,15 @@ class EnvPod:
     async def _copy_log(self, name: str, since_s: int | None, file: BinaryIO) -> int | None:
         """Copy the log until the stream ends; return `since_s` for the next stream."""
         read = time.monotonic()
+        redactor = log_redactor()
         try:
             async for chunk in self._cluster.log(name, since_s):
-                file.write(chunk)
+                file.write(redactor.feed(chunk))
                 read = time.monotonic()
         except ClusterError:  # the container has not started, or the API does not answer now
             return since_s
+        finally:
+            file.write(redactor.end())
         return math.ceil(time.monotonic() - read + POLL_S) + 1
 
     async def _has_ended(self, name: str) -> bool:

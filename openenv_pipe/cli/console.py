@@ -1,0 +1,40 @@
+"""Consoles for tables and colours: text of others neither acts on a terminal nor is markup."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.segment import Segment
+
+from openenv_pipe.system.foreign_text import visible
+from openenv_pipe.system.secrets import redact
+
+
+def open_console(**options: Any) -> Console:
+    """Return a console whose styles come from `Text` and `style`; options are those of rich."""
+    console = Console(markup=False, emoji=False, **options)
+    console.push_render_hook(_CleaningHook())
+    return console
+
+
+class _CleaningHook(RenderHook):
+    """Lets everything that a console prints pass through `Cleaned`."""
+
+    def process_renderables(
+        self, renderables: Sequence[ConsoleRenderable]
+    ) -> list[ConsoleRenderable]:
+        return [Cleaned(each) for each in renderables]
+
+
+class Cleaned:
+    """Something to print, without secrets and control characters; styles and cursor moves stay."""
+
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible(redact(segment.text)), segment.style)
