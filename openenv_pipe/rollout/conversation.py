@@ -102,7 +102,7 @@ class TokenConversation(Conversation):
         return len(with_tools) - len(self._chat.first_ids(opening.messages))
 
     def add(self, messages: Sequence[Message], *, ended: bool) -> None:
-        self._new_messages = self._cut(messages)
+        self._new_messages = list(self._cut(messages))
         self._new_ids = self._chat.following_ids(self._new_messages, ended=ended)
 
     async def reply(self, max_tokens: int) -> Turn:
