@@ -12,14 +12,13 @@ def hosts() -> None:
     \b
     openenv-pipe hosts
     """
-    from rich.console import Console
-
+    from openenv_pipe.cli.console import open_console
     from openenv_pipe.environments.hosts.docker import daemon as docker_daemon
     from openenv_pipe.environments.hosts.docker.listing import containers_table
 
     with docker_daemon.connected() as client:
         containers = docker_daemon.owned_containers(client)
-    Console(soft_wrap=not sys.stdout.isatty()).print(containers_table(containers))
+    open_console(soft_wrap=not sys.stdout.isatty()).print(containers_table(containers))
 
 
 def prune(
