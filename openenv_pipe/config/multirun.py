@@ -6,6 +6,7 @@ first failed job and cannot be resumed.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from openenv_pipe.errors import ConfigError, FailureError
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
+MAX_JOBS = 10_000  # of a grid
 # Hydra only passes job numbers on: no working directory, no logging, no files.
 QUIET = (
     "hydra/hydra_logging=none",
@@ -79,6 +81,11 @@ def read_request(overrides: Sequence[str]) -> MultirunRequest:
                 sweep=sweep, parameters=parameters, jobs=(shared,), launcher=launcher
             )
         values = [_values(each) for each in own]
+        if (num_jobs := math.prod(map(len, values))) > MAX_JOBS:
+            raise ConfigError(
+                f"these values have at least {num_jobs:,} combinations; expected at most "
+                f"{MAX_JOBS:,} jobs; give fewer, or add sweep=search"
+            )
         jobs = tuple(itertools.product(*values))
         return MultirunRequest(sweep=sweep, parameters=(), jobs=jobs, launcher=launcher)
 
@@ -180,7 +187,7 @@ def _values(override: "Override") -> list[str]:
             f"{line!r} is an interval, whose values cannot be listed; add sweep=search, or give "
             "range(...) or a list of values"
         )
-    values = list(override.sweep_string_iterator())
+    values = list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
     if not values:
         raise ConfigError(f"{shown_override(line)} matches nothing")
     return [f"{override.get_key_element()}={value}" for value in values]

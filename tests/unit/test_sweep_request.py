@@ -88,6 +88,8 @@ def test_bounds_of_a_search_stand_in_order(values, bounds, step):
         (["sweep=search", "seed=tag(log,interval(0,1))"], r"seed=.*0.0 has no logarithm"),
         (["hydra.run.dir=x"], "only the launcher can be set"),
         (["seed=[1,2"], "cannot read the override"),
+        (["seed=range(0,1000000000)"], r"10,001 combinations; expected at most 10,000 jobs"),
+        (["seed=range(0,200)", "name=a,b", "num_threads=range(1,99)"], "39,200 combinations"),
     ],
 )
 def test_mistakes_are_explained(overrides, expected):
