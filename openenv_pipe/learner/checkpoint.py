@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peft import set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.safetensors_only import load_adapter, read_model
 
 OPTIMIZER, REFERENCE = "optimizer.safetensors", "reference.safetensors"
 PROGRESS = "progress.json"
@@ -39,12 +38,11 @@ def save_weights(folder: Path, policy: Policy, *, steps: int, warm_start_steps: 
 def load_weights(folder: Path, policy: Policy) -> None:
     """Load the weights of a checkpoint of the same model and adapter settings into the policy."""
     if (folder / "adapter_config.json").exists():
-        tensors = load_file(folder / "adapter_model.safetensors", device=str(policy.device))
-        set_peft_model_state_dict(policy.model, tensors)
+        load_adapter(policy.model, folder, policy.device)
         return
     dtype = next(policy.model.parameters()).dtype
     # transformers reads back its own names and file splits.
-    saved = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, dtype=dtype)
+    saved = read_model(str(folder), dtype=dtype)
     policy.model.load_state_dict(saved.state_dict())
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TinyModelConfig
@@ -20,7 +20,9 @@ from openenv_pipe.models import tiny
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import find_quantizable, quantize
+from openenv_pipe.models.safetensors_only import load_adapter, read_model
 
+SDPA = "sdpa"  # the local engine makes masks for it
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -132,7 +134,9 @@ def load_tokenizer(config: ModelConfig) -> Any:
         tokenizer: Any = tiny.build_tokenizer()
     else:
         with _readable_errors(config):
-            tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
+            tokenizer = AutoTokenizer.from_pretrained(
+                config.path, revision=config.revision, trust_remote_code=False
+            )
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
     return tokenizer
@@ -146,13 +150,13 @@ def _build_empty(config: ModelConfig) -> Any:
         with _readable_errors(config):
             folder = find_model_folder(config)
             assert folder is not None  # the caller has checked that
-            found = AutoConfig.from_pretrained(folder)
-            return AutoModelForCausalLM.from_config(found, attn_implementation="sdpa")
+            found = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(found, attn_implementation=SDPA)
 
 
 def _build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None) -> Any:
     if checkpoint is not None:
-        return _read(str(checkpoint), dtype=_DTYPES[config.dtype])
+        return read_model(str(checkpoint), dtype=_DTYPES[config.dtype], attn_implementation=SDPA)
     torch.manual_seed(config.seed)
     model: Any = Qwen3ForCausalLM(tiny.model_config(config, tokenizer))
     return model.to(_DTYPES[config.dtype])
@@ -160,10 +164,11 @@ def _build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None
 
 def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> Any:
     with _readable_errors(config):
-        return _read(
+        return read_model(
             str(checkpoint or config.path),
-            dtype=_DTYPES[config.dtype],
             revision=None if checkpoint else config.revision,
+            dtype=_DTYPES[config.dtype],
+            attn_implementation=SDPA,
         )
 
 
@@ -180,16 +185,6 @@ def _readable_errors(config: HubModelConfig) -> Iterator[None]:
         ) from None
 
 
-def _read(path: str, **options: Any) -> Any:
-    return AutoModelForCausalLM.from_pretrained(
-        path,
-        use_safetensors=True,
-        trust_remote_code=False,
-        attn_implementation="sdpa",  # the local engine makes masks for it
-        **options,
-    )
-
-
 def _refuse_sliding_attention(model: Any) -> None:
     config = model.config.get_text_config()
     default = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
@@ -202,8 +197,6 @@ def _refuse_sliding_attention(model: Any) -> None:
 
 
 def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:
-    if checkpoint is not None:
-        return PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
     lora = LoraConfig(
         r=config.lora.rank,
         lora_alpha=config.lora.alpha,  # type: ignore[arg-type]  # fractions work
@@ -212,9 +205,12 @@ def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> A
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(model, lora)
+        model = get_peft_model(model, lora)
     except (ValueError, re.error) as error:
         raise ConfigError(
             f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: "
             f"{str(error).splitlines()[0]:.200}; all-linear fits every model"
         ) from None
+    if checkpoint is not None:
+        load_adapter(model, checkpoint, "cpu")
+    return model

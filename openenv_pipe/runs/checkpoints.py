@@ -34,6 +34,8 @@ NAME = re.compile(r"(step|warm_start)_(\d{6,})")
 PREFIXES: dict[Stage, str] = {"warm_start": "warm_start", "grpo": "step"}
 STAGES: dict[str, Stage] = {prefix: stage for stage, prefix in PREFIXES.items()}
 DIGESTS = "digests.json"
+# Suffixes of what libraries load. The last ones are of pickles, which no run writes.
+LOADABLE = (".safetensors", ".json", ".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 RESUME = "resume"
 _log = logging.getLogger(__name__)
 
@@ -116,19 +118,41 @@ def is_resumable(path: Path) -> bool:
 
 def find_damage(path: Path) -> str | None:
     """Describe what is wrong with a checkpoint's files; None if they are as written."""
-    parts = [path, path / RESUME] if is_resumable(path) else [path]
-    for part in parts:
+    for part in [path, path / RESUME] if is_resumable(path) else [path]:
         try:
-            digests = read_json(part / DIGESTS)
-        except RunFolderError as error:
+            damage = _find_damage(part, read_digests(part))
+        except (RunFolderError, OSError) as error:
             return str(error)
-        for name, digest in digests.items():
-            file = part / name
-            if not file.is_file():
-                return f"{file.relative_to(path)} is missing"
-            if digest_of_file(file) != digest:
-                return f"{file.relative_to(path)} is not what was written (its sha256 differs)"
+        if damage is not None:
+            return f"{RESUME}/{damage}" if part != path else damage
     return None
+
+
+def read_digests(part: Path) -> dict[str, str]:
+    """Read the sha256 of each file of a checkpoint, or of its part for a resume.
+
+    Raises:
+        RunFolderError: digests.json is missing, damaged, or names no file of a checkpoint.
+    """
+    digests = read_json(part / DIGESTS)
+    if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
+        raise RunFolderError(f"{part / DIGESTS} holds {digests!r:.80}; expected a sha256 per file")
+    if any(not name or Path(name).name != name for name in digests):
+        raise RunFolderError(f"{part / DIGESTS} names files of other folders")
+    if not digests and part.name != RESUME:
+        raise RunFolderError(f"{part / DIGESTS} names no file")
+    return digests
+
+
+def _find_damage(part: Path, digests: Mapping[str, str]) -> str | None:
+    for name, digest in digests.items():
+        if not (part / name).is_file():
+            return f"{name} is missing"
+        if digest_of_file(part / name) != digest:
+            return f"{name} is not what was written (its sha256 differs)"
+    loadable = (each.name for each in sorted(part.iterdir()) if each.suffix in LOADABLE)
+    added = next((name for name in loadable if name not in digests and name != DIGESTS), None)
+    return None if added is None else f"{added} is not among the files that were written"
 
 
 def newest_sound(folder: Path, *, resumable: bool = False) -> Path | None:

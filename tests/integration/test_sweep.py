@@ -71,7 +71,7 @@ def test_a_job_is_an_ordinary_run(swept, tmp_path):
     server."""
     job = runs_of(swept)[1]
     assert job.record.sweep == sweep_of(swept)["stamp"]
-    assert job.config.host.type == "process"
+    assert job.written_config.host.type == "process"
     code, _, err = run(tmp_path, *job.record.command[1:])
     assert code == 0, err
     alone = RunFolder.open(tmp_path / "runs/echo/0001")

@@ -85,6 +85,24 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(folder, file, how, c
         find_checkpoint(folder.path, "2")
 
 
+@pytest.mark.parametrize(
+    "digests", ["{}", "null", "[]", '"text"', '{"weights": 3}', '{"../weights": "0"}', '{"": "0"}']
+)
+def test_digests_that_name_no_file_do_not_count_as_sound(folder, digests):
+    (save(folder, 1) / "digests.json").write_text(digests)
+    assert "digests.json" in find_damage(folder.checkpoints()[0])
+    assert newest_sound(folder.path) is None
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "resume/more.pt", "resume/order.json"])
+def test_a_file_that_libraries_would_load_is_among_those_written(folder, name):
+    path = save(folder, 1)
+    (path / "README.md").touch()
+    assert find_damage(path) is None
+    (path / name).touch()
+    assert f"{name} is not among the files that were written" in find_damage(path)
+
+
 def test_a_checkpoint_is_found_by_step_best_or_as_the_last(folder):
     for step in (1, 2, 3):
         save(folder, step)
@@ -218,7 +236,7 @@ def test_each_attempt_is_written_down(folder):
         *("interrupted", "running"),
         "step_000002",
     )
-    assert again.config.trainer.steps == 9
+    assert again.written_config.trainer.steps == 9
     assert again.logs.name == "attempt_2"
     old = json.loads((folder.path / "logs" / "attempt_1" / "config.json").read_text())
     assert old["trainer"]["steps"] == config.trainer.steps

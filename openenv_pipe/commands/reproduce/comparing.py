@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.checkpoints import DIGESTS, RESUME, StageStep, all_checkpoints, is_passing
+from openenv_pipe.runs.checkpoints import (
+    RESUME,
+    StageStep,
+    all_checkpoints,
+    is_passing,
+    read_digests,
+)
 from openenv_pipe.runs.episodes import episodes_path, read_rows
 from openenv_pipe.runs.evals import read_stages
 from openenv_pipe.runs.metrics import read_metrics
@@ -138,9 +144,9 @@ def checkpoint_digests(folder: Path) -> dict[str, dict[str, str]]:
 
 def _digests_of(path: Path) -> dict[str, str]:
     try:
-        digests = dict(read_json(path / DIGESTS))
+        digests = dict(read_digests(path))
         if (path / RESUME).is_dir():
-            inner = read_json(path / RESUME / DIGESTS)
+            inner = read_digests(path / RESUME)
             digests |= {f"{RESUME}/{name}": digest for name, digest in inner.items()}
     except RunFolderError:
         return {}  # Damaged files are reported by `find_damage`.

@@ -69,6 +69,7 @@ def serving_arguments(
         _refuse_own_option(argument)
     arguments = [
         *("--model", served.model, "--dtype", served.dtype),
+        *("--load-format", "safetensors"),  # never pickles
         *("--max-model-len", str(served.max_model_len)),
         *("--served-model-name", BASE if served.adapter else served.name),
         *("--host", host, "--port", str(port)),

@@ -40,6 +40,7 @@ def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port
     arguments = [
         *("--model", spec.model, "--served-model-name", BASE),
         *("--host", host, "--port", str(port)),
+        *("--load-format", "safetensors"),  # never pickles
         *("--dtype", spec.dtype, "--max-model-len", str(config.max_model_len)),
         *("--max-num-seqs", str(config.max_requests)),
         *("--generation-config", "vllm"),  # not the model's own top_p and top_k

@@ -1,0 +1,92 @@
+"""Read weights from safetensors only, because other formats are pickles, which run code.
+
+transformers and peft prefer safetensors, but fall back to pickles: of an adapter that lies beside
+a model, and of files that an index names. Whatever reads weights calls these functions.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from peft import set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from openenv_pipe.errors import ConfigError
+
+ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any:
+    """Read a causal language model from a folder or a hub. `options` go to transformers.
+
+    Raises:
+        ConfigError: It is an adapter, or names weights in another format.
+        OSError, ValueError: It cannot be read.
+    """
+    if _find_file(path, ADAPTER_CONFIG, revision):
+        raise ConfigError(
+            f"{path} has an {ADAPTER_CONFIG}: it is an adapter, or a model with one beside it; "
+            "give a model without, such as `openenv-pipe export` writes"
+        )
+    named = []
+    if index := _find_file(path, INDEX, revision):
+        named += list(_read_object(index, "weight_map").values())
+    if config := _find_file(path, "config.json", revision):
+        explicit = _read_object(config).get("transformers_weights")
+        named += [] if explicit is None else [explicit]
+    for name in named:
+        if not str(name).removesuffix(".index.json").endswith(".safetensors") or "/" in str(name):
+            raise ConfigError(
+                f"{path} names the weights {name!r}; expected files *.safetensors of its own "
+                "folder, because other formats are pickles, which run code"
+            )
+    return AutoModelForCausalLM.from_pretrained(
+        path, revision=revision, use_safetensors=True, trust_remote_code=False, **options
+    )
+
+
+def load_adapter(model: Any, folder: Path, device: Any) -> None:
+    """Load the adapter of a checkpoint into a model that has one of the same shape.
+
+    Raises:
+        ConfigError: The folder has no such adapter.
+    """
+    try:
+        found = set_peft_model_state_dict(model, load_file(folder / ADAPTER, device=str(device)))
+        unfit = [*found.unexpected_keys, *(key for key in found.missing_keys if ".lora_" in key)]
+        problem = f"{len(unfit)} tensors do not fit, such as {unfit[0]}" if unfit else None
+    except (OSError, SafetensorError, RuntimeError) as error:
+        problem = str(error).partition("\n")[0]
+    if problem is not None:
+        raise ConfigError(
+            f"cannot load {folder / ADAPTER} (pickles such as adapter_model.bin are not read): "
+            f"{problem}"
+        )
+
+
+def _find_file(path: str, name: str, revision: str | None) -> Path | None:
+    """Return a small file of a folder or a hub's repository, None if there is no such file."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder / name if (folder / name).exists() else None
+    try:
+        return Path(hf_hub_download(path, name, revision=revision))
+    except EntryNotFoundError:
+        return None
+
+
+def _read_object(file: Path, key: str | None = None) -> dict[str, Any]:
+    """Read a JSON object, or the one below a key. Raises ConfigError."""
+    try:
+        values = json.loads(file.read_text())
+        found = values if key is None else values[key]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(f"cannot read {file}: {error!r}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} holds {found!r:.80}; expected keys and values")
+    return found
