@@ -29,6 +29,11 @@ from openenv_pipe.system.secrets import redact
 if TYPE_CHECKING:
     from openenv_pipe.pipeline import RunControl
 
+# Errors about files that are not errors of this program.
+OF_THE_MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EIO, errno.ESTALE),
+)
 DIFFERENT = 3  # the exit code of a reproduction that differs
 
 app = typer.Typer(
@@ -359,9 +364,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print_error(error)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if error.errno not in OF_THE_MACHINE:
             _print_traceback(error)
-        _print_error(FailureError(f"cannot write {error.filename or 'a file'}: {error.strerror}"))
+        what = error.filename2 or error.filename or "a file"
+        _print_error(FailureError(f"cannot read or write {what}: {error.strerror}"))
         sys.exit(FailureError.exit_code)
     except Exception as error:
         _print_traceback(error)

@@ -134,7 +134,8 @@ def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
 def _open_logs(path: Path) -> Path:
     logs = path / "logs" / "eval"
     try:
-        logs.mkdir(exist_ok=True)
+        for folder in (logs, path / "eval"):
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(f"the evaluation cannot be written to {path}: {error}") from None
     return logs

@@ -43,6 +43,15 @@ def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
     return f"{num_problems} problems in the configuration:{lines}\n({SEE_KEYS})"
 
 
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of a damaged file in one line, and the number of others."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    shown = f"{where}: {first['msg']}, not {first['input']!r:.80}" if where else first["msg"]
+    return f"{shown}{others}"
+
+
 def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     key, block, annotation = locate(detail["loc"], schema)
     key = key if len(key) <= MAX_KEY_LENGTH else f"{key[:MAX_KEY_LENGTH]}..."

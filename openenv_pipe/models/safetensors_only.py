@@ -57,7 +57,8 @@ def load_adapter(model: Any, folder: Path, device: Any) -> None:
         ConfigError: The folder has no such adapter.
     """
     try:
-        found = set_peft_model_state_dict(model, load_file(folder / ADAPTER, device=str(device)))
+        tensors = load_file(folder / ADAPTER, device=str(device))
+        found: Any = set_peft_model_state_dict(model, tensors)
         unfit = [*found.unexpected_keys, *(key for key in found.missing_keys if ".lora_" in key)]
         problem = f"{len(unfit)} tensors do not fit, such as {unfit[0]}" if unfit else None
     except (OSError, SafetensorError, RuntimeError) as error:

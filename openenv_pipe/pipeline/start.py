@@ -122,7 +122,8 @@ def _continued(
         changed=changed,
         differences=[str(difference) for difference in differences],
     )
-    rewind(folder, place)
+    for damage in rewind(folder, place):
+        progress.note(damage)
     progress.note(f"resuming from {checkpoint.name if checkpoint else 'the beginning'}")
     return Attempt(
         folder=folder,

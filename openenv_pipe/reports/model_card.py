@@ -54,7 +54,7 @@ def _origin(folder: RunFolder, config: RunConfig, checkpoint: Path) -> str:
         ["training", f"{trainer.loss.title}, {how}, group size {trainer.group_size}"],
         ["checkpoint", f"`{checkpoint.name}`"],
         ["run", f"`{record.id}`, configuration sha256 `{record.config_digest[:16]}`"],
-        ["openenv-pipe", record.versions["openenv-pipe"]],
+        ["openenv-pipe", record.version],
     ]
     return (
         "Trained on an [OpenEnv](https://github.com/huggingface/OpenEnv) environment by "

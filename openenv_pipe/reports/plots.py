@@ -176,7 +176,8 @@ def canvas(path: Path, num_rows: int, width_ratios: Sequence[float]) -> "Iterato
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
+    # Numbers near the largest float overflow while they are scaled, and are drawn at the border.
+    with matplotlib.rc_context(STYLE), numpy.errstate(over="ignore", invalid="ignore"):
         figure = Figure(figsize=(4.2 * sum(width_ratios), 3.1 * num_rows), layout="constrained")
         axes = figure.subplots(
             num_rows, len(width_ratios), squeeze=False, width_ratios=width_ratios

@@ -248,7 +248,7 @@ def _model(model: ModelConfig, facts: Mapping[str, Any]) -> str:
     if model.quantization != "none":
         tuning += f" above weights in {model.quantization}"
     size = facts.get("num_parameters")
-    return f"{name}{f', {size:,} parameters' if size else ''}, {tuning}"
+    return f"{name}{f', {size:,} parameters' if isinstance(size, int) else ''}, {tuning}"
 
 
 def _code(folder: RunFolder) -> str:
@@ -257,7 +257,7 @@ def _code(folder: RunFolder) -> str:
         f"{' with changes' if checkout.dirty else ''}"
         for checkout in folder.record.checkouts
     ]
-    return ", ".join([f"openenv-pipe {folder.record.versions['openenv-pipe']}", *checkouts])
+    return ", ".join([f"openenv-pipe {folder.record.version}", *checkouts])
 
 
 def _time_table(folder: RunFolder, records: Records) -> str:

@@ -18,7 +18,7 @@ from openenv_pipe.config.secrets import (
     hide_secrets,
     known_secrets,
 )
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.runs.provenance import (
     find_checkouts,
     find_code_digest,
@@ -65,9 +65,8 @@ def describe(
     diff_text = "".join(diff.text for diff in diffs)
     if diff_text:
         write_text(folder / "dirty.diff", hide_secrets(diff_text, secrets))
-    for name in SUBFOLDERS:
-        (folder / name).mkdir()
-    open_logs(folder / "logs")
+    make_subfolders(folder)
+    open_logs(folder / "logs", after=0)
     words = [hide_assignments(word, secrets) for word in command]
     started = datetime.now(UTC)
     first = Attempt(
@@ -137,9 +136,23 @@ def allocate(aside: Path, parent: Path, name: str, record: dict[str, Any]) -> Pa
     raise AssertionError("an endless loop ended")
 
 
-def open_logs(logs: Path) -> int:
-    """Make the log folder of one more attempt, point `latest` to it, and return its number."""
-    number = _highest(logs, r"attempt_(\d+)") + 1
+def make_subfolders(folder: Path) -> None:
+    """Make the folders in a run folder that are not there. Raises RunFolderError."""
+    for name in SUBFOLDERS:
+        try:
+            (folder / name).mkdir(exist_ok=True)
+        except FileExistsError as error:
+            raise RunFolderError(
+                f"{folder / name} is not a folder; move what is there away"
+            ) from error
+
+
+def open_logs(logs: Path, *, after: int) -> int:
+    """Make the log folder of one more attempt, point `latest` to it, and return its number.
+
+    after: the number of the last attempt, whose log folder may be gone.
+    """
+    number = max(_highest(logs, r"attempt_(\d+)"), after) + 1
     (logs / f"attempt_{number}").mkdir()
     point_symlink(logs / "latest", f"attempt_{number}")
     return number

@@ -182,7 +182,8 @@ def find_checkpoint(folder: Path, which: str) -> Path:
     if not which:
         found = newest_sound(folder)
     else:
-        found = paths.get(best.resolve().name) if which == "best" else by_step.get(which)
+        name = best.readlink().name if best.is_symlink() else ""
+        found = paths.get(name) if which == "best" else by_step.get(which)
     if found is None:
         known = ", ".join([*by_step, *(["best"] if best.is_dir() else [])])
         raise RunFolderError(

@@ -25,7 +25,7 @@ from typing import Any
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.system.files import write_bytes
+from openenv_pipe.system.files import parse_json, read_bytes, write_bytes
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import Episode, Finish, Group, Judgement, Status, Step, Task, Turn, Usage
 
@@ -56,12 +56,21 @@ def write_episodes(
 
 
 def read_episodes(path: Path) -> list[Group]:
-    """Read the groups of one step, as they were written except for `duration_s`."""
+    """Read the groups of one step, as they were written except for `duration_s`.
+
+    Raises:
+        RunFolderError: The file is missing or damaged.
+    """
     groups: dict[str, Group] = {}
     for row in read_rows(path):
-        task = Task(**row["task"])
-        group = groups.setdefault(row["group"], Group(id=row["group"], task=task, episodes=[]))
-        group.episodes.append(_episode_of_row(group.task, row))
+        try:
+            task = Task(**row["task"])
+            group = groups.setdefault(row["group"], Group(id=row["group"], task=task, episodes=[]))
+            episode = _episode_of_row(group.task, row)
+            _check_types(episode)
+            group.episodes.append(episode)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise RunFolderError(f"{path} has a damaged episode: {error!r:.200}") from error
     return list(groups.values())
 
 
@@ -72,10 +81,17 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         RunFolderError: The file is missing or damaged.
     """
     try:
-        text = zlib.decompress(path.read_bytes(), GZIP).decode()
-    except (OSError, zlib.error, UnicodeDecodeError) as error:
+        lines = zlib.decompress(read_bytes(path), GZIP).split(b"\n")
+    except zlib.error as error:
         raise RunFolderError(f"cannot read the episodes in {path}: {error}") from error
-    return (json.loads(line) for line in text.split("\n") if line)
+    return (_parse_row(path, number, line) for number, line in enumerate(lines, 1) if line)
+
+
+def _parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    row = parse_json(Path(f"{path}, line {number}"), line)
+    if not isinstance(row, dict):
+        raise RunFolderError(f"{path}, line {number} is not an episode: {row!r:.80}")
+    return row
 
 
 def episodes_path(folder: Path, step: int) -> Path:
@@ -152,6 +168,21 @@ def _episode_of_row(task: Task, row: Mapping[str, Any]) -> Episode:
         judgements={name: Judgement(**each) for name, each in row.get("judgements", {}).items()},
         unscored=row.get("unscored"),
     )
+
+
+def _check_types(episode: Episode) -> None:
+    """Raise TypeError if a text, a number or an observation of the episode is something else."""
+    steps = [step for turn in episode.turns for step in turn.steps]
+    texts = [turn.reply for turn in episode.turns]
+    texts += [episode.error or "", *(turn.unusable or "" for turn in episode.turns)]
+    numbers = [episode.reward, *episode.reward_terms.values(), *episode.turn_rewards]
+    numbers += [episode.whole_reward, *(step.reward for step in steps)]
+    observations = [episode.first_observation, *(step.observation for step in steps)]
+    for values, kind in ((texts, str), (numbers, (int, float)), (observations, dict)):
+        for value in values:
+            if not isinstance(value, kind):
+                raise TypeError(f"{value!r:.80} is not of the type {kind}")
+    list(map(float, numbers))  # An int may be too large for a float.
 
 
 def _turn_of_row(row: Mapping[str, Any]) -> Turn:

@@ -6,12 +6,13 @@ server does not look like a bad model.
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
@@ -20,7 +21,16 @@ from openenv_pipe.types import Episode, Task
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _finite(interval: Interval) -> Interval:
+    if not all(map(math.isfinite, (interval.mean, interval.low, interval.high))):
+        raise ValueError("the interval is not finite")
+    return interval
+
+
+FiniteInterval = Annotated[Interval, AfterValidator(_finite)]
 
 
 class TaskScores(_Frozen):
@@ -54,10 +64,10 @@ class EvalReport(_Frozen):
     num_failed: int
     statuses: dict[str, int]  # counts over all episodes
     unsuccessful: dict[str, int]  # counts over those without success, failed ones included
-    success: Interval | None
-    reward: Interval | None
-    turns: Interval | None
-    pass_at: dict[int, Interval]  # for k = 2, 4, 8, ... and samples_per_task
+    success: FiniteInterval | None
+    reward: FiniteInterval | None
+    turns: FiniteInterval | None
+    pass_at: dict[int, FiniteInterval]  # for k = 2, 4, 8, ... and samples_per_task
     tasks: list[TaskScores]
     error: str | None = None  # why nothing could be played; of baselines only
 

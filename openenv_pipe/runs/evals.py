@@ -10,13 +10,14 @@ second one of the same label is `trained_2`, unless it is equal.
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from openenv_pipe.config.error_messages import first_problem
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.episodes import write_episodes
 from openenv_pipe.runs.eval_page import eval_page
@@ -56,7 +57,7 @@ def save_evaluation(folder: Path, evaluation: Evaluation) -> Path:
             write_text(path, text)
             _log.info("saved the evaluation %s", path)
             return path
-        if path.read_text(encoding="utf-8") == text:
+        if path.is_file() and path.read_bytes() == text.encode(errors="backslashreplace"):
             return path
     raise AssertionError("an endless loop ended")
 
@@ -66,17 +67,18 @@ def read_report(path: Path) -> EvalReport:
     try:
         return EvalReport.model_validate(read_json(path))
     except ValidationError as error:
-        raise RunFolderError(f"{path} is not an eval report of this version: {error}") from error
+        raise RunFolderError(
+            f"{path} is not an eval report of this version: {first_problem(error)}"
+        ) from error
 
 
 def read_reports(folder: Path) -> dict[str, EvalReport]:
     """Read the reports of a run, without those during training, by file name without `.json`.
 
-    The order is: the stages, then the results of `eval`, then scripted policies.
+    The order is: the stages, then the results of `eval`, then scripted policies. A damaged report
+    is left out with a warning.
     """
-    paths = {path.stem: path for path in (folder / "eval").glob("*.json")}
-    names = [name for name in sorted(paths, key=_place) if not name.startswith(DURING)]
-    return {name: read_report(paths[name]) for name in names}
+    return {path.stem: report for path, report in _read_sound(folder) if not _is_during(path)}
 
 
 def read_stages(folder: Path) -> dict[str, EvalReport]:
@@ -90,9 +92,25 @@ def read_stages(folder: Path) -> dict[str, EvalReport]:
 
 def read_during(folder: Path) -> list[EvalReport]:
     """Read the newest report of each evaluation between steps, by step."""
-    paths = sorted((folder / "eval").glob(f"{DURING}*.json"), key=lambda path: _place(path.stem))
-    reports = [read_report(path) for path in paths]
+    reports = [report for path, report in _read_sound(folder) if _is_during(path)]
     return list({report.step: report for report in reports}.values())
+
+
+def report_paths(folder: Path) -> list[Path]:
+    """List the files of a run's reports, in the order of `read_reports`."""
+    return sorted((folder / "eval").glob("*.json"), key=lambda path: _place(path.stem))
+
+
+def _read_sound(folder: Path) -> Iterator[tuple[Path, EvalReport]]:
+    for path in report_paths(folder):
+        try:
+            yield path, read_report(path)
+        except RunFolderError as error:
+            _log.warning("an evaluation is left out: %s", error)
+
+
+def _is_during(path: Path) -> bool:
+    return path.stem.startswith(DURING)
 
 
 def _place(name: str) -> tuple[int, int, str, int]:

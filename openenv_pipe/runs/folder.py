@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from openenv_pipe.config.error_messages import explain_validation
+from openenv_pipe.config.error_messages import explain_validation, first_problem
 from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import (
@@ -34,6 +34,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.allocation import (
     allocate,
     describe,
+    make_subfolders,
     open_logs,
     signed,
     without_secrets,
@@ -165,6 +166,14 @@ class RunFolder:
         return self.record.attempts
 
     @property
+    def overrides(self) -> list[str]:
+        """The overrides that the run was started with; [] if they cannot be read."""
+        try:
+            return read_bytes(self.path / "overrides.txt").decode().splitlines()
+        except (RunFolderError, UnicodeDecodeError):
+            return []
+
+    @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -176,7 +185,7 @@ class RunFolder:
     @property
     def logs(self) -> Path:
         """The folder of the current attempt's logs."""
-        return self.path / "logs" / (self.path / "logs" / "latest").readlink()
+        return self.path / "logs" / f"attempt_{self.attempts[-1].number}"
 
     @property
     def error_text(self) -> Path:
@@ -241,17 +250,22 @@ class RunFolder:
         """Start one more attempt by this process, which holds the lock.
 
         The previous configuration is kept with the logs of the previous attempt.
+
+        Raises:
+            RunFolderError: A folder in the run folder is missing and cannot be made again.
         """
         last = self.attempts[-1]
+        make_subfolders(self.path)
         secrets = known_secrets(config.model_dump(mode="json"))
         if changed:
             written = self.path / "config.json"
+            self.logs.mkdir(exist_ok=True)
             write_bytes(self.logs / "config.json", written.read_bytes())
             write_config(written, config.model_dump(mode="json"), secrets)
         if last.ended is None:
             end = {"ended": self._last_sign_of_life(), "status": "died"}
             last = last.model_copy(update=end)
-        number = open_logs(self.path / "logs")
+        number = open_logs(self.path / "logs", after=last.number)
         attempt = Attempt(
             number=number,
             command=[hide_assignments(word, secrets) for word in command],
@@ -297,7 +311,7 @@ class RunFolder:
         except ValidationError as error:
             raise RunFolderError(
                 f"{self.path / 'config.json'} does not fit this version of openenv-pipe "
-                f"(it was written by {self.record.versions['openenv-pipe']}): "
+                f"(it was written by {self.record.version}): "
                 f"{explain_validation(error, RunConfig)}"
             ) from error
 
@@ -313,4 +327,4 @@ def _read_record(path: Path) -> RunRecord:
     try:
         return RunRecord.model_validate(read_json(path / "run.json"))
     except ValidationError as error:
-        raise RunFolderError(f"{path / 'run.json'} is damaged: {error}") from error
+        raise RunFolderError(f"{path / 'run.json'} is damaged: {first_problem(error)}") from error

@@ -8,13 +8,16 @@ import json
 import math
 import numbers
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.files import parse_json, read_bytes
 
 Metric = float | int | str
+MAX_STEP = 10**9
 FIRST_KEYS = ("step", "stage")
 
 
@@ -43,18 +46,48 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the records of a file, [] if it is missing. An unfinished last line is ignored.
 
     Raises:
-        RunFolderError: A complete line is not JSON.
+        RunFolderError: A complete line is not a record.
+    """
+    return [parse_record(path, number, line) for number, line in read_lines(path)]
+
+
+def read_lines(path: Path) -> list[tuple[int, bytes]]:
+    """Read the complete lines of a file and their numbers from 1 on; [] if it is missing.
+
+    Raises:
+        RunFolderError: The file cannot be read.
     """
     if not path.exists():
         return []
-    records = []
-    *lines, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise RunFolderError(f"{path}, line {number} is not JSON: {error}") from error
-    return records
+    *lines, _ = read_bytes(path).split(b"\n")
+    return list(enumerate(lines, start=1))
+
+
+def parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Parse a line of the file `path`: step, stage and metrics, which are numbers or null.
+
+    Raises:
+        RunFolderError: The line is something else.
+    """
+    where = Path(f"{path}, line {number}")
+    record = parse_json(where, line)
+    if not isinstance(record, dict):
+        raise RunFolderError(f"{where} is not a record of metrics: {record!r:.80}")
+    step, stage = record.get("step"), record.get("stage")
+    if type(step) is not int or not 0 <= step <= MAX_STEP or not isinstance(stage, str):
+        raise RunFolderError(
+            f"{where} is not a record of metrics: its step is {step!r:.40}, its stage {stage!r:.40}"
+        )
+    for key, value in record.items():
+        if key != "stage" and not _is_metric(value):
+            raise RunFolderError(f"{where}: {key!r:.80} is {value!r:.80}; expected a number")
+    return record
+
+
+def _is_metric(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, int | float) and -sys.float_info.max <= value <= sys.float_info.max
+    )
 
 
 def without_times(line: str) -> str:

@@ -1,25 +1,26 @@
 """run.json: what a run was, what it is now, and which run it came from."""
 
-from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import AwareDatetime, Field, JsonValue
 
 from openenv_pipe.runs.provenance import Checkout, Machine, Record
 from openenv_pipe.system.process_id import ProcessId
 
 EndStatus = Literal["finished", "failed", "interrupted"]
 Status = Literal["running", EndStatus]
+MAX_ATTEMPTS = 10**6
+CHECKPOINT = r"^(step|warm_start)_\d{6,12}$"
 LineageKind = Literal["fork", "reproduction", "recording"]
 
 
 class Attempt(Record):
     """One process that worked on a run: the first, or one for each resume."""
 
-    number: int  # logs/attempt_<number>
+    number: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)]  # logs/attempt_<number>
     command: list[str]
-    started: datetime  # UTC, as is `ended`
-    ended: datetime | None  # for one that died: its last trace, set by the next resume
+    started: AwareDatetime  # UTC, as is `ended`
+    ended: AwareDatetime | None  # for one that died: its last trace, set by the next resume
     status: Status | Literal["died"]
     cause: str | None
     checkpoint: str | None  # the one it resumed from; None: from the beginning
@@ -33,19 +34,19 @@ class Lineage(Record):
     kind: LineageKind
     run: str  # its id
     path: str  # its folder at that time
-    checkpoint: str | None
+    checkpoint: Annotated[str, Field(pattern=CHECKPOINT)] | None
     changed: dict[str, list[JsonValue]]  # changed configuration keys: [that run's, this run's]
 
 
 class RunRecord(Record):
     """run.json. `facts` is what the run finds out: digests, model size, device."""
 
-    id: str  # "wordle/0007"
+    id: Annotated[str, Field(pattern=r"^[\w.-]+/\d+$")]  # "wordle/0007"
     status: Status
     cause: str | None
     command: list[str]  # the first attempt's, as are the next three fields
-    created: datetime  # UTC, as is `ended`
-    ended: datetime | None
+    created: AwareDatetime  # UTC, as is `ended`
+    ended: AwareDatetime | None
     process: ProcessId  # the current attempt's
     config_digest: str  # sha256 of config.json
     local_code: list[str] = Field(default_factory=list)  # see runs/trust.py, as is `signature`
@@ -56,5 +57,10 @@ class RunRecord(Record):
     machine: Machine
     facts: dict[str, JsonValue]
     lineage: Lineage | None = None
-    attempts: list[Attempt] = Field(default_factory=list)
+    attempts: Annotated[list[Attempt], Field(min_length=1)]
     sweep: str | None = None  # the stamp of its sweep, whose folder is runs/sweeps/<stamp>
+
+    @property
+    def version(self) -> str:
+        """The version of this program that made the run."""
+        return self.versions.get("openenv-pipe", "an unknown version")

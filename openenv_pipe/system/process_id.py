@@ -33,5 +33,5 @@ class ProcessId(BaseModel):
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
             return abs(process.create_time() - self.started_s) < START_TOLERANCE_S
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, ValueError, OverflowError):  # The last two: no possible pid.
             return False

@@ -216,7 +216,7 @@ def test_one_at_a_time_works_on_a_folder(folder):
         refused = subprocess.run(command, capture_output=True, text=True)
         assert "another process works in" in refused.stderr
         again = RunFolder.open(folder.path)
-        with pytest.raises(RunFolderError, match="somebody else"), again.held():
+        with pytest.raises(RunFolderError, match="another process works in"), again.held():
             pass
     subprocess.run(command, check=True)
 

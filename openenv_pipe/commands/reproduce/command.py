@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from openenv_pipe.commands.reproduce.bands import Band, mismatch_band, step_bands
-from openenv_pipe.commands.reproduce.comparing import common_steps, first_mismatches
+from openenv_pipe.commands.reproduce.comparing import check_readable, common_steps, first_mismatches
 from openenv_pipe.commands.reproduce.replaying import replay
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
@@ -68,6 +68,7 @@ def reproduce(
     if runs_dir:
         config = config.model_copy(update={"runs_dir": str(runs_dir)})
     check_requirements(config, plays=not is_replay)
+    check_readable(recorded.path)
     num_recorded = common_steps(recorded.path, recorded.path)
     if config.trainer.steps and not num_recorded:
         raise RunFolderError(f"{recorded.path} has no step of GRPO to compare with")
@@ -222,7 +223,5 @@ def _end(config: RunConfig, num_recorded: int, steps: int | None) -> int | None:
 
 
 def _new_folder(recorded: RunFolder, config: RunConfig, command: Sequence[str]) -> RunFolder:
-    overrides = recorded.path / "overrides.txt"
-    words = overrides.read_text().splitlines() if overrides.exists() else []
     lineage = recorded.lineage("reproduction")
-    return RunFolder.create(config, overrides=words, command=command, lineage=lineage)
+    return RunFolder.create(config, overrides=recorded.overrides, command=command, lineage=lineage)

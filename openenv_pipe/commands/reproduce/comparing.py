@@ -18,7 +18,7 @@ from openenv_pipe.runs.checkpoints import (
     read_digests,
 )
 from openenv_pipe.runs.episodes import episodes_path, read_rows
-from openenv_pipe.runs.evals import read_stages
+from openenv_pipe.runs.evals import read_report, read_stages, report_paths
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import read_json
 
@@ -50,6 +50,21 @@ def first_mismatches(expected: Path, seen: Path, *, only_learner: bool = False) 
             break
         found.append(mismatch)
     return found
+
+
+def check_readable(folder: Path) -> None:
+    """Read all that a run is compared with, before the run is repeated.
+
+    Raises:
+        RunFolderError: A file is damaged.
+    """
+    checkpoint_digests(folder)
+    read_metrics(folder / "metrics.jsonl")
+    for path in report_paths(folder):
+        read_report(path)
+    for path in (folder / "episodes").glob("step_*.jsonl.gz"):
+        for _ in read_rows(path):
+            pass
 
 
 def common_steps(expected: Path, seen: Path) -> int:
@@ -137,7 +152,13 @@ def checkpoint_digests(folder: Path) -> dict[str, dict[str, str]]:
     """Return the sha256 of every file of every checkpoint, by the checkpoint's name."""
     recorded = folder / RECORDED_DIGESTS
     if recorded.exists():
-        return read_json(recorded)
+        digests = read_json(recorded)
+        named = digests.values() if isinstance(digests, dict) else [None]
+        if not all(isinstance(each, dict) for each in named):
+            raise RunFolderError(
+                f"{recorded} holds {digests!r:.80}; expected digests by checkpoint"
+            )
+        return digests
     paths = [path for path in all_checkpoints(folder) if not is_passing(path)]
     return {path.name: _digests_of(path) for path in paths}
 

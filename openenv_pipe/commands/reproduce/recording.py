@@ -6,41 +6,45 @@
 `reproduce` accepts it in place of its run. Nothing is overwritten.
 """
 
-import json
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from openenv_pipe.commands.reproduce.comparing import RECORDED_DIGESTS, checkpoint_digests
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.find import find_run
-from openenv_pipe.system.files import write_json, write_text
+from openenv_pipe.runs.metrics import parse_record, read_lines
+from openenv_pipe.system.files import read_bytes, write_bytes, write_json, write_text
 
 
 def record(name: str, to: Path, *, steps: int | None, runs_dir: Path) -> None:
     """Write the recording of a run, or of its first steps. Raises RunFolderError."""
     folder = find_run(name, runs_dir)
-    lines = folder.metrics_path.read_text().splitlines() if folder.metrics_path.exists() else []
-    kept = [line for line in lines if _is_kept(json.loads(line), steps)]
+    path = folder.metrics_path
+    records = ((line, parse_record(path, number, line)) for number, line in read_lines(path))
+    kept = [line for line, record in records if _is_kept(record, steps)]
     if not kept:
         raise RunFolderError(f"{folder.path} has no step yet, so there is nothing to record")
+    config, digests = read_bytes(folder.path / "config.json"), checkpoint_digests(folder.path)
     try:
         to.mkdir(parents=True)
     except OSError as error:
         raise RunFolderError(f"cannot write the recording {to}: {error}") from None
-    for file in ("config.json", "overrides.txt"):
-        shutil.copyfile(folder.path / file, to / file)
-    write_text(to / "metrics.jsonl", "".join(line + "\n" for line in kept))
+    write_bytes(to / "config.json", config)
+    write_text(to / "overrides.txt", "".join(f"{word}\n" for word in folder.overrides))
+    write_bytes(to / "metrics.jsonl", b"".join(line + b"\n" for line in kept))
     (to / "episodes").mkdir()
     for path in sorted((folder.path / "episodes").glob("step_*.jsonl.gz")):
-        if steps is None or int(path.name.removeprefix("step_").partition(".")[0]) <= steps:
-            shutil.copyfile(path, to / "episodes" / path.name)
+        step = path.name.removeprefix("step_").removesuffix(".jsonl.gz")
+        if steps is None or (step.isdecimal() and int(step) <= steps):
+            write_bytes(to / "episodes" / path.name, read_bytes(path))
     (to / "eval").mkdir()
     for path in sorted((folder.path / "eval").glob("*.json")):
-        shutil.copyfile(path, to / "eval" / path.name)
-    write_json(to / RECORDED_DIGESTS, checkpoint_digests(folder.path))
+        write_bytes(to / "eval" / path.name, read_bytes(path))
+    write_json(to / RECORDED_DIGESTS, digests)
     recorded = folder.record.model_copy(update={"lineage": folder.lineage("recording")})
     write_json(to / "run.json", recorded.model_dump(mode="json"))
 
 
-def _is_kept(line: dict[str, object], steps: int | None) -> bool:
-    return steps is None or line["stage"] != "grpo" or int(str(line["step"])) <= steps
+def _is_kept(record: Mapping[str, Any], steps: int | None) -> bool:
+    return steps is None or record["stage"] != "grpo" or record["step"] <= steps

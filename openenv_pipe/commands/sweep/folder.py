@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from openenv_pipe.config.error_messages import first_problem
 from openenv_pipe.config.secrets import hide_assignments, known_secrets
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.folder import RunFolder
@@ -115,7 +116,9 @@ class SweepFolder:
         try:
             return cls(path, SweepRecord.model_validate(read_json(path / "sweep.json")))
         except ValidationError as error:
-            raise RunFolderError(f"{path / 'sweep.json'} is damaged: {error}") from error
+            raise RunFolderError(
+                f"{path / 'sweep.json'} is damaged: {first_problem(error)}"
+            ) from error
 
     def check_trust(self) -> None:
         """Check that this user made the sweep and its unfinished runs, in this current folder.
@@ -240,7 +243,12 @@ def stop_all_mark(sweep: Path, attempt: int) -> Path:
 def read_job_file(sweep: Path, index: int) -> JobFile | None:
     """Read a job's file; None before the job began."""
     path = job_file(sweep, index)
-    return JobFile.model_validate(read_json(path)) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return JobFile.model_validate(read_json(path))
+    except ValidationError as error:
+        raise RunFolderError(f"{path} is damaged: {first_problem(error)}") from error
 
 
 def _allocate(parent: Path, stamp: str) -> Path:

@@ -81,10 +81,10 @@ def _find_sweep(path: Path) -> Found:
     """Load a sweep's runs, and list its jobs without a run."""
     stamp, runs_dir = path.resolve().name, path.resolve().parent.parent
     file = path / "sweep.json"
-    jobs = read_json(file).get("jobs", []) if file.is_file() else []
+    jobs = _jobs(file) if file.is_file() else []
     runs = [_read(path) for path in _run_folders(runs_dir) if _sweep_of(path) == stamp]
     lost = [
-        f"job {job.get('index')} ({' '.join(job.get('overrides', []))}): {job.get('status')}"
+        f"job {job.get('index')} ({_words(job.get('overrides'))}): {job.get('status')}"
         f"{', ' + str(job['cause']) if job.get('cause') else ''}"
         for job in jobs
         if job.get("run") is None
@@ -95,6 +95,19 @@ def _find_sweep(path: Path) -> Found:
             "name run folders instead"
         )
     return Found(title=f"Sweep {stamp}", runs=runs, lost_jobs=lost, home=path)
+
+
+def _jobs(file: Path) -> list[dict[str, Any]]:
+    """Read the jobs of a sweep.json. Raises RunFolderError."""
+    sweep = read_json(file)
+    jobs = sweep.get("jobs", []) if isinstance(sweep, dict) else None
+    if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
+        raise RunFolderError(f"{file} is damaged: expected a list of jobs")
+    return jobs
+
+
+def _words(overrides: Any) -> str:
+    return " ".join(map(str, overrides)) if isinstance(overrides, list) else str(overrides)
 
 
 def _run_folders(runs_dir: Path) -> list[Path]:
