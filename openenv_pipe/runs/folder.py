@@ -306,6 +306,10 @@ class RunFolder:
         return read_json(self.path / "config.json")
 
     def _validate(self, values: Any) -> RunConfig:
+        if not isinstance(values, dict):
+            raise RunFolderError(
+                f"{self.path / 'config.json'} holds {values!r:.80}; expected keys and values"
+            )
         try:
             return validate_older(values)
         except ValidationError as error:
