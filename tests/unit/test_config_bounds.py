@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 
 from openenv_pipe.config.compose import assign, compose, readable_errors
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import RunConfig, SweepSettings
 from openenv_pipe.config.schema.plain_data import MAX_VALUES
 from openenv_pipe.errors import ConfigError
 
@@ -78,6 +78,26 @@ def test_a_value_without_sense_is_refused_by_name(saved, key, value, says):
     message = refusal(saved, key, value)
     assert says in message
     assert len(message) < 400
+
+
+def unbounded(schema, key=""):
+    """Yield the numbers of a JSON Schema that lack a lower or an upper bound."""
+    if isinstance(schema, dict):
+        bounds = {name.removeprefix("exclusive").lower() for name in schema}
+        is_number = schema.get("type") in ("integer", "number")
+        if is_number and not {"minimum", "maximum"} <= bounds:
+            yield key
+        for name, each in schema.items():
+            yield from unbounded(each, f"{key}/{name}")
+    if isinstance(schema, list):
+        for each in schema:
+            yield from unbounded(each, key)
+
+
+def test_every_number_has_bounds():
+    assert list(unbounded(RunConfig.model_json_schema())) == []
+    assert list(unbounded(SweepSettings.model_json_schema())) == []
+    assert list(unbounded({"a": {"type": "integer", "minimum": 0}})) == ["/a"]
 
 
 def test_what_is_nested_and_written_in_any_script_is_accepted(saved):
