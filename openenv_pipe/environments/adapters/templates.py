@@ -10,6 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Message, Observation
 
+MAX_NAMED = 500  # characters
 EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
@@ -47,13 +48,18 @@ def render_message(role: str, template: jinja2.Template, fields: Mapping[str, An
     except jinja2.UndefinedError as error:
         raise ConfigError(
             f"an env.adapter template asks for a field that the observation lacks: "
-            f"{error.message}; it has {', '.join(sorted(fields))}"
+            f"{error.message}; it has {_named(fields)}"
         ) from None
     except Exception as error:  # whatever an expression of the template raises
         raise ConfigError(
-            f"an env.adapter template cannot be rendered: {error}; "
-            f"the fields are {', '.join(sorted(fields))}"
+            f"an env.adapter template cannot be rendered: {error}; the fields are {_named(fields)}"
         ) from None
+
+
+def _named(fields: Mapping[str, Any]) -> str:
+    """Name the fields, of which a server may send thousands."""
+    names = ", ".join(sorted(fields))
+    return names if len(names) <= MAX_NAMED else f"{names[:MAX_NAMED]}..."
 
 
 def observation_message(

@@ -39,7 +39,7 @@ async def fetch_metadata(url: str, access: Access = OPEN) -> ServerMetadata:
     if not all(isinstance(each, dict) for each in (schemas.get("action"), observation, first)):
         raise ConfigError(
             f"{url}/schema has no schemas of an action and an observation, but "
-            f"{', '.join(schemas) or 'nothing'}; is it an OpenEnv server?"
+            f"{', '.join(schemas)[:200] or 'nothing'}; is it an OpenEnv server?"
         )
     named = {"action": schemas["action"], "observation": observation, "reset_observation": first}
     for name, schema in named.items():
