@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 MAX_BYTES = 8 * 2**20  # of content that `fetch` returns; the rest is cut off
+MAX_ERROR_LENGTH = 300  # characters of what a library says about a broken answer
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # hosts that are never reached through a proxy
 IDLE_CONNECTION_S = 15.0  # how long an unused connection stays open
 
@@ -138,7 +139,9 @@ class HttpClient:
         except aiohttp.ClientConnectorError as error:
             raise HttpError(self._describe(error.os_error)) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise HttpError(str(error) or type(error).__name__) from error
+            # aiohttp quotes in several lines what it cannot read.
+            told = " ".join(str(error).split())[:MAX_ERROR_LENGTH]
+            raise HttpError(told or type(error).__name__) from error
 
     def _describe(self, error: OSError) -> str:
         """Describe why there is no connection."""

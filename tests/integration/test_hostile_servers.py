@@ -8,6 +8,7 @@ the test is, and nothing is asserted about how long they take.
 import asyncio
 import random
 import traceback
+import unicodedata
 from contextlib import asynccontextmanager
 
 import pytest
@@ -31,6 +32,7 @@ from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, collect_groups
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
+from openenv_pipe.system.foreign_text import for_people
 from tests.hostile_server import HostileServer
 
 CHAT = ChatFormat(build_tokenizer())
@@ -140,8 +142,10 @@ def problem_of(error):
     """Return what is wrong with the way in which a behaviour ended; None: nothing."""
     if not isinstance(error, PipeError):
         return "".join(traceback.format_exception(error))[-3000:]
-    if not 10 < len(str(error)) < 4000:
-        return f"no message that can be read: {str(error)!r:.500}"
+    shown = for_people(str(error))
+    has_controls = any(unicodedata.category(sign) == "Cc" for sign in shown.replace("\n", ""))
+    if has_controls or not 10 < len(str(error)) < 4000:
+        return f"no message that can be read: {shown!r:.500}"
     return None
 
 
