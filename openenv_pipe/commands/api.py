@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.run import Run
+from openenv_pipe.system.secrets import redact
 
 if TYPE_CHECKING:  # these import torch
     from openenv_pipe.commands.reproduce import Reproduction
@@ -168,6 +169,9 @@ def _in_thread(work: Callable[[], Result], control: "RunControl") -> Result:
                     raise
                 interrupt = error
                 control.stop.make()
+            except PipeError as error:
+                error.args = (redact(str(error)),)  # a notebook is a file too
+                raise
     if interrupt is not None:
         raise interrupt
     return result

@@ -15,7 +15,7 @@ import run_samples
 import openenv_pipe
 from openenv_pipe import Run, compose, open_run, train
 from openenv_pipe.commands.api import _in_thread
-from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.errors import ConfigError, HostError, RunFolderError
 from openenv_pipe.pipeline.callbacks import STOPPED, call_back
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.system.stop_request import StopRequest
@@ -171,3 +171,13 @@ def test_an_interrupt_that_comes_too_late_to_stop_the_work_is_raised_after_it():
     with pytest.raises(KeyboardInterrupt):
         _in_thread(work, control)
     assert finished
+
+
+def test_an_error_of_the_api_has_no_secret(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "tok-0123456789")
+
+    def work():
+        raise HostError("refused tok-0123456789")
+
+    with pytest.raises(HostError, match=r"^refused <hidden: MY_TOKEN>$"):
+        _in_thread(work, SimpleNamespace())

@@ -82,7 +82,8 @@ HOSTILE = (
 def test_a_servers_words_mean_nothing_in_a_configuration(tmp_path, monkeypatch, fields):
     monkeypatch.setenv("HOME", "/a/secret/folder")
     monkeypatch.chdir(tmp_path)
-    found = replace(description(fields), name=HOSTILE * 9, text=HOSTILE * 1000)
+    directives = "@package _global_\n # @package _group_\n"
+    found = replace(description(fields), name=HOSTILE * 9, text=directives + HOSTILE * 1000)
     (tmp_path / "conf/env").mkdir(parents=True)
     env = compose_env(["env=echo", "env.package=null", "env.command=[serve,'{port}']"]).env
     (tmp_path / "conf/env/mine.yaml").write_text(env_block(found, env))

@@ -355,7 +355,9 @@ def _flow(values: dict[str, Any]) -> str:
 
 
 def _comment(text: str) -> str:
-    return "".join(f"# {line}".rstrip() + "\n" for line in _plain(text).strip().splitlines())
+    """Return lines of comment. One that begins with `@` would be a directive to Hydra."""
+    lines = re.sub(r"(?m)^[\s#]*@", "'@", _plain(text).strip()).splitlines()
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
 def _plain(text: str) -> str:

@@ -16,6 +16,7 @@ from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import NotReadyError, unless_dead, wait_until_healthy
 from openenv_pipe.system.resources import find_env
+from openenv_pipe.system.secrets import is_secret_name
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
@@ -201,10 +202,14 @@ def server_environment(
     """Return the environment variables of a server: `ours` without credentials, and `variables`.
 
     A variable whose name is TOKEN, KEY, KEY_ID, SECRET, PASSWORD, PASSWD or CREDENTIALS, or ends in
-    one of them after an underscore, counts as a credential. An environment that needs one names it
-    in `env.variables`.
+    one of them after an underscore, counts as a credential, as does every other name of a secret
+    (`system/secrets.py`). An environment that needs one names it in `env.variables`.
     """
-    passed = {name: value for name, value in ours.items() if not CREDENTIAL.search(name)}
+    passed = {
+        name: value
+        for name, value in ours.items()
+        if not (CREDENTIAL.search(name) or is_secret_name(name))
+    }
     passed["MAX_CONCURRENT_ENVS"] = str(num_sessions)
     passed["PYTHONUNBUFFERED"] = "1"  # without it a killed server's last lines are lost
     return passed | dict(variables)
