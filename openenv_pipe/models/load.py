@@ -98,9 +98,12 @@ def find_max_length(model: Any) -> int | None:
 def refuse_long_episodes(config: RunConfig, max_length: int | None) -> None:
     """Raise ConfigError if episodes may have more tokens than the model has positions."""
     if max_length is not None and config.env.max_episode_tokens > max_length:
+        is_tiny = isinstance(config.model, TinyModelConfig)
         raise ConfigError(
+            f"experiment {config.name!r} with env {config.env.name!r}: "
             f"env.max_episode_tokens={config.env.max_episode_tokens} is more than the model's "
-            f"{max_length} positions; lower it, or choose a model with a longer context"
+            f"{max_length} positions; lower it, or "
+            f"{'raise model.max_length' if is_tiny else 'choose a model with a longer context'}"
         )
 
 

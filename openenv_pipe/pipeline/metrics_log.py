@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.pipeline.callbacks import Callback, call_back
+from openenv_pipe.reports.unusable import UnusableWatch
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
 from openenv_pipe.runs.run import Run
@@ -32,8 +33,10 @@ class MetricsLog:
         self._callbacks = callbacks
         self._run = Run(folder.path)
         self._last: Mapping[str, Any] = {}
+        self._unusable = UnusableWatch(config.trainer.unusable_limit)
         for record in read_metrics(folder.metrics_path):  # of attempts before this one
             self._tracker.log(record)
+            self._unusable.warning(record)
 
     def begin(self, stage: str, num_steps: int) -> None:
         self._progress.stage(stage, num_steps)
@@ -48,6 +51,8 @@ class MetricsLog:
         self._metrics.append(record)
         self._tracker.log(record)
         self._progress.advance(record)
+        if (warning := self._unusable.warning(record)) is not None:
+            self._progress.note(warning)
         self._last = record
 
     async def call_back(self) -> str | None:

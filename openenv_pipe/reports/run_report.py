@@ -20,6 +20,7 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
+from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
 from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports
@@ -35,6 +36,7 @@ from openenv_pipe.system.foreign_text import (
     for_markdown,
     shortened,
 )
+from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.system.progress import clock
 
@@ -57,6 +59,7 @@ def write_report(folder: RunFolder) -> Path:
         f"# {folder.record.id}",
         _state(folder, config, records),
         _outcome(config, stages),
+        _unusable(config, records),
         _scores_table(config, read_reports(folder.path)),
         _pictures(folder.path, config, records, stages),
         _what_was_run(folder, config),
@@ -98,13 +101,18 @@ def _outcome(config: RunConfig, reports: Reports) -> str:
     )
 
 
+def _unusable(config: RunConfig, records: Records) -> str:
+    warning = unusable_warning(records, config.trainer.unusable_limit)
+    return f"**Warning:** {warning}." if warning else ""
+
+
 def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
     change = compare_reports(before, after, config.eval, config.seed)
     if not (change.success and change.reward):
         return "Every episode of an evaluation failed: there is nothing to compare."
     success, reward = change.success, change.reward
     assert before.success and before.reward and after.success and after.reward
-    verdict = "" if success.excludes_zero else " The interval includes 0: no proof of a change."
+    verdict = _verdict(success, reward)
     return (
         f"**success rate {before.success.mean:.0%} → {after.success.mean:.0%}** "
         f"({100 * success.mean:+.0f} points, {config.eval.confidence:.0%} interval "
@@ -113,6 +121,17 @@ def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
         f"({reward.mean:+.3f}, {reward.low:+.3f} to {reward.high:+.3f}) "
         f"{_on_tasks(change, after)}.{verdict}"
     )
+
+
+def _verdict(success: Interval, reward: Interval) -> str:
+    """Say which of the two changes are not proved: their intervals include 0."""
+    if success.excludes_zero and reward.excludes_zero:
+        return ""
+    if reward.excludes_zero:
+        return " The success rate's interval includes 0: only the reward has provably changed."
+    if success.excludes_zero:
+        return " The reward's interval includes 0: only the success rate has provably changed."
+    return " Both intervals include 0: no proof of a change."
 
 
 def _on_tasks(change: ReportDifference, after: EvalReport) -> str:

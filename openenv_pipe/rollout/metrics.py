@@ -10,7 +10,8 @@ from openenv_pipe.types import Episode, Finish, Group
 def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
     """Return counts and means over the scored episodes; failed ones are only counted.
 
-    `reply/tokens_mean` is in tokens a turn, `turns/mean` in turns an episode. Means and extremes
+    `reply/tokens_mean` is in tokens a turn, `turns/mean` in turns an episode, `replies/unusable` a
+    fraction of all turns. Means and extremes
     are absent where no episode was scored.
     """
     everyone = [episode for group in groups for episode in group.episodes]
@@ -34,6 +35,7 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         "turns/mean": num_turns / len(scored),
         "episodes/tokens_mean": fmean(lengths),
         "episodes/tokens_max": max(lengths),
+        "replies/unusable": sum(turn.unusable is not None for turn in replies) / max(1, num_turns),
         "reply/truncated": sum(turn.finish is Finish.LENGTH for turn in replies),
         "reply/tokens_mean": sum(e.num_completion_tokens for e in scored) / max(1, num_turns),
     }

@@ -6,7 +6,7 @@ import pytest
 
 from openenv_pipe.commands.env.check.leaks import leak_lines
 from openenv_pipe.commands.env.check.memory import growth_line
-from openenv_pipe.commands.env.check.rewards import reward_lines
+from openenv_pipe.commands.env.check.rewards import reward_lines, silence_line
 from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.environments.client.protocol import StepResult
@@ -106,6 +106,15 @@ def test_rewards_are_summed_up():
         "std_in_group": 0.25,
         "flat_groups": 0.5,
     }
+
+
+def test_never_acting_is_compared_with_acting_at_random():
+    line = silence_line([group(-1.0, -0.8)], silence=0.0)
+    assert (line.name, line.result) == ("never acting", Result.WARN)
+    assert "reward.terms.unusable.weight=-1" in line.text
+    assert silence_line([group(-1.0, -0.8)], silence=-4.0).result is Result.OK
+    assert silence_line([group(0.0, 0.0)], silence=0.0).result is Result.OK
+    assert silence_line([], silence=0.0) is None
 
 
 def test_failed_episodes_are_counted_and_left_out():

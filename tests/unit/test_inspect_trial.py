@@ -3,8 +3,9 @@
 import pytest
 from fakes import run_config
 
+from openenv_pipe.commands.env.check.rewards import unusable_penalty
 from openenv_pipe.commands.env.episodes import PlayedEpisode
-from openenv_pipe.commands.env.experiment import experiment, fit_limits, penalty
+from openenv_pipe.commands.env.experiment import experiment, fit_limits
 from openenv_pipe.commands.env.inspect import problem_of
 from openenv_pipe.commands.env.templates import first_template, following_template, is_plain
 from openenv_pipe.commands.env.trial import Trial
@@ -92,7 +93,7 @@ async def test_limits_are_those_of_the_texts():
     ("lowest", "expected"), [(0.0, 0.1), (-0.05, 0.1), (-1.0, 1.0), (-0.75, 0.75), (-3.414, 3.5)]
 )
 def test_silence_never_pays_more_than_the_worst_action(lowest, expected):
-    assert penalty(tried(played(0.5, lowest))) == expected
+    assert unusable_penalty([played(0.5, lowest)]) == expected
 
 
 async def test_a_server_of_one_session_gets_company():

@@ -14,6 +14,7 @@ from openenv_pipe.errors import RunFolderError, UserError
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses, smooth
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.reports.runs_table import list_runs, runs_table
+from openenv_pipe.reports.unusable import UnusableWatch, unusable_warning
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.eval_report import compare_reports
 from openenv_pipe.runs.evals import (
@@ -46,6 +47,25 @@ def _played(num_tasks=4, samples=2, success=True):
 
 def _summary(folder, label, episodes):
     return run_samples.evaluation(folder, label, episodes).report
+
+
+def _steps(*shares):
+    return [
+        {"stage": "grpo", "step": step, "replies/unusable": share}
+        for step, share in enumerate(shares, start=1)
+    ]
+
+
+def test_a_model_that_learns_not_to_act_is_warned_of_once():
+    text = unusable_warning(_steps(0.65, 0.7, 1.0, 1.0), limit=0.9)
+    assert text.startswith("100% of the replies of step 3 are unusable, after 65% before")
+    assert "reward=usable" in text
+    assert unusable_warning(_steps(1.0, 1.0, 0.95), limit=0.9) is None, "it has never acted"
+    assert unusable_warning(_steps(1.0, 0.2, 0.1), limit=0.9) is None, "it has learned to act"
+    assert unusable_warning(_steps(1.0, 0.2, 0.95), limit=0.9) is not None, "it has unlearned it"
+    assert unusable_warning([{"stage": "warm_start", "step": 1}], limit=0.9) is None
+    watch = UnusableWatch(0.9)
+    assert [watch.warning(each) is None for each in _steps(0.5, 1.0, 1.0)] == [True, False, True]
 
 
 def test_failed_episodes_are_counted_and_not_scored(folder):
@@ -182,6 +202,18 @@ def test_a_change_that_may_be_chance_is_called_so(folder):
     run_samples.evaluate(folder, "start", 0.4)
     run_samples.evaluate(folder, "trained", 0.5)
     assert "no proof of a change" in write_report(folder).read_text()
+
+
+def test_a_proved_change_of_one_measure_is_not_denied_because_of_the_other(folder):
+    """Rewards rise although no episode succeeds: the sentence is about the number it judges."""
+    for label, reward in (("start", -0.9), ("trained", 0.0)):
+        played = [run_samples.episode(Random(0), i, 0, success=False) for i in range(10)]
+        for episode in played:
+            episode.reward = reward
+        save_evaluation(folder.path, run_samples.evaluation(folder, label, played))
+    text = write_report(folder).read_text()
+    assert "only the reward has provably changed" in text
+    assert "no proof of a change" not in text
 
 
 def test_a_run_without_anything_yet_has_a_report(folder):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from openenv_pipe.commands.env.check.rewards import unusable_penalty
 from openenv_pipe.commands.env.trial import Trial
 from openenv_pipe.config.schema import EnvConfig, ServingConfig
 from openenv_pipe.environments.adapters import Adapter
@@ -26,7 +27,6 @@ WARM_START_TOKENS = 200_000  # trained in all, about
 TEXT_REPLY_TOKENS = 48  # of free text, of which nothing tells the length
 FOLLOWING_TOKENS = 96  # at least: what an unusable reply is answered with
 ROOM = 1.25  # factor over what was measured: other tasks may be longer
-USUAL_PENALTY = 0.1  # for an unusable reply, as in conf/reward/usable.yaml
 NUM_SERVERS = 4  # where a server has one session
 START_LIMIT_S = 300.0  # several servers that start at once are slower than one
 GROUPS = {"tasks_per_step": 4, "group_size": 8}
@@ -155,18 +155,11 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
         "name": name,
         "env": limits.keys,
         "host": _host(serving, trial),
-        "reward": {"terms": {"unusable": {"weight": -penalty(trial)}}},
+        "reward": {"terms": {"unusable": {"weight": -unusable_penalty(trial.plays)}}},
         "model": {"max_length": limits.max_episode_tokens},
         "trainer": trainer,
         "eval": {"num_tasks": 4 if is_slow else 20, "temperature": 1.0},
     }
-
-
-def penalty(trial: Trial) -> float:
-    """Return a penalty for an unusable reply that no action exceeds, rounded up to two digits."""
-    lowest = max(USUAL_PENALTY, -trial.lowest_reward)
-    digits = 1 - math.floor(math.log10(lowest))
-    return math.ceil(lowest * 10**digits - 1e-9) / 10**digits
 
 
 def _host(serving: ServingConfig, trial: Trial) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from openenv_pipe.commands.env.experiment import experiment, fit_limits, penalty
+from openenv_pipe.commands.env.check.rewards import unusable_penalty
+from openenv_pipe.commands.env.experiment import experiment, fit_limits
 from openenv_pipe.commands.env.random_play import calls_tools
 from openenv_pipe.commands.env.targets import NO_BLOCK, Target, one_server, open_tasks
 from openenv_pipe.commands.env.templates import (
@@ -151,7 +152,7 @@ def _notes(trial: Trial) -> Iterator[str]:
         yield (
             f"random actions earn {trial.mean_reward:.3g} an episode, and never acting earns 0, so "
             "GRPO would learn not to act; the experiment therefore has the reward term `unusable`, "
-            f"which takes {penalty(trial):g} for each unusable reply"
+            f"which takes {unusable_penalty(trial.plays):g} for each unusable reply"
         )
     if trial.exceptions:
         yield (

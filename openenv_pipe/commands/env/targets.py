@@ -1,6 +1,7 @@
 """The target of an `openenv-pipe env` command, and one running server of it."""
 
 import asyncio
+import math
 import re
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openenv_pipe.config.compose import compose, compose_env
-from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskServer
+from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskServer, UnusableTerm
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import TaskSet, read_known_sets
@@ -36,6 +37,7 @@ class Target:
     serving: ServingConfig
     is_experiment: bool
     policy: str | None = None  # of the experiment's warm start
+    unusable_reward: float = 0.0  # of one unusable reply in the experiment
 
 
 def find_target(name: str, overrides: Sequence[str]) -> Target:
@@ -55,6 +57,11 @@ def find_target(name: str, overrides: Sequence[str]) -> Target:
                 serving=ServingConfig(env=config.env, host=config.host),
                 is_experiment=True,
                 policy=config.trainer.warm_start.policy,
+                unusable_reward=math.fsum(
+                    term.weight
+                    for term in config.reward.terms.values()
+                    if isinstance(term, UnusableTerm)
+                ),
             )
     else:
         overrides = [*_overrides(name), *overrides]

@@ -69,12 +69,6 @@ class Trial:
         return fmean(play.reward for play in self.plays)
 
     @property
-    def lowest_reward(self) -> float:
-        """The lowest reward of a step, or 0 if none is negative."""
-        rewards = [result.reward or 0.0 for play in self.plays for result in play.results]
-        return min(0.0, *rewards)
-
-    @property
     def mean_step_s(self) -> float:
         """The mean duration of a step in seconds; that of a reset if no step was answered."""
         steps_s = [each for play in self.plays for each in play.durations_s[1:]]

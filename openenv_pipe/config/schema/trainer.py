@@ -124,6 +124,10 @@ class TrainerConfig(Block):
     updates_per_step: PositiveCount = Field(
         description="optimizer steps on each step's samples; above 1, later ones are off policy"
     )
+    unusable_limit: Share = Field(
+        description="a run warns if the fraction of unusable replies has risen above it: the model "
+        "has learned not to act; 1: never"
+    )
     tokens_per_batch: PositiveCount = Field(
         description="tokens of one forward and backward pass on each device; larger is faster and "
         "needs more memory, with the same result"

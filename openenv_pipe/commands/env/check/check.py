@@ -64,6 +64,7 @@ async def _check(
             tasks=tasks,
             choosers=await _choosers(serving.env, host, tasks[0], policy),
             is_experiment=target.is_experiment,
+            unusable_reward=target.unusable_reward,
             num_declared=num_declared,
             num_episodes=num_episodes,
             tell=tell,

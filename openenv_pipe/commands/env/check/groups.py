@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from openenv_pipe.commands.env.check.leaks import leak_lines
-from openenv_pipe.commands.env.check.rewards import reward_lines
+from openenv_pipe.commands.env.check.rewards import reward_lines, silence_line
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line
@@ -21,6 +21,9 @@ async def probe_groups(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     """Check whether rewards within groups differ, and whether answers leak before the end."""
     groups: Groups = {name: await _groups(subject, name) for name in subject.choosers}
     for line in reward_lines(groups, subject.env.success_reward):
+        yield line
+    silence = subject.env.max_turns * subject.unusable_reward
+    if (line := silence_line(groups["random"], silence)) is not None:
         yield line
     for line in leak_lines([play for each in groups.values() for group in each for play in group]):
         yield line

@@ -1,5 +1,6 @@
 """Check the rewards of episodes, and whether they differ within groups."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 
@@ -10,6 +11,7 @@ ADVICE = (
     "GRPO has nothing to compare at the start; reward partial progress (reward.terms), or begin "
     "with a warm start (trainer.warm_start)"
 )
+USUAL_PENALTY = 0.1  # for an unusable reply, as in conf/reward/usable.yaml
 SAME = 1e-9  # Rewards are sums of floats; smaller differences do not count.
 
 Groups = Mapping[str, Sequence[Sequence[PlayedEpisode]]]
@@ -27,6 +29,37 @@ def reward_lines(groups: Groups, success_reward: float) -> Iterator[Line]:
     elif not any(groups.values()):
         text = "episodes take too long to play groups of them within the time limit"
         yield Line("learnable", Result.WARN, text)
+
+
+def silence_line(groups: Sequence[Sequence[PlayedEpisode]], silence: float) -> Line | None:
+    """Compare acting at random with never acting, which earns `silence` an episode.
+
+    Returns None if no episode of random actions was scored.
+    """
+    plays = [play for group in _without_failures(groups) for play in group]
+    if not plays:
+        return None
+    mean = fmean(play.reward for play in plays)
+    measured = {"random": mean, "never_acting": silence}
+    text = f"random actions earn {mean:.3g} an episode, never acting {silence:.3g}"
+    if mean >= silence:
+        return Line("never acting", Result.OK, text, measured)
+    weight = -unusable_penalty(plays)
+    return Line(
+        "never acting",
+        Result.WARN,
+        f"{text}: GRPO would learn to write unusable replies; set reward=usable and "
+        f"reward.terms.unusable.weight={weight:g}",
+        measured,
+    )
+
+
+def unusable_penalty(plays: Sequence[PlayedEpisode]) -> float:
+    """Return a penalty for an unusable reply that no step exceeds, rounded up to two digits."""
+    rewards = [result.reward or 0.0 for play in plays for result in play.results]
+    lowest = max(USUAL_PENALTY, -min(rewards, default=0.0))
+    digits = 1 - math.floor(math.log10(lowest))
+    return math.ceil(lowest * 10**digits - 1e-9) / 10**digits
 
 
 def _failure_lines(groups: Groups) -> Iterator[Line]:
