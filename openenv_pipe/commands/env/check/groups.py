@@ -23,8 +23,8 @@ async def probe_groups(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     for line in reward_lines(groups, subject.env.success_reward):
         yield line
     silence = subject.env.max_turns * subject.unusable_reward
-    if (line := silence_line(groups["random"], silence)) is not None:
-        yield line
+    if (compared := silence_line(groups["random"], silence)) is not None:
+        yield compared
     for line in leak_lines([play for each in groups.values() for group in each for play in group]):
         yield line
 
