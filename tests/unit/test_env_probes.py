@@ -7,6 +7,7 @@ import pytest
 from openenv_pipe.commands.env.check.leaks import leak_lines
 from openenv_pipe.commands.env.check.memory import growth_line
 from openenv_pipe.commands.env.check.rewards import reward_lines, silence_line
+from openenv_pipe.commands.env.check.seeds import same_seed_line, tasks_line
 from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.environments.client.protocol import StepResult
@@ -46,6 +47,33 @@ def test_an_answer_that_stands_in_an_earlier_observation_or_state():
     assert leaks(kept) is Result.FAIL
     hidden = [played({"answer": "", "tip": "cranes"}, each) for each in end]
     assert leaks(hidden) is Result.OK
+
+
+def test_words_of_the_question_are_no_answer():
+    ends = [{"answer": answer, "subject": answer[::-1]} for answer in ANSWERS]
+    asked = [played({"question": f"the {each['subject']}?"}, each) for each in ends]
+    assert leaks(asked) is Result.OK
+    told = [played({"question": f"the {each['answer']}?"}, each) for each in ends]
+    assert leaks(told) is Result.FAIL
+
+
+def test_clocks_make_no_task_another_one():
+    def line(field):
+        plays, again = ([played({"text": "a", field: n}, {"text": "b"})] for n in (1, 2))
+        return same_seed_line(plays, again)
+
+    assert line("execution_time").result is Result.OK
+    assert "except for the clocks execution_time" in line("execution_time").text
+    assert line("times_table").result is Result.FAIL
+    one, other = played({"text": "a"}, {"text": "b"}), played({"text": "a"})
+    assert same_seed_line([one], [other]).result is Result.FAIL
+
+
+def test_tasks_are_told_apart_by_what_reset_answers():
+    alike = [played({"text": "a"}, {"text": str(number)}) for number in range(3)]
+    assert tasks_line(alike).result is Result.WARN
+    apart = [played({"text": str(number)}, {"text": "a"}) for number in range(3)]
+    assert tasks_line(apart).measured == {"tasks": 3, "distinct": 3}
 
 
 def test_what_the_agent_wrote_and_what_is_always_shown_is_no_leak():

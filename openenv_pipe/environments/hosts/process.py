@@ -1,5 +1,6 @@
 """Host `process`: environment servers as processes on this machine, without containers."""
 
+import asyncio
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from openenv_pipe.environments.hosts.factory import FACTORY_ERROR, creation_error
 from openenv_pipe.environments.hosts.package import code_digest, manifest_app
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError, HostError
@@ -49,7 +51,30 @@ class ProcessHost(SupervisedHost):
             sessions_per_server=config.sessions_per_server,
             restart=RestartBudget(config.max_restarts, "host.max_restarts").restart,
         )
+        self._config = config
         self._package = None if env.command or env.package is None else find_env(env.package)
+
+    async def start(self) -> None:
+        """See `Host.start`. An environment that cannot be created says why."""
+        try:
+            await super().start()
+        except HostError as error:
+            if FACTORY_ERROR not in str(error) or (why := await self._creation_error()) == "":
+                raise
+            raise HostError(f"{error}\ncreating it raised {why}") from error
+
+    async def _creation_error(self) -> str:
+        env, config = self._env, self._config
+        if self._package is None:
+            return ""
+        return await asyncio.to_thread(
+            creation_error,
+            [_interpreter(env)],
+            self._package,
+            f"{self._package.name}.{manifest_app(self._package)}",
+            server_environment(os.environ, env.variables, config.sessions_per_server),
+            self._package.parent,
+        )
 
     @property
     def pids(self) -> list[int]:

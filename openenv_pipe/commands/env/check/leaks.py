@@ -35,6 +35,9 @@ def _revealed_line(plays: Sequence[PlayedEpisode]) -> Line:
         for path, value in revealed(play).items():
             fields.setdefault(path, {})[number] = value
     fields = {path: values for path, values in fields.items() if len(set(values.values())) > 1}
+    # Beside an answer, an end may repeat words of the question, which are no answer.
+    answers = {path: values for path, values in fields.items() if _names_answer(path)}
+    fields = answers or fields
     if not fields:
         text = f"the end of {len(plays)} episodes reveals nothing that could be searched for"
         return Line("leaks", Result.OK, text)
@@ -56,11 +59,11 @@ def revealed(play: PlayedEpisode) -> dict[str, str]:
     """Return the values of the last observation in fields that were empty until then, by path."""
     before: set[str] = set()
     for observation in play.observations[:-1]:
-        before |= {path for path, value in _leaves(observation) if value not in EMPTY}
+        before |= {path for path, value in leaves(observation) if value not in EMPTY}
     written = json.dumps(play.actions, ensure_ascii=False).lower()
     return {
         path: str(value)
-        for path, value in _leaves(play.observations[-1])
+        for path, value in leaves(play.observations[-1])
         if path not in before
         and value not in EMPTY
         and isinstance(value, str | int | float)
@@ -85,7 +88,7 @@ def _where(plays: Sequence[PlayedEpisode], values: Mapping[int, str]) -> str:
         f"{kind}.{path}"
         for number, value in values.items()
         for kind, seen in _sent_before(plays[number])
-        for path, leaf in _leaves(seen)
+        for path, leaf in leaves(seen)
         if _has_word(str(leaf), value)
     }
     return ", ".join(sorted(fields)[:MAX_FIELDS])
@@ -106,18 +109,22 @@ def _has_word(text: str, value: str) -> bool:
 
 def _answer_fields(play: PlayedEpisode) -> Iterator[str]:
     for kind, seen in _sent_before(play):
-        for path, value in _leaves(seen):
-            if path.rpartition(".")[2].lower() in ANSWER_FIELD_NAMES and value not in EMPTY:
+        for path, value in leaves(seen):
+            if _names_answer(path) and value not in EMPTY:
                 yield f"{kind}.{path}"
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _names_answer(path: str) -> bool:
+    return path.rpartition(".")[2].lower() in ANSWER_FIELD_NAMES
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield all values that are not containers, with their paths; items of a list share one."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list):
         for inner in value:
-            yield from _leaves(inner, f"{path}[]")
+            yield from leaves(inner, f"{path}[]")
     else:
         yield path, value

@@ -117,5 +117,6 @@ def _learnable(summaries: Mapping[str, Mapping[str, float]]) -> Line:
     if "scripted" in summaries or highest > 0.0:
         text = f"every episode earns {highest:.3g}: there is nothing to learn"
         return Line("learnable", Result.FAIL, text)
-    text = f"random actions never earn anything: {ADVICE}; --policy tries a better policy"
+    earned = "never earn anything" if highest == 0.0 else f"always earn {highest:.3g}"
+    text = f"random actions {earned}: {ADVICE}; --policy tries a better policy"
     return Line("learnable", Result.WARN, text)

@@ -1,14 +1,18 @@
 """Check that a task is the same each time it is played, and that tasks differ."""
 
 import random
+import re
 from collections.abc import AsyncIterator
 
+from openenv_pipe.commands.env.check.leaks import leaves
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import PlayedEpisode, start_episode, take_step
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.session import Session
 
 NUM_TASKS = 8
+# Names of fields that measure time, and so differ between two plays of the same task.
+CLOCK = re.compile(r"(^|_)(time|timestamp|duration|elapsed|latency|uptime|date)(_|$)|_at$|_ms$")
 
 
 async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
@@ -20,20 +24,20 @@ async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         interrupted = await _after_interruption(subject, session)
     async with subject.session() as session:
         fresh = await subject.play(session, num_tasks - 1, subject.best)
-    yield _same_seed(plays, again)
-    if plays[0].comparable == interrupted.comparable:
+    yield same_seed_line(plays, again)
+    if _are_alike(plays[0], interrupted):
         text = "starts anew after done and in the middle of an episode"
         yield Line("reset again", Result.OK, text)
     else:
         text = "a task differs after an episode that was left in the middle"
         yield Line("reset again", Result.FAIL, text)
-    if plays[-1].comparable == fresh.comparable:
+    if _are_alike(plays[-1], fresh):
         yield Line("fresh session", Result.OK, "a task is the same in a new session")
     else:
         text = "a task differs in a new session, and a group's members play in several"
         yield Line("fresh session", Result.FAIL, text)
     if num_tasks > 1:
-        yield _distinct(plays)
+        yield tasks_line(plays)
 
 
 async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -> PlayedEpisode:
@@ -45,11 +49,14 @@ async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -
     return await subject.play(session, 0, subject.best)
 
 
-def _same_seed(plays: list[PlayedEpisode], again: list[PlayedEpisode]) -> Line:
-    pairs = zip(plays, again, strict=True)
-    num_unlike = sum(one.comparable != other.comparable for one, other in pairs)
+def same_seed_line(plays: list[PlayedEpisode], again: list[PlayedEpisode]) -> Line:
+    pairs = list(zip(plays, again, strict=True))
+    num_unlike = sum(not _are_alike(one, other) for one, other in pairs)
     if not num_unlike:
-        return Line("same seed", Result.OK, f"{len(plays)} tasks played twice are the same")
+        clocks = sorted({name for one, other in pairs for name in _clocks(one, other)})
+        besides = f", except for the clocks {', '.join(clocks)}" if clocks else ""
+        text = f"{len(plays)} tasks played twice are the same{besides}"
+        return Line("same seed", Result.OK, text)
     return Line(
         "same seed",
         Result.FAIL,
@@ -59,15 +66,42 @@ def _same_seed(plays: list[PlayedEpisode], again: list[PlayedEpisode]) -> Line:
     )
 
 
-def _distinct(plays: list[PlayedEpisode]) -> Line:
-    count = len({repr(play.comparable) for play in plays})
+def _are_alike(one: PlayedEpisode, other: PlayedEpisode) -> bool:
+    """True if two episodes differ in nothing but clocks."""
+    differences = _differences(one, other)
+    return differences is not None and all(map(_is_clock, differences))
+
+
+def _clocks(one: PlayedEpisode, other: PlayedEpisode) -> set[str]:
+    return {path for path in _differences(one, other) or () if _is_clock(path)}
+
+
+def _is_clock(path: str) -> bool:
+    return CLOCK.search(path.rpartition(".")[2]) is not None
+
+
+def _differences(one: PlayedEpisode, other: PlayedEpisode) -> set[str] | None:
+    """Return the paths of the values that differ; None if the episodes have different shapes."""
+    found: set[str] = set()
+    if len(one.comparable) != len(other.comparable):
+        return None
+    for (seen, *rest), (again, *others) in zip(one.comparable, other.comparable, strict=True):
+        before, after = list(leaves(seen)), list(leaves(again))
+        if rest != others or [path for path, _ in before] != [path for path, _ in after]:
+            return None
+        found |= {path for (path, a), (_, b) in zip(before, after, strict=True) if a != b}
+    return found
+
+
+def tasks_line(plays: list[PlayedEpisode]) -> Line:
+    count = len({repr(play.comparable[0]) for play in plays})  # what reset answered
     measured = {"tasks": len(plays), "distinct": count}
     if count > 1:
-        return Line("tasks", Result.OK, f"{count} of {len(plays)} are distinct", measured)
+        return Line("tasks", Result.OK, f"{count} of {len(plays)} begin differently", measured)
     return Line(
         "tasks",
         Result.WARN,
-        f"{len(plays)} tasks are all the same: reset seems to use neither the seed nor the "
-        "keywords of env.tasks",
+        f"{len(plays)} tasks begin with the same observation: reset seems to use neither the seed "
+        "nor the keywords of env.tasks, or hides what differs",
         measured,
     )
