@@ -28,8 +28,8 @@ SETTINGS = {
         "+env.variables.TEXTARENA_DOWNLOAD_NLTK=0",
     ),
 }
-# Fewer episodes, so that two steps of every environment take minutes; the files stay as written.
-FEW = ("trainer.steps=2", "eval.num_tasks=2")
+# Fewer episodes, so that two steps take minutes on a small machine; the files stay as written.
+FEW = ("trainer.steps=2", "trainer.tasks_per_step=1", "trainer.group_size=4", "eval.num_tasks=1")
 SHORT_WARM_START = ("trainer.warm_start.steps=2", "trainer.warm_start.num_episodes=4")
 MAX_ERROR = 160  # characters of an error in the table
 

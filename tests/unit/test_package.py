@@ -1,9 +1,28 @@
 """How a package's manifest names its app."""
 
+import os
+import sys
+
 import pytest
 
+from openenv_pipe.environments.hosts.factory import creation_error
 from openenv_pipe.environments.hosts.package import manifest_app
 from openenv_pipe.errors import ConfigError
+
+APP = """
+import os
+from openenv.core.env_server.http_server import HTTPEnvServer
+from openenv.core.env_server.types import Action, Observation
+
+
+def make():
+    if "DATA" not in os.environ:
+        raise ValueError("no data at /nowhere")
+
+
+HTTPEnvServer(make, Action, Observation)
+app = None
+"""
 
 
 @pytest.fixture
@@ -29,6 +48,23 @@ def package(tmp_path):
 def test_the_app_is_found_from_inside_the_package(package, manifest, app):
     (package / "openenv.yaml").write_text(manifest)
     assert manifest_app(package) == app
+
+
+def test_a_package_without_a_manifest_is_served_if_it_has_the_usual_app(package):
+    assert manifest_app(package) == "server.app:app"
+    (package / "server" / "app.py").unlink()
+    with pytest.raises(ConfigError, match=r"has an openenv\.yaml or a server/app\.py"):
+        manifest_app(package)
+
+
+def test_why_an_environment_cannot_be_created(package):
+    (package / "server" / "__init__.py").touch()
+    (package / "server" / "app.py").write_text(APP)
+    named = f"{package.name}.server.app:app"
+    start = ([sys.executable], package, named)
+    why = creation_error(*start, os.environ, package)
+    assert why == "ValueError: no data at /nowhere"
+    assert creation_error(*start, {**os.environ, "DATA": "here"}, package) == ""
 
 
 def test_an_app_that_is_none_is_explained(package):

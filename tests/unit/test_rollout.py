@@ -224,6 +224,26 @@ async def test_a_reward_that_is_null_counts_as_zero():
     assert episode.turns[0].reward == 0.0
 
 
+async def test_long_observations_are_cut_to_their_beginning_and_end():
+    """Whatever the engine takes: token ids, or messages, of which a token is about four bytes."""
+    long = StepResult({"text": f"start {'x' * 500} end"}, 0.5, False)
+    host = FakeHost(lambda seed, number, action: long)
+    changes = {"env.max_observation_tokens": 20}
+    (episode,) = await collect_scripted(
+        "a", host=host, config=run_config(changes), num_tasks=1, group_size=1
+    )
+    text = CHAT.reply_text(episode.turns[1].prompt_ids)
+    assert "start xxxx" in text and "xxxxxx end<|assistant|>" in text
+    assert "[490 tokens left out]" in text
+    engine = MessageEngine((30, 4))
+    await collect(
+        NoChat(), engine=engine, host=host, config=run_config(changes), num_tasks=1, group_size=1
+    )
+    content = engine.requests[1].new_messages[0]["content"]
+    assert content.startswith("start xxxx") and content.endswith("xxxx end")
+    assert "[430 characters left out]" in content
+
+
 # --- trap 21: errors are recorded as data --------------------------------------------------------
 
 
