@@ -18,14 +18,15 @@ from openenv_pipe.config.schema_keys import choices, expectation, known_keys, lo
 from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.system.plugins import unusable_plugins_note
 from openenv_pipe.system.resources import did_you_mean, group_names, group_options
-from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.secrets import is_secret_name, redact
 
 SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=wordle"
 MAX_VALUE_LENGTH = 80
 MAX_KEY_LENGTH = 200
 MAX_SHOWN = 20  # problems of one configuration
-# Keys whose values are not shown: blocks that may hold secrets, and names like those of secrets.
-PRIVATE = re.compile(r"headers|variables|.*(?:key|token|secret|passw|auth|cred).*", re.IGNORECASE)
+PRIVATE_BLOCKS = ("headers", "variables")
+# Names of keys that do not exist, and may be misspelt names of secrets.
+LIKE_A_SECRET = re.compile(r".*(?:key|kei|token|secret|passw|auth|cred).*", re.IGNORECASE)
 
 
 def explain_validation(error: ValidationError, schema: type[BaseModel]) -> str:
@@ -59,7 +60,8 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel]) -> str:
         case "value_error":
             return f"{key}: {detail['ctx']['error']}" if key else str(detail["ctx"]["error"])
         case "extra_forbidden":
-            return f"{key}={_shown(detail['input'], key)}: {_unknown_key(key, block, schema)}"
+            shown = _shown(detail["input"], key, exists=False)
+            return f"{key}={shown}: {_unknown_key(key, block, schema)}"
         case "missing":
             return f"{key} is missing; expected {expectation(annotation)}"
         case "union_tag_not_found":
@@ -83,10 +85,12 @@ def _unknown_key(key: str, block: Any, schema: type[BaseModel]) -> str:
     return f"there is no such key; did you mean {' or '.join(near)}?" if near else "no such key"
 
 
-def _shown(value: Any, key: str = "") -> str:
+def _shown(value: Any, key: str = "", *, exists: bool = True) -> str:
     """Return a value as JSON, cut off where it is long, and hidden where it may be a secret."""
     leaf = key.rpartition(".")[2]
-    if PRIVATE.fullmatch(leaf) and not isinstance(value, bool | int | float | None):
+    is_private = is_secret_name(leaf) or leaf in PRIVATE_BLOCKS
+    is_private |= not exists and LIKE_A_SECRET.fullmatch(leaf) is not None
+    if is_private and not isinstance(value, bool | int | float | None):
         return "<hidden>"
     text = redact(json.dumps(value, default=str, ensure_ascii=False))
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."

@@ -153,6 +153,12 @@ def test_show_prints_marks_and_no_secrets(monkeypatch, capsys):
             assert secret not in shown
 
 
+def test_a_wrong_value_is_shown_where_it_is_no_secret(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["show", "conf=echo", "env.max_reply_tokens=many"])
+    assert 'env.max_reply_tokens="many": expected a whole number' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "override",
     [
