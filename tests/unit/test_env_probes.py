@@ -70,8 +70,11 @@ def test_clocks_make_no_task_another_one():
 
 
 def test_tasks_are_told_apart_by_what_reset_answers():
-    alike = [played({"text": "a"}, {"text": str(number)}) for number in range(3)]
+    alike = [played({"text": "a"}, {"text": "b"}) for _ in range(3)]
     assert tasks_line(alike).result is Result.WARN
+    hidden = [played({"text": "a"}, {"text": str(number)}) for number in range(3)]
+    assert tasks_line(hidden).result is Result.OK
+    assert "begin with the same observation" in tasks_line(hidden).text
     apart = [played({"text": str(number)}, {"text": "a"}) for number in range(3)]
     assert tasks_line(apart).measured == {"tasks": 3, "distinct": 3}
 

@@ -21,6 +21,10 @@ async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     async with subject.session() as session:
         plays = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
         again = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
+        acting_alike = [
+            await subject.play(session, index, subject.choosers["random"], draw=random.Random(0))
+            for index in range(num_tasks)
+        ]
         interrupted = await _after_interruption(subject, session)
     async with subject.session() as session:
         fresh = await subject.play(session, num_tasks - 1, subject.best)
@@ -37,7 +41,7 @@ async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         text = "a task differs in a new session, and a group's members play in several"
         yield Line("fresh session", Result.FAIL, text)
     if num_tasks > 1:
-        yield tasks_line(plays)
+        yield tasks_line(acting_alike)
 
 
 async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -> PlayedEpisode:
@@ -94,14 +98,19 @@ def _differences(one: PlayedEpisode, other: PlayedEpisode) -> set[str] | None:
 
 
 def tasks_line(plays: list[PlayedEpisode]) -> Line:
-    count = len({repr(play.comparable[0]) for play in plays})  # what reset answered
+    """Say whether tasks differ, from episodes of different tasks with equal actions."""
+    num_begun = len({repr(play.comparable[0]) for play in plays})
+    count = len({repr(play.comparable) for play in plays})
     measured = {"tasks": len(plays), "distinct": count}
+    if num_begun > 1:
+        text = f"{num_begun} of {len(plays)} begin differently"
+        return Line("tasks", Result.OK, text, measured)
+    text = f"{len(plays)} tasks begin with the same observation"
     if count > 1:
-        return Line("tasks", Result.OK, f"{count} of {len(plays)} begin differently", measured)
-    return Line(
-        "tasks",
-        Result.WARN,
-        f"{len(plays)} tasks begin with the same observation: reset seems to use neither the seed "
-        "nor the keywords of env.tasks, or hides what differs",
-        measured,
+        text += f", and {count} of them answer equal actions differently"
+        return Line("tasks", Result.OK, text, measured)
+    text += (
+        " and answer equal actions alike: reset seems to use neither the seed nor the keywords of "
+        "env.tasks"
     )
+    return Line("tasks", Result.WARN, text, measured)

@@ -78,9 +78,10 @@ class EnvironmentUnderTest:
         *,
         member: int = 0,
         with_states: bool = False,
+        draw: random.Random | None = None,
     ) -> PlayedEpisode:
         """Play a task; equal arguments choose equal actions. Raises SessionError."""
-        draw = random.Random(f"{index}/{member}")
+        draw = draw or random.Random(f"{index}/{member}")
         play = await start_episode(session, self.task(index), self.env)
         await play_to_end(session, play, chooser, self.env, draw, with_states=with_states)
         return play
