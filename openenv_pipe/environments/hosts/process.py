@@ -61,7 +61,9 @@ class ProcessHost(SupervisedHost):
         except HostError as error:
             if FACTORY_ERROR not in str(error) or (why := await self._creation_error()) == "":
                 raise
-            raise HostError(f"{error}\ncreating it raised {why}") from error
+            explained = HostError(f"{error}\ncreating it raised {why}")
+            explained.log = error.log  # its last lines are in the message already
+            raise explained from error
 
     async def _creation_error(self) -> str:
         env, config = self._env, self._config
