@@ -25,6 +25,7 @@ help:
 	@echo "make test      install with the tools for development, then run the tests"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
 	@echo "make lint      check style, formatting and types"
+	@echo "make docs      build the documentation site, and fail on a broken link"
 
 install: $(USER_STAMP)
 
@@ -41,6 +42,9 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(DEV_STAMP)
+	$(BIN)/mkdocs build --strict
 
 $(BIN)/python:
 	@echo "==> creating .venv"

@@ -63,7 +63,7 @@ def expectation(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(expectation(each) for each in arguments)
     if origin is Literal:
-        return f"one of {', '.join(arguments)}"
+        return "one of " + ", ".join("false" if each is False else str(each) for each in arguments)
     if origin is list:
         return f"a list of {expectation(arguments[0])}"
     if annotation is NoneType:

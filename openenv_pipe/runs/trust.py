@@ -28,7 +28,7 @@ CODE = re.compile(
     rf"(?s){TARGETS}|.+\.(?:options|keywords)(?:\..+)?"
     r"|env\.(?:command|package|python|variables\..+)"
     r"|host\.(?:image|build_args\..+|urls|headers\..+|kubeconfig|context|namespace|secrets|pod_spec"
-    r"\..+)|engine\.(?:image|arguments|variables\..+|url|base_url)"
+    r"\..+)|engine\.(?:image|arguments|variables\..+|url|base_url)|judge\.base_url"
     r"|model\.path|env\.tasks\.(?:train|eval)\.path"
 )
 MAX_LENGTH = 200  # characters of a value in a message

@@ -296,6 +296,10 @@ def test_verdicts_are_in_the_episode_file(server, tmp_path):
     ("given", "expected"),
     [
         (["judge=none"], "reward.terms.ruler asks a judge"),
+        (
+            ["reward.terms.ruler.per_turn=true"],
+            "reward.terms.ruler.per_turn=true: expected one of false",
+        ),
         (["trainer.group_size=1", "judge=openai", "judge.model=m", "judge.api_key=null"], "group_"),
     ],
 )
