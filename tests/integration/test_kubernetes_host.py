@@ -309,5 +309,5 @@ def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes.aio", None)
     config = compose(["conf=echo", "host=kubernetes", "host.image=x"]).config
-    with pytest.raises(ConfigError, match=r"openenv-pipe\[kubernetes\]"):
+    with pytest.raises(ConfigError, match=r"\[kubernetes\]"):
         build_host(config, tmp_path)

@@ -258,7 +258,7 @@ def test_eight_bits_are_refused_with_shards():
 
 def test_without_the_package_it_is_named_with_its_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r"a=b needs .* 'openenv-pipe\[quantization\]'"):
+    with pytest.raises(ConfigError, match=r"a=b needs .*pip install .*\[quantization\]'"):
         load_bitsandbytes("a=b")
 
 

@@ -143,7 +143,7 @@ async def test_a_local_data_set_is_read_by_split_and_column(tmp_path, monkeypatc
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = refusal(configured(dataset_block(path="json"), RANGE.model_dump()))
-    assert "openenv-pipe[datasets]" in message
+    assert "[datasets]" in message
 
 
 # --- splits ------------------------------------------------------------------------------------
