@@ -269,7 +269,7 @@ async def test_one_bad_server_of_several_ends_the_others(tmp_path):
 async def test_a_fixed_port_in_use_names_the_key(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(HostError, match=f"port {port} .*host.port=null"):
+        with pytest.raises(HostError, match=f"port {port} is used .*host.port, or null"):
             async with running(stub(port=port), tmp_path):
                 pass
 
@@ -293,7 +293,11 @@ async def test_a_picked_port_that_was_taken_meanwhile_is_replaced(tmp_path, monk
 @pytest.mark.parametrize("manifest", [None, "app: 8000", "app: [1]", "app: {", "just text"])
 def test_a_folder_that_is_no_package_is_refused(package, tmp_path, manifest):
     path = Path(package, "openenv.yaml")
-    path.unlink() if manifest is None else path.write_text(manifest)
+    if manifest is None:
+        path.unlink()
+        Path(package, "server", "app.py").unlink()
+    else:
+        path.write_text(manifest)
     with pytest.raises(ConfigError, match=r"openenv\.yaml"):
         ProcessHost(*settings(package=package), tmp_path)
 
