@@ -161,16 +161,16 @@ def test_code_of_the_current_folder_is_used_if_it_was_so_in_the_run(tmp_path, ev
 
 
 def test_a_target_from_elsewhere_leaves_the_current_folder_off_the_path(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("def function(): pass")
+    (tmp_path / "nearby.py").write_text("def function(): pass")
     (tmp_path / "bare").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     load_callable("json:loads")
     assert str(tmp_path) not in sys.path
-    assert module_in_current_folder("mine:function") == tmp_path / "mine.py"
+    assert module_in_current_folder("nearby:function") == tmp_path / "nearby.py"
     assert module_in_current_folder("bare.inner:function") == tmp_path / "bare"
     assert module_in_current_folder("json:loads") is None
-    load_callable("mine:function")
+    load_callable("nearby:function")
     assert str(tmp_path) in sys.path
 
 
