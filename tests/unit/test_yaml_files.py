@@ -20,7 +20,11 @@ def bomb(first: str, more: str, levels: int = 9) -> str:
 
 LISTS = bomb("[x, x, x]", "[*, *, *, *, *, *, *, *, *]")
 MAPPINGS = bomb("{x: 1}", "{a: *, b: *, c: *, d: *, e: *, f: *, g: *, h: *, i: *}")
+DOUBLING = [f"x{level}: '${{.x{level - 1}}}${{.x{level - 1}}}'" for level in range(1, 40)]
+LONG_CHAIN = [f"x{level}: '${{.x{level - 1}}}'" for level in range(3000, 0, -1)]
 REFUSED = {
+    "a bomb of interpolations": (RESET % ("{x0: aaaa, " + ", ".join(DOUBLING) + "}"), "doubles at"),
+    "a long chain": (RESET % ("{x0: a, " + ", ".join(LONG_CHAIN) + "}"), "too many levels"),
     "its own defaults": (HEADER + "defaults: [mine, _self_]\n", "conf/mine.yaml; remove one entry"),
     "a cyclic mapping": (BASE + "env: &a {variables: *a}\n", "*a is inside of what it repeats"),
     "a cyclic list": (RESET % "&a [*a]", "*a is inside of what it repeats"),
