@@ -10,7 +10,7 @@ Place = tuple[str, ...]
 
 
 def refuse_exploding_interpolations(values: Mapping[str, Any]) -> None:
-    """Check that no value grows beyond all measure, as text that repeats itself at every level.
+    """Check that no value becomes too large when its interpolations are resolved.
 
     values: a configuration whose interpolations are not resolved.
 
