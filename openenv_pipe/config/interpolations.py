@@ -35,7 +35,10 @@ def _size(place: Place, value: Any, root: Mapping[str, Any], sizes: dict[Place, 
         parts = [_size((*place, str(n)), each, root, sizes) for n, each in enumerate(value)]
     else:
         references = REFERENCE.findall(value) if isinstance(value, str) else []
-        parts = [len(str(value)), *(_referred(place, *each, root, sizes) for each in references)]
+        parts = [
+            len(str(value)),
+            *(_referred(place, dots, name, root, sizes) for dots, name in references),
+        ]
     sizes[place] = sum(parts)
     if place and sizes[place] > MAX_LENGTH:
         raise ValueError(
