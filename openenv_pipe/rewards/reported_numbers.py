@@ -1,0 +1,78 @@
+"""Read the numbers that an environment reports in its observations, for metrics and reward terms.
+
+A path names a field, from the outside in: `score`, `metadata.rubric_scores.style`, `cells.0` for
+the first item of a list. A field's name may contain dots itself, as that of a nested rubric does.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from openenv_pipe.environments.client.protocol import MAX_REWARD
+from openenv_pipe.types import Observation
+
+RUBRIC_SCORES = "metadata.rubric_scores"  # where environments with OpenEnv's rubrics report them
+MAX_SCORES = 64  # of one observation; each becomes a metric
+
+
+def number_at(observation: Observation, path: str) -> float | None:
+    """Return the number at a path, true as 1 and false as 0.
+
+    None if there is no such field, or if it is not a finite number of at most MAX_REWARD in size.
+    """
+    numbers = (_number(each) for each in _values_at(observation, path))
+    return next((number for number in numbers if number is not None), None)
+
+
+def rubric_scores(observation: Observation) -> dict[str, float]:
+    """Return the scores of the environment's rubrics, by dotted name; empty if there are none."""
+    scores: dict[str, float] = {}
+    for each in _values_at(observation, RUBRIC_SCORES):
+        for name, value in _leaves(each):
+            if len(scores) < MAX_SCORES and (number := _number(value)) is not None:
+                scores.setdefault(name, number)
+    return scores
+
+
+def last_number(observations: Sequence[Observation], path: str) -> float | None:
+    """Return the number at a path of the latest observation that has it; None if none has."""
+    numbers = (number_at(each, path) for each in reversed(observations))
+    return next((number for number in numbers if number is not None), None)
+
+
+def last_rubric_scores(observations: Sequence[Observation]) -> dict[str, float]:
+    """Return the latest score of each rubric."""
+    latest: dict[str, float] = {}
+    for each in observations:
+        latest |= rubric_scores(each)
+    return latest
+
+
+def _values_at(value: Any, path: str) -> Iterator[Any]:
+    """Yield what the path can mean: `a.b` is the field `a.b`, or the field `b` of `a`."""
+    if isinstance(value, list):
+        name, _, rest = path.partition(".")
+        if name.isdecimal() and len(name) < 10 and int(name) < len(value):
+            inner = value[int(name)]
+            yield from _values_at(inner, rest) if rest else [inner]
+    if not isinstance(value, Mapping):
+        return
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        if (name := ".".join(parts[:end])) in value:
+            rest = ".".join(parts[end:])
+            yield from _values_at(value[name], rest) if rest else [value[name]]
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, int | float) or not abs(value) <= MAX_REWARD:  # NaN compares as False
+        return None
+    return float(value)
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        if path:
+            yield path, value
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, f"{path}.{key}" if path else str(key))

@@ -1,0 +1,65 @@
+"""Numbers in observations, named by the path of their field."""
+
+import pytest
+
+from openenv_pipe.rewards.reported_numbers import (
+    MAX_SCORES,
+    last_number,
+    last_rubric_scores,
+    number_at,
+    rubric_scores,
+)
+
+OBSERVATION = {
+    "score": 3,
+    "legal": True,
+    "text": "7",
+    "endless": float("inf"),
+    "nothing": float("nan"),
+    "huge": 10**400,
+    "cells": [[1, 2], [3, 4.5]],
+    "a": {"b": 1, "c.d": 2},
+    "a.b": 5,
+    "metadata": {"rubric_scores": {"style": 0.5, "total.sum": 1, "parts": {"first": False}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "number"),
+    [
+        ("score", 3.0),
+        ("legal", 1.0),
+        ("cells.1.1", 4.5),
+        ("a.c.d", 2.0),
+        ("a.b", 5.0),  # the longer name first
+        ("metadata.rubric_scores.style", 0.5),
+        ("metadata.rubric_scores.total.sum", 1.0),
+        *((path, None) for path in ("text", "endless", "nothing", "huge", "cells", "a", "absent")),
+        *((path, None) for path in ("", "cells.2", "cells.-1", "cells.99999999999", "score.x")),
+    ],
+)
+def test_a_path_names_a_number(path: str, number: float | None) -> None:
+    assert number_at(OBSERVATION, path) == number
+
+
+def test_rubric_scores_are_named_by_their_dotted_paths() -> None:
+    assert rubric_scores(OBSERVATION) == {"style": 0.5, "total.sum": 1.0, "parts.first": 0.0}
+
+
+@pytest.mark.parametrize("scores", [None, 3, "high", [1, 2], {"word": "high"}, {}])
+def test_rubric_scores_that_are_none_are_left_out(scores: object) -> None:
+    assert rubric_scores({"metadata": {"rubric_scores": scores}}) == {}
+    assert rubric_scores({"metadata": None}) == {}
+
+
+def test_rubric_scores_are_bounded_in_number() -> None:
+    many = {str(number): 1.0 for number in range(2 * MAX_SCORES)}
+    assert len(rubric_scores({"metadata": {"rubric_scores": many}})) == MAX_SCORES
+
+
+def test_the_latest_value_of_an_episode_counts() -> None:
+    observations = [{"score": 1}, {"score": 2}, {}, {"score": None}]
+    assert last_number(observations, "score") == 2.0
+    assert last_number([{}], "score") is None
+    scored = [{"metadata": {"rubric_scores": each}} for each in ({"a": 1, "b": 1}, {"a": 0}, {})]
+    assert last_rubric_scores(scored) == {"a": 0.0, "b": 1.0}
