@@ -15,19 +15,22 @@ from openenv_pipe.config.schema import (
     HubModelConfig,
     ProcessHostConfig,
     PythonAdvantageConfig,
+    PythonEngineConfig,
     PythonLossConfig,
     PythonOrderConfig,
     RunConfig,
     VllmEngineConfig,
 )
+from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.engines.vllm.check import check_settings
 from openenv_pipe.engines.vllm.install import require_installed
 from openenv_pipe.engines.vllm.launch_docker import require_docker
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.process import find_program
-from openenv_pipe.environments.tasks import known_splits
+from openenv_pipe.environments.tasks import TaskOrder, known_splits
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.workers import refuse_missing_devices
 from openenv_pipe.learner.objective import Objective
@@ -44,7 +47,7 @@ from openenv_pipe.rewards import Scorer
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.extras import refuse_missing_requirements
 from openenv_pipe.system.process import port_in_use
-from openenv_pipe.system.python_targets import bind_function
+from openenv_pipe.system.python_targets import bind_function, check_part
 from openenv_pipe.system.resources import find_env, load_callable, short_path
 from openenv_pipe.trackers import check_tracker
 
@@ -178,6 +181,8 @@ def _chat(config: RunConfig) -> str:
 def _engine(config: RunConfig) -> str:
     if isinstance(config.engine, VllmEngineConfig):
         check_settings(config.engine, config.model.lora.rank)
+    elif isinstance(config.engine, PythonEngineConfig):
+        check_part("engine", config.engine, Engine, 1)
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 
@@ -195,7 +200,7 @@ def _environment(config: RunConfig) -> str:
     env, host = config.env, config.host
     _refuse_too_many_sessions(config)
     if host.type == "python":
-        load_callable(host.target)
+        check_part("host", host, Host, 3)
         return f"by {host.target}"
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as logs:
         build_host(config, Path(logs))
@@ -256,7 +261,7 @@ def _adapter(config: RunConfig) -> str:
 
 def _tasks(config: RunConfig) -> str:
     if isinstance(config.env.tasks.order, PythonOrderConfig):
-        load_callable(config.env.tasks.order.target)
+        check_part("env.tasks.order", config.env.tasks.order, TaskOrder, 2)
     known_splits(config)
     return ""  # `check` reports the numbers of tasks, which it asks the server for
 

@@ -1,7 +1,8 @@
 """Parts that another package adds: `target: module:name` and `options` of a configuration.
 
 A target makes an object that keeps a contract (a host, a tracker), or is itself a function that
-is called again and again (a loss, an advantage). What is wrong with it is found when it is built.
+is called again and again (a loss, an advantage). What its signature and its class tell is checked
+without calling it; the rest is found when it is built.
 """
 
 import functools
@@ -25,6 +26,26 @@ class Target(Protocol):
     def options(self) -> Mapping[str, Any]: ...
 
 
+def check_part(
+    key: str, block: Target, contract: type[Any], num_arguments: int
+) -> Callable[..., Any]:
+    """Import the target of a part and return it, without calling it.
+
+    key: where the block stands in the configuration, for messages.
+    contract: the Protocol that the part has to keep. A class as the target must have its methods.
+
+    Raises:
+        ConfigError: the target cannot be imported, is of another kind, or does not take
+            `num_arguments` arguments and its options.
+    """
+    make = _load_target(key, block, num_arguments)
+    if isinstance(make, type) and not hasattr(make, "__getattr__"):
+        methods = [name for name in _members(contract) if callable(vars(contract).get(name))]
+        missing = [name for name in methods if not hasattr(make, name)]
+        _refuse_missing(key, block, make, missing, contract)
+    return make
+
+
 def build_part(key: str, block: Target, contract: type[Part], *arguments: Any) -> Part:
     """Call the target with the arguments and, as keyword arguments, its options.
 
@@ -32,7 +53,7 @@ def build_part(key: str, block: Target, contract: type[Part], *arguments: Any) -
     contract: the Protocol whose members the result must have.
     Raises ConfigError if the target cannot be imported or called, or if members are missing.
     """
-    make = load_callable(block.target)
+    make = check_part(key, block, contract, len(arguments))
     try:
         part = make(*arguments, **block.options)
     except PipeError:
@@ -44,14 +65,10 @@ def build_part(key: str, block: Target, contract: type[Part], *arguments: Any) -
         ) from error
     missing = [
         name
-        for name in _members(contract)  # a property may not be readable yet
+        for name in _members(contract)  # The class first: a property may not be readable yet.
         if not hasattr(type(part), name) and not hasattr(part, name)
     ]
-    if missing:
-        raise ConfigError(
-            f"{key}.target={block.target!r} returned a {type(part).__name__} without "
-            f"{', '.join(missing)}; {contract.__module__}.{contract.__name__} says what they do"
-        )
+    _refuse_missing(key, block, type(part), missing, contract)
     return part
 
 
@@ -59,13 +76,14 @@ def bind_function(key: str, block: Target, num_arguments: int) -> Callable[..., 
     """The target as a function of `num_arguments` arguments, with its options filled in.
 
     What the function raises later gets a note that names the target, and goes on upwards.
-    Raises ConfigError if the target cannot be imported, or does not take these arguments.
+    Raises ConfigError if the target cannot be imported, is a class, or does not take these
+    arguments.
     """
-    function = load_callable(block.target)
-    if problem := call_problem(function, *range(num_arguments), **block.options):
+    function = _load_target(key, block, num_arguments)
+    if isinstance(function, type):
         raise ConfigError(
-            f"{key}.target={block.target!r} cannot be called with "
-            f"{_described(num_arguments, block)}: {problem}"
+            f"{key}.target={block.target!r} is a class; expected a function, or an object with "
+            "__call__"
         )
 
     @functools.wraps(function)
@@ -96,6 +114,32 @@ def takes_keyword(function: Callable[..., Any], name: str) -> bool:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
+
+
+def _load_target(key: str, block: Target, num_arguments: int) -> Callable[..., Any]:
+    """Import a target. Raises ConfigError if it cannot be called with arguments and options."""
+    target = load_callable(block.target)
+    if inspect.iscoroutinefunction(target):
+        problem: str | None = "it is an async function, whose result nothing awaits"
+    else:
+        problem = call_problem(target, *range(num_arguments), **block.options)
+    if problem:
+        raise ConfigError(
+            f"{key}.target={block.target!r} cannot be called with "
+            f"{_described(num_arguments, block)}: {problem}"
+        )
+    return target
+
+
+def _refuse_missing(
+    key: str, block: Target, made: type, missing: list[str], contract: type
+) -> None:
+    """Raise ConfigError if what a target makes, a `made`, lacks members of its contract."""
+    if missing:
+        raise ConfigError(
+            f"{key}.target={block.target!r} makes a {made.__name__} without "
+            f"{', '.join(missing)}; {contract.__module__}.{contract.__name__} says what they do"
+        )
 
 
 def _described(num_arguments: int, block: Target) -> str:

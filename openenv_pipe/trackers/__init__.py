@@ -10,8 +10,7 @@ from openenv_pipe.config.schema import (
     TensorboardTrackerConfig,
     TrackerConfig,
 )
-from openenv_pipe.system.python_targets import build_part
-from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.python_targets import build_part, check_part
 
 
 class Tracker(Protocol):
@@ -38,10 +37,10 @@ class NoTracker:
 
 
 def check_tracker(config: TrackerConfig) -> None:
-    """Check that the tracker's package or target can be imported, and build nothing.
+    """Check that the tracker's package or target can be used, and build nothing.
 
     Raises:
-        ConfigError: it cannot be imported.
+        ConfigError: it cannot be imported, or the target is of another kind.
     """
     match config:
         case TensorboardTrackerConfig():
@@ -49,7 +48,7 @@ def check_tracker(config: TrackerConfig) -> None:
 
             load_writer()
         case PythonTrackerConfig():
-            load_callable(config.target)
+            check_part("tracker", config, Tracker, 1)
 
 
 def build_tracker(config: TrackerConfig, folder: Path) -> Tracker:

@@ -39,6 +39,25 @@ class Half:
     size = 3
 
 
+class Unready(Whole):
+    """A part with a property that can be read later."""
+
+    def __init__(self):
+        """Set nothing."""
+
+    @property
+    def name(self):
+        raise RuntimeError("it has no name before it has begun")
+
+
+def make_half():
+    return Half()
+
+
+async def later():
+    return Half()
+
+
 def broken():
     raise KeyError("MY_VARIABLE")
 
@@ -67,7 +86,9 @@ def test_a_part_gets_the_arguments_and_its_options():
 @pytest.mark.parametrize(
     ("target", "arguments", "words"),
     [
-        (block("Half"), [], ["Half without name, act", "test_python_targets.Contract"]),
+        (block("Half"), [], ["Half without act", "test_python_targets.Contract"]),
+        (block("make_half"), [], ["Half without name, act", "test_python_targets.Contract"]),
+        (block("later"), [], ["an async function"]),
         (block("Whole", colour=1), ["x"], ["'colour'", "1 argument and the options [colour]"]),
         (block("Whole"), [], ["'folder'", "0 arguments"]),
         (block("broken"), [], ["raised KeyError", "MY_VARIABLE"]),
@@ -79,6 +100,10 @@ def test_what_cannot_be_a_part_is_refused_by_its_key(target, arguments, words):
         build_part("host", target, Contract, *arguments)
     for word in [target.target, *words]:
         assert word in str(refused.value)
+
+
+def test_a_property_is_not_read_when_a_part_is_made():
+    assert build_part("host", block("Unready"), Contract).size == 3
 
 
 def test_options_are_named_without_their_values():
@@ -102,6 +127,11 @@ def test_a_function_has_its_options_filled_in():
 def test_a_function_that_takes_something_else_is_refused_before_it_is_called(options, number):
     with pytest.raises(ConfigError, match=r"trainer\.loss\.target=.* cannot be called with"):
         bind_function("trainer.loss", block("scaled", **options), number)
+
+
+def test_a_class_is_no_function():
+    with pytest.raises(ConfigError, match=r"Whole' is a class; expected a function"):
+        bind_function("trainer.loss", block("Whole"), 1)
 
 
 def test_what_a_function_raises_says_which_target_it_was():

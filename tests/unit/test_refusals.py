@@ -34,6 +34,16 @@ class Counter:
         return "crane"
 
 counter = Counter()
+
+def make_tracker(folder, *, url):
+    raise AssertionError("no tracker is made before there is a run folder")
+
+class Half:
+    def __init__(self, *arguments, **options):
+        raise AssertionError("no part is made before there is a run folder")
+
+async def later(given):
+    return given
 """
 NUM_GPUS = torch.cuda.device_count()
 RANGE_KEYS = ("num_tasks", "index_key")
@@ -42,6 +52,14 @@ FILE = ["env/tasks@env.tasks.train=file", *(f"~env.tasks.train.{key}" for key in
 REGEX = "+reward.terms.it={type: regex, pattern: '(', weight: 1.0, per_turn: true}"
 BROADCAST = ["engine=vllm", "engine.weight_transfer=broadcast", "engine.publish=adapter"]
 LORA = "model.lora.rank=2"
+TRACKER, HOST = ["tracker=python"], ["host=python", "host.sessions_per_server=2"]
+LOSS = ["trainer=grpo", "trainer/loss=python"]
+ADVANTAGE = ["trainer=grpo", "trainer/advantage=python"]
+
+
+def order(name: str) -> str:
+    return f"env.tasks.order={{type: python, target: 'mine:{name}', options: {{}}}}"
+
 
 # The line of `check` that fails, what it says, and the overrides that are refused. None of them
 # needs a server, so `train` leaves no run folder.
@@ -74,6 +92,16 @@ REFUSED = [
     ("adapter", "because", ["env.adapter.unusable='{{ because }}'"]),
     ("tasks", "env.tasks.train.path", [*FILE, "env.tasks.train.path=no.csv"]),
     ("tasks", "'no_such'", ["env.tasks.order={type: python, target: 'mine:no_such', options: {}}"]),
+    ("tasks", "mine:Half' makes a Half without take, record", [order("Half")]),
+    ("tasks", "too many positional arguments", [order("takes_nothing")]),
+    ("tracker", "makes a Path without log", [*TRACKER, "tracker.target=pathlib:Path"]),
+    ("tracker", "'url'", [*TRACKER, "tracker.target=mine:make_tracker"]),
+    ("environment", "mine:Half' makes a Half without start", [*HOST, "host.target=mine:Half"]),
+    ("environment", "3 arguments", [*HOST, "host.target=mine:takes_nothing"]),
+    ("advantage", "is a class", [*ADVANTAGE, "trainer.advantage.target=mine:Half"]),
+    ("advantage", "1 argument", [*ADVANTAGE, "trainer.advantage.target=mine:takes_nothing"]),
+    ("loss", "an async function", [*LOSS, "trainer.loss.target=mine:later"]),
+    ("loss", "'beta'", [*LOSS, "trainer.loss.target=math:sqrt", "trainer.loss.options.beta=1"]),
     ("rewards", "no module 'nowhere'", ["reward.terms.consistent.target=nowhere:f"]),
     ("rewards", "mine:NUMBER", ["reward.terms.consistent.target=mine:NUMBER"]),
     ("rewards", "reward.terms.consistent", ["reward.terms.consistent.target=mine:takes_nothing"]),
