@@ -17,6 +17,7 @@ from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
 from openenv_pipe.rollout.metrics import summarise_groups, summarise_staleness
 from openenv_pipe.runs.checkpoints import StageStep
+from openenv_pipe.runs.episode_index import index_episodes
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.system.python_targets import bind_function
 from openenv_pipe.types import Group
@@ -113,6 +114,8 @@ class GrpoStage:
         advantages = self._advantages(groups)
         path = episodes_path(context.folder, step)
         await asyncio.to_thread(write_episodes, path, groups, advantages)
+        # While the policy is updated: the index is for readers, and training does not need it.
+        indexing = asyncio.create_task(asyncio.to_thread(index_episodes, context.folder, path))
         metrics = summarise_groups(groups) | summarise_staleness(
             groups, version=context.publisher.version
         )
@@ -126,6 +129,7 @@ class GrpoStage:
             await context.publisher.publish(step)
         metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
         metrics |= await context.publisher.metrics()
+        await indexing
         self._step = step
         self._in_step = False
         ended = time.perf_counter()

@@ -2,7 +2,7 @@
 
     runs/wordle/0007/
       run.json config.json overrides.txt dirty.diff     what was run, by whom, on what
-      metrics.jsonl episodes/ checkpoints/ eval/ plots/ report.md
+      metrics.jsonl episodes/ episode_index.sqlite checkpoints/ eval/ plots/ report.md
       logs/attempt_1/  logs/latest ->
     runs/wordle/latest ->
 

@@ -1,0 +1,413 @@
+"""An index of a run's episodes, which makes lists, filters and text searches of them quick.
+
+It is one SQLite file in the run folder, `episode_index.sqlite`, derived from `episodes/` and
+`eval/`: it may be deleted at any time. Training adds each step to it (`index_episodes`). A reader
+first brings it up to date (`EpisodeIndex.open`): files that are new or have changed are read, and
+rows of files that are gone are removed, as after a resume. A damaged index is made anew. Where the
+folder cannot be written to, the index is a temporary file of the reader.
+
+A run folder may be another user's, so an index with any other table or trigger than ours is not
+used, and everything that comes from one is text of others.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.episode_query import (
+    COLUMNS,
+    ORDERS,
+    TRAIN,
+    EpisodeFilter,
+    Histogram,
+    IndexedEpisode,
+    Order,
+    as_episode,
+    condition,
+    reward_expression,
+)
+from openenv_pipe.runs.episode_summary import Summary, summarise_row
+from openenv_pipe.runs.episodes import read_rows
+from openenv_pipe.system.foreign_text import visible
+
+FILE_NAME = "episode_index.sqlite"
+VERSION = 1  # of the tables and of what is summarised; a file of another version is made anew
+READER_WAIT_S = 10.0  # for another process that writes
+WRITER_WAIT_S = 0.2  # of a training, which does without rather than wait
+EPISODES_SUFFIX = ".jsonl.gz"
+TABLES = {
+    "files": (
+        "CREATE TABLE files (name TEXT PRIMARY KEY, size INTEGER, changed_ns INTEGER,"
+        " inode INTEGER, problem TEXT)"
+    ),
+    # AUTOINCREMENT never gives a number twice, so words of removed episodes belong to nobody.
+    "episodes": (
+        "CREATE TABLE episodes (id INTEGER PRIMARY KEY AUTOINCREMENT, file TEXT,"
+        f" {', '.join(COLUMNS)})"
+    ),
+    "episodes_by_file": "CREATE INDEX episodes_by_file ON episodes (file)",
+    "episodes_by_step": "CREATE INDEX episodes_by_step ON episodes (source, step)",
+    "episodes_by_status": "CREATE INDEX episodes_by_status ON episodes (source, status)",
+    "episodes_by_task": (
+        "CREATE INDEX episodes_by_task ON episodes (source, task, is_scored, reward)"
+    ),
+    "episodes_by_reward": "CREATE INDEX episodes_by_reward ON episodes (source, reward)",
+    "words": "CREATE VIRTUAL TABLE words USING fts5(text, content='')",
+}
+MADE_BY_SQLITE = ("sqlite_", "words_")  # beginnings of names
+_log = logging.getLogger(__name__)
+
+
+class DamagedIndexError(Exception):
+    """The index file is not one that this module wrote. Never leaves this module."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """The values that the episodes of one source have, for menus."""
+
+    sources: dict[str, int]  # numbers of episodes
+    statuses: dict[str, int]
+    terms: list[str]
+    num_steps: int
+    last_step: int | None
+    problems: list[str]  # files that could not be read, as sentences
+
+
+def index_episodes(folder: Path, file: Path) -> None:
+    """Add a file that has just been written to the index of its run, if nothing is in the way.
+
+    Never raises for want of the index: a reader adds what is missing.
+    """
+    try:
+        with closing(_connect(folder / FILE_NAME, WRITER_WAIT_S)) as connection:
+            _index_file(connection, folder, file)
+    except (sqlite3.Error, DamagedIndexError, OSError) as error:
+        _log.debug("%s was not added to the index of episodes: %r", file, error)
+
+
+class EpisodeIndex:
+    """The index of one run, for reading. Its methods may be called from any thread."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+        self.folder = folder
+        self._connection = connection
+        self._lock = RLock()
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Path) -> "Iterator[EpisodeIndex]":
+        """Open the index of a run folder and bring it up to date; close it after the block."""
+        index = cls.opened(folder)
+        try:
+            yield index
+        finally:
+            index.close()
+
+    @classmethod
+    def opened(cls, folder: Path) -> "EpisodeIndex":
+        """Return the index of a run folder, up to date; the caller closes it.
+
+        Raises:
+            RunFolderError: This Python's SQLite has no full text search, or there is no space.
+        """
+        try:
+            index = cls(folder, _open_or_remake(folder / FILE_NAME))
+            index.refresh()
+        except sqlite3.Error as error:
+            raise RunFolderError(
+                f"cannot make an index of the episodes of {folder}: {error}; "
+                "it needs SQLite with FTS5, and space for temporary files"
+            ) from error
+        return index
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def refresh(self) -> None:
+        """Add new and changed files, and remove the rows of those that are gone."""
+        with self._lock:
+            try:
+                _refresh(self._connection, self.folder)
+            except sqlite3.Error as error:
+                self._remake(error)
+
+    def _remake(self, error: Exception) -> None:
+        """Replace an index that cannot be used. Raises sqlite3.Error if the new one cannot be."""
+        _log.debug("the index of the episodes of %s cannot be used: %r", self.folder, error)
+        self._connection.close()
+        path = self.folder / FILE_NAME
+        is_damaged = not isinstance(error, sqlite3.OperationalError)  # rather than locked
+        if is_damaged:
+            _remove(path)
+        self._connection = _open_or_remake(path) if is_damaged else _temporary()
+        _refresh(self._connection, self.folder)
+
+    def count(self, wanted: EpisodeFilter) -> int:
+        """Count the episodes that are wanted."""
+        where, parameters = condition(wanted)
+        return self._one(f"SELECT count(*) FROM episodes WHERE {where}", parameters)[0]
+
+    def find(
+        self,
+        wanted: EpisodeFilter,
+        *,
+        order: Order = "step",
+        descending: bool = False,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[IndexedEpisode]:
+        """Return the episodes that are wanted. Equal ones are in the order of their files.
+
+        Episodes without a value to sort by come last.
+        """
+        where, parameters = condition(wanted)
+        column, way = ORDERS[order], "DESC" if descending else "ASC"
+        sql = (
+            f"SELECT {', '.join(COLUMNS)} FROM episodes WHERE {where}"
+            f" ORDER BY {column} {way} NULLS LAST, source, step, line LIMIT ? OFFSET ?"
+        )
+        return self._all(sql, [*parameters, limit, offset], as_episode)
+
+    def histogram(
+        self, wanted: EpisodeFilter, *, term: str | None = None, num_bins: int = 20
+    ) -> Histogram | None:
+        """Count scored episodes by reward, or by a reward term; None if there are none."""
+        value, names = reward_expression(term)
+        where, parameters = condition(wanted)
+        chosen = f"SELECT {value} AS v FROM episodes WHERE is_scored AND {where}"
+        given = [*names, *parameters]
+        low, high = self._one(f"SELECT min(v), max(v) FROM ({chosen})", given)
+        if low is None:
+            return None
+        width = (high - low) / num_bins
+        if not 0 < width < float("inf"):
+            return Histogram(
+                low=low, high=high, counts=[self._one(f"SELECT count(v) FROM ({chosen})", given)[0]]
+            )
+        rows = self._all(
+            f"SELECT min(CAST((v - ?) / ? AS INTEGER), ?) AS bin, count(*) FROM ({chosen})"
+            " WHERE v IS NOT NULL GROUP BY bin",
+            [low, width, num_bins - 1, *given],
+        )
+        counts = dict(rows)
+        return Histogram(low=low, high=high, counts=[counts.get(i, 0) for i in range(num_bins)])
+
+    def choices(self, source: str = TRAIN) -> Choices:
+        """Return what the episodes of one source can be filtered by."""
+        of_source = "FROM episodes WHERE source = ?"
+        num_steps, last_step = self._one(
+            f"SELECT count(DISTINCT step), max(step) {of_source}", [source]
+        )
+        terms = self._all(
+            "SELECT DISTINCT key FROM (SELECT terms FROM episodes WHERE source = ?"
+            " ORDER BY step DESC LIMIT 1000), json_each(terms)",
+            [source],
+        )
+        problems = self._all("SELECT problem FROM files WHERE problem IS NOT NULL ORDER BY name")
+        return Choices(
+            sources=dict(self._all("SELECT source, count(*) FROM episodes GROUP BY source")),
+            statuses=dict(
+                self._all(f"SELECT status, count(*) {of_source} GROUP BY status", [source])
+            ),
+            terms=sorted(key for (key,) in terms),
+            num_steps=num_steps,
+            last_step=last_step,
+            problems=[problem for (problem,) in problems],
+        )
+
+    def tasks(self, source: str = TRAIN, limit: int = 1000) -> list[tuple[str, int, float | None]]:
+        """Return ids of tasks, with the number of their episodes and the scored ones' mean reward.
+
+        The tasks with the lowest mean come first.
+        """
+        return self._all(
+            "SELECT task, count(*), avg(CASE WHEN is_scored THEN reward END) AS mean FROM episodes"
+            " WHERE source = ? GROUP BY task ORDER BY mean NULLS LAST, task LIMIT ?",
+            [source, limit],
+        )
+
+    def _one(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
+        return self._all(sql, parameters)[0]
+
+    def _all(
+        self,
+        sql: str,
+        parameters: Sequence[Any] = (),
+        convert: Callable[[tuple[Any, ...]], Any] = lambda row: row,
+    ) -> list[Any]:
+        """Query the index; if it turns out to be damaged, make it anew and query that."""
+        with self._lock:
+            try:
+                return [convert(row) for row in self._connection.execute(sql, parameters)]
+            except (sqlite3.Error, TypeError, ValueError, AttributeError, OverflowError) as error:
+                try:
+                    self._remake(error)
+                    return [convert(row) for row in self._connection.execute(sql, parameters)]
+                except sqlite3.Error as again:
+                    raise RunFolderError(
+                        f"cannot query the episodes of {self.folder}: {again}"
+                    ) from again
+
+
+def _open_or_remake(path: Path) -> sqlite3.Connection:
+    """Open the index, made anew if it is damaged; a temporary one if the file cannot be used."""
+    for _ in range(2):
+        try:
+            return _connect(path, READER_WAIT_S)
+        except (sqlite3.OperationalError, OSError) as error:  # It is locked, or not ours to write.
+            _log.debug("the index %s cannot be used: %r", path, error)
+            break
+        except (sqlite3.Error, DamagedIndexError) as error:
+            _log.debug("the index %s is damaged: %r", path, error)
+            _remove(path)
+    return _temporary()
+
+
+def _remove(path: Path) -> None:
+    """Delete an index that cannot be used."""
+    with suppress(OSError):
+        for each in _files_of(path):
+            each.unlink(missing_ok=True)
+
+
+def _files_of(path: Path) -> tuple[Path, Path]:
+    """Return the index, and the journal that SQLite leaves beside it if it is killed."""
+    return path, path.with_name(f"{path.name}-journal")
+
+
+def _refresh(connection: sqlite3.Connection, folder: Path) -> None:
+    stamps = connection.execute("SELECT name, size, changed_ns, inode FROM files")
+    known = {name: tuple(stamp) for name, *stamp in stamps}
+    present = {_name_of(folder, path): path for path in _episode_files(folder)}
+    for name in known.keys() - present.keys():
+        with connection:
+            _forget(connection, name)
+    for name, path in present.items():
+        with suppress(OSError):  # It has been set aside meanwhile.
+            if known.get(name) != _stamp(path):
+                _index_file(connection, folder, path)
+
+
+def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
+    """Open the file, or make it. Raises DamagedIndexError, OSError or sqlite3.Error."""
+    for each in _files_of(path):  # SQLite would write through a link into another file.
+        if each.is_symlink() or (each.exists() and not each.is_file()):
+            raise OSError(f"{each} is not a file")
+    connection = sqlite3.connect(path, timeout=wait_s, check_same_thread=False)
+    try:
+        # A power failure may damage the file, which is then made anew; so nothing waits for a disk.
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        _make_or_check(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _temporary() -> sqlite3.Connection:
+    """Return a database in a file that SQLite deletes."""
+    connection = sqlite3.connect("", check_same_thread=False)
+    _make_or_check(connection)
+    return connection
+
+
+def _make_or_check(connection: sqlite3.Connection) -> None:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE" if _is_empty(connection) else "BEGIN")
+        if _is_empty(connection):  # Another process may have made the tables meanwhile.
+            for sql in TABLES.values():
+                connection.execute(sql)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    found = {
+        name: sql
+        for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")
+        if not name.startswith(MADE_BY_SQLITE)
+    }
+    if version != VERSION or found != TABLES:
+        raise DamagedIndexError(f"version {version}, tables {[*found]!r:.200}")
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    (number,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return number == 0
+
+
+def _episode_files(folder: Path) -> list[Path]:
+    found = [*(folder / "episodes").glob(f"step_*{EPISODES_SUFFIX}")]
+    found += (folder / "eval").glob(f"*{EPISODES_SUFFIX}")
+    return sorted(path for path in found if not path.name.startswith("."))
+
+
+def _name_of(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return what changes when a file is replaced."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def source_and_step(name: str) -> tuple[str, int | None]:
+    """Return what a file's name in the run folder says its episodes are of."""
+    folder, _, rest = name.removesuffix(EPISODES_SUFFIX).partition("/")
+    if folder == "eval":
+        return f"eval/{rest}", None
+    step = rest.removeprefix("step_")
+    return TRAIN, int(step) if step.isascii() and step.isdecimal() and len(step) < 10 else None
+
+
+def file_of(folder: Path, source: str, step: int | None) -> Path:
+    """Return the file of an indexed episode. Raises RunFolderError if there is no such file."""
+    for path in _episode_files(folder):
+        if source_and_step(_name_of(folder, path)) == (source, step):
+            return path
+    raise RunFolderError(f"{folder} has no episodes of {source!r:.80}, step {step}")
+
+
+def _index_file(connection: sqlite3.Connection, folder: Path, path: Path) -> None:
+    """Replace the rows of one file by what it has now. Raises OSError and sqlite3.Error."""
+    stamp, name = _stamp(path), _name_of(folder, path)
+    problem, summaries = None, []
+    try:
+        summaries = list(_summaries(path))
+    except RunFolderError as error:
+        problem = visible(str(error))
+    source, step = source_and_step(name)
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        _forget(connection, name)
+        connection.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", [name, *stamp, problem])
+        marks = ", ".join("?" * (len(COLUMNS) + 1))
+        for line, summary in enumerate(summaries, 1):
+            row = connection.execute(
+                f"INSERT INTO episodes (file, {', '.join(COLUMNS)}) VALUES ({marks})",
+                [name, source, step, line, *summary.values],
+            )
+            connection.execute(
+                "INSERT INTO words (rowid, text) VALUES (?, ?)", [row.lastrowid, summary.words]
+            )
+
+
+def _summaries(path: Path) -> Iterator[Summary]:
+    for row in read_rows(path):
+        try:
+            yield summarise_row(row)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise RunFolderError(f"{path} has a damaged episode: {error!r:.200}") from error
+
+
+def _forget(connection: sqlite3.Connection, name: str) -> None:
+    connection.execute("DELETE FROM episodes WHERE file = ?", [name])
+    connection.execute("DELETE FROM files WHERE name = ?", [name])

@@ -1,0 +1,160 @@
+"""Queries of the episode index: what is asked for, what is returned, and the SQL between them."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+TRAIN = "train"  # the source of training episodes; that of an evaluation is eval/<its label>
+Order = Literal["step", "reward", "turns", "tokens", "advantage"]
+ORDERS: Mapping[Order, str] = {
+    "step": "step",
+    "reward": "reward",
+    "turns": "num_turns",
+    "tokens": "num_tokens",
+    "advantage": "advantage",
+}
+# The columns of an episode, and what makes their values be of the right type.
+COLUMNS: Mapping[str, Callable[[Any], Any]] = {
+    "source": str,
+    "step": lambda value: None if value is None else int(value),
+    "line": int,
+    "group_id": str,
+    "member": int,
+    "task": str,
+    "status": str,
+    "success": bool,
+    "is_scored": bool,
+    "reward": float,
+    "terms": lambda value: {str(name): float(each) for name, each in json.loads(value).items()},
+    "advantage": lambda value: None if value is None else float(value),
+    "num_turns": int,
+    "num_tokens": int,
+    "num_unusable": int,
+    "is_truncated": bool,
+    "error": lambda value: None if value is None else str(value),
+    "preview": str,
+}
+MAX_STEP = 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeFilter:
+    """Which episodes are asked for. None: no condition."""
+
+    source: str | None = None  # TRAIN, or eval/<label>
+    first_step: int | None = None
+    last_step: int | None = None
+    task: str | None = None  # a part of the task's id
+    group: str | None = None
+    status: str | None = None
+    success: bool | None = None
+    is_scored: bool | None = None  # False: failed, or without a reward
+    is_truncated: bool | None = None
+    has_unusable: bool | None = None  # whether a reply could not be used, as with a tool error
+    reward_term: str | None = None  # the term that the next two bound; None: the whole reward
+    reward_from: float | None = None  # included
+    reward_below: float | None = None  # not included
+    reward_to: float | None = None  # included
+    text: str | None = None  # words in a row, the last of which may be the beginning of one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexedEpisode:
+    """What the index knows of one episode. `line` finds it in its file."""
+
+    source: str
+    step: int | None  # of training; None: of an evaluation
+    line: int  # from 1 on
+    group_id: str
+    member: int
+    task: str
+    status: str
+    success: bool
+    is_scored: bool
+    reward: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+    advantage: float | None  # the mean over its turns; None: it was not trained on
+    num_turns: int
+    num_tokens: int
+    num_unusable: int  # replies that could not be used
+    is_truncated: bool
+    error: str | None
+    preview: str  # the beginning of its last reply
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Histogram:
+    """Numbers of episodes in bins of equal width; the last bin includes its upper bound."""
+
+    low: float
+    high: float
+    counts: list[int]
+
+
+def condition(wanted: EpisodeFilter) -> tuple[str, list[Any]]:
+    """Return an SQL condition for the table `episodes`, and its parameters."""
+    value, names = reward_expression(wanted.reward_term)
+    parts: list[tuple[str, list[Any]]] = []
+    for sql, parameter in (
+        ("source = ?", wanted.source),
+        ("step >= ?", wanted.first_step),
+        ("step <= ?", wanted.last_step),
+        ("group_id = ?", wanted.group),
+        ("status = ?", wanted.status),
+        ("success = ?", wanted.success),
+        ("is_scored = ?", wanted.is_scored),
+        ("is_truncated = ?", wanted.is_truncated),
+        ("(num_unusable > 0) = ?", wanted.has_unusable),
+        ("instr(task, ?) > 0", wanted.task),
+    ):
+        if parameter is not None:
+            parts.append((sql, [_storable(parameter)]))
+    for sign, bound in (
+        (">=", wanted.reward_from),
+        ("<", wanted.reward_below),
+        ("<=", wanted.reward_to),
+    ):
+        if bound is not None:
+            parts.append((f"{value} {sign} ?", [*names, bound]))
+    if wanted.text is not None and wanted.text.strip():
+        parts.append(
+            ("id IN (SELECT rowid FROM words WHERE words MATCH ?)", [_phrase(wanted.text)])
+        )
+    return " AND ".join(sql for sql, _ in parts) or "1", [
+        each for _, many in parts for each in many
+    ]
+
+
+def reward_expression(term: str | None) -> tuple[str, list[Any]]:
+    """Return the SQL of the whole reward or of one term, and its parameters."""
+    if term is None:
+        return "reward", []
+    return "(SELECT value FROM json_each(terms) WHERE key = ?)", [storable_text(term)]
+
+
+def as_episode(row: tuple[Any, ...]) -> IndexedEpisode:
+    """Return a row of COLUMNS as an object.
+
+    Raises TypeError, ValueError, AttributeError or OverflowError if its values are of other types.
+    """
+    values = zip(COLUMNS.items(), row, strict=True)
+    return IndexedEpisode(**{name: kind(value) for (name, kind), value in values})
+
+
+def storable_text(text: str) -> str:
+    """Write out lone surrogates, which SQLite cannot store."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return storable_text(value)
+    return min(max(value, -MAX_STEP), MAX_STEP)
+
+
+def _phrase(text: str) -> str:
+    """Return the FTS5 query for words in a row, whatever signs the text has."""
+    words = re.findall(r"\w+", storable_text(text).replace("\x00", " "))
+    return f'"{" ".join(words)}"*' if words else '""'
