@@ -133,6 +133,9 @@ class Judgement:
     num_calls: int = 0
     num_tokens: int = 0  # of prompts and answers
     cost: float = 0.0  # in the unit of the judge's prices
+    # Of a term that shows several episodes in random orders, a value for each order:
+    positions: list[float] = field(default_factory=list)  # in the prompt: 0.0 first, 1.0 last
+    scores: list[float] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import engine, env, hosts, models, results
+from openenv_pipe.cli import engine, env, hosts, judge, models, results
 from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_bash_value, complete_override
 from openenv_pipe.cli.logs import LogFormat, configure_logging
@@ -44,6 +44,7 @@ app = typer.Typer(
 )
 app.add_typer(env.app, name="env")
 app.add_typer(engine.app, name="engine")
+app.add_typer(judge.app, name="judge")
 
 Overrides = Annotated[
     list[str],

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
+from openenv_pipe.algorithms.agreement import agreement_of
 from openenv_pipe.types import Episode, Finish, Group
 
 
@@ -22,6 +23,9 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         "episodes/truncated": sum(episode.truncated for episode in scored),
         "tokens/sampled": sum(episode.num_completion_tokens for episode in everyone),
     } | _summarise_judging(everyone)
+    for name in dict.fromkeys(name for episode in scored for name in episode.judgements):
+        for measure, values in agreement_of(groups, name).items():
+            metrics[f"judge/{name}/{measure}"] = fmean(values)
     if not scored:
         return metrics
     rewards = [episode.reward for episode in scored]

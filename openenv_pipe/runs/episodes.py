@@ -177,6 +177,10 @@ def _check_types(episode: Episode) -> None:
     texts += [episode.error or "", *(turn.unusable or "" for turn in episode.turns)]
     numbers = [episode.reward, *episode.reward_terms.values(), *episode.turn_rewards]
     numbers += [episode.whole_reward, *(step.reward for step in steps)]
+    for judgement in episode.judgements.values():
+        texts.append(judgement.explanation)
+        numbers += [judgement.num_calls, judgement.num_tokens, judgement.cost]
+        numbers += [*judgement.positions, *judgement.scores]
     observations = [episode.first_observation, *(step.observation for step in steps)]
     for values, kind in ((texts, str), (numbers, (int, float)), (observations, dict)):
         for value in values:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
 
+from openenv_pipe.algorithms.agreement import MEASURES
 from openenv_pipe.engines.vllm.server_metrics import COUNTERS, GAUGES
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.rollout.metrics import summarise_groups
@@ -23,8 +24,10 @@ async def test_what_a_step_says_is_documented():
     policy = tiny_policy(ends=True)
     groups = await collect(policy)
     for episode in all_episodes(groups):
-        episode.reward_terms = {"env": episode.reward}
-        episode.judgements = {"ruler": Judgement(explanation="good", num_calls=1)}
+        episode.reward_terms = {"env": episode.reward, "ruler": episode.member / 8}
+        place = float(episode.member % 2)
+        said = Judgement(explanation="good", num_calls=1, positions=[place], scores=[place])
+        episode.judgements = {"ruler": said}
     changes = {
         "trainer.loss.correction": {"type": "mask", "low": 0.5, "high": 2.0},
         "trainer.loss.entropy_coef": 0.1,
@@ -33,7 +36,9 @@ async def test_what_a_step_says_is_documented():
     learner = Learner(policy, run_config(changes).trainer, max_episode_tokens=120, seed=0)
     samples = [plain_sample(episode) for episode in all_episodes(groups)]
     names = set(summarise_groups(groups)) | set(learner.update(samples, step=1))
-    assert names - {"reward/env"} <= documented()
+    names = {re.sub(r"^(reward|judge)/(env|ruler)\b", r"\1/NAME", name) for name in names}
+    assert {f"judge/NAME/{measure}" for measure in MEASURES} <= names
+    assert names <= documented()
     assert "reward/NAME" in documented()
     assert set(GAUGES) | set(COUNTERS) <= documented()
 

@@ -52,10 +52,14 @@ class Verdict(Generic[Value]):
 class Judge:
     """Asks one endpoint. Equal requests are sent once, also those made at the same time."""
 
-    def __init__(self, config: OpenAIJudgeConfig, client: ChatClient, verdicts: Verdicts) -> None:
+    def __init__(
+        self, config: OpenAIJudgeConfig, client: ChatClient, verdicts: Verdicts, *, repeat: int = 0
+    ) -> None:
         self._config = config
         self._client = client
         self._verdicts = verdicts
+        # What answers are kept under: those of a repetition apart from the others.
+        self._address = client.url + (f"#{repeat}" if repeat else "")
         self._spending = Spending(config, verdicts.answers())
         self._locks: dict[str, asyncio.Lock] = {}  # by the digest of the request
         self._failures: list[tuple[dict[str, Any], str]] = []  # not on disk yet
@@ -112,13 +116,13 @@ class Judge:
         not kept, and the resumed run asks again.
         """
         for body, why in self._failures:
-            self._verdicts.write(self._client.url, body, {FAILED: why})
+            self._verdicts.write(self._address, body, {FAILED: why})
         self._failures.clear()
 
     async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         async with self._locks.setdefault(digest, asyncio.Lock()):
-            answer = self._verdicts.read(self._client.url, body)
+            answer = self._verdicts.read(self._address, body)
             if answer is None:
                 answer = await self._new_answer(body)
         self._locks.pop(digest, None)
@@ -141,7 +145,7 @@ class Judge:
             why = str(error)
         else:
             self._spending.add(self._spending.price(answer))
-            self._verdicts.write(self._client.url, body, answer)
+            self._verdicts.write(self._address, body, answer)
             return answer
         finally:
             self._num_in_flight -= 1
@@ -181,20 +185,21 @@ class Judge:
 
 @asynccontextmanager
 async def open_judge(
-    config: JudgeConfig, folder: Path, *others: Path
+    config: JudgeConfig, folder: Path, *others: Path, repeat: int = 0
 ) -> AsyncIterator[Judge | None]:
     """Open the judge that the configuration names; None without one.
 
     Args:
         folder: of its answers, which is made.
         others: folders of other runs' answers, which are read only.
+        repeat: above 0: ask again what was asked with another number.
     """
     if config.type == "none":
         yield None
         return
     verdicts = Verdicts(folder, others)
     async with ChatClient(config, block="judge") as client:
-        yield Judge(config, client, verdicts)
+        yield Judge(config, client, verdicts, repeat=repeat)
 
 
 def _text(answer: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -64,10 +64,11 @@ SCHEMA: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A number in 0..1 and the judge's reason."""
+    """A number in 0..1, the judge's reason, and where the prompt showed the trajectory."""
 
     value: float
     explanation: str
+    position: float  # 0.0 first, 1.0 last
 
 
 Scores = dict[int, Score]  # by trajectory
@@ -117,6 +118,8 @@ class Ruler:
                     num_calls=sum(each.num_calls for each in verdicts) if is_first else 0,
                     num_tokens=sum(each.num_tokens for each in verdicts) if is_first else 0,
                     cost=math.fsum(each.cost for each in verdicts) if is_first else 0.0,
+                    positions=[order[index].position for order in scores],
+                    scores=[order[index].value for order in scores],
                 ),
             )
         return rulings
@@ -183,7 +186,9 @@ def read_scores(text: str, *, part: Sequence[int]) -> Scores:
         if part[number - 1] in scores:
             raise UnusableAnswerError(f"trajectory_id {number} is there twice")
         scores[part[number - 1]] = Score(
-            value=_score(row.get("score"), number), explanation=str(row.get("explanation", ""))
+            value=_score(row.get("score"), number),
+            explanation=str(row.get("explanation", "")),
+            position=(number - 1) / max(1, len(part) - 1),
         )
     missing = [str(n) for n, index in enumerate(part, start=1) if index not in scores]
     if missing:
@@ -239,5 +244,5 @@ def _join(parts: Sequence[Scores]) -> Scores:
         shift = level - fmean(part[index].value for index in anchors)
         for index, score in part.items():
             moved = min(1.0, max(0.0, score.value + shift))
-            joined.setdefault(index, Score(value=moved, explanation=score.explanation))
+            joined.setdefault(index, replace(score, value=moved))
     return joined

@@ -1,0 +1,140 @@
+"""The commands of `openenv-pipe judge`: help and arguments. `commands/judge/` does the work."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from openenv_pipe.cli.arguments import Trust
+from openenv_pipe.cli.completion import complete_subject
+from openenv_pipe.cli.progress import tell_person
+
+app = typer.Typer(
+    help="Judges: measure how good one is, and score recorded episodes again.",
+    no_args_is_help=True,
+)
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN OVERRIDES",
+        help="The run whose episodes are judged, and keys of judge and reward. With conf=NAME "
+        "judge and reward are that experiment's, and without RUN its newest run is taken.",
+        autocompletion=complete_subject,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Where the judge's answers are kept; default: RUN_judged, beside the run's folder.",
+        show_default=False,
+    ),
+]
+Form = Annotated[
+    Literal["table", "json"], typer.Option("--format", help="table, or json for programs")
+]
+
+
+@app.command()
+def check(
+    words: Words,
+    step: Annotated[
+        int | None,
+        typer.Option(min=1, help="Judge episodes of this step; default: evenly of all steps."),
+    ] = None,
+    groups: Annotated[int, typer.Option(min=1, help="Groups that are judged.")] = 32,
+    orders: Annotated[
+        int, typer.Option(min=1, help="Orders in which a group's episodes are shown.")
+    ] = 2,
+    repeats: Annotated[int, typer.Option(min=0, help="How often the same is asked again.")] = 1,
+    min_auc: Annotated[
+        float, typer.Option(min=0, max=1, help="Limit of the agreement with the reward.")
+    ] = 0.7,
+    min_self: Annotated[
+        float, typer.Option(min=-1, max=1, help="Limit of the rank correlation with itself.")
+    ] = 0.7,
+    max_position_bias: Annotated[
+        float, typer.Option(min=0, help="Limit of what the place in the prompt adds to a score.")
+    ] = 0.1,
+    max_length_bias: Annotated[
+        float, typer.Option(min=0, help="Limit of the rank correlation with the length.")
+    ] = 0.3,
+    max_failed: Annotated[
+        float, typer.Option(min=0, max=1, help="Limit of the share without a verdict.")
+    ] = 0.05,
+    output: Output = None,
+    form: Form = "table",
+    trust: Trust = False,
+) -> None:
+    """Measure a judge on recorded episodes: its agreement with the reward and with itself, what it
+    prefers besides, and what it costs.
+
+    Exit code 1 if a limit is not kept. Answers are kept, so that a second check asks nobody.
+
+    \b
+    openenv-pipe judge check echo/0001
+    openenv-pipe judge check wordle/0007 reward=ruler judge=openai judge.model=gpt-5-mini
+    openenv-pipe judge check conf=echo reward=ruler judge=openai judge.model=gpt-5-mini --step 40
+    openenv-pipe judge check latest --min-auc 0.9 --format json
+    """
+    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.commands import findings
+    from openenv_pipe.commands import judge as judging
+
+    limits = judging.Limits(
+        min_auc=min_auc,
+        min_self_correlation=min_self,
+        max_position_bias=max_position_bias,
+        max_length_bias=max_length_bias,
+        max_failed_share=max_failed,
+    )
+    recorded = judging.find_recorded(words, output, trust=trust)
+    tell_person(f"episodes of {recorded.folder.path}; answers in {recorded.output}")
+    work = judging.check_judge(
+        recorded, limits, step=step, num_groups=groups, num_orders=orders, num_repeats=repeats
+    )
+    lines = asyncio.run(work)
+    if form == "json":
+        print(findings.as_json(lines))
+    else:
+        open_console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
+    if findings.has_failed(lines):
+        raise typer.Exit(1)
+
+
+@app.command()
+def score(
+    words: Words,
+    step: Annotated[int, typer.Option(min=1, help="The step whose episodes are scored.")],
+    output: Output = None,
+    form: Form = "table",
+    trust: Trust = False,
+) -> None:
+    """Score the recorded episodes of a step again, with another judge or another rubric.
+
+    The run's folder stays as it is: the episodes with their new rewards are written beside it.
+
+    \b
+    openenv-pipe judge score wordle/0007 --step 40 judge.model=gpt-5
+    openenv-pipe judge score wordle/0007 --step 40 reward=ruler judge=openai judge.model=gpt-5
+    """
+    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.commands import judge as judging
+
+    recorded = judging.find_recorded(words, output, trust=trust)
+    rescored = asyncio.run(judging.score_step(recorded, step))
+    if form == "json":
+        values = {name: {"run": before, "now": now} for name, before, now in rescored.rows}
+        print(json.dumps({"episodes": str(rescored.path), "values": values}, indent=2))
+        return
+    from rich.table import Table
+
+    table = Table("value", "in the run", "now", box=None, header_style="bold")
+    for name, before, now in rescored.rows:
+        table.add_row(name, *("" if each is None else f"{each:.4g}" for each in (before, now)))
+    open_console(soft_wrap=not sys.stdout.isatty()).print(table)
+    print(rescored.path)

@@ -1,0 +1,240 @@
+"""`judge check`: measure a judge on recorded episodes, beside the environment's own reward."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from openenv_pipe.algorithms.agreement import agreement_of, environment_reward, rank_correlation
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.judge.subject import Recorded, judged_terms, score_again
+from openenv_pipe.config.schema import RewardConfig, RulerTerm
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.intervals import Interval, bootstrap_interval
+from openenv_pipe.types import Episode, Group, Judgement
+
+CONFIDENCE = 0.95
+NUM_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a judge has to reach; a line beyond its limit has failed."""
+
+    min_auc: float
+    min_self_correlation: float
+    max_position_bias: float
+    max_length_bias: float
+    max_failed_share: float
+
+
+async def check_judge(
+    recorded: Recorded,
+    limits: Limits,
+    *,
+    step: int | None,
+    num_groups: int,
+    num_orders: int,
+    num_repeats: int,
+) -> list[Line]:
+    """Let the judge score recorded groups in several orders and again, and report the findings.
+
+    Args:
+        step: whose episodes are judged; None: of all steps, evenly.
+        num_orders: in which the episodes of a group are shown.
+        num_repeats: how often everything is asked again in the first order.
+
+    Raises:
+        RunFolderError: there are no recorded groups to judge.
+        JudgeError, ConfigError: as `score_again`.
+    """
+    groups = _choose(recorded, step, num_groups)
+    judge, reward = recorded.config.judge, recorded.config.reward
+    first = await score_again(
+        recorded, groups, judge=judge, reward=_with_orders(reward, num_orders)
+    )
+    once = _with_orders(reward, 1)
+    repeats = [
+        await score_again(recorded, groups, judge=judge, reward=once, repeat=number)
+        for number in range(1, num_repeats + 1)
+    ]
+    lines = [_failures(first, limits)]
+    for term in judged_terms(first):
+        lines += _agreement(first, term, limits)
+        lines += _with_itself(first, repeats, term, limits)
+        lines.append(_cost(first, term))
+    return lines
+
+
+def _choose(recorded: Recorded, step: int | None, num_groups: int) -> list[Group]:
+    """Return groups of the step, or of steps that are spread over the run.
+
+    Groups in which the environment's rewards differ are preferred, because the others cannot say
+    whether the judge agrees with it.
+    """
+    steps = [step] if step is not None else recorded.steps
+    num_steps = min(num_groups, len(steps))
+    spread = [steps[place * len(steps) // num_steps] for place in range(num_steps)]
+    per_step = math.ceil(num_groups / num_steps)
+    chosen = []
+    for each in spread:
+        played = [
+            group
+            for group in recorded.groups(each)
+            if sum(not episode.failed for episode in group.episodes) > 1
+        ]
+        played.sort(key=lambda group: not _rewards_differ(group))  # stable
+        chosen += played[:per_step]
+    if not chosen:
+        raise RunFolderError(
+            f"{recorded.folder.path} has no group with two episodes that did not fail in the "
+            f"steps {spread[0]} to {spread[-1]}; choose another step with --step"
+        )
+    return chosen[:num_groups]
+
+
+def _rewards_differ(group: Group) -> bool:
+    return len({environment_reward(each) for each in group.episodes if not each.failed}) > 1
+
+
+def _with_orders(reward: RewardConfig, num_orders: int) -> RewardConfig:
+    """Return the reward with this number of orders in the terms that show several episodes."""
+    terms = {
+        name: term.model_copy(update={"num_orders": num_orders})
+        if isinstance(term, RulerTerm)
+        else term
+        for name, term in reward.terms.items()
+    }
+    return reward.model_copy(update={"terms": terms})
+
+
+def _failures(groups: Sequence[Group], limits: Limits) -> Line:
+    played = [each for group in groups for each in group.episodes if not each.failed]
+    failed = [each.unscored for each in played if each.unscored is not None]
+    share = len(failed) / len(played)
+    text = f"no verdict for {len(failed)} of {len(played)} episodes in {len(groups)} groups"
+    if failed:
+        text += f"; the last reason: {failed[-1]}"
+    is_bad = share > limits.max_failed_share
+    return _line("failures", is_bad, text, {"failed_share": share, "groups": len(groups)})
+
+
+def _agreement(groups: Sequence[Group], term: str, limits: Limits) -> list[Line]:
+    found = {name: _interval(values) for name, values in agreement_of(groups, term).items()}
+    lines = []
+    auc, correlation = found.get("auc"), found.get("rank_correlation")
+    if auc and correlation:
+        text = (
+            f"rank correlation {_text(correlation)} with the environment's reward; of two episodes "
+            f"the better one is preferred in {_text(auc)} of the pairs (AUC)"
+        )
+        numbers = _numbers("rank_correlation", correlation) | _numbers("auc", auc)
+        lines.append(_line(f"{term}: agreement", auc.mean < limits.min_auc, text, numbers))
+    else:
+        lines.append(_unmeasured(f"{term}: agreement", "no group whose rewards differ"))
+    if bias := found.get("position_bias"):
+        text = f"an episode shown last instead of first gets {_text(bias, '+')} more"
+        is_bad = abs(bias.mean) > limits.max_position_bias
+        numbers = _numbers("position_bias", bias)
+        lines.append(_line(f"{term}: position bias", is_bad, text, numbers))
+    if bias := found.get("length_bias"):
+        text = (
+            f"rank correlation with the length of what the model wrote, beyond that of the "
+            f"environment's reward: {_text(bias, '+')}"
+        )
+        is_bad = abs(bias.mean) > limits.max_length_bias
+        numbers = _numbers("length_bias", bias)
+        lines.append(_line(f"{term}: length bias", is_bad, text, numbers))
+    return lines
+
+
+def _with_itself(
+    groups: Sequence[Group], repeats: Sequence[Sequence[Group]], term: str, limits: Limits
+) -> list[Line]:
+    """Compare the judge's scores of the same episodes in other orders, and when asked again."""
+    pairs: dict[str, list[tuple[list[float], list[float]]]] = {"orders": [], "repeats": []}
+    for place, group in enumerate(groups):
+        scores = _scores(group, term)
+        by_order = list(zip(*scores.values(), strict=True))
+        pairs["orders"] += [(list(a), list(b)) for a, b in combinations(by_order, 2)]
+        for repeat in repeats:
+            again = _scores(repeat[place], term)
+            both = [member for member in scores if member in again]
+            pairs["repeats"].append(
+                ([scores[each][0] for each in both], [again[each][0] for each in both])
+            )
+    lines = []
+    for kind, compared in pairs.items():
+        correlations = [_self_correlation(a, b) for a, b in compared if len(a) > 1]
+        if (correlation := _interval(correlations)) is None:
+            continue
+        differences = [abs(x - y) for a, b in compared for x, y in zip(a, b, strict=True)]
+        text = (
+            f"rank correlation {_text(correlation)} with itself, scores differ by "
+            f"{fmean(differences):.3f} on average"
+        )
+        numbers = _numbers("rank_correlation", correlation)
+        numbers["mean_difference"] = fmean(differences)
+        is_bad = correlation.mean < limits.min_self_correlation
+        lines.append(_line(f"{term}: {kind}", is_bad, text, numbers))
+    return lines
+
+
+def _scores(group: Group, term: str) -> dict[int, list[float]]:
+    """Return the scores of each order by member; one score if the term knows no orders."""
+    return {
+        each.member: each.judgements[term].scores or [each.reward_terms[term]]
+        for each in group.scored
+        if term in each.judgements
+    }
+
+
+def _self_correlation(first: list[float], second: list[float]) -> float:
+    """Return the rank correlation; of constant scores 1.0, if both are constant."""
+    if len(set(second)) < 2:
+        return float(len(set(first)) < 2)
+    return rank_correlation(first, second) or 0.0
+
+
+def _cost(groups: Sequence[Group], term: str) -> Line:
+    """Return what one order costs, which a training run pays `num_orders` times."""
+    episodes = [each for group in groups for each in group.scored if term in each.judgements]
+    per_order: dict[str, float] = {
+        f"{name}_per_episode": math.fsum(_one_order(each, term, name) for each in episodes)
+        / len(episodes)
+        for name in ("num_calls", "num_tokens", "cost")
+    }
+    calls, tokens, cost = per_order.values()
+    text = f"an episode takes {calls:.3g} calls, {tokens:.0f} tokens and {cost:.3g} of cost"
+    return Line(f"{term}: cost", Result.OK, text, per_order)
+
+
+def _one_order(episode: Episode, term: str, name: str) -> float:
+    judgement: Judgement = episode.judgements[term]
+    amount: Any = getattr(judgement, name)
+    return float(amount) / max(1, len(judgement.scores))
+
+
+def _interval(values: Sequence[float]) -> Interval | None:
+    """Return the mean over groups with its interval; None without values."""
+    return bootstrap_interval(
+        [[value] for value in values], num_resamples=NUM_RESAMPLES, confidence=CONFIDENCE, seed=0
+    )
+
+
+def _text(interval: Interval, sign: str = "") -> str:
+    return f"{interval.mean:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+
+
+def _numbers(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _line(name: str, is_bad: bool, text: str, numbers: dict[str, float]) -> Line:
+    return Line(name, Result.FAIL if is_bad else Result.OK, text, numbers)
+
+
+def _unmeasured(name: str, why: str) -> Line:
+    return Line(name, Result.WARN, f"could not be measured: {why}")

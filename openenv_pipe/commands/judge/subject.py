@@ -1,0 +1,150 @@
+"""Recorded episodes, and the judge and the reward that score them again."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from openenv_pipe.config.compose import amend, compose
+from openenv_pipe.config.schema import JudgeConfig, RewardConfig, RunConfig
+from openenv_pipe.errors import ConfigError, RunFolderError, raise_first
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.rewards.judges import open_judge
+from openenv_pipe.rollout.collector import group_seed
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.types import Episode, Group
+
+STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """A run with recorded episodes, and the configuration of the judge that will read them."""
+
+    folder: RunFolder
+    config: RunConfig  # its `judge` and `reward` score the episodes
+    output: Path  # the folder of what the judge answers; nothing is written into the run's own
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of GRPO whose episodes are recorded. Raises RunFolderError without any."""
+        names = [path.name for path in (self.folder.path / "episodes").glob("step_*.jsonl.gz")]
+        steps = [int(found[1]) for name in names if (found := STEP_FILE.fullmatch(name))]
+        if not any(steps):
+            raise RunFolderError(
+                f"{self.folder.path} has no recorded episodes of training; name a run that has "
+                "done a step of GRPO"
+            )
+        return sorted(step for step in steps if step)  # step 0 has the demonstrations
+
+    def groups(self, step: int) -> list[Group]:
+        """Read the groups of a step, with the seeds that they were played with.
+
+        Raises RunFolderError.
+        """
+        path = episodes_path(self.folder.path, step)
+        if not path.exists():
+            first, *_, last = [*self.steps, *self.steps]
+            raise RunFolderError(
+                f"{path} does not exist; the run has episodes of steps {first} to {last}"
+            )
+        groups = read_episodes(path)
+        for group in groups:
+            label, _, place = group.id.rpartition("/")
+            if place.isdecimal():
+                group.seed = group_seed(self.folder.written_config.seed, label, int(place))
+        return groups
+
+
+def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> Recorded:
+    """Find the run and the judge that the words name: `RUN OVERRIDES`, or `conf=NAME OVERRIDES`.
+
+    With `conf=NAME` judge and reward are that experiment's, and the run, if none is named, is its
+    newest. Otherwise they are the run's own, with the overrides.
+
+    Raises:
+        RunFolderError: the run does not exist, or is not trusted.
+        ConfigError: the overrides are wrong, or no reward term asks a judge.
+    """
+    runs = [word for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    has_experiment = any(word.startswith("conf=") for word in overrides)
+    if len(runs) > 1 or not (runs or has_experiment):
+        raise ConfigError(
+            f"got {len(runs)} runs; name the run whose episodes are judged, or conf=NAME for the "
+            "newest run of that experiment"
+        )
+    if has_experiment:
+        config = compose(overrides).config
+        home = Path(config.runs_dir)
+        folder = find_run(runs[0] if runs else f"{config.name}/latest", home)
+    else:
+        folder = find_run(runs[0], Path("runs"))
+        config = amend(folder.config_to_run(trust=trust), overrides)
+    if config.judge.type == "none":
+        raise ConfigError(
+            "there is no judge; name one and the reward that asks it, as in: reward=ruler "
+            "judge=openai judge.model=gpt-5-mini"
+        )
+    beside = folder.path.with_name(f"{folder.path.name}_judged")
+    return Recorded(folder=folder, config=config, output=output or beside)
+
+
+async def score_again(
+    recorded: Recorded,
+    groups: Sequence[Group],
+    *,
+    judge: JudgeConfig,
+    reward: RewardConfig,
+    repeat: int = 0,
+) -> list[Group]:
+    """Return copies of the groups with the rewards that the judge gives now.
+
+    Answers that the run has of the same judge to the same question are used again.
+
+    Args:
+        repeat: 0; or a number, to ask the same once more.
+
+    Raises:
+        JudgeError: the judge's budget is spent.
+        ConfigError: the endpoint refuses every request, or no reward term asks a judge.
+    """
+    scored = [replace(group, episodes=[unjudged(e) for e in group.episodes]) for group in groups]
+    folders = (recorded.output / "verdicts", recorded.folder.verdicts)
+    async with open_judge(judge, *folders, repeat=repeat) as opened:
+        scorer = Scorer(reward, recorded.config.env.success_reward, opened)
+        if not scorer.reads_messages:
+            raise ConfigError(
+                f"none of the reward terms ({', '.join(reward.terms)}) asks a judge; choose one "
+                "that does, as in reward=ruler"
+            )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in scored:
+                    tasks.create_task(scorer.score(group))
+        except BaseExceptionGroup as errors:
+            raise_first(errors)
+    return scored
+
+
+def unjudged(episode: Episode) -> Episode:
+    """Return the episode as it was when it had been played, before any reward."""
+    return replace(
+        episode,
+        reward=0.0,
+        whole_reward=0.0,
+        turn_rewards=[],
+        reward_terms={},
+        success=False,
+        judgements={},
+        unscored=None,
+    )
+
+
+def judged_terms(groups: Sequence[Group]) -> list[str]:
+    """Return the reward terms that a judge decided, in their order."""
+    names = [name for group in groups for each in group.episodes for name in each.judgements]
+    return list(dict.fromkeys(names))

@@ -1,0 +1,197 @@
+"""`judge check` and `judge score` on a recorded run, against a scripted judge over HTTP."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenv_pipe.cli import main as cli
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
+from tests.judge_server import JudgeServer, said
+
+
+def episode(task: Task, member: int, letters: str) -> Episode:
+    """An episode of echo at the letter b; each letter of `letters` is a reply."""
+    turns = [
+        Turn(
+            prompt_ids=[1],
+            completion_ids=[2] * 3,
+            logprobs=[0.0] * 3,
+            finish=Finish.STOP,
+            policy_versions=[0],
+            reply=letter,
+            messages=[{"role": "user", "content": "b"}],
+            steps=[Step(action={}, observation={"letter": "b"}, reward=float(letter == "b"))],
+        )
+        for letter in letters
+    ]
+    return Episode(task=task, member=member, seed=member, turns=turns, status=Status.TURN_LIMIT)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run on the environment's reward, with episodes of four steps."""
+    config = compose(["conf=echo", f"runs_dir={tmp_path_factory.mktemp('runs')}"]).config
+    folder = RunFolder.create(config, overrides=[], command=[]).path
+    source = random.Random(0)
+    for step in range(5):
+        groups = []
+        for place in range(4):
+            task = Task(id=f"train/{place}", split="train", index=place, seed=place)
+            replies = ["".join(source.choices("bcx", k=4)) for _ in range(6)]
+            members = [episode(task, n, each) for n, each in enumerate(replies)]
+            groups.append(Group(id=f"step {step}/{place}", task=task, episodes=members))
+        write_episodes(episodes_path(folder, step), groups)
+    return folder
+
+
+@pytest.fixture
+def server():
+    with JudgeServer(noise=0.02) as server:
+        yield server
+
+
+def judge(capsys, command: str, *arguments: str) -> tuple[int, Any]:
+    """Run the command; return its exit code and the JSON that it printed."""
+    try:
+        cli.main(["judge", command, *arguments, "--format", "json"])
+        code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def check(capsys, server: JudgeServer, run: Path, output: Path, *more: str) -> tuple[int, Any]:
+    given = [str(run), "reward=ruler", *server.overrides, "--output", str(output), *more]
+    code, report = judge(capsys, "check", *given)
+    return code, {line["name"]: line for line in report["lines"]}
+
+
+def test_a_good_judge_passes_and_is_asked_once_for_each_order_and_repeat(
+    server, run, tmp_path, capsys
+):
+    code, lines = check(capsys, server, run, tmp_path, "--groups", "6")
+    assert code == 0
+    assert {line["result"] for line in lines.values()} == {"ok"}
+    agreement = lines["ruler: agreement"]["measured"]
+    assert agreement["auc"] > 0.99
+    assert agreement["auc_low"] <= agreement["auc"] <= agreement["auc_high"]
+    assert agreement["rank_correlation"] > 0.9
+    assert lines["ruler: repeats"]["measured"]["rank_correlation"] == 1.0
+    assert lines["ruler: orders"]["measured"]["mean_difference"] == 0.0
+    assert lines["ruler: position bias"]["measured"]["position_bias"] == pytest.approx(0.0)
+    assert lines["ruler: cost"]["measured"]["num_calls_per_episode"] == pytest.approx(1 / 6)
+    assert len(server.prompts) == 6 * 3  # two orders, and the first one again
+    assert len(set(server.prompts)) == 6 * 2
+    check(capsys, server, run, tmp_path, "--groups", "6")
+    assert len(server.prompts) == 6 * 3  # all answers are kept
+
+
+def test_the_runs_folder_stays_as_it_is(server, run, tmp_path, capsys):
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    before = contents()
+    check(capsys, server, run, tmp_path / "out", "--groups", "2")
+    judge(capsys, "score", str(run), "--step", "2", "reward=ruler", *server.overrides)
+    assert contents() == before
+    assert (run.with_name(f"{run.name}_judged") / "step_000002.jsonl.gz").is_file()
+
+
+def first_is_best(prompt: str) -> Any:
+    rows = JudgeServer().rows(prompt)
+    for row in rows:
+        row["score"] = (len(rows) - row["trajectory_id"]) / len(rows)
+    return said(json.dumps({"scores": rows}))
+
+
+def test_a_judge_that_follows_the_order_fails(server, run, tmp_path, capsys):
+    server.judge = first_is_best
+    code, lines = check(capsys, server, run, tmp_path, "--groups", "12")
+    assert code == 1
+    failed = {name for name, line in lines.items() if line["result"] == "fail"}
+    assert {"ruler: agreement", "ruler: orders", "ruler: position bias"} <= failed
+    assert lines["ruler: position bias"]["measured"]["position_bias_high"] < -0.5
+    assert lines["ruler: repeats"]["result"] == "ok"
+
+
+def test_a_judge_that_throws_dice_does_not_agree_with_itself(server, run, tmp_path, capsys):
+    dice = random.Random(3)
+
+    def throw(prompt: str) -> Any:
+        rows = JudgeServer().rows(prompt)
+        for row in rows:
+            row["score"] = dice.random()
+        return said(json.dumps({"scores": rows}))
+
+    server.judge = throw
+    code, lines = check(capsys, server, run, tmp_path, "--groups", "12")
+    assert code == 1
+    assert lines["ruler: repeats"]["result"] == "fail"
+    assert lines["ruler: orders"]["result"] == "fail"
+
+
+def test_a_judge_that_often_fails_is_reported_and_not_scored(server, run, tmp_path, capsys):
+    server.judge = lambda _: (400, "too long", {})
+    given = ["--groups", "2", "judge.max_retries=0"]
+    code, lines = check(capsys, server, run, tmp_path, *given)
+    assert code == 1
+    assert list(lines) == ["failures"]
+    assert lines["failures"]["measured"]["failed_share"] == 1.0
+    assert "too long" in lines["failures"]["text"]
+    server.judge = JudgeServer(noise=0.02).judge
+    assert check(capsys, server, run, tmp_path, *given)[0] == 0  # failures are not kept
+
+
+def test_limits_decide_the_exit_code_and_a_step_can_be_chosen(server, run, tmp_path, capsys):
+    server.noise = 0.3
+    given = ["--groups", "4", "--step", "3", "--repeats", "0", "--orders", "1"]
+    code, lines = check(capsys, server, run, tmp_path, *given)
+    assert code == 0
+    assert len(server.prompts) == 4
+    assert "ruler: repeats" not in lines
+    assert check(capsys, server, run, tmp_path, *given, "--min-auc", "1")[0] == 1
+
+
+def test_a_step_is_scored_again_in_a_file_of_its_own(server, run, tmp_path, capsys):
+    given = [str(run), "reward=ruler", *server.overrides, "--output", str(tmp_path), "--step", "1"]
+    code, report = judge(capsys, "score", *given)
+    assert code == 0
+    path = Path(report["episodes"])
+    assert path == tmp_path / "step_000001.jsonl.gz"
+    before, after = read_episodes(episodes_path(run, 1)), read_episodes(path)
+    assert [group.id for group in before] == [group.id for group in after]
+    for group in after:
+        for each in group.episodes:
+            right = sum(turn.reward for turn in each.turns) / 4
+            assert each.reward == pytest.approx(right, abs=0.021)
+    assert report["values"]["ruler: auc"]["now"] > 0.99
+    assert len(server.prompts) == 4
+    _, again = judge(capsys, "score", *given)
+    assert again["episodes"].endswith("step_000001_2.jsonl.gz")
+    assert len(server.prompts) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["RUN"], ConfigError, "there is no judge"),
+        (["RUN", "judge=openai", "judge.model=m", "judge.api_key=null"], ConfigError, "asks a"),
+        ([], ConfigError, "got 0 runs"),
+        (["RUN", "RUN"], ConfigError, "got 2 runs"),
+        (["RUN", "reward=ruler", "SERVER", "--step", "9"], RunFolderError, "steps 1 to 4"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(server, run, tmp_path, capsys, words, error, message):
+    known = {"RUN": [str(run)], "SERVER": server.overrides}
+    given = [each for word in words for each in known.get(word, [word])]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["judge", "check", "--output", str(tmp_path), *(given or ["seed=1"])])
+    assert ended.value.code == error.exit_code
+    assert message in capsys.readouterr().err
