@@ -179,10 +179,17 @@ def _chat(config: RunConfig) -> str:
 
 
 def _engine(config: RunConfig) -> str:
-    if isinstance(config.engine, VllmEngineConfig):
-        check_settings(config.engine, config.model.lora.rank)
-    elif isinstance(config.engine, PythonEngineConfig):
-        check_part("engine", config.engine, Engine, 1)
+    engine = config.engine
+    if isinstance(engine, VllmEngineConfig):
+        check_settings(engine, config.model.lora.rank)
+        if engine.launch != "attach" and engine.max_model_len < config.env.max_episode_tokens:
+            raise ConfigError(
+                f"engine.max_model_len={engine.max_model_len} is less than "
+                f"env.max_episode_tokens={config.env.max_episode_tokens}, so that the server would "
+                "refuse long episodes; raise it, or lower env.max_episode_tokens"
+            )
+    elif isinstance(engine, PythonEngineConfig):
+        check_part("engine", engine, Engine, 1)
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 

@@ -6,13 +6,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import FailureError, raise_first
 from openenv_pipe.rollout.context import RolloutContext
 from openenv_pipe.rollout.episode import Player
-from openenv_pipe.types import Episode, Group, Status, Task
+from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.types import Episode, Group, Observation, Status, Task
 
 DEATH_SEEN_WITHIN_S = 2.0
+MAX_SHOWN = 400  # characters of an observation in an error message
 _log = logging.getLogger(__name__)
 
 
@@ -168,12 +171,25 @@ def _refuse_total_failure(episodes: Sequence[Episode]) -> None:
         raise FailureError(
             f"all {len(episodes)} episodes failed, the first with: {error}; {advice}"
         )
-    if episodes and not any(episode.turns for episode in episodes):
-        raise FailureError(
-            f"all {len(episodes)} episodes ended before their first turn, the first with status "
-            f"{episodes[0].status}; {Status.TOKEN_LIMIT} asks for a larger env.max_episode_tokens, "
-            f"{Status.DONE} for other reset keywords"
-        )
+    if not episodes or any(episode.turns for episode in episodes):
+        return
+    played = [episode for episode in episodes if not episode.failed]
+    if all(episode.status is Status.DONE for episode in played):
+        raise FailureError(done_at_reset(played[0].first_observation))
+    raise FailureError(
+        f"all {len(episodes)} episodes ended before their first turn, because the first messages "
+        "leave no room for a reply; raise env.max_episode_tokens, or cut observations by "
+        "env.max_observation_tokens (`openenv-pipe check` measures both)"
+    )
+
+
+def done_at_reset(observation: Observation) -> str:
+    """Return the error of an environment whose episodes are all done at their reset."""
+    return (
+        "every episode is done at its reset, with the observation "
+        f"{shortened(observation_text(observation), MAX_SHOWN)}; the environment may need a key or "
+        "data (env.variables), or reset keywords (env.tasks.train.reset)"
+    )
 
 
 def episode_seed(seed: int, label: str, group: int, member: int) -> int:

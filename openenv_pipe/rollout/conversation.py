@@ -5,7 +5,7 @@ There is one class for each kind of engine; `engines.base` has their requests an
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from openenv_pipe.engines.base import (
@@ -87,10 +87,9 @@ class TokenConversation(Conversation):
         super().__init__(context, group, episode, opening, **keywords)
         assert context.chat is not None
         self._chat = context.chat
-        self._new_messages: Sequence[Message] = _with_tools(
-            self._cut(opening.messages), opening.tools
-        )
-        self._new_ids = self._chat.first_ids(self._cut(opening.messages), opening.tools)
+        messages = self._cut(opening.messages)
+        self._new_messages: Sequence[Message] = _with_tools(messages, opening.tools)
+        self._new_ids = self._chat.first_ids(messages, opening.tools)
 
     @property
     def num_new_tokens(self) -> int:
@@ -102,7 +101,7 @@ class TokenConversation(Conversation):
         return len(with_tools) - len(self._chat.first_ids(opening.messages))
 
     def add(self, messages: Sequence[Message], *, ended: bool) -> None:
-        self._new_messages = list(self._cut(messages))
+        self._new_messages = self._cut(messages)
         self._new_ids = self._chat.following_ids(self._new_messages, ended=ended)
 
     async def reply(self, max_tokens: int) -> Turn:
@@ -117,17 +116,8 @@ class TokenConversation(Conversation):
             messages=list(self._new_messages) if self._context.scorer.reads_messages else [],
         )
 
-    def _cut(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Cut the environment's messages to env.max_observation_tokens each."""
-        limit = self._context.env.max_observation_tokens
-        if limit is None:
-            return messages
-        return [
-            message
-            if message["role"] == "system"
-            else {**message, "content": self._chat.cut(message["content"], limit)}
-            for message in messages
-        ]
+    def _cut(self, messages: Sequence[Message]) -> list[Message]:
+        return cut_messages(messages, self._context.env.max_observation_tokens, self._chat.cut)
 
     async def _complete(self, max_tokens: int) -> Completion:
         return await self._context.engine.generate(
@@ -184,14 +174,7 @@ class MessageConversation(Conversation):
         self._num_new_tokens = estimate_tokens(self._messages)
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
-        """Cut the environment's messages to about env.max_observation_tokens each."""
-        limit = self._context.env.max_observation_tokens
-        return [
-            message
-            if limit is None or message["role"] == "system"
-            else {**message, "content": cut_text(message["content"], limit)}
-            for message in messages
-        ]
+        return cut_messages(messages, self._context.env.max_observation_tokens, cut_text)
 
     async def reply(self, max_tokens: int) -> Turn:
         request = MessageRequest(
@@ -222,6 +205,21 @@ class MessageConversation(Conversation):
         if num_completion is None:
             num_completion = min(max_tokens, estimate_tokens([{"content": reply.text}]))
         return Usage(num_prompt_tokens=num_prompt, num_completion_tokens=num_completion)
+
+
+def cut_messages(
+    messages: Sequence[Message], limit: int | None, cut: Callable[[str, int], str]
+) -> list[Message]:
+    """Cut the environment's messages to env.max_observation_tokens each, but no system message.
+
+    limit: in tokens; None: no limit. cut: shortens a text to so many tokens.
+    """
+    return [
+        message
+        if limit is None or message["role"] == "system"
+        else {**message, "content": cut(message["content"], limit)}
+        for message in messages
+    ]
 
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

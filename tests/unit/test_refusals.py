@@ -81,6 +81,7 @@ REFUSED = [
     ("chat", "chat template", ["model.chat_template='{% if %}'"]),
     ("engine", "engine.weight_transfer=broadcast", [LORA, *BROADCAST]),
     ("vllm", "engine install vllm --build cpu", ["engine=vllm"]),
+    ("engine", "engine.max_model_len=20", ["engine=vllm", "engine.max_model_len=20"]),
     ("ports", "host.port=65535 for 2 servers", ["host.port=65535", "host.num_servers=2"]),
     ("environment", "env.package='wordel'", ["env.package=wordel"]),
     ("environment", "no-such-program", ["env.command=[no-such-program]"]),

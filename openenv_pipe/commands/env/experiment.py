@@ -16,6 +16,7 @@ from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.rollout.conversation import cut_messages
 from openenv_pipe.types import Action, Message, Observation, Opening
 
 RANDOM_POLICY = "openenv_pipe.environments.random_policy:random_action"
@@ -98,20 +99,11 @@ async def _opening(adapter: Adapter, first: Observation, trial: Trial) -> Openin
 
 
 def _num_first(chat: ChatFormat, opening: Opening, limit: int | None) -> int:
-    return len(chat.first_ids(_cut(chat, opening.messages, limit), opening.tools))
+    return len(chat.first_ids(cut_messages(opening.messages, limit, chat.cut), opening.tools))
 
 
 def _num_following(chat: ChatFormat, messages: Sequence[Message], limit: int | None) -> int:
-    return len(chat.following_ids(_cut(chat, messages, limit), ended=False))
-
-
-def _cut(chat: ChatFormat, messages: Sequence[Message], limit: int | None) -> Sequence[Message]:
-    if limit is None:
-        return messages
-    return [
-        each if each["role"] == "system" else {**each, "content": chat.cut(each["content"], limit)}
-        for each in messages
-    ]
+    return len(chat.following_ids(cut_messages(messages, limit, chat.cut), ended=False))
 
 
 def _reply_tokens(env: EnvConfig, trial: Trial, chat: ChatFormat) -> int:

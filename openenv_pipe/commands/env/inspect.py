@@ -33,11 +33,11 @@ from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import schema_text
-from openenv_pipe.environments.adapters.templates import observation_text
 from openenv_pipe.environments.client.metadata import ServerMetadata, fetch_metadata
 from openenv_pipe.environments.schemas import Schema, SchemaWalk
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.pipeline.requirements import check_requirements
+from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.resources import env_dirs, find_env, short_path
 from openenv_pipe.system.secrets import MARK
 
@@ -175,11 +175,7 @@ def _notes(trial: Trial) -> Iterator[str]:
 def problem_of(trial: Trial) -> str | None:
     """Return why a model cannot be trained; None if it can."""
     if trial.is_done_at_once:
-        return (
-            "every episode is done at its reset, with the observation "
-            f"{_short(observation_text(trial.firsts[0]))}; the environment may need a key or data "
-            "(env.variables), or reset keywords (env.tasks.train.reset)"
-        )
+        return done_at_reset(trial.firsts[0])
     if trial.failure is not None and not trial.num_actions:
         return f"no step is answered: {_short(str(trial.failure))}"
     return None

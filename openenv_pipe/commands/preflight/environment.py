@@ -4,22 +4,37 @@ import asyncio
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.commands.env.episodes import play_to_end, scripted, start_episode
 from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.preflight.baselines import try_baselines
+from openenv_pipe.commands.preflight.tokens import load_chat, tokens_line
 from openenv_pipe.config.schema import EnvConfig, RunConfig
 from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.tasks import build_order, known_splits, open_splits
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.resources import load_callable
-from openenv_pipe.types import Task
+from openenv_pipe.types import Observation, Opening, Task
 
+MAX_ROUNDS = 4  # in which the episodes of a step are played one after the other, without a warning
 Trajectory = list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Played:
+    """One play of a task."""
+
+    first: Observation
+    trajectory: Trajectory
+    opening: Opening | None  # None: the episode was done at its reset
 
 
 def check_environment(config: RunConfig) -> Iterator[Line]:
@@ -34,14 +49,17 @@ def check_environment(config: RunConfig) -> Iterator[Line]:
 
 
 async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
-    """Start the servers and open all sessions; play one task three times and another one once."""
+    """Start the servers and open all sessions; play one task three times and another one once,
+    and one task with each baseline."""
     known_sets = known_splits(config)
+    chat = await asyncio.to_thread(load_chat, config)
     host = build_host(config, log_dir)
     dotted = policy_path(config)
     try:
         await host.start()
         num_servers = len(host.urls)
-        tasks = (await open_splits(config, known_sets, host.urls[0], host.access)).train
+        splits = await open_splits(config, known_sets, host.urls[0], host.access)
+        tasks = splits.train
         build_order(config.env.tasks.order, tasks, config.seed).take(0, 1)
         first, other = tasks[0], tasks[len(tasks) - 1]
         adapter = await adapter_for(config.env.adapter, host.urls, host.access)
@@ -52,13 +70,24 @@ async def _try_servers(config: RunConfig, log_dir: Path) -> list[Line]:
         # Later episodes get sessions of their own, because some environments use a seed only once.
         async with host.session() as session:
             played.append(await play(session, first))
+        openings = [each.opening for each in played if each.opening is not None]
+        if not openings:
+            raise ConfigError(done_at_reset(played[0].first))
+        measured = []
+        if chat is not None:
+            measured.append(tokens_line(config.env, chat, openings))
+            baselines = try_baselines(config, host, adapter, splits, chat)
+            measured += [line async for line in baselines]
     finally:
         await host.close()
     return [
         Line("servers", Result.OK, _servers_text(config, num_servers)),
         _sessions_line(config, host.capacity),
-        _seed_line(played[0], played[2], played[3]),
-        *_tasks_lines(len(tasks), played[0], played[1], is_played=dotted is not None),
+        _seed_line(*(played[number].trajectory for number in (0, 2, 3))),
+        *_tasks_lines(
+            len(tasks), played[0].trajectory, played[1].trajectory, is_played=dotted is not None
+        ),
+        *measured,
     ]
 
 
@@ -70,29 +99,35 @@ def _servers_text(config: RunConfig, num_servers: int) -> str:
 
 async def _play(
     session: Session, task: Task, adapter: Adapter, policy: ScriptedPolicy | None, env: EnvConfig
-) -> Trajectory:
+) -> _Played:
     """Play the task with the policy; without a policy, only look at its first observation.
 
     Raises:
         ConfigError: a template names a field that the observation lacks.
     """
     play = await start_episode(session, task, env)
+    (first,) = play.observations
+    if play.done:
+        return _Played(first=first, trajectory=play.comparable, opening=None)
     ask = partial(step_aside, session, env.step_timeout_s)
-    opening = await adapter.open(play.results[0].observation, ask)
+    opening = await adapter.open(first, ask)
     if policy is not None:
         await play_to_end(session, play, scripted(policy, adapter, opening), env, random.Random(0))
     if play.failure or (play.refusals and not play.actions):
         raise play.failure or play.refusals[0]
     for observation in play.observations[1:]:
         adapter.follow(observation)
-    return play.comparable
+    return _Played(first=first, trajectory=play.comparable, opening=opening)
 
 
 def _sessions_line(config: RunConfig, capacity: int) -> Line:
     num_episodes = config.trainer.tasks_per_step * config.trainer.group_size
     how = "all at once" if capacity >= num_episodes else f"{capacity} at a time"
     text = f"{capacity} opened; the {num_episodes} episodes of a step are played {how}"
-    return Line("sessions", Result.OK, text)
+    if capacity * MAX_ROUNDS >= num_episodes:
+        return Line("sessions", Result.OK, text)
+    advice = "raise host.sessions_per_server as far as a server allows, or use more servers"
+    return Line("sessions", Result.WARN, f"{text}, which takes long; {advice}")
 
 
 def _seed_line(first: Trajectory, again: Trajectory, elsewhere: Trajectory) -> Line:

@@ -1,0 +1,79 @@
+"""Play one episode of each baseline, which `train` evaluates beside the model."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.environments.adapters import Adapter
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.tasks import Splits
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.rollout import RolloutContext, play_groups
+from openenv_pipe.system.resources import load_callable
+from openenv_pipe.types import Episode
+
+LIMIT_S = 60.0  # for one episode
+
+
+async def try_baselines(
+    config: RunConfig, host: Host, adapter: Adapter, splits: Splits, chat: ChatFormat
+) -> AsyncIterator[Line]:
+    """Yield a line for each baseline. One that fails ends no run, so it is a warning.
+
+    Raises:
+        HostError: as in training.
+    """
+    if not config.eval.baselines:
+        return
+    for name, policy in config.env.baselines.items():
+        label = f"baseline {name}"
+        rollout = RolloutContext(
+            env=config.env,
+            host=host,
+            adapter=adapter,
+            splits=splits,
+            chat=chat,
+            engine=ScriptedEngine(load_callable(policy)),
+            scorer=Scorer(config.reward, config.env.success_reward),
+        )
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                episode = await _play(config.seed, rollout)
+        except TimeoutError:
+            text = f"an episode of {policy} takes more than {LIMIT_S:g} s; evaluations will be slow"
+            yield Line(label, Result.WARN, text)
+        except ConfigError as error:
+            yield Line(label, Result.WARN, f"{policy} cannot be played: {error}")
+        else:
+            yield _line(label, episode)
+
+
+async def _play(seed: int, rollout: RolloutContext) -> Episode:
+    (group,) = await play_groups(
+        rollout,
+        [rollout.splits.eval[0]],
+        group_size=1,
+        temperature=0.0,
+        seed=seed,
+        label="check",
+        score=rollout.scorer.score,
+    )
+    return group.episodes[0]
+
+
+def _line(label: str, episode: Episode) -> Line:
+    if episode.failed:
+        text = (
+            f"its episode failed: {episode.error}; if it is its actions that raise on the server, "
+            "set env.step_exception=unusable; eval.baselines=false leaves all baselines out"
+        )
+        return Line(label, Result.WARN, text)
+    text = f"reward {episode.reward:.3g} after {len(episode.turns)} turns"
+    if (unusable := next((t.unusable for t in episode.turns if t.unusable), None)) is not None:
+        text = f"{text}; a reply of it is unusable: {unusable:.200}"
+        return Line(label, Result.WARN, text)
+    return Line(label, Result.OK, text)

@@ -1,0 +1,156 @@
+"""What `check` measures and tries of an environment: tokens, sessions, baselines, resets."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+from fakes import SPLITS, FakeHost, run_config
+
+from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.commands.preflight import environment
+from openenv_pipe.commands.preflight.baselines import try_baselines
+from openenv_pipe.commands.preflight.tokens import load_chat, tokens_line
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.environments.adapters import build_adapter
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.tasks import RangeTasks, Splits
+from openenv_pipe.errors import ConfigError, StepRefusedError
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.types import Opening
+
+CHAT = ChatFormat(build_tokenizer())  # a token is a byte
+TOOL = {"type": "function", "function": {"name": "t" * 200, "parameters": {}}}
+
+
+def opening(length: int, tools: Sequence[Mapping[str, Any]] = ()) -> Opening:
+    return Opening(messages=[{"role": "user", "content": "x" * length}], tools=tools)
+
+
+def tokens(lengths: Sequence[int], **keys: Any) -> Line:
+    env = run_config({f"env.{key}": value for key, value in keys.items()}).env
+    return tokens_line(env, CHAT, [opening(length) for length in lengths])
+
+
+def test_first_messages_are_measured_against_the_tokens_of_an_episode():
+    fits = tokens([40, 60], max_episode_tokens=120, max_reply_tokens=12)
+    assert fits.result is Result.OK
+    assert fits.measured["longest"] - fits.measured["shortest"] == 20
+    tight = tokens([40, 110], max_episode_tokens=120, max_reply_tokens=12)
+    assert tight.result is Result.WARN
+    assert "env.max_reply_tokens=12" in tight.text
+    full = tokens([200, 300], max_episode_tokens=120)
+    assert full.result is Result.FAIL
+    assert "env.max_episode_tokens=120 leaves no room" in full.text
+    cut = tokens([3000], max_episode_tokens=120, max_observation_tokens=20)
+    assert cut.result is Result.OK
+
+
+def test_tools_that_fill_an_episode_are_named():
+    line = tokens_line(run_config().env, CHAT, [opening(20, [TOOL])])
+    assert line.result is Result.FAIL
+    assert "describe 1 tools" in line.text
+
+
+def test_few_sessions_for_a_step_are_a_warning():
+    config = run_config({"trainer.tasks_per_step": 4, "trainer.group_size": 8})
+    assert environment._sessions_line(config, 8).result is Result.OK
+    line = environment._sessions_line(config, 1)
+    assert line.result is Result.WARN
+    assert "1 at a time" in line.text
+    assert "more servers" in line.text
+
+
+@pytest.fixture
+def players(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Scripted players in a module, named by its import path."""
+    module = ModuleType("players_of_this_test")
+    module.speaks = lambda observations, draw: "hello"
+    module.raises = lambda observations, draw: observations[0]["no such field"]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.__name__
+
+
+def tried(config: RunConfig, host: FakeHost) -> Line:
+    async def lines() -> list[Line]:
+        splits = Splits(**{each: RangeTasks(each, config.env.tasks.train) for each in SPLITS})
+        adapter = build_adapter(config.env.adapter)
+        return [line async for line in try_baselines(config, host, adapter, splits, CHAT)]
+
+    (line,) = asyncio.run(lines())
+    return line
+
+
+def test_a_baseline_plays_one_episode(players: str):
+    config = run_config({"env.baselines": {"one": f"{players}:speaks"}})
+    line = tried(config, FakeHost())
+    assert (line.name, line.result) == ("baseline one", Result.OK)
+    assert "turns" in line.text
+
+
+def test_baselines_that_cannot_be_played_are_warnings_as_train_goes_on(players: str):
+    def raising(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:
+        if number:
+            raise StepRefusedError("EXECUTION_ERROR", "no such move")
+        return StepResult({"text": "go"}, 0.0, done=False)
+
+    line = tried(run_config({"env.baselines": {"one": f"{players}:speaks"}}), FakeHost(raising))
+    assert line.result is Result.WARN
+    assert "no such move" in line.text
+    assert "env.step_exception=unusable" in line.text
+
+    line = tried(run_config({"env.baselines": {"one": f"{players}:raises"}}), FakeHost())
+    assert line.result is Result.WARN
+    assert "no such field" in line.text
+
+
+def test_a_baseline_that_takes_long_is_stopped(players: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("openenv_pipe.commands.preflight.baselines.LIMIT_S", 0.05)
+
+    class SlowHost(FakeHost):
+        async def delay(self) -> None:
+            await asyncio.sleep(3600)
+
+    line = tried(run_config({"env.baselines": {"one": f"{players}:speaks"}}), SlowHost())
+    assert line.result is Result.WARN
+    assert "takes more than 0.05 s" in line.text
+
+
+def test_baselines_that_are_not_evaluated_are_not_tried(players: str):
+    config = run_config({"env.baselines": {"one": f"{players}:raises"}, "eval.baselines": False})
+    with pytest.raises(ValueError, match="not enough values"):
+        tried(config, FakeHost())
+
+
+def test_resets_that_are_done_at_once_are_refused_with_the_observation(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def done(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:
+        return StepResult({"error": "the key of the service is missing"}, None, done=True)
+
+    async def adapter_for(*_: Any) -> Any:
+        return build_adapter(config.env.adapter)
+
+    config = run_config()
+    host = FakeHost(done)
+    host.urls, host.access = ["http://fake"], None
+    monkeypatch.setattr(environment, "build_host", lambda *_: host)
+    monkeypatch.setattr(environment, "adapter_for", adapter_for)
+    with pytest.raises(ConfigError, match="the key of the service is missing"):
+        list(environment.check_environment(config))
+
+
+def test_a_model_without_a_tokenizer_here_is_not_measured():
+    assert load_chat(run_config()) is not None
+    openai = run_config().model_copy(update={"engine": _engine_of_messages()})
+    assert load_chat(openai) is None
+
+
+def _engine_of_messages() -> Any:
+    from openenv_pipe.config.compose import compose
+
+    settings = ["engine=openai", "engine.model=m", "engine.api_key=null"]
+    return compose(["conf=echo", *settings]).config.engine
