@@ -1,6 +1,8 @@
 """Write a composed configuration as YAML with the origin of each block."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -25,6 +27,11 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
+def to_yaml(values: Mapping[str, Any], width: int | None = None) -> str:
+    """Return values as YAML in their order. width: where lines are wrapped; None: PyYAML's 80."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+
+
 def as_yaml(composed: Composed) -> str:
     """Return the resolved configuration with a comment on each block's and value's origin.
 
@@ -33,7 +40,7 @@ def as_yaml(composed: Composed) -> str:
     parts = []
     values = composed.config.model_dump()
     for key, value in hide_in_config(values, known_secrets(values)).items():
-        text = yaml.dump({key: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        text = to_yaml({key: value})
         comment = f"# {_describe(composed.origins[key])}"
         if isinstance(value, dict):
             parts.append(f"\n{comment}\n{text}")

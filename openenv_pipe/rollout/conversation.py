@@ -76,20 +76,13 @@ class Conversation(ABC):
 class TokenConversation(Conversation):
     """A conversation with an engine that takes token ids."""
 
-    def __init__(
-        self,
-        context: RolloutContext,
-        group: Group,
-        episode: Episode,
-        opening: Opening,
-        **keywords: Any,
-    ) -> None:
-        super().__init__(context, group, episode, opening, **keywords)
+    def __init__(self, context: RolloutContext, *args: Any, **keywords: Any) -> None:
+        super().__init__(context, *args, **keywords)
         assert context.chat is not None
         self._chat = context.chat
-        messages = self._cut(opening.messages)
-        self._new_messages: Sequence[Message] = _with_tools(messages, opening.tools)
-        self._new_ids = self._chat.first_ids(messages, opening.tools)
+        messages, tools = self._cut(self._opening.messages), self._opening.tools
+        self._new_messages = _with_tools(messages, tools)
+        self._new_ids = self._chat.first_ids(messages, tools)
 
     @property
     def num_new_tokens(self) -> int:
@@ -113,7 +106,7 @@ class TokenConversation(Conversation):
             finish=completion.finish,
             policy_versions=completion.policy_versions,
             reply=self._chat.reply_text(completion.token_ids),
-            messages=list(self._new_messages) if self._context.scorer.reads_messages else [],
+            messages=self._new_messages if self._context.scorer.reads_messages else [],
         )
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:

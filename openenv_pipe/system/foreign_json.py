@@ -5,6 +5,7 @@ recursive function fails on them, and their texts can be encoded.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 MAX_DEPTH = 64  # levels of lists and objects
@@ -25,7 +26,7 @@ def parse_foreign(content: str | bytes) -> Any:
         raise too_deep() from None
     require_shallow(value, text)
     if "\\ud" in text or "\\uD" in text:  # An escape is the only way to write half a pair.
-        value = _decode(encodable(json.dumps(value, ensure_ascii=False)))
+        (value,) = encodable_json([value])
     return value
 
 
@@ -45,6 +46,11 @@ def require_shallow(value: Any, text: str) -> None:
 def encodable(text: str) -> str:
     """Return the text with question marks in place of halves of surrogate pairs."""
     return text.encode(errors="replace").decode()
+
+
+def encodable_json(values: Sequence[Any]) -> list[Any]:
+    """Copy JSON values, with halves of surrogate pairs, which UTF-8 cannot encode, as `?`."""
+    return json.loads(encodable(json.dumps(list(values), ensure_ascii=False)))
 
 
 def too_deep() -> ValueError:

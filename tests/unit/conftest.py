@@ -1,15 +1,30 @@
-"""A virtual clock for tests of waits: it advances only when no task is ready, however busy the
-machine."""
+"""A virtual clock for tests of waits, and an end for tests that hang."""
 
 import asyncio
+import signal
 
 import pytest
+
+
+@pytest.fixture
+def no_hang(request):
+    """Turn a test that takes longer than its module's LIMIT_S into a failure."""
+
+    def give_up(*_):
+        raise TimeoutError(f"not done after {request.module.LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(request.module.LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture
 async def virtual_time(monkeypatch):
     """Use a loop clock that stands still, and jumps to the next timer when nothing else is ready.
 
+    It advances only when no task is ready, however busy the machine is.
     Tests that wait for a thread or another process cannot use it: their timeouts would pass at
     once.
     """

@@ -6,7 +6,6 @@ The examples are the same in every run (`derandomize`). What they have found is 
 
 import math
 import re
-import signal
 from copy import deepcopy
 from functools import cache
 
@@ -23,6 +22,8 @@ from openenv_pipe.system.resources import shipped_dir
 NUM_VALIDATED = 1900
 NUM_COMPOSED = 50  # with overrides, and as many with files
 LIMIT_S = 900  # of one test, so that a hang is a failure
+
+pytestmark = pytest.mark.usefixtures("no_hang")
 MAX_LINES = 30
 MAX_MESSAGE = 12_000
 CHARACTERS = st.characters(codec=None)  # half surrogate pairs and control characters too
@@ -80,20 +81,6 @@ def bounded(num_examples: int):
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-
-
-@pytest.fixture(autouse=True)
-def no_hang():
-    """Turn a hang into an error of this test."""
-
-    def give_up(*_):
-        raise TimeoutError(f"not done after {LIMIT_S} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(LIMIT_S)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @cache

@@ -6,7 +6,6 @@ Every case is made by its seed. To repeat one: pytest -k "damaged and 17".
 import json
 import os
 import shutil
-import signal
 import zlib
 from io import StringIO
 from pathlib import Path
@@ -39,6 +38,8 @@ from openenv_pipe.system.progress import LineProgress
 
 NUM_CASES = 150
 LIMIT_S = 120  # of a case, which takes a fraction of a second
+
+pytestmark = pytest.mark.usefixtures("no_hang")
 DEEP = json.loads("[" * 400 + "]" * 400)
 ODD_VALUES = (
     *(None, [], {}, "", -1, 0, 1.5, True, 10**18, 10**400, 1e308, -1e308, float("nan"), 1e999),
@@ -86,20 +87,6 @@ def _quick(monkeypatch):
     monkeypatch.setattr(start, "run", lambda attempt, control: None)
     for name in ("draw_learning_curves", "draw_losses"):
         monkeypatch.setattr(run_report, name, lambda *_: False)
-
-
-@pytest.fixture(autouse=True)
-def _limited():
-    """End what hangs."""
-
-    def hangs(*_):
-        raise AssertionError(f"it took more than {LIMIT_S} s")
-
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(LIMIT_S)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def damage(run: Path, random: Random) -> None:

@@ -28,6 +28,7 @@ from openenv_pipe.commands.env.templates import (
 )
 from openenv_pipe.commands.env.trial import NUM_SESSIONS, Trial, try_environment
 from openenv_pipe.config.compose import compose, compose_env
+from openenv_pipe.config.render import to_yaml
 from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskRange
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
@@ -51,6 +52,7 @@ ONE_SESSION = (
 )
 MAX_SHOWN = 400  # characters of an observation or an error in a message
 MAX_NAME = 60  # characters
+WIDTH = 100  # columns of the files that are written
 MAX_WORDS = 20_000  # characters of a server's words
 TOOL_SYSTEM = "Use the tools to do what you are asked."
 # Only for actions with a schema; for plain text there is nothing to draw from.
@@ -138,7 +140,7 @@ def _experiment_text(name: str, host: str, keys: dict[str, Any]) -> str:
         "# `tiny`, which are bytes; a larger model needs others, or none of them.\n"
         f"defaults:\n  - override /env: {name}\n  - override /reward: usable\n"
         f"{'' if host == 'process' else f'  - override /host: {host}' + chr(10)}"
-        f"  - _self_\n\n{_yaml(keys)}"
+        f"  - _self_\n\n{to_yaml(keys, WIDTH)}"
     )
 
 
@@ -205,11 +207,11 @@ def env_block(
     head = {"name": re.sub(r"\W+", "_", name).lower()[:MAX_NAME], **_start_of(env)}
     return (
         f"{_comment(about)}defaults:\n  - base\n{override}  - _self_\n\n"
-        f"{_yaml(head)}"
+        f"{to_yaml(head, WIDTH)}"
         f"{_step_exception(env, trial)}"
         "success_reward: 1.0  # a guess: from this total on, an episode is a success\n"
         f"{BASELINES if kind != 'text' else ''}"
-        f"{_yaml({'adapter': adapter}) if adapter else ''}"
+        f"{to_yaml({'adapter': adapter}, WIDTH) if adapter else ''}"
         f"tasks:  # a guess: task i is reset with seed seed_start + i\n{_tasks(env)}"
     )
 
@@ -328,22 +330,6 @@ async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, Trial]:
         description = await fetch_metadata(host.urls[0], host.access)
         tasks = await open_tasks(serving.env, "train", host)
         return description, await try_environment(serving.env, host, tasks, description.action)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, which people can edit."""
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    ),
-)
-
-
-def _yaml(values: dict[str, Any]) -> str:
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _flow(values: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.types import Message
 
 _NOT_MADE = "This call was not made."
@@ -23,7 +24,7 @@ class Conversation:
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Append the environment's messages."""
         others = []
-        for message in encodable(messages):
+        for message in encodable_json(messages):
             if message["role"] == "tool" and self._unanswered:
                 self._answer(self._unanswered.pop(0), message["content"])
             elif message["role"] == "tool":  # the call was written in words, and has no id
@@ -46,7 +47,7 @@ class Conversation:
 
 def read_reply(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of an endpoint's message to keep: content or refusal, and calls."""
-    (message,) = encodable([message])
+    (message,) = encodable_json([message])
     reply: dict[str, Any] = {"content": message.get("content") or message.get("refusal") or ""}
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     if calls:
@@ -75,8 +76,3 @@ def _call_text(call: Mapping[str, Any]) -> str:
     function = call["function"]
     name = json.dumps(function["name"])
     return f'<tool_call>{{"name": {name}, "arguments": {function["arguments"]}}}</tool_call>'
-
-
-def encodable(values: Sequence[Any]) -> list[Any]:
-    """Copy JSON values, with halves of surrogate pairs, which UTF-8 cannot encode, as `?`."""
-    return json.loads(json.dumps(list(values), ensure_ascii=False).encode(errors="replace"))

@@ -10,10 +10,10 @@ from openenv_pipe.engines.base import MessageRequest, TextReply, estimate_tokens
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.conversation import (
     Conversation,
-    encodable,
     read_reply,
     reply_text,
 )
+from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.types import Finish
 
 
@@ -62,7 +62,7 @@ class OpenAIEngine:
             self._config.max_tokens_key: request.max_tokens,
         }
         if request.tools:
-            body["tools"] = encodable(request.tools)
+            body["tools"] = encodable_json(request.tools)
         body |= self._config.parameters
         return {key: value for key, value in body.items() if value is not None}
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from openenv_pipe.engines.openai.conversation import encodable
+from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.types import Episode, Message, Status
 
 Conversation = list[dict[str, Any]]
@@ -29,7 +29,7 @@ def conversation_of(episode: Episode) -> Conversation:
             shown += [{"role": "environment", "content": s.observation} for s in turn.steps]
     if episode.status is Status.DONE and episode.turns and episode.turns[0].messages:
         shown.append({"role": "environment", "content": episode.turns[-1].observation})
-    return encodable(shown)
+    return encodable_json(shown)
 
 
 def shared_beginning(conversations: Sequence[Conversation]) -> int:
