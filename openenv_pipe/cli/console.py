@@ -1,13 +1,24 @@
 """Consoles for tables and colours: text of others neither acts on a terminal nor is markup."""
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    RenderableType,
+    RenderHook,
+    RenderResult,
+)
 from rich.segment import Segment
 
 from openenv_pipe.system.foreign_text import visible
 from openenv_pipe.system.secrets import redact
+
+FILE_WIDTH = 10_000  # columns where stdout is not a terminal
 
 
 def open_console(**options: Any) -> Console:
@@ -15,6 +26,17 @@ def open_console(**options: Any) -> Console:
     console = Console(markup=False, emoji=False, **options)
     console.push_render_hook(_CleaningHook())
     return console
+
+
+def print_table(shown: RenderableType) -> None:
+    """Print a table to stdout.
+
+    If stdout is no terminal, a table has all its columns and lines are not broken, unless the
+    environment variable COLUMNS sets a width.
+    """
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    width = None if has_width else FILE_WIDTH
+    open_console(width=width, highlight=False).print(shown, crop=False)
 
 
 class _CleaningHook(RenderHook):

@@ -103,7 +103,7 @@ def check(
     openenv-pipe env check conf=wordle --format json
     """
 
-    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.cli.console import open_console, print_table
     from openenv_pipe.commands import findings
     from openenv_pipe.commands.env.check import probe_environment
     from openenv_pipe.commands.env.targets import find_target
@@ -120,7 +120,7 @@ def check(
     if form == "json":
         print(findings.as_json(lines))
     else:
-        open_console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
+        print_table(findings.as_table(lines))
     if findings.has_failed(lines):
         raise typer.Exit(1)
 

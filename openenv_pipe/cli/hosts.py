@@ -1,6 +1,5 @@
 """The commands for what runs start outside of their own process: `hosts` and `prune`."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -12,13 +11,13 @@ def hosts() -> None:
     \b
     openenv-pipe hosts
     """
-    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.cli.console import print_table
     from openenv_pipe.environments.hosts.docker import daemon as docker_daemon
     from openenv_pipe.environments.hosts.docker.listing import containers_table
 
     with docker_daemon.connected() as client:
         containers = docker_daemon.owned_containers(client)
-    open_console(soft_wrap=not sys.stdout.isatty()).print(containers_table(containers))
+    print_table(containers_table(containers))
 
 
 def prune(

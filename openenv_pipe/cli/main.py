@@ -133,7 +133,7 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust:
             "train -m takes no --fork, and with --resume SWEEP no overrides; a resumed sweep keeps "
             "its configuration"
         )
-    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.cli.console import print_table
     from openenv_pipe.cli.progress import SweepTable
     from openenv_pipe.cli.signals import SweepSignals
     from openenv_pipe.commands.sweep import command as sweep_command
@@ -144,7 +144,7 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust:
         result = sweep_command.resume(Path(resume), progress, stopping, trust=trust)
     else:
         result = sweep_command.sweep(overrides, _command(), progress, stopping)
-    open_console(soft_wrap=not sys.stdout.isatty()).print(result.table)
+    print_table(result.table)
     for note in result.notes:
         tell_person(note)
     if stopping.received is not None:
@@ -273,11 +273,11 @@ def check(overrides: Overrides) -> None:
     from openenv_pipe.config.compose import compose
 
     composed = compose(overrides)
-    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.cli.console import print_table
     from openenv_pipe.commands import findings, preflight
 
     lines = preflight.run_checks(composed.config)
-    open_console(soft_wrap=not sys.stdout.isatty()).print(findings.as_table(lines))
+    print_table(findings.as_table(lines))
     if findings.has_failed(lines):
         raise typer.Exit(1)
 
@@ -298,7 +298,7 @@ def plugins() -> None:
     \b
     openenv-pipe plugins
     """
-    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.cli.console import print_table
     from openenv_pipe.commands.plugins import plugins_table
     from openenv_pipe.system.plugins import find_plugins
 
@@ -306,7 +306,7 @@ def plugins() -> None:
     if not found:
         print("no plugins are installed; docs/extending.md describes how to write one")
         return
-    open_console(soft_wrap=not sys.stdout.isatty()).print(plugins_table(found))
+    print_table(plugins_table(found))
     if any(plugin.folder is None for plugin in found):
         raise typer.Exit(1)
 

@@ -10,10 +10,10 @@ from openenv_pipe.system.progress import LineProgress, Progress, StagePace, cloc
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.table import Table
 
-BAR_WIDTH = 24  # columns; terminals narrower than MIN_WIDTH_FOR_BAR get no bar
-MIN_WIDTH_FOR_BAR = 100
+    from openenv_pipe.system.tables import Table
+
+MAX_BAR_WIDTH = 24  # columns of the terminal
 
 
 def tell_person(text: str, stream: TextIO | None = None) -> None:
@@ -41,9 +41,9 @@ class LiveProgress:
         from openenv_pipe.cli.console import open_console
 
         console = open_console(file=stream, width=width)
-        bar = [BarColumn(BAR_WIDTH)] if console.width >= MIN_WIDTH_FOR_BAR else []
+        self._bar_width = min(MAX_BAR_WIDTH, console.width // 6)
         self._live = RichProgress(
-            *bar,
+            BarColumn(self._bar_width),
             TextColumn(
                 "[bold]{task.description}[/] {task.completed}/{task.total}{task.fields[numbers]}",
                 table_column=Column(no_wrap=True, overflow="ellipsis"),
@@ -62,7 +62,12 @@ class LiveProgress:
 
     def advance(self, record: Mapping[str, Any]) -> None:
         left_s = self._pace.left_s(record["step"])
-        numbers = "".join(f" · {n}" for n in [f"left {clock(left_s)}", *step_numbers(record)])
+        title = f"{self._pace.name} {record['step']}/{self._pace.total_steps}"
+        available = self._live.console.width - self._bar_width - 1 - len(title)
+        numbers = ""
+        for number in (f"left {clock(left_s)}", *step_numbers(record)):
+            if len(numbers) + len(number) + 3 <= available:
+                numbers += f" · {number}"
         for shown in self._live.task_ids:
             self._live.update(shown, completed=record["step"], numbers=numbers)
 

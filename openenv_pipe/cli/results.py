@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,11 +11,6 @@ from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.progress import tell_person
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.progress import LineProgress
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-FILE_WIDTH = 1000  # columns when stdout is not a terminal
 
 
 def runs(
@@ -31,10 +26,10 @@ def runs(
             f"there is no folder {str(runs_dir)!r}; `openenv-pipe train conf=wordle` makes the "
             "first run, and `openenv-pipe runs DIR` lists those of another folder"
         )
-    from openenv_pipe.cli.console import open_console
+    from openenv_pipe.cli.console import print_table
     from openenv_pipe.reports.runs_table import list_runs, runs_table
 
-    open_console().print(runs_table(list_runs(runs_dir)))
+    print_table(runs_table(list_runs(runs_dir)))
 
 
 def evaluate(
@@ -57,6 +52,7 @@ def evaluate(
     openenv-pipe eval runs/wordle/latest eval.temperature=1 eval.greedy=true
     openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
     """
+    from openenv_pipe.cli.console import print_table
     from openenv_pipe.commands.evaluate import evaluate as evaluate_words
     from openenv_pipe.pipeline import RunControl
     from openenv_pipe.reports.eval_table import eval_tables
@@ -64,7 +60,7 @@ def evaluate(
     control = RunControl(progress=LineProgress(tell_person))
     result = evaluate_words(subjects, ["openenv-pipe", *sys.argv[1:]], control, trust=trust)
     for table in eval_tables(result.shown, result.config.eval, result.config.seed):
-        _print(table)
+        print_table(table)
     for folder in result.folders:
         print(f"{folder}/eval")
 
@@ -100,20 +96,13 @@ def compare(
     openenv-pipe compare runs/wordle/0003 runs/wordle/0004
     openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --format md
     """
+    from openenv_pipe.cli.console import print_table
     from openenv_pipe.reports import compare
     from openenv_pipe.reports.compare.text import as_table, as_text
 
     comparison, page = compare.compare(targets, output)
     if form == "table":
-        _print(as_table(comparison))
+        print_table(as_table(comparison))
     else:
         print(as_text(comparison, form), end="")
     tell_person(str(page))
-
-
-def _print(shown: "RenderableType") -> None:
-    """Print to stdout; a line is never broken if that is not a terminal."""
-    from openenv_pipe.cli.console import open_console
-
-    width = None if sys.stdout.isatty() else FILE_WIDTH
-    open_console(width=width, highlight=False).print(shown)

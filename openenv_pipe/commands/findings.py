@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from rich.table import Table
 from rich.text import Text
 
 from openenv_pipe.errors import FailureError, PipeError
 from openenv_pipe.system.foreign_text import for_people
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.tables import Column, Fit, Table
 
 
 class Result(StrEnum):
@@ -50,8 +50,7 @@ def has_failed(lines: Sequence[Line]) -> bool:
 
 def as_table(lines: Sequence[Line]) -> Table:
     """Format the lines for a terminal."""
-    table = Table("check", "result", box=None, header_style="bold")
-    table.add_column("what was found", overflow="fold")
+    table = Table(Column("check"), Column("result"), Column("what was found", fit=Fit.FOLD))
     for line in lines:
         style = STYLES[line.result]
         table.add_row(line.name, Text(line.result, style), for_people(line.text))

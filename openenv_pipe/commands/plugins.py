@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from openenv_pipe.system.plugins import Plugin
 from openenv_pipe.system.resources import shipped_dir
+from openenv_pipe.system.tables import Column, Fit, Table
 
 
 def plugins_table(plugins: Sequence[Plugin]) -> Table:
     """Build a table with a line for each experiment, choice and environment of a plugin."""
-    table = Table("plugin", "version", "brings", box=None, header_style="bold")
+    table = Table(Column("plugin"), Column("version", drop=1), Column("brings", fit=Fit.FOLD))
     for plugin in plugins:
         brought = list(_brought(plugin.folder)) if plugin.folder is not None else []
         lines: list[str | Text] = [*brought]

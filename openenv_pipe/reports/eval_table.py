@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.table import Column, Table
-
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
 from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports
 from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN
+from openenv_pipe.system.tables import Column, Fit, Table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +30,14 @@ def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Tabl
 
 def _scores(rows: Sequence[Row]) -> Table:
     ks = sorted({k for row in rows for k in row.report.pass_at})
-    numbers = ["success", *(f"pass@{k}" for k in ks), "reward", "turns"]
     table = Table(
-        Column("eval", no_wrap=True), "model", *numbers, "failed", box=None, pad_edge=False
+        Column("eval"),
+        Column("model", drop=5, fit=Fit.FOLD),
+        Column("success"),
+        *(Column(f"pass@{k}", drop=3) for k in ks),
+        Column("reward", drop=1),
+        Column("turns", drop=4),
+        Column("failed", drop=2),
     )
     for row in rows:
         report = row.report
@@ -62,10 +66,13 @@ def _differences(
     first: str, compared: Sequence[tuple[str, ReportDifference | None]], config: EvalConfig
 ) -> Table:
     table = Table(
-        Column(f"less {first}", no_wrap=True), "tasks", "success", "reward", "turns",
+        Column(f"less {first}"),
+        Column("tasks", drop=2),
+        Column("success"),
+        Column("reward", drop=1),
+        Column("turns", drop=3),
         title=f"\nPaired by task, with {config.confidence:.0%} intervals; * excludes 0",
-        title_justify="left", title_style="", box=None, pad_edge=False,
-    )  # fmt: skip
+    )
     for name, change in compared:
         if change is None:
             table.add_row(name, "none in common", *[UNKNOWN] * 3)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from openenv_pipe.errors import RunFolderError
@@ -15,6 +14,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import read_json
 from openenv_pipe.system.progress import clock
+from openenv_pipe.system.tables import Column, Fit, Table
 
 STATUS_STYLES = {
     "running": "cyan",
@@ -53,12 +53,16 @@ def list_runs(runs_dir: Path) -> list[RunRow]:
 
 def runs_table(rows: list[RunRow]) -> Table:
     """The rows as a table for a terminal."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("run", "status", "created (UTC)"):
-        table.add_column(title, no_wrap=True)
-    for title in ("took", "steps", "success", "reward"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", style="dim")  # the one that gives way on a narrow terminal
+    table = Table(
+        Column("run"),
+        Column("status"),
+        Column("created (UTC)", drop=4),
+        Column("took", drop=3, justify="right"),
+        Column("steps", justify="right"),
+        Column("success", justify="right"),
+        Column("reward", drop=1, justify="right"),
+        Column("", drop=2, fit=Fit.CUT, style="dim"),
+    )
     for row in rows:
         table.add_row(*_cells(row))
     return table
@@ -102,7 +106,7 @@ def _cells(row: RunRow) -> list[str | Text]:
         UNKNOWN if row.num_steps is None else f"{row.step}/{row.num_steps}",
         UNKNOWN if start == trained == UNKNOWN else f"{start} → {trained}",
         UNKNOWN if row.last_reward is None else f"{row.last_reward:.3f}",
-        Text((row.problem or "").partition("\n")[0], no_wrap=True, overflow="ellipsis"),
+        (row.problem or "").partition("\n")[0],
     ]
 
 

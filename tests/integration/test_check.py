@@ -34,7 +34,7 @@ def check(*overrides: str) -> dict[str, Line]:
     config = compose(["host.sessions_per_server=4", "device=cpu", *overrides]).config
     lines = run_checks(config)
     assert has_failed(lines) == any(line.result is Result.FAIL for line in lines)
-    assert as_table(lines).row_count == len(lines)
+    assert len(as_table(lines).rows) == len(lines)
     return {line.name: line for line in lines}
 
 

@@ -119,7 +119,9 @@ def test_a_plugin_that_cannot_be_imported_is_an_error_of_what_needs_it(letters):
 def test_the_table_names_what_can_be_typed(letters, site):
     write(letters / "conf/trainer/dapo.yaml", "defaults: [grpo]\n")
     install(site, "gone", "gone_plugin")
-    names, versions, brought = (list(each.cells) for each in plugins_table(find_plugins()).columns)
+    names, versions, brought = (
+        list(cells) for cells in zip(*plugins_table(find_plugins()).rows, strict=True)
+    )
     assert names == ["gone", "letters", "", "", ""]
     assert versions == ["gone-package 1.2", "letters-package 1.2", "", "", ""]
     assert "cannot be used: there is no package 'gone_plugin'" in brought[0]

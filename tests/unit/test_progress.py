@@ -5,10 +5,10 @@ from io import StringIO
 
 import pytest
 import run_samples
-from rich.table import Table
 
 from openenv_pipe.cli.progress import LiveProgress, SweepTable, build_progress
 from openenv_pipe.system.progress import LineProgress, clock
+from openenv_pipe.system.tables import Column, Table
 
 
 class _Terminal(StringIO):
@@ -55,6 +55,16 @@ def test_live_progress_survives_any_width_and_keeps_notes(width):
         assert "eval [start]: 31%" in shown and "13/150" in shown
 
 
+@pytest.mark.parametrize("width", [50, 60, 80, 120])
+def test_a_narrow_terminal_gets_a_bar_and_whole_numbers(width):
+    terminal = _Terminal()
+    _play(LiveProgress(terminal, width))
+    shown = terminal.getvalue()
+    assert "━━━━" in shown and "13/150" in shown and "…" not in shown
+    for number in re.findall(r"reward [^ ·\x1b]*|success [^ ·\x1b]*", shown):
+        assert re.fullmatch(r"reward \d\.\d{3}|success \d\.\d\d", number.strip())
+
+
 def test_closing_before_any_stage_is_fine():
     LiveProgress(_Terminal()).close()
 
@@ -67,7 +77,7 @@ def test_terminals_get_the_live_line_and_files_the_plain_one():
 @pytest.mark.parametrize(("stream", "is_live"), [(_Terminal(), True), (StringIO(), False)])
 def test_a_sweep_is_a_table_on_terminals_and_lines_in_files(stream, is_live):
     progress = SweepTable(stream)
-    progress.table(lambda: Table("the table"))
+    progress.table(lambda: Table(Column("the table")))
     progress.job("job 0 running")
     progress.note("best: job 0")
     progress.end_table()

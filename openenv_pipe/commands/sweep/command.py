@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 from anyio.from_thread import start_blocking_portal
-from rich.table import Table
 
 from openenv_pipe.commands.sweep.folder import Job, SweepFolder, stop_all_mark
 from openenv_pipe.commands.sweep.job import Order, Orders
@@ -26,6 +25,7 @@ from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.resources import short_path
+from openenv_pipe.system.tables import Table
 
 
 class StopSource(Protocol):

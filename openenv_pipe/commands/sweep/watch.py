@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from rich.table import Table
 from rich.text import Text
 
 from openenv_pipe.commands.sweep.folder import Job, SweepFolder
 from openenv_pipe.reports.runs_table import STATUS_STYLES
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.tables import Column, Fit, Table
 
 LOOK_EVERY_S = 0.5
 TELL_EVERY_S = 15.0  # between lines about a running job
@@ -86,18 +86,22 @@ class Watch:
 
     def table(self) -> Table:
         """Make a table with a row for each job and its own overrides."""
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("job", "status", "run", "overrides", "last step"):
-            table.add_column(title, no_wrap=True)
-        table.add_column("", style="dim")  # the column to shrink on a narrow terminal
+        table = Table(
+            Column("job"),
+            Column("status"),
+            Column("run", drop=2),
+            Column("overrides", fit=Fit.FOLD),
+            Column("last step", drop=1),
+            Column("", drop=3, fit=Fit.CUT, style="dim"),
+        )
         for job in self._folder.record.jobs:
             table.add_row(
                 str(job.index),
                 Text(job.status, STYLES[job.status]),
                 job.run or "",
-                Text(self.own_overrides(job)),
+                self.own_overrides(job),
                 self._numbers(job),
-                Text(_shown_cause(job), no_wrap=True, overflow="ellipsis"),
+                _shown_cause(job),
             )
         return table
 

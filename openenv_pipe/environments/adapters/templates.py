@@ -42,7 +42,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise ValueError(f"the result of * has more than {MAX_TEXT} elements")
         return super().call_binop(context, operator, left, right)
 
-    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, pieces: Iterable[str]) -> str:
         """Join the pieces of a rendered text. Raises ValueError if the text is too long."""
         kept: list[str] = []
         size = 0

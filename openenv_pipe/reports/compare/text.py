@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group
-from rich.table import Column, Table
 from rich.text import Text
 
 from openenv_pipe.reports.compare.grouping import Comparison, Figure, Setting, value_text
@@ -15,6 +14,7 @@ from openenv_pipe.reports.compare.load import FoundRun
 from openenv_pipe.system.files import dump_json
 from openenv_pipe.system.foreign_text import for_markdown, visible
 from openenv_pipe.system.markdown import UNKNOWN, table
+from openenv_pipe.system.tables import Column, Fit, Table
 
 MAX_KEYS = 6  # columns of keys in the table for a terminal; the other forms have all
 PERCENTAGES = ("success", "pass@")  # measures shown in percent
@@ -89,26 +89,35 @@ def cells(comparison: Comparison, setting: Setting) -> list[str]:
 
 def as_table(comparison: Comparison) -> Group:
     """Return a comparison for a terminal: the table, and sentences below it."""
-    titles, num_keys = headings(comparison), len(comparison.keys)
-    keep = [i for i in range(len(titles)) if not MAX_KEYS <= i < num_keys]
-    shown = Table(
-        Column("", no_wrap=True),
-        *(Column(titles[i], justify="right" if titles[i] in comparison.measures else "left")
-          for i in keep),
-        box=None, pad_edge=False, header_style="bold",
-    )  # fmt: skip
+    columns, num_keys = _columns(comparison), len(comparison.keys)
+    keep = [i for i in range(len(columns)) if not MAX_KEYS <= i < num_keys]
+    shown = Table(Column("", fit=Fit.FOLD), *(columns[i] for i in keep))
     for setting in comparison.settings:
         row = cells(comparison, setting)
         mark = "*" if setting is comparison.best else ""
         shown.add_row(f"{mark}{_ids(setting)}", *(row[i] for i in keep))
     lines = []
-    if hidden := len(titles) - len(keep):
+    if hidden := len(columns) - len(keep):
         lines.append(f"{hidden} more keys differ: --format md, csv or json has them all")
     if comparison.settings:
         lines.append(f"\n{intervals_text(comparison)}")
     lines += verdict(comparison)
     problems = [*map(run_line, comparison.unfinished), *comparison.lost_jobs]
     return Group(shown, *map(Text, lines), *(Text(problem, "red") for problem in problems))
+
+
+def _columns(comparison: Comparison) -> list[Column]:
+    """Return a column for each heading; the first two measures matter most, then the keys."""
+    keys = [
+        Column(comparison.labels[key], 2 + position, Fit.FOLD)
+        for position, key in enumerate(comparison.keys)
+    ]
+    last = 2 + len(keys) + len(comparison.measures)
+    measures = [
+        Column(name, position if position < 2 else len(keys) + position, justify="right")
+        for position, name in enumerate(comparison.measures)
+    ]
+    return [*keys, Column("runs", last + 1, Fit.FOLD), Column("seeds", last), *measures]
 
 
 def _ids(setting: Setting) -> str:

@@ -2,17 +2,22 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from openenv_pipe.environments.hosts.docker.daemon import Owned
+from openenv_pipe.system.tables import Column, Fit, Table
 
 STYLES = {"running": "green", "orphan": "bold red"}
 
 
 def containers_table(owned: Sequence[Owned]) -> Table:
     """Return a table with a line for each container. An orphan is one whose run has died."""
-    table = Table("container", "state", "run by", "logs", box=None, header_style="bold")
+    table = Table(
+        Column("container"),
+        Column("state"),
+        Column("run by", drop=1),
+        Column("logs", drop=2, fit=Fit.FOLD),
+    )
     for each in owned:
         state = each.container.status if each.owner.alive else "orphan"
         style = STYLES.get(state, "yellow")
