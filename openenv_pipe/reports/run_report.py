@@ -20,6 +20,7 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
+from openenv_pipe.reports.rewards import parts_table
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
@@ -62,6 +63,7 @@ def write_report(folder: RunFolder) -> Path:
         _unusable(config, records),
         _scores_table(config, read_reports(folder.path)),
         _pictures(folder.path, config, records, stages),
+        parts_table(config.reward, records),
         _what_was_run(folder, config),
         _time_table(folder, records),
         _examples(folder.path),

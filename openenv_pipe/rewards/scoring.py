@@ -1,13 +1,16 @@
-"""Score the episodes of a group: terms of single episodes, then those that compare episodes."""
+"""Score the episodes of a group: ask all terms for their values, and compose the rewards."""
 
+import asyncio
+import math
 from collections.abc import Sequence
 
-from openenv_pipe.config.schema import RewardConfig, RulerTerm
-from openenv_pipe.errors import JudgeError
+from openenv_pipe.config.schema import RewardConfig, RulerTerm, TermConfig
+from openenv_pipe.errors import JudgeError, raise_first
+from openenv_pipe.rewards.composition import compose_rewards, reason_of
 from openenv_pipe.rewards.judges import Judge, Ruler
-from openenv_pipe.rewards.judges.judge import BudgetSpentError, NoVerdictError
-from openenv_pipe.rewards.terms import EpisodeScorer
-from openenv_pipe.types import Episode, Group
+from openenv_pipe.rewards.terms import EpisodeTerm
+from openenv_pipe.rewards.values import GroupTerm
+from openenv_pipe.types import Group
 
 
 class Scorer:
@@ -19,48 +22,44 @@ class Scorer:
         success_reward: float,
         judge: Judge | None = None,
     ) -> None:
-        """judge: for the terms that need one; None leaves them out."""
-        self._episode_scorer = EpisodeScorer(config, success_reward)
+        """judge: for the terms that need one; None leaves them out.
+
+        Raises ConfigError if the function or the pattern of a term cannot be used.
+        """
+        self._success_reward = success_reward
         self._judge = judge
-        self._rulers = {
-            name: (Ruler(term, judge), term)
-            for name, term in config.terms.items()
-            if judge and isinstance(term, RulerTerm)
-        }
+        self._judged = [name for name, term in config.terms.items() if term.asks_judge]
+        left_out = [] if judge else self._judged
+        terms = {name: term for name, term in config.terms.items() if name not in left_out}
+        self._config = config.model_copy(update={"terms": terms})
+        self._terms = {name: _term(name, term, judge) for name, term in terms.items()}
 
     @property
     def reads_messages(self) -> bool:
         """Whether episodes have to keep their messages, because a judge reads them."""
-        return bool(self._rulers)
-
-    def score_episode(self, episode: Episode) -> None:
-        """Set what can be computed from the episode alone."""
-        self._episode_scorer.score(episode)
+        return self._judge is not None and bool(self._judged)
 
     async def score(self, group: Group) -> None:
-        """Set the rewards of a group's episodes. A judge's failure leaves them `unscored`.
+        """Set the rewards of a group's episodes. A failed episode keeps zeros: nothing uses it.
+
+        Where a term has no value, because a judge has failed, the episode is left `unscored`.
 
         Raises:
             JudgeError, ConfigError: the run cannot go on.
         """
-        for episode in group.episodes:
-            self.score_episode(episode)
-        for name, (ruler, term) in self._rulers.items():
-            try:
-                rulings = await ruler.judge_group(group)
-            except NoVerdictError as failure:
-                for episode in group.scored:
-                    episode.unscored = f"reward.terms.{name}: {failure}"
-                continue
-            except BudgetSpentError:
-                continue
-            for episode in group.scored:
-                if (ruling := rulings.get(episode.member)) is None:
-                    continue
-                episode.reward_terms[name] = ruling.value
-                episode.judgements[name] = ruling.judgement
-                episode.reward += term.weight * ruling.value
-                episode.whole_reward += term.weight * ruling.value
+        for episode in group.scored:
+            total = math.fsum(turn.reward for turn in episode.turns)
+            episode.success = total >= self._success_reward
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asked = {
+                    name: tasks.create_task(term.values(group))
+                    for name, term in self._terms.items()
+                }
+        except BaseExceptionGroup as errors:
+            raise_first(errors)
+        values = {name: task.result() for name, task in asked.items()}
+        compose_rewards(self._config, group, values)
 
     def accept(self, groups: Sequence[Group]) -> None:
         """Accept the verdicts of a step or an evaluation.
@@ -70,13 +69,22 @@ class Scorer:
         """
         if self._judge is None:
             return
+        starts = tuple(reason_of(name) for name in self._judged)
         played = [e for group in groups for e in group.episodes if not e.failed]
-        unscored = [episode for episode in played if episode.unscored is not None]
+        reasons = [e.unscored for e in played if e.unscored and e.unscored.startswith(starts)]
         limit = self._judge.max_failed_share
-        if len(unscored) > limit * len(played):
+        if len(reasons) > limit * len(played):
             raise JudgeError(
-                f"the judge gave no verdict for {len(unscored)} of {len(played)} episodes, more "
-                f"than judge.max_failed_share={limit:g}; the last reason: "
-                f"{unscored[-1].unscored}"
+                f"the judge gave no verdict for {len(reasons)} of {len(played)} episodes, more "
+                f"than judge.max_failed_share={limit:g}; the last reason: {reasons[-1]}"
             )
         self._judge.keep_failures()
+
+
+def _term(name: str, term: TermConfig, judge: Judge | None) -> GroupTerm:
+    match term:
+        case RulerTerm():
+            assert judge is not None
+            return Ruler(term, judge)
+        case _:
+            return EpisodeTerm(name, term)

@@ -1,4 +1,4 @@
-"""The reward terms and their weighted sum. A term maps an episode to one value per turn.
+"""The reward terms of single episodes. Such a term maps an episode to one value per turn.
 
 A term's value for an episode is the sum over its turns, or the mean with `use: mean`. A term with
 `per_turn` credits each turn with its own value; any other term credits the episode as a whole.
@@ -17,18 +17,16 @@ from openenv_pipe.config.schema import (
     OverlongTerm,
     PythonTerm,
     RegexTerm,
-    RewardConfig,
-    RulerTerm,
     SuccessTerm,
     TurnsTerm,
     UnusableTerm,
 )
-from openenv_pipe.environments.client.protocol import MAX_REWARD
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.rewards.values import TermValue, check_number
 from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
 from openenv_pipe.system.python_targets import call_problem
 from openenv_pipe.system.resources import load_callable
-from openenv_pipe.types import Episode
+from openenv_pipe.types import Episode, Group
 
 TermFunction = Callable[[Episode], list[float]]
 
@@ -108,49 +106,24 @@ def _at_the_end(episode: Episode, value: float) -> list[float]:
     return [0.0] * (len(episode.turns) - 1) + [value] if episode.turns else []
 
 
-class EpisodeScorer:
-    """Sets success, reward, reward terms and per-turn rewards of episodes, in place.
+class EpisodeTerm:
+    """A term that is computed from each episode alone; a `rewards.values.GroupTerm`."""
 
-    The terms that need a judge are left out; `scoring.Scorer` adds them.
-    """
+    def __init__(self, name: str, term: EpisodeTermConfig) -> None:
+        """Raises ConfigError if the term's function or pattern cannot be used."""
+        self._name = name
+        self._term = term
+        self._function = _function(name, term)
 
-    def __init__(self, config: RewardConfig, success_reward: float) -> None:
-        self._terms = {
-            name: term for name, term in config.terms.items() if not isinstance(term, RulerTerm)
-        }
-        self._functions = {name: _function(name, term) for name, term in self._terms.items()}
-        self._success_reward = success_reward
+    async def values(self, group: Group) -> dict[int, TermValue]:
+        return {episode.member: self._value(episode) for episode in group.scored}
 
-    def score(self, episode: Episode) -> None:
-        """Set the episode's rewards and success. A failed episode keeps zeros: nothing uses it."""
-        if episode.failed:
-            return
-        episode.success = math.fsum(turn.reward for turn in episode.turns) >= self._success_reward
-        if any(term.per_turn for term in self._terms.values()):
-            episode.turn_rewards = [0.0] * len(episode.turns)
-        for name, term in self._terms.items():
-            self._add(episode, name, term)
-
-    def _add(self, episode: Episode, name: str, term: EpisodeTermConfig) -> None:
-        values = self._functions[name](episode)
-        for value in values:
-            if not abs(value) <= MAX_REWARD:  # NaN compares as False.
-                raise ConfigError(
-                    f"reward.terms.{name} gave {value!r:.80}, expected a finite number of at "
-                    f"most {MAX_REWARD:g} in size"
-                )
-        total = math.fsum(values)
-        if isinstance(term, PythonTerm) and term.use == "mean":
-            total /= max(1, len(values))
-        episode.reward_terms[name] = total
-        episode.reward += term.weight * total
-        if not term.per_turn:
-            episode.whole_reward += term.weight * total
-            return
-        episode.turn_rewards = [
-            so_far + term.weight * value
-            for so_far, value in zip(episode.turn_rewards, values, strict=True)
-        ]
+    def _value(self, episode: Episode) -> TermValue:
+        by_turn = [check_number(self._name, value) for value in self._function(episode)]
+        total = math.fsum(by_turn)
+        if isinstance(self._term, PythonTerm) and self._term.use == "mean":
+            total /= max(1, len(by_turn))
+        return TermValue(credits=by_turn if self._term.per_turn else [total], total=total)
 
 
 def _function(name: str, term: EpisodeTermConfig) -> TermFunction:

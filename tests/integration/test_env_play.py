@@ -37,6 +37,17 @@ def test_a_whole_episode(tmp_path):
     assert "done after 4 turns, with reward 0." in shown
 
 
+def test_of_an_experiment_every_part_of_the_reward_is_shown(tmp_path):
+    reward = ["reward=ruler", "judge=openai", "judge.model=m", "judge.api_key=null"]
+    clip = "reward.transforms.env=[{type: clip, low: 7, high: null}]"
+    weight = "reward.terms.env.weight=0.5"
+    code, shown = play(tmp_path, "a\nb\nc\nd\n", "conf=echo", *reward, weight, clip)
+    assert code == 0
+    assert "  env/transformed 7\n" in shown
+    assert "  ruler: not asked for, because it needs a judge\n" in shown
+    assert shown.endswith("  reward 3.5\n")
+
+
 def test_a_package_without_a_block_and_the_end_of_the_input(tmp_path):
     replies = "no object\n"
     code, shown = play(tmp_path, replies, str(REPOSITORY / "envs/echo"), "--raw", "--seed", "7")

@@ -1,5 +1,6 @@
 """Reward terms and their sum."""
 
+import asyncio
 import math
 
 import pytest
@@ -12,7 +13,7 @@ from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.config.schema import RewardConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.types import Status
+from openenv_pipe.types import Group, Status
 
 
 def scored(terms, *, success_reward=1.0, status=Status.DONE, turns=None):
@@ -25,7 +26,9 @@ def scored(terms, *, success_reward=1.0, status=Status.DONE, turns=None):
     episode = made_up_episode(turns=turns, status=status)
     episode.turns = list(turns)
     terms = {name: {"weight": 1.0, "per_turn": False} | values for name, values in terms.items()}
-    Scorer(RewardConfig.model_validate({"terms": terms}), success_reward).score_episode(episode)
+    config = RewardConfig.model_validate({"terms": terms, "transforms": {}})
+    group = Group(id="0", task=episode.task, episodes=[episode])
+    asyncio.run(Scorer(config, success_reward).score(group))
     return episode
 
 
@@ -123,6 +126,12 @@ def older(terms, *, metric="reward/mean", direction="max"):
     values["eval"]["during"]["every"] = 1
     values["trainer"]["checkpoint"]["best"] = {"metric": metric, "direction": direction}
     return validate_older(values)
+
+
+def test_a_reward_of_an_old_run_has_no_transforms():
+    values = run_config().model_dump(mode="json")
+    del values["reward"]["transforms"]
+    assert validate_older(values).reward.transforms == {}
 
 
 TURNS_TERM = {"type": "turns", "weight": 1.0, "per_turn": False}

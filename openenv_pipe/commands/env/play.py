@@ -16,12 +16,26 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from openenv_pipe.commands.env.episodes import PlayedEpisode, start_episode, take_step
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
-from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.config.schema import EnvConfig, RewardConfig
+from openenv_pipe.engines.base import estimate_tokens
 from openenv_pipe.environments.adapters import Adapter, UnusableReply, adapter_for
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Action, Message, Observation, Task
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.types import (
+    Action,
+    Episode,
+    Finish,
+    Group,
+    Message,
+    Observation,
+    Status,
+    Step,
+    Task,
+    Turn,
+    Usage,
+)
 
 POLL_S = 1.0
 
@@ -64,6 +78,8 @@ def play_environment(
             game = Game(portal, session, adapter, env, person, raw=raw)
             game.begin(task)
             game.play()
+            if target.reward and not game.has_failed:
+                person.show(portal.call(_told_reward, target.reward, env, game.episode), "")
 
 
 async def _find_task(
@@ -73,6 +89,22 @@ async def _find_task(
     if not 0 <= index < len(tasks):
         raise ConfigError(f"--index {index}: the {split} split has tasks 0 to {len(tasks) - 1}")
     return tasks[index]
+
+
+async def _told_reward(config: RewardConfig, env: EnvConfig, episode: Episode) -> str:
+    """Return every part of the reward that training would give the episode, line by line."""
+    group = Group(id="play", task=episode.task, episodes=[episode])
+    await Scorer(config, env.success_reward).score(group)
+    lines = ["the terms of the reward in training, with estimated numbers of tokens:"]
+    for name, value in episode.reward_terms.items():
+        term = config.terms.get(name)
+        lines.append(f"  {name} {value:.4g}{f', weight {term.weight:g}' if term else ''}")
+    lines += [
+        f"  {name}: not asked for, because it needs a judge"
+        for name, term in config.terms.items()
+        if term.asks_judge
+    ]
+    return "\n".join([*lines, f"  reward {episode.reward:.4g}"])
 
 
 class Game:
@@ -99,17 +131,24 @@ class Game:
         """Reset to the task, and show the first messages."""
         self._play: PlayedEpisode = self._portal.call(start_episode, self._session, task, self._env)
         (observation,) = self._play.observations
+        self.episode = Episode(task=task, member=0, seed=0, first_observation=observation)
         ask = partial(step_aside, self._session, self._env.step_timeout_s)
         opening = self._portal.call(self._adapter.open, observation, ask)
         for tool in opening.tools:
             self._person.show(f"tool {json.dumps(tool['function'])}", "note")
         self._show(observation, opening.messages)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an exception of the environment ended the episode."""
+        return self._play.failure is not None
+
     def play(self) -> None:
         """Play until the end, env.max_turns replies, the end of the input, or Ctrl-C."""
         how = "stopped before the end"
         with suppress(KeyboardInterrupt, EOFError):
             how = self._take_turns()
+        self.episode.status = Status.DONE if self._play.done else Status.TURN_LIMIT
         if (failure := self._play.failure) is not None:
             self._person.show(
                 f"\nthe episode failed, as it would in training: {failure}\nwith "
@@ -135,10 +174,11 @@ class Game:
 
     def _take_turn(self, reply: str) -> None:
         """Take the reply's steps; an unusable reply gets the adapter's answer."""
+        self.episode.turns.append(_turn_of(reply))
         try:
             actions = self._adapter.read(reply)
         except UnusableReply as unusable:
-            self._show_messages(self._adapter.refuse(str(unusable)))
+            self._refuse(unusable)
             return
         for action in actions:
             self._step(action)
@@ -152,14 +192,20 @@ class Game:
         if play.failure is not None:
             return
         if len(play.refusals) > num_refused:
-            self._show_messages(self._adapter.refuse(str(play.refusals[-1])))
+            self._refuse(play.refusals[-1])
             return
         result = play.results[-1]
+        step = Step(action=action, observation=result.observation, reward=result.reward or 0.0)
+        self.episode.turns[-1].steps.append(step)
         self._person.show(f"reward {result.reward or 0.0:.4g}", "reward")
         messages = self._adapter.follow(result.observation)
         if play.done:  # A model would not be shown further messages.
             messages = [each for each in messages if each["content"].strip()]
         self._show(result.observation, messages)
+
+    def _refuse(self, why: Exception) -> None:
+        self.episode.turns[-1].unusable = str(why)
+        self._show_messages(self._adapter.refuse(str(why)))
 
     def _show(self, observation: Observation, messages: Sequence[Message]) -> None:
         if not self._raw:
@@ -171,6 +217,21 @@ class Game:
         for message in messages:
             self._person.show(f"[{message['role']}]", "note")
             self._person.show(message["content"], message["role"])
+
+
+def _turn_of(reply: str) -> Turn:
+    """Return a turn without token ids, whose number is estimated."""
+    return Turn(
+        prompt_ids=[],
+        completion_ids=[],
+        logprobs=[],
+        finish=Finish.STOP,
+        policy_versions=[],
+        reply=reply,
+        usage=Usage(
+            num_prompt_tokens=0, num_completion_tokens=estimate_tokens([{"content": reply}])
+        ),
+    )
 
 
 def serve_page(target: Target, on_ready: Callable[[str], None]) -> None:

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openenv_pipe.config.compose import compose, compose_env
-from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskServer, UnusableTerm
+from openenv_pipe.config.schema import (
+    EnvConfig,
+    RewardConfig,
+    ServingConfig,
+    TaskServer,
+    UnusableTerm,
+)
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import TaskSet, read_known_sets
@@ -38,6 +44,7 @@ class Target:
     is_experiment: bool
     policy: str | None = None  # of the experiment's warm start
     unusable_reward: float = 0.0  # of one unusable reply in the experiment
+    reward: RewardConfig | None = None  # of the experiment
 
 
 def find_target(name: str, overrides: Sequence[str]) -> Target:
@@ -62,6 +69,7 @@ def find_target(name: str, overrides: Sequence[str]) -> Target:
                     for term in config.reward.terms.values()
                     if isinstance(term, UnusableTerm)
                 ),
+                reward=config.reward,
             )
     else:
         overrides = [*_overrides(name), *overrides]

@@ -1,6 +1,6 @@
 """`reward`: the named, weighted terms of an episode's reward."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,6 +15,7 @@ class Term(Block):
         description="true: each turn is credited with its own value; false: the episode is "
         "credited with their sum, as a whole"
     )
+    asks_judge: ClassVar[bool] = False  # the `judge` block says which model that is
 
 
 class EnvTerm(Term):
@@ -71,6 +72,7 @@ class RulerTerm(Term):
     Groups with one episode, as in most evaluations, have nothing to compare and no value.
     """
 
+    asks_judge = True
     type: Literal["ruler"]
     per_turn: Literal[False] = Field(description="a verdict is about the whole episode")
     rubric: str = Field(description="what makes an episode better, in words for the judge")
@@ -116,13 +118,55 @@ EpisodeTermConfig = (  # computed from one episode
 TermConfig = Annotated[EpisodeTermConfig | RulerTerm, Field(discriminator="type")]
 
 
+class ClipTransform(Block):
+    """Limits a value to a range; for a term with per_turn, the value of each turn."""
+
+    type: Literal["clip"]
+    low: Number | None = Field(description="the lowest value; null: any")
+    high: Number | None = Field(description="the highest value; null: any")
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "ClipTransform":
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low={self.low:g} is more than high={self.high:g}")
+        return self
+
+
+class OnlySuccessTransform(Block):
+    """Makes the value 0 for episodes that did not reach env.success_reward."""
+
+    type: Literal["only_success"]
+
+
+class StandardiseTransform(Block):
+    """Subtracts the mean of the group's values, and divides by their standard deviation.
+
+    Values that do not differ become 0, and so does that of an episode that is alone in its group.
+    """
+
+    type: Literal["standardise"]
+
+
+class MultiplyTransform(Block):
+    """Makes the term a gate: the sum of the other terms is multiplied by its value."""
+
+    type: Literal["multiply"]
+
+
+TransformConfig = Annotated[
+    ClipTransform | OnlySuccessTransform | StandardiseTransform | MultiplyTransform,
+    Field(discriminator="type"),
+]
 RESERVED_NAMES = ("mean", "std")  # reward/mean and reward/std are metrics of the whole reward
 
 
 class RewardConfig(Block):
-    """An episode's reward is the weighted sum of its terms."""
+    """An episode's reward is the weighted sum of its terms, times its gates."""
 
     terms: Annotated[dict[str, TermConfig], Field(min_length=1)]
+    transforms: dict[str, list[TransformConfig]] = Field(
+        description="by term, what its value goes through, in this order, before it is weighted"
+    )
 
     @field_validator("terms")
     @classmethod
@@ -134,3 +178,31 @@ class RewardConfig(Block):
                     f"{name} of the whole reward; give the term another name"
                 )
         return terms
+
+    @model_validator(mode="after")
+    def _transforms_fit(self) -> "RewardConfig":
+        for name, transforms in self.transforms.items():
+            key = f"transforms.{name}"
+            if name not in self.terms:
+                raise ValueError(f"{key}: there is no such term, only {', '.join(self.terms)}")
+            for transform in transforms:
+                if isinstance(transform, StandardiseTransform | MultiplyTransform):
+                    _refuse_turns(key, transform.type, self.terms[name])
+            if any(isinstance(each, MultiplyTransform) for each in transforms[:-1]):
+                raise ValueError(f"{key}: multiply has to be the last transform")
+            if transforms and isinstance(transforms[-1], MultiplyTransform):
+                _refuse_weight(key, self.terms[name])
+        return self
+
+
+def _refuse_turns(key: str, kind: str, term: Term) -> None:
+    if term.per_turn:
+        raise ValueError(f"{key}: {kind} is about whole episodes; set the term's per_turn=false")
+
+
+def _refuse_weight(key: str, term: Term) -> None:
+    if term.weight != 1.0:
+        raise ValueError(
+            f"{key}: a term that multiplies has no weight of its own; set weight=1.0 in place of "
+            f"{term.weight:g}"
+        )

@@ -82,8 +82,16 @@ class RunConfig(Document):
         for name, term in self.reward.terms.items():
             if isinstance(term, OverlongTerm):
                 self._check_overlong(name, term)
-            if isinstance(term, RulerTerm):
-                self._check_ruler(name)
+            if term.asks_judge and self.judge.type == "none":
+                raise ValueError(
+                    f"reward.terms.{name} asks a judge, and there is none; set judge=openai, "
+                    "judge.base_url and judge.model"
+                )
+            if isinstance(term, RulerTerm) and self.trainer.group_size < 2:
+                raise ValueError(
+                    f"reward.terms.{name} compares the episodes of a group, and "
+                    f"trainer.group_size={self.trainer.group_size}; set it to 2 or more"
+                )
         return self
 
     def _check_sleep(self, engine: VllmEngineConfig) -> None:
@@ -97,18 +105,6 @@ class RunConfig(Document):
             raise ValueError(
                 "engine.sleep=level2 drops the base weights that adapters need; set "
                 "engine.sleep=level1, or engine.publish=merged"
-            )
-
-    def _check_ruler(self, name: str) -> None:
-        if self.judge.type == "none":
-            raise ValueError(
-                f"reward.terms.{name} asks a judge, and there is none; set judge=openai, "
-                "judge.base_url and judge.model"
-            )
-        if self.trainer.group_size < 2:
-            raise ValueError(
-                f"reward.terms.{name} compares the episodes of a group, and trainer.group_size="
-                f"{self.trainer.group_size}; set it to 2 or more"
             )
 
     def _check_overlong(self, name: str, term: OverlongTerm) -> None:

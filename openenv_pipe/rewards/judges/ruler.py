@@ -17,14 +17,21 @@ from typing import Any
 
 from openenv_pipe.config.schema import RulerTerm
 from openenv_pipe.errors import raise_first
-from openenv_pipe.rewards.judges.judge import Judge, UnusableAnswerError, Verdict
+from openenv_pipe.rewards.judges.judge import (
+    BudgetSpentError,
+    Judge,
+    NoVerdictError,
+    UnusableAnswerError,
+    Verdict,
+)
 from openenv_pipe.rewards.judges.trajectories import (
     Conversation,
     conversation_of,
     quoted,
     shared_beginning,
 )
-from openenv_pipe.types import Group, Judgement
+from openenv_pipe.rewards.values import NoValue, TermValue, Values
+from openenv_pipe.types import Episode, Group, Judgement
 
 NUM_ANCHORS = 2  # episodes in all parts of a group that is split
 INSTRUCTION = """\
@@ -74,14 +81,6 @@ class Score:
 Scores = dict[int, Score]  # by trajectory
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ruling:
-    """The value of a term for an episode, and what is recorded about it."""
-
-    value: float
-    judgement: Judgement
-
-
 class Ruler:
     """Judges groups for one reward term."""
 
@@ -89,15 +88,19 @@ class Ruler:
         self._term = term
         self._judge = judge
 
-    async def judge_group(self, group: Group) -> dict[int, Ruling]:
-        """Return the rulings of the group's episodes by member; none if there is only one.
-
-        Raises:
-            NoVerdictError, BudgetSpentError, JudgeError, ConfigError: see `Judge.ask`.
-        """
+    async def values(self, group: Group) -> Values:
+        """Return the episodes' scores; none if there is only one, or if the budget is spent."""
         episodes = group.scored
         if len(episodes) < 2:
             return {}
+        try:
+            return await self._compare(group, episodes)
+        except NoVerdictError as failure:
+            return {episode.member: NoValue(why=str(failure)) for episode in episodes}
+        except BudgetSpentError:
+            return {}
+
+    async def _compare(self, group: Group, episodes: Sequence[Episode]) -> dict[int, TermValue]:
         conversations: list[Conversation] = []
         index_of: list[int] = []  # by episode: its conversation's index
         for episode in episodes:
@@ -108,11 +111,13 @@ class Ruler:
         orders = await self._ask_all(group, conversations)
         verdicts = [verdict for parts in orders for verdict in parts]
         scores = [_join([verdict.value for verdict in parts]) for parts in orders]
-        rulings = {}
+        found = {}
         for episode, index in zip(episodes, index_of, strict=True):
             is_first = episode is episodes[0]
-            rulings[episode.member] = Ruling(
-                value=fmean(order[index].value for order in scores),
+            value = fmean(order[index].value for order in scores)
+            found[episode.member] = TermValue(
+                credits=[value],
+                total=value,
                 judgement=Judgement(
                     explanation=scores[0][index].explanation,
                     num_calls=sum(each.num_calls for each in verdicts) if is_first else 0,
@@ -122,7 +127,7 @@ class Ruler:
                     scores=[order[index].value for order in scores],
                 ),
             )
-        return rulings
+        return found
 
     async def _ask_all(
         self, group: Group, conversations: Sequence[Conversation]

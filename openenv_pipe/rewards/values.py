@@ -1,0 +1,53 @@
+"""What reward terms return: a value for each episode of a group, or why there is none."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from openenv_pipe.environments.client.protocol import MAX_REWARD
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.types import Group, Judgement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TermValue:
+    """The value of a term for one episode, without the term's weight."""
+
+    credits: list[float]  # one for each turn if the term has per_turn, else one for the episode
+    total: float  # their sum; it differs only by rounding
+    parts: Mapping[str, float] = field(default_factory=dict)  # what it is made of, for the log
+    judgement: Judgement | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoValue:
+    """Why a term has no value for an episode, which therefore has no reward at all."""
+
+    why: str
+
+
+Values = Mapping[int, TermValue | NoValue]  # by member
+
+
+class GroupTerm(Protocol):
+    """A term of the reward, which sees all episodes of a group at once."""
+
+    async def values(self, group: Group) -> Values:
+        """Return the values of the episodes that did not fail.
+
+        A member that is left out has its reward without this term.
+
+        Raises:
+            JudgeError, ConfigError: the run cannot go on.
+        """
+        ...
+
+
+def check_number(name: str, value: float) -> float:
+    """Return a number of a term. Raises ConfigError if it is not finite or too large."""
+    if not abs(value) <= MAX_REWARD:  # NaN compares as False.
+        raise ConfigError(
+            f"reward.terms.{name} gave {value!r:.80}, expected a finite number of at most "
+            f"{MAX_REWARD:g} in size"
+        )
+    return value
