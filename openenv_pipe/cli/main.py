@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import engine, env, hosts, judge, models, results
+from openenv_pipe.cli import engine, env, hosts, judge, models, results, view
 from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_bash_value, complete_override
 from openenv_pipe.cli.logs import LogFormat, configure_logging
@@ -229,6 +229,7 @@ def reproduce(
 
 app.command("eval")(results.evaluate)
 app.command("compare")(results.compare)
+app.command("view")(view.view)
 app.command("export")(models.export)
 app.command("serve")(models.serve)
 

@@ -33,7 +33,7 @@ from openenv_pipe.runs.episode_query import (
     reward_expression,
 )
 from openenv_pipe.runs.episode_summary import Summary, summarise_row
-from openenv_pipe.runs.episodes import read_rows
+from openenv_pipe.runs.episodes import enumerate_rows
 from openenv_pipe.system.foreign_text import visible
 
 FILE_NAME = "episode_index.sqlite"
@@ -379,7 +379,8 @@ def file_of(folder: Path, source: str, step: int | None) -> Path:
 def _index_file(connection: sqlite3.Connection, folder: Path, path: Path) -> None:
     """Replace the rows of one file by what it has now. Raises OSError and sqlite3.Error."""
     stamp, name = _stamp(path), _name_of(folder, path)
-    problem, summaries = None, []
+    problem: str | None = None
+    summaries: list[tuple[int, Summary]] = []
     try:
         summaries = list(_summaries(path))
     except RunFolderError as error:
@@ -390,7 +391,7 @@ def _index_file(connection: sqlite3.Connection, folder: Path, path: Path) -> Non
         _forget(connection, name)
         connection.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", [name, *stamp, problem])
         marks = ", ".join("?" * (len(COLUMNS) + 1))
-        for line, summary in enumerate(summaries, 1):
+        for line, summary in summaries:
             row = connection.execute(
                 f"INSERT INTO episodes (file, {', '.join(COLUMNS)}) VALUES ({marks})",
                 [name, source, step, line, *summary.values],
@@ -400,10 +401,10 @@ def _index_file(connection: sqlite3.Connection, folder: Path, path: Path) -> Non
             )
 
 
-def _summaries(path: Path) -> Iterator[Summary]:
-    for row in read_rows(path):
+def _summaries(path: Path) -> Iterator[tuple[int, Summary]]:
+    for line, row in enumerate_rows(path):
         try:
-            yield summarise_row(row)
+            yield line, summarise_row(row)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RunFolderError(f"{path} has a damaged episode: {error!r:.200}") from error
 

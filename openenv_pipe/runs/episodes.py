@@ -17,8 +17,8 @@ import base64
 import json
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from sys import byteorder
 from typing import Any
@@ -33,6 +33,16 @@ GZIP = 31  # zlib's code for a gzip container without name and time
 FASTEST = 1  # Halves the size; level 6 takes five times as long to save another tenth.
 LINE = json.JSONEncoder(check_circular=False, separators=(",", ":"))
 CODES = {"f4": "f", "f8": "d"}  # to the array module's type codes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedEpisode:
+    """One line of an episodes file."""
+
+    line: int  # from 1 on
+    group: str
+    episode: Episode
+    advantages: list[float] | None  # one per turn; None: not trained on
 
 
 def write_episodes(
@@ -62,16 +72,38 @@ def read_episodes(path: Path) -> list[Group]:
         RunFolderError: The file is missing or damaged.
     """
     groups: dict[str, Group] = {}
-    for row in read_rows(path):
+    for each in read_recorded_episodes(path):
+        group = groups.setdefault(
+            each.group, Group(id=each.group, task=each.episode.task, episodes=[])
+        )
+        each.episode.task = group.task
+        group.episodes.append(each.episode)
+    return list(groups.values())
+
+
+def read_recorded_episodes(
+    path: Path, lines: Collection[int] | None = None
+) -> list[RecordedEpisode]:
+    """Read the episodes of one step with their advantages; `lines`: only those, from 1 on.
+
+    Raises:
+        RunFolderError: The file is missing or damaged.
+    """
+    found = []
+    for line, row in enumerate_rows(path, lines):
         try:
-            task = Task(**row["task"])
-            group = groups.setdefault(row["group"], Group(id=row["group"], task=task, episodes=[]))
-            episode = _episode_of_row(group.task, row)
-            _check_types(episode)
-            group.episodes.append(episode)
+            recorded = RecordedEpisode(
+                line=line,
+                group=row["group"],
+                episode=_episode_of_row(Task(**row["task"]), row),
+                advantages=_advantages_of_row(row),
+            )
+            hash(recorded.group)
+            _check_types(recorded.episode)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RunFolderError(f"{path} has a damaged episode: {error!r:.200}") from error
-    return list(groups.values())
+        found.append(recorded)
+    return found
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -80,11 +112,26 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         RunFolderError: The file is missing or damaged.
     """
+    return (row for _, row in enumerate_rows(path))
+
+
+def enumerate_rows(
+    path: Path, lines: Collection[int] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the numbers from 1 on and the contents of a file's lines, or of some of them.
+
+    Raises:
+        RunFolderError: The file is missing or damaged.
+    """
     try:
-        lines = zlib.decompress(read_bytes(path), GZIP).split(b"\n")
+        content = zlib.decompress(read_bytes(path), GZIP).split(b"\n")
     except zlib.error as error:
         raise RunFolderError(f"cannot read the episodes in {path}: {error}") from error
-    return (_parse_row(path, number, line) for number, line in enumerate(lines, 1) if line)
+    return (
+        (number, _parse_row(path, number, line))
+        for number, line in enumerate(content, 1)
+        if line and (lines is None or number in lines)
+    )
 
 
 def _parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -168,6 +215,11 @@ def _episode_of_row(task: Task, row: Mapping[str, Any]) -> Episode:
         judgements={name: Judgement(**each) for name, each in row.get("judgements", {}).items()},
         unscored=row.get("unscored"),
     )
+
+
+def _advantages_of_row(row: Mapping[str, Any]) -> list[float] | None:
+    advantages = row.get("advantages")  # Older versions did not write them.
+    return None if advantages is None else [float(each) for each in advantages]
 
 
 def _check_types(episode: Episode) -> None:

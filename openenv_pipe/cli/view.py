@@ -1,0 +1,40 @@
+"""The command `view`."""
+
+from typing import Annotated
+
+import typer
+
+from openenv_pipe.cli.arguments import Trust
+from openenv_pipe.cli.completion import complete_run
+from openenv_pipe.cli.progress import tell_person
+
+
+def view(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RUN|SWEEP|DIR]",
+            help="A run, a sweep, or the folder of all runs.",
+            autocompletion=complete_run,
+        ),
+    ] = "runs",
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="[default: 8090, or the next that is free]"),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0 lets other machines in, with the token that is printed.")
+    ] = "127.0.0.1",
+    trust: Trust = False,
+) -> None:
+    """Show runs in the browser, while they go on and afterwards: curves, episodes, tokens.
+
+    Serves until Ctrl-C. Loads nothing from elsewhere.
+
+    \b
+    openenv-pipe view
+    openenv-pipe view runs/wordle/latest --port 8091
+    """
+    from openenv_pipe.commands.view import view as view_target
+
+    view_target(target, host=host, port=port, trust=trust, tell=tell_person)

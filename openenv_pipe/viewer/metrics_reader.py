@@ -1,0 +1,62 @@
+"""Read a growing metrics.jsonl again and again; only what is new is parsed."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.metrics import parse_record
+
+MAX_BYTES = 512 * 2**20  # of one file; a step's line has about 2 KB
+
+MAX_EPOCH = 2**50  # JavaScript's numbers are exact up to 2**53
+
+Record = dict[str, Any]
+
+
+class MetricsReader:
+    """The records of one file, and how often it was replaced, as a resume does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = Lock()
+        self._inode: int | None = None
+        self._offset = 0
+        self._number = 0
+        self._records: list[Record] = []
+        self.num_damaged = 0
+
+    def read(self) -> tuple[int, Sequence[Record]]:
+        """Return a number that changes when the file is replaced, and the records so far."""
+        with self._lock:
+            try:
+                with self._path.open("rb") as file:
+                    self._read(file.fileno(), file.read)
+            except OSError:
+                self._restart(None)
+            return (self._inode or 0) % MAX_EPOCH, self._records
+
+    def _read(self, descriptor: int, read: Any) -> None:
+        found = os.fstat(descriptor)
+        if found.st_ino != self._inode or found.st_size < self._offset:
+            self._restart(found.st_ino)
+        if found.st_size == self._offset:
+            return
+        os.lseek(descriptor, self._offset, os.SEEK_SET)
+        content = read(MAX_BYTES)
+        *lines, unfinished = content.split(b"\n")
+        self._offset += len(content) - len(unfinished)
+        records = []
+        for line in lines:
+            self._number += 1
+            try:
+                records.append(parse_record(self._path, self._number, line))
+            except RunFolderError:
+                self.num_damaged += 1
+        self._records = [*self._records, *records]
+
+    def _restart(self, inode: int | None) -> None:
+        self._inode, self._offset, self._number = inode, 0, 0
+        self._records, self.num_damaged = [], 0

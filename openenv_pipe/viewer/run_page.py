@@ -1,0 +1,127 @@
+"""The data of one run's page: its curves, alarms, evaluations and logs."""
+
+import os
+import re
+import stat
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.reports.alarms import find_alarms
+from openenv_pipe.system.secrets import redact
+from openenv_pipe.viewer.meanings import meanings
+from openenv_pipe.viewer.panels import panels_of
+from openenv_pipe.viewer.run_store import RunStore
+from openenv_pipe.viewer.summaries import summarise_run
+
+MAX_LOG_BYTES = 64 * 1024
+MAX_LOGS = 200
+LOG = re.compile(r"attempt_\d+/[\w.@+-]+")
+
+
+def describe_run(store: RunStore, key: str) -> dict[str, Any]:
+    """Return everything about a run but its curves and episodes."""
+    folder = store.folder(key)
+    _, records = store.records(key)
+    record = folder.record
+    return {
+        **summarise_run(store, key),
+        "command": " ".join(record.command),
+        "versions": record.versions,
+        "machine": record.machine.model_dump(mode="json"),
+        "facts": record.facts,
+        "attempts": [
+            {"number": each.number, "status": each.status, "cause": each.cause}
+            for each in record.attempts
+        ],
+        "overrides": folder.overrides,
+        "config": store.config(key),
+        "alarms": [asdict(alarm) for alarm in find_alarms(records)],
+        "evaluations": list(store.reports(key)),
+        "logs": logs_of(folder.path),
+        "has_episodes": any((folder.path / "episodes").glob("step_*")),
+    }
+
+
+def curves(store: RunStore, key: str, *, epoch: int = 0, after: int = 0) -> dict[str, Any]:
+    """Return the metrics as columns; only those of records from `after` on if `epoch` still holds.
+
+    A resume replaces the file, and with it the epoch; then all columns are returned.
+    """
+    now, records = store.records(key)
+    start = after if epoch == now and after <= len(records) else 0
+    names = sorted({name for record in records for name in record if name not in ("step", "stage")})
+    new = records[start:]
+    return {
+        "epoch": now,
+        "start": start,
+        "steps": [record["step"] for record in new],
+        "stages": [record["stage"] for record in new],
+        "values": {name: [record.get(name) for record in new] for name in names},
+        "panels": panels_of(names),
+        "evaluations": evaluation_points(store, key),
+    }
+
+
+def evaluation_points(store: RunStore, key: str) -> list[dict[str, Any]]:
+    """Return the evaluations that belong to a step of training, with their intervals."""
+    reports = [*store.reports(key).values(), *store.during(key)]
+    return [
+        {
+            "label": report.label,
+            "step": report.step,
+            "success": report.success and asdict(report.success),
+            "reward": report.reward and asdict(report.reward),
+        }
+        for report in sorted(reports, key=lambda each: each.step or 0)
+        if report.step is not None
+    ]
+
+
+def explanations(names: list[str]) -> dict[str, Any]:
+    """Return the texts about metrics, for a legend; numbers in a name stand for any number."""
+    texts = meanings()
+    found = {}
+    for name in names:
+        general = re.sub(r"/\d+/", "/", name)
+        text = texts.get(name) or texts.get(general)
+        if text is None and name.startswith("reward/"):
+            text = texts.get("reward/NAME")
+        if text is not None:
+            found[name] = text
+    return found
+
+
+def logs_of(folder: Path) -> list[str]:
+    """List the log files of all attempts, the newest attempt's first."""
+    found = [
+        f"{path.parent.name}/{path.name}"
+        for path in (folder / "logs").glob("attempt_*/*")
+        if not path.is_symlink() and path.is_file()
+    ]
+    chosen = [name for name in found if LOG.fullmatch(name)]
+    chosen.sort(key=lambda name: (-int(name.partition("/")[0][8:]), name))
+    return chosen[:MAX_LOGS]
+
+
+def tail(folder: Path, name: str) -> str:
+    """Return the end of a log file, without secrets. Raises RunFolderError."""
+    if not LOG.fullmatch(name) or ".." in name:
+        raise RunFolderError(f"{name!r:.80} is not a log; expected one such as attempt_1/env-0.log")
+    path = folder / "logs" / name
+    try:
+        # A folder of others may have a link or a pipe in a log's place.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise RunFolderError(f"{path} is not a file")
+            file.seek(max(0, found.st_size - MAX_LOG_BYTES))
+            content = file.read(MAX_LOG_BYTES)
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error}") from error
+    text = content.decode(errors="replace")
+    if len(content) == MAX_LOG_BYTES:
+        text = text.partition("\n")[2]
+    return redact(text)

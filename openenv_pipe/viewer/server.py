@@ -1,0 +1,159 @@
+"""The server of the viewer: its addresses, and the loop that tells pages of changes.
+
+Every answer below /api/ is JSON. Handlers are plain functions, which starlette runs in threads, so
+that reading files does not block the event loop.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.viewer import episodes, run_page
+from openenv_pipe.viewer.access import Access
+from openenv_pipe.viewer.answers import Answer
+from openenv_pipe.viewer.run_store import RunStore
+from openenv_pipe.viewer.summaries import summarise_runs
+
+STATIC = Path(__file__).parent / "static"
+POLL_S = 1.0  # how often a run's files are looked at while a page shows it
+HEARTBEAT_S = 15.0  # after which a connection that says nothing gets a comment
+NUM_PORTS = 20  # that are tried if the first is taken
+END_WAIT_S = 1  # for pages that still listen when the server ends
+
+Reader = Callable[[RunStore, str, Mapping[str, str]], Any]
+
+
+def build_app(store: RunStore, *, token: str | None = None, trust: bool = False) -> Starlette:
+    """Return the application that shows the runs of a store.
+
+    token: what a browser has to know; None: only this machine may ask.
+    trust: whether tokenizers of models that a foreign run names may be read.
+    """
+
+    def route(path: str, read: Reader) -> Route:
+        def endpoint(request: Request) -> Response:
+            return _answer(lambda: read(store, _key(request), request.query_params))
+
+        return Route(f"/api{path}", endpoint)
+
+    def events(request: Request) -> Response:
+        return StreamingResponse(_changes(store, _key(request)), media_type="text/event-stream")
+
+    run = "/runs/{name}/{number}"
+    return Starlette(
+        routes=[
+            Route("/", lambda _: FileResponse(STATIC / "index.html")),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            route("/runs", lambda store, _, __: {"runs": summarise_runs(store)}),
+            route(run, lambda store, key, _: run_page.describe_run(store, key)),
+            route(f"{run}/curves", _curves),
+            route(f"{run}/log", _log),
+            route(f"{run}/episodes", episodes.list_episodes),
+            route(f"{run}/tasks", episodes.list_tasks),
+            route(f"{run}/episode", episodes.show_episode),
+            route(f"{run}/group", episodes.show_group),
+            route(
+                f"{run}/tokens",
+                lambda store, key, query: episodes.show_tokens(store, key, query, trust=trust),
+            ),
+            Route(f"/api{run}/events", events),
+        ],
+        middleware=[Middleware(Access, token=token)],
+    )
+
+
+def open_socket(host: str, port: int, *, is_fixed: bool) -> socket.socket:
+    """Listen on a port, or on one of the next if it is taken and the user has not chosen it.
+
+    Raises:
+        ConfigError: The port cannot be used.
+    """
+    problem: OSError | None = None
+    for number in range(port, port + (1 if is_fixed else NUM_PORTS)):
+        try:
+            return socket.create_server(
+                (host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            )
+        except OSError as error:
+            problem = error
+    raise ConfigError(
+        f"--host {host} --port {port} cannot be used: {problem}; choose another --port"
+    )
+
+
+def serve(app: Starlette, listener: socket.socket) -> None:
+    """Serve until Ctrl-C."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=END_WAIT_S,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _key(request: Request) -> str:
+    parts = request.path_params
+    return f"{parts['name']}/{parts['number']}" if parts else ""
+
+
+def _answer(read: Callable[[], Any]) -> Response:
+    try:
+        return Answer(read())
+    except (PipeError, OSError) as error:
+        return Answer({"error": str(error)}, status_code=404)
+
+
+def _curves(store: RunStore, key: str, query: Mapping[str, str]) -> Any:
+    epoch, after = (query.get(name, "0") for name in ("epoch", "after"))
+    known = [int(each) if each.isascii() and each.isdecimal() else 0 for each in (epoch, after)]
+    found = run_page.curves(store, key, epoch=known[0], after=known[1])
+    if not found["start"]:
+        found["explanations"] = run_page.explanations(list(found["values"]))
+    return found
+
+
+def _log(store: RunStore, key: str, query: Mapping[str, str]) -> Any:
+    return {"text": run_page.tail(store.path(key), query.get("name", ""))}
+
+
+async def _changes(store: RunStore, key: str) -> AsyncIterator[str]:
+    """Yield an event whenever the run's files or its status change, until the page is closed."""
+    last, quiet_s = None, 0.0
+    while True:
+        stamp = await asyncio.to_thread(_stamp, store, key)
+        if stamp != last:
+            yield f"data: {json.dumps(stamp)}\n\n"
+            last, quiet_s = stamp, 0.0
+        elif quiet_s >= HEARTBEAT_S:
+            yield ": nothing new\n\n"
+            quiet_s = 0.0
+        await asyncio.sleep(POLL_S)
+        quiet_s += POLL_S
+
+
+def _stamp(store: RunStore, key: str) -> list[Any]:
+    """Return what differs after a step, an evaluation or a change of status."""
+    found: list[Any] = []
+    try:
+        folder = store.folder(key)
+        found.append(folder.status)
+        for name in ("metrics.jsonl", "run.json", "eval"):
+            file = folder.path / name
+            found.append(file.stat().st_mtime_ns if file.exists() else 0)
+    except (PipeError, OSError) as error:
+        found.append(str(error)[:200].encode(errors="replace").decode())
+    return found

@@ -1,0 +1,25 @@
+// Ask the server, or the data files of a bundle that is opened from a disk.
+
+export async function ask(path, parameters = {}) {
+  if (window.bundle) return window.bundle.ask(path, parameters);
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value !== null && value !== undefined && value !== "") query.set(name, value);
+  }
+  const answer = await fetch(`api${path}?${query}`);
+  const content = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw new Error(content.error);
+  return content;
+}
+
+// Call `changed` whenever the run changes; returns a function that ends this.
+export function listen(path, changed) {
+  if (window.bundle) return () => {};
+  const source = new EventSource(`api${path}/events`);
+  source.onmessage = () => changed();
+  return () => source.close();
+}
+
+export function runPath(key) {
+  return `/runs/${key.split("/").map(encodeURIComponent).join("/")}`;
+}

@@ -1,0 +1,183 @@
+// Curves with smoothing, a legend with values, and evaluations with their intervals.
+
+import { h, fill, number } from "./dom.js";
+
+export const COLOURS = 6;
+const HEIGHT = 170;
+const charts = new Set();
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+export function lineColour(index) {
+  return colour(`--line-${index % COLOURS}`);
+}
+
+function faint(text) {
+  return `color-mix(in srgb, ${text} 28%, transparent)`;
+}
+
+// The exponential moving average without a bias to its first value; gaps stay gaps.
+export function smoothed(values, weight) {
+  if (!weight) return values;
+  let sum = 0, total = 0;
+  return values.map((value) => {
+    if (value === null || value === undefined) return null;
+    sum = weight * sum + (1 - weight) * value;
+    total = weight * total + (1 - weight);
+    return sum / total;
+  });
+}
+
+// lines: {name, x, y, explanation, colour, points}; the values of several x are put on one axis.
+export class Chart {
+  constructor(title, { unit = "step" } = {}) {
+    this.unit = unit;
+    this.place = h("div", { class: "plot" });
+    this.legend = h("ul", { class: "legend" });
+    this.about = h("dl", { class: "about", hidden: true });
+    this.button = h("button", { class: "quiet", type: "button", "aria-expanded": "false", title: "What these numbers mean",
+      onclick: () => this.toggle() }, "?");
+    this.node = h("section", { class: "panel" },
+      h("header", {}, h("h3", {}, title), this.button), this.place, this.legend, this.about);
+    this.plot = null;
+    charts.add(this);
+  }
+
+  toggle() {
+    this.about.hidden = !this.about.hidden;
+    this.button.setAttribute("aria-expanded", String(!this.about.hidden));
+  }
+
+  update(lines, { weight = 0, points = [] } = {}) {
+    this.last = [lines, { weight, points }];
+    const axis = [...new Set([...lines.flatMap((line) => line.x), ...points.map((point) => point.x)])].sort((a, b) => a - b);
+    const place = new Map(axis.map((x, index) => [x, index]));
+    const columns = [axis];
+    for (const line of lines) {
+      const values = new Array(axis.length).fill(null), soft = new Array(axis.length).fill(null);
+      const average = smoothed(line.y, weight);
+      line.x.forEach((x, index) => {
+        values[place.get(x)] = line.y[index];
+        soft[place.get(x)] = average[index];
+      });
+      columns.push(values, soft);
+    }
+    // uPlot draws a point of data as nothing but a line; evaluations need room on the axes.
+    for (const bound of ["low", "high"]) {
+      const values = new Array(axis.length).fill(null);
+      for (const point of points) values[place.get(point.x)] = point[bound];
+      columns.push(values);
+    }
+    this.points = points;
+    this.lines = lines;
+    const shape = JSON.stringify([lines.map((line) => [line.name, line.colour]), weight > 0]);
+    if (!this.plot || this.shape !== shape) this.draw(columns, weight, shape);
+    else this.plot.setData(columns);
+    this.explain();
+    this.values(null);
+  }
+
+  draw(columns, weight, shape) {
+    this.plot?.destroy();
+    this.shape = shape;
+    const series = [{}];
+    this.lines.forEach((line, index) => {
+      const stroke = line.colour ?? lineColour(index);
+      const alone = (plot, which) => plot.data[which].filter((value) => value !== null).length < 2;
+      series.push({ stroke: weight ? faint(stroke) : stroke, width: weight ? 1 : 1.6, spanGaps: true, points: { show: alone, size: 6, fill: stroke } });
+      series.push({ stroke, width: 1.8, show: weight > 0, spanGaps: true, points: { show: false } });
+    });
+    series.push({ stroke: "transparent", points: { show: false } }, { stroke: "transparent", points: { show: false } });
+    const font = "11px system-ui, sans-serif", ink = colour("--muted"), grid = { stroke: colour("--grid"), width: 1 };
+    const look = { font, stroke: ink, grid, ticks: { show: false }, gap: 4 };
+    this.plot = new uPlot({
+      width: this.width(), height: HEIGHT, padding: [8, 8, 0, 0],
+      scales: { x: { time: false }, y: { range: (_, low, high) => this.range(low, high) } },
+      series,
+      axes: [
+        { ...look, size: 24, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 100000] },
+        { ...look, size: 52, space: 34, values: (_, ticks) => ticks.map((tick) => short(tick)) },
+      ],
+      legend: { show: false },
+      cursor: { sync: { key: "steps", scales: ["x", null] }, points: { size: 5 }, drag: { x: true, y: false } },
+      hooks: { setCursor: [(plot) => this.values(plot.cursor.idx)], draw: [(plot) => this.intervals(plot)] },
+    }, columns, this.place);
+  }
+
+  range(low, high) {
+    if (low === null || high === null) return [0, 1];
+    if (this.lines.every((line) => line.name === "success/rate")) return [0, 1];
+    const margin = low === high ? Math.abs(low) * 0.1 || 0.1 : (high - low) * 0.06;
+    return [low - margin, high + margin];
+  }
+
+  intervals(plot) {
+    const { ctx } = plot, ratio = devicePixelRatio;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colour("--ink");
+    ctx.lineWidth = 1.2 * ratio;
+    for (const point of this.points) {
+      const x = plot.valToPos(point.x, "x", true);
+      const [y, low, high] = [point.mean, point.low, point.high].map((value) => plot.valToPos(value, "y", true));
+      ctx.beginPath();
+      ctx.moveTo(x, low);
+      ctx.lineTo(x, high);
+      ctx.stroke();
+      ctx.beginPath();
+      ctx.arc(x, y, 2.8 * ratio, 0, 7);
+      ctx.fill();
+    }
+    ctx.restore();
+  }
+
+  values(index) {
+    const data = this.plot?.data;
+    if (!data) return;
+    const at = index ?? null;
+    fill(this.legend, this.lines.map((line, which) => {
+      const values = data[1 + 2 * which];
+      const value = at === null ? values.findLast((each) => each !== null) : values[at];
+      const swatch = h("i", { style: { background: line.colour ?? lineColour(which) } });
+      return h("li", { title: line.explanation?.meaning }, swatch, h("span", {}, line.name), h("b", {}, number(value ?? null)));
+    }), at === null ? null : h("li", { class: "at" }, `${this.unit} ${data[0][at]}`),
+    this.points.length ? h("li", { class: "at" }, "● evaluation") : null);
+  }
+
+  explain() {
+    const known = this.lines.filter((line) => line.explanation);
+    this.button.hidden = !known.length;
+    fill(this.about, known.map((line) => [h("dt", {}, line.name),
+      h("dd", {}, line.explanation.meaning, ". ", line.explanation.hint)]));
+  }
+
+  width() {
+    return Math.max(160, this.place.clientWidth || 300);
+  }
+
+  fit() {
+    if (this.plot && this.place.clientWidth) this.plot.setSize({ width: this.width(), height: HEIGHT });
+  }
+
+  redraw() {
+    if (!this.last) return;
+    this.shape = null;
+    this.update(...this.last);
+  }
+
+  end() {
+    this.plot?.destroy();
+    charts.delete(this);
+  }
+}
+
+function short(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e4 || size < 1e-3) return value.toExponential(0).replace("e+", "e");
+  return String(+value.toPrecision(4));
+}
+
+addEventListener("resize", () => charts.forEach((chart) => chart.fit()));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.redraw()));

@@ -1,0 +1,157 @@
+// One run: its head, alarms, curves, logs and configuration.
+
+import { h, fill, address, statusMark, number, percent, count, duration, choice, NONE } from "./dom.js";
+import { ask, listen, runPath } from "./api.js";
+import { Chart } from "./charts.js";
+import { progressBar, interval } from "./runs_page.js";
+
+export const TABS = [["", "Curves"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["logs", "Logs"], ["config", "Configuration"]];
+
+export function runTabs(key, current) {
+  return h("nav", { class: "tabs", "aria-label": "Parts of the run" }, TABS.map(([name, title]) =>
+    h("a", { href: address(`/run/${key}${name ? `/${name}` : ""}`), "aria-current": name === current ? "page" : null }, title)));
+}
+
+export function facts(pairs) {
+  return h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== NONE)
+    .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}
+
+function head(run) {
+  return [
+    h("div", { class: "bar" }, h("h1", {}, run.key), statusMark(run.status), progressBar(run),
+      run.lineage ? h("span", { class: "muted" }, `${run.lineage.kind} of ${run.lineage.run}`) : null),
+    run.problem ? h("div", { class: "notice bad" }, run.problem) : null,
+    facts([
+      ["Stage", run.status === "running" ? run.stage : null], ["Time left", duration(run.left_s)],
+      ["Reward", number(run.reward)], ["Success in training", percent(run.success)],
+      ["Success before", interval(run.success_start)], ["Success trained", interval(run.success_trained)],
+      ["Time", duration(run.duration_s)], ["Tokens written", count(run.num_tokens)], ["Tokens per second", count(run.tokens_per_s)],
+      ["Environment", run.env], ["Model", run.model],
+    ]),
+    run.alarms.map((alarm) => h("div", { class: "notice", "data-metric": alarm.metric }, h("strong", {}, alarm.what, "."), h("p", {}, "Try: ", alarm.advice, "."))),
+  ];
+}
+
+export async function runPage(route, key, tab) {
+  const top = h("div", {}), body = h("div", {});
+  let run = await ask(runPath(key));
+  fill(top, head(run));
+  const part = await { "": curvesTab, logs: logsTab, config: configTab }[tab](route, key, body, run);
+  const stop = listen(runPath(key), async () => {
+    run = await ask(runPath(key)).catch(() => run);
+    fill(top, head(run));
+    await part.update?.();
+  });
+  return {
+    title: key, trail: [[key, address(`/run/${key}`)]], node: h("div", {}, top, runTabs(key, tab), body),
+    shown: part.shown, end: () => { stop(); part.end?.(); },
+  };
+}
+
+// Which steps a metric is drawn over: those of GRPO, unless only the warm start has it.
+export function linesOf(panel, data) {
+  return panel.names.map((name) => {
+    const values = data.values[name] ?? [];
+    const has = (stage) => values.some((value, index) => value !== null && data.stages[index] === stage);
+    const stage = has("grpo") || !has("warm_start") ? "grpo" : "warm_start";
+    const x = [], y = [];
+    values.forEach((value, index) => {
+      if (data.stages[index] === stage) { x.push(data.steps[index]); y.push(value); }
+    });
+    return { name, x, y, stage, explanation: data.explanations?.[name] };
+  });
+}
+
+export function pointsOf(panel, data) {
+  const measure = { "reward/mean": "reward", "success/rate": "success" }[panel.names[0]];
+  return measure ? data.evaluations.filter((each) => each[measure]).map((each) => ({ x: each.step, ...each[measure] })) : [];
+}
+
+function extend(data, more) {
+  if (!data || more.start === 0) return more;
+  const known = data.steps.length;
+  for (const name of new Set([...Object.keys(data.values), ...Object.keys(more.values)])) {
+    const old = data.values[name] ?? new Array(known).fill(null);
+    more.values[name] = [...old, ...(more.values[name] ?? new Array(more.steps.length).fill(null))];
+  }
+  return { ...more, explanations: data.explanations, steps: [...data.steps, ...more.steps], stages: [...data.stages, ...more.stages] };
+}
+
+export function smoothingControl(route, changed) {
+  const slider = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: route.parameters.smooth ?? "0", "aria-label": "Smoothing",
+    oninput: () => { route.parameters.smooth = slider.value; history.replaceState(null, "", address(route.path, route.parameters)); changed(); } });
+  return h("label", { class: "field" }, h("span", {}, "Smoothing"), slider);
+}
+
+async function curvesTab(route, key, body) {
+  let data = null;
+  const charts = new Map(), sections = new Map(), place = h("div", {});
+  async function load() {
+    const asked = data ? { epoch: data.epoch, after: data.steps.length } : {};
+    data = extend(data, await ask(`${runPath(key)}/curves`, asked));
+    draw();
+  }
+  function draw() {
+    const weight = Number(route.parameters.smooth ?? 0);
+    for (const panel of data.panels) {
+      const lines = linesOf(panel, data);
+      if (!lines.some((line) => line.y.some((value) => value !== null))) continue;
+      const name = `${panel.section}/${panel.title}`;
+      if (!sections.has(panel.section)) {
+        sections.set(panel.section, h("div", { class: "grid" }));
+        place.append(h("section", { class: "section" }, h("h2", {}, panel.section), sections.get(panel.section)));
+      }
+      if (!charts.has(name)) {
+        charts.set(name, new Chart(panel.title, { unit: lines[0].stage === "grpo" ? "step" : "warm start step" }));
+        sections.get(panel.section).append(charts.get(name).node);
+      }
+      charts.get(name).update(lines, { weight, points: pointsOf(panel, data) });
+    }
+    if (!charts.size) fill(place, h("p", { class: "empty-page" }, "The run has not finished a step yet. Curves appear here by themselves."));
+    else place.querySelector(".empty-page")?.remove();
+  }
+  fill(body, h("div", { class: "bar" }, smoothingControl(route, draw),
+    h("span", { class: "muted small" }, "Drag over a curve to look closer; double-click to see all. ? says what a metric means.")), place);
+  await load();
+  return { update: load, shown: () => charts.forEach((chart) => chart.fit()), end: () => charts.forEach((chart) => chart.end()) };
+}
+
+async function logsTab(route, key, body, run) {
+  if (!run.logs.length) {
+    fill(body, h("p", { class: "empty-page" }, "The run has written no logs."));
+    return {};
+  }
+  const name = run.logs.includes(route.parameters.name) ? route.parameters.name : run.logs[0];
+  const text = h("pre", { class: "log", tabindex: 0 });
+  async function load() {
+    const atEnd = text.scrollTop + text.clientHeight >= text.scrollHeight - 4;
+    text.textContent = (await ask(`${runPath(key)}/log`, { name })).text || "(empty)";
+    if (atEnd) text.scrollTop = text.scrollHeight;
+  }
+  fill(body, choice(name, run.logs.map((each) => [each, each]), (value) => { location.hash = address(route.path, { name: value }); }, "Log"), text);
+  await load();
+  return { update: load, shown: () => { text.scrollTop = text.scrollHeight; } };
+}
+
+async function configTab(route, key, body, run) {
+  const rows = [];
+  const walk = (value, path) => {
+    if (value && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length) {
+      for (const [name, each] of Object.entries(value)) walk(each, path ? `${path}.${name}` : name);
+    } else rows.push([path, value]);
+  };
+  walk(run.config, "");
+  const search = h("input", { type: "search", placeholder: "Filter keys and values", value: route.parameters.q ?? "", "aria-label": "Filter keys", oninput: () => draw() });
+  const place = h("div", { class: "wide" });
+  function draw() {
+    const word = search.value.toLowerCase();
+    const shown = rows.filter(([name, value]) => `${name} ${JSON.stringify(value)}`.toLowerCase().includes(word));
+    fill(place, h("table", { class: "list" }, shown.map(([name, value]) => h("tr", {}, h("td", { class: "mono" }, name), h("td", { class: "long mono" }, typeof value === "string" ? value : JSON.stringify(value))))));
+  }
+  fill(body, h("div", { class: "bar" }, h("span", { class: "grow" }, search)),
+    h("p", { class: "mono small muted" }, run.command), place,
+    h("p", { class: "small muted" }, `Versions: ${Object.entries(run.versions).map((each) => each.join(" ")).join(", ")}`));
+  draw();
+  return {};
+}

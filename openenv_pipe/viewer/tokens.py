@@ -1,0 +1,101 @@
+"""The tokens of one episode as a page shows them: texts, and numbers to colour them by.
+
+Texts need the run's tokenizer, which every checkpoint has. Before the first checkpoint it is that
+of the model which the configuration names, if this machine has it and the run may be acted on
+(`runs/trust.py`). Nothing is downloaded. Without a tokenizer, tokens are shown by their ids.
+"""
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.errors import PipeError, RunFolderError
+from openenv_pipe.runs.checkpoints import all_checkpoints
+from openenv_pipe.runs.episodes import RecordedEpisode
+from openenv_pipe.runs.folder import RunFolder
+
+MAX_TOKENS = 100_000  # of one episode
+
+
+def tokens_of(recorded: RecordedEpisode, path: Path, *, trust: bool) -> dict[str, Any]:
+    """Return the tokens of an episode as columns, and why texts are missing if they are.
+
+    A token of the environment has `mask` 0, and neither logprob nor advantage.
+    """
+    turns = recorded.episode.turns
+    ids = [token for turn in turns for token in [*turn.prompt_ids, *turn.completion_ids]]
+    mask, logprobs, advantages, versions, numbers = [], [], [], [], []
+    for number, turn in enumerate(turns):
+        known = recorded.advantages or []
+        advantage = known[number] if number < len(known) else None
+        version = ", ".join(map(str, turn.policy_versions))
+        num_prompt, num_completion = len(turn.prompt_ids), len(turn.completion_ids)
+        mask += [0] * num_prompt + [1] * num_completion
+        padded = [*turn.logprobs, *[None] * num_completion][:num_completion]
+        logprobs += [None] * num_prompt + padded
+        advantages += [None] * num_prompt + [advantage] * num_completion
+        versions += [None] * num_prompt + [version] * num_completion
+        numbers += [number + 1] * (num_prompt + num_completion)
+    texts, problem = _texts(ids[:MAX_TOKENS], path, trust=trust)
+    return {
+        "ids": ids[:MAX_TOKENS],
+        "texts": texts,
+        "problem": problem,
+        "mask": mask[:MAX_TOKENS],
+        "logprob": logprobs[:MAX_TOKENS],
+        "advantage": advantages[:MAX_TOKENS],
+        "version": versions[:MAX_TOKENS],
+        "turn": numbers[:MAX_TOKENS],
+        "num_more": max(0, len(ids) - MAX_TOKENS),
+    }
+
+
+def _texts(ids: Sequence[int], path: Path, *, trust: bool) -> tuple[list[str] | None, str | None]:
+    if not ids:
+        return None, "the model of this run is behind an endpoint that takes messages, not tokens"
+    try:
+        file = _tokenizer_file(path, trust=trust)
+        tokenizer = _tiny() if file is None else _load(file)
+        texts = [tokenizer.decode([each], skip_special_tokens=False) for each in ids]
+        return texts, None
+    except PipeError as error:
+        problem = str(error).partition("\n")[0]
+    except Exception as error:  # What the library raises for damaged files has no narrower type.
+        problem = repr(error)[:200]
+    return None, f"tokens are shown by their ids, because there is no tokenizer: {problem}"
+
+
+def _tokenizer_file(path: Path, *, trust: bool) -> Path | None:
+    """Return the file of a run's tokenizer; None: the tiny model's. Raises PipeError."""
+    for checkpoint in reversed(all_checkpoints(path)):
+        if (file := checkpoint / "tokenizer.json").is_file():
+            return file
+    folder = RunFolder.open(path)
+    if folder.written_config.model.type == "tiny":
+        return None
+    model = folder.config_to_run(trust=trust).model
+    assert model.type == "hub"
+    file = Path(model.path).expanduser() / "tokenizer.json"
+    if file.is_file():
+        return file
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model.path, "tokenizer.json", revision=model.revision)
+    if not isinstance(found, str):
+        raise RunFolderError("the run has no checkpoint yet, and this machine has no copy of it")
+    return Path(found)
+
+
+@lru_cache(maxsize=4)
+def _load(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))
+
+
+@cache
+def _tiny() -> Any:
+    from openenv_pipe.models.tiny import build_tokenizer
+
+    return build_tokenizer()

@@ -1,0 +1,208 @@
+"""The viewer's server: what its addresses answer, and whom it refuses. No browser is needed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import run_samples
+from starlette.testclient import TestClient
+
+from openenv_pipe.cli.main import main
+from openenv_pipe.commands.view import find_target
+from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.runs.evals import DURING
+from openenv_pipe.viewer import server
+from openenv_pipe.viewer.answers import as_json
+from openenv_pipe.viewer.run_store import RunStore
+
+STATIC = server.STATIC
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished run of three steps with evaluations."""
+    folder = run_samples.create(tmp_path_factory.mktemp("runs"))
+    run_samples.train(folder, num_steps=3)
+    run_samples.evaluate(folder, "start", 0.2)
+    run_samples.evaluate(folder, f"{DURING}000001", 0.3, step=1)
+    run_samples.evaluate(folder, "trained", 0.6, step=3)
+    (folder.logs / "env-0.log").write_text("first\nready <b>\x1b[31m\n")
+    folder.finish("finished")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    return open_client(folder.path.parents[1])
+
+
+def open_client(runs_dir: Path, **options) -> TestClient:
+    return TestClient(
+        server.build_app(RunStore(runs_dir), **options), base_url="http://127.0.0.1:8090"
+    )
+
+
+def test_the_table_of_runs(client):
+    (run,) = client.get("/api/runs").json()["runs"]
+    assert (run["key"], run["status"], run["env"]) == ("smoke/0001", "finished", "wordle")
+    assert (run["stage"], run["step"]) == ("grpo", 3)
+    assert run["success_start"]["mean"] == pytest.approx(0.2)
+    assert run["success_trained"]["mean"] == pytest.approx(0.6)
+    assert run["left_s"] is None, "nothing is left of a finished run"
+
+
+def test_a_folder_that_cannot_be_read_has_a_row(tmp_path):
+    (tmp_path / "a" / "0001").mkdir(parents=True)
+    (tmp_path / "a" / "0001" / "run.json").write_text("{}")
+    (run,) = open_client(tmp_path).get("/api/runs").json()["runs"]
+    assert run["status"] == "unreadable"
+    assert "run.json is damaged" in run["problem"]
+
+
+def test_a_running_run_says_what_is_left(tmp_path):
+    folder = run_samples.create(tmp_path)
+    run_samples.train(folder, num_steps=2)
+    (run,) = open_client(tmp_path).get("/api/runs").json()["runs"]
+    assert run["status"] == "running"
+    assert run["left_s"] == pytest.approx(2.0 * (run["num_steps"] - 2))
+
+
+def test_curves_are_grouped_and_explained(client):
+    curves = client.get("/api/runs/smoke/0001/curves").json()
+    assert curves["steps"] == [1, 2, 3]
+    assert len(curves["values"]["reward/mean"]) == 3
+    panels = {panel["title"]: panel["names"] for panel in curves["panels"]}
+    assert panels["Mismatch of logprobs"] == ["mismatch/mean", "mismatch/max"]
+    assert "entropy of the next token" in curves["explanations"]["loss/entropy"]["meaning"]
+    assert "explores" in curves["explanations"]["loss/entropy"]["hint"]
+    assert [each["step"] for each in curves["evaluations"]] == [0, 1, 3]
+
+
+def test_only_new_steps_are_sent(tmp_path):
+    folder, client = run_samples.create(tmp_path), open_client(tmp_path)
+    run_samples.train(folder, num_steps=2)
+    address = "/api/runs/smoke/0001/curves"
+    first = client.get(address).json()
+    run_samples.train(folder, num_steps=1)
+    more = client.get(address, params={"epoch": first["epoch"], "after": 2}).json()
+    assert (more["start"], more["steps"]) == (2, [1])
+    content = folder.metrics_path.read_bytes()
+    folder.metrics_path.rename(tmp_path / "old")
+    folder.metrics_path.write_bytes(content[: content.index(b"\n") + 1] + b'{"step": 2, "st')
+    after = client.get(address, params={"epoch": first["epoch"], "after": 3}).json()
+    assert (after["start"], after["steps"]) == (0, [1]), "a resume has replaced the file"
+
+
+def test_one_run(client):
+    run = client.get("/api/runs/smoke/0001").json()
+    assert run["config"]["trainer"]["steps"] == run["num_steps"]
+    assert run["evaluations"] == ["start", "trained"]
+    assert run["logs"] == ["attempt_1/env-0.log"]
+    log = client.get("/api/runs/smoke/0001/log", params={"name": "attempt_1/env-0.log"}).json()
+    assert log["text"] == "first\nready <b>\\u001b[31m\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["attempt_1/../../run.json", "attempt_1/secret", "/etc/passwd", "", "attempt_1/pipe"]
+)
+def test_logs_are_only_files_of_the_run(client, folder, tmp_path, name):
+    (folder.logs / "secret").unlink(missing_ok=True)
+    (folder.logs / "secret").symlink_to("/etc/passwd")
+    answer = client.get("/api/runs/smoke/0001/log", params={"name": name})
+    assert answer.status_code == 404
+    assert "root:" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "key", ["smoke/0002", "smoke/%2e%2e", "%2e/%2e", "%2e%2e/%2e%2e", "a/%00", "a%2fb/c"]
+)
+def test_only_runs_of_the_folder_are_shown(client, key):
+    assert client.get(f"/api/runs/{key}").status_code == 404
+
+
+def test_every_answer_forbids_what_comes_from_elsewhere(client):
+    for path in ("/", "/static/app.js", "/api/runs", "/api/runs/x/y", "/nothing"):
+        headers = client.get(path).headers
+        assert headers["Content-Security-Policy"].startswith("default-src 'self';"), path
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::2]:80"])
+def test_names_of_others_are_refused(client, host):
+    answer = client.get("/api/runs", headers={"Host": host})
+    assert answer.status_code == 403
+    assert "smoke" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "LOCALHOST", "127.0.0.1:8090", "[::1]:8090"])
+def test_names_of_this_machine_are_accepted(client, host):
+    assert client.get("/api/runs", headers={"Host": host}).status_code == 200
+
+
+def test_nothing_can_be_sent(client):
+    assert client.post("/api/runs").status_code == 405
+
+
+def test_other_machines_need_the_token(folder):
+    client = open_client(folder.path.parents[1], token="right")
+    for address in ("/", "/api/runs", "/?token=wrong", "/api/runs?token=", "/?token=%ff"):
+        assert client.get(address).status_code == 401, address
+    wrong = client.get("/api/runs", headers={"Cookie": "openenv_pipe_view=wrong"})
+    assert wrong.status_code == 401
+    answer = client.get("/?token=right", follow_redirects=False)
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
+    assert "httponly" in answer.headers["Set-Cookie"].lower()
+    assert client.get("/api/runs", headers={"Host": "any.example"}).status_code == 200
+
+
+def test_the_pages_load_nothing_from_elsewhere_and_never_parse_data_as_html():
+    own = [path for path in STATIC.iterdir() if path.suffix in (".html", ".js", ".css")]
+    assert len(own) > 5
+    for path in own:
+        text = path.read_text()
+        if path.name.startswith("uPlot."):
+            continue
+        assert "http://" not in text and "https://" not in text, path.name
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert word not in text, (path.name, word)
+    assert (STATIC / "uPlot.LICENSE").read_text().startswith("The MIT License")
+
+
+def test_json_is_ascii_and_has_no_invisible_characters():
+    text = as_json({"a\u202e": ["\ud800\x1b[31m", float("nan"), 1.5, {"b": (None, True)}]})
+    assert text.isascii()
+    assert json.loads(text) == {"a\\u202e": ["\\ud800\\u001b[31m", None, 1.5, {"b": [None, True]}]}
+
+
+def test_targets(folder, monkeypatch):
+    runs_dir = folder.path.parents[1]
+    monkeypatch.chdir(runs_dir.parent)
+    assert find_target(str(runs_dir)) == (runs_dir, "")
+    assert find_target(str(folder.path)) == (runs_dir, "#/run/smoke/0001")
+    assert find_target(str(runs_dir / "smoke" / "latest")) == (runs_dir, "#/run/smoke/0001")
+    sweep = runs_dir / "sweeps" / "2026"
+    sweep.mkdir(parents=True)
+    (sweep / "sweep.json").write_text("{}")
+    assert find_target(str(sweep)) == (runs_dir, "#/sweep/2026")
+    shutil.rmtree(runs_dir / "sweeps")
+    with pytest.raises(RunFolderError, match="no folder"):
+        find_target("nothing")
+
+
+def test_a_port_that_is_taken():
+    with server.open_socket("127.0.0.1", 0, is_fixed=True) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="choose another --port"):
+            server.open_socket("127.0.0.1", port, is_fixed=True)
+        with server.open_socket("127.0.0.1", port, is_fixed=False) as other:
+            assert other.getsockname()[1] > port
+
+
+def test_the_command_names_a_folder_that_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["view"])
+    assert ended.value.code == RunFolderError.exit_code
+    assert "there is no folder 'runs'" in capsys.readouterr().err
