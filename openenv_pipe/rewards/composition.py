@@ -10,9 +10,9 @@ from openenv_pipe.config.schema import (
     OnlySuccessTransform,
     RewardConfig,
     StandardiseTransform,
+    Term,
     TransformConfig,
 )
-from openenv_pipe.config.schema.reward import Term
 from openenv_pipe.rewards.values import NoValue, TermValue, Values
 from openenv_pipe.types import Episode, Group
 

@@ -4,10 +4,10 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from openenv_pipe.config.schema import RewardConfig, RulerTerm, TermConfig
+from openenv_pipe.config.schema import JudgeTerm, RewardConfig, RulerTerm, TermConfig
 from openenv_pipe.errors import JudgeError, raise_first
 from openenv_pipe.rewards.composition import compose_rewards, reason_of
-from openenv_pipe.rewards.judges import Judge, Ruler
+from openenv_pipe.rewards.judges import CriteriaTerm, Judge, Ruler
 from openenv_pipe.rewards.terms import EpisodeTerm
 from openenv_pipe.rewards.values import GroupTerm
 from openenv_pipe.types import Group
@@ -86,5 +86,8 @@ def _term(name: str, term: TermConfig, judge: Judge | None) -> GroupTerm:
         case RulerTerm():
             assert judge is not None
             return Ruler(term, judge)
+        case JudgeTerm():
+            assert judge is not None
+            return CriteriaTerm(name, term, judge)
         case _:
             return EpisodeTerm(name, term)

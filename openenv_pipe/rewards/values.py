@@ -1,6 +1,7 @@
 """What reward terms return: a value for each episode of a group, or why there is none."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,3 +52,14 @@ def check_number(name: str, value: float) -> float:
             f"{MAX_REWARD:g} in size"
         )
     return value
+
+
+def weighted(
+    numbers: Mapping[str, float], weights: Mapping[str, float], gates: Sequence[str]
+) -> float:
+    """Return the weighted sum of the numbers with a weight, times the numbers that are gates.
+
+    Without any weights it is the product of the gates alone.
+    """
+    total = math.fsum(weight * numbers[name] for name, weight in weights.items())
+    return math.prod((numbers[name] for name in gates), start=total if weights else 1.0)

@@ -34,6 +34,7 @@ REQUIRED = {
     "engine=python": ["engine.target=openenv_pipe.engines.local:LocalEngine"],
     "host=python": ["host.target=my_host:Host"],
     "judge=openai": ["judge.model=some-model", "judge.api_key=null"],
+    "reward=judge": ["judge=openai", "judge.model=some-model", "judge.api_key=null"],
     "reward=ruler": ["judge=openai", "judge.model=some-model", "judge.api_key=null"],
     "host=attach": ["host.urls=[http://127.0.0.1:8000]"],
     "host=kubernetes": ["host.image=registry.example/wordle:1"],

@@ -1,71 +1,26 @@
 """RULER against a scripted judge over HTTP: what it shows, and what happens when it fails."""
 
-import asyncio
 import itertools
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import ConfigError, JudgeError
-from openenv_pipe.rewards import Scorer
-from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
-from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
+from openenv_pipe.types import Group, Status
 from tests.judge_server import JudgeServer, said
-
-LETTER = {"role": "user", "content": "b"}
-QUICK = ["judge.max_retries=1", "judge.timeout_s=20"]
-
-
-def episode(member: int, *replies: str, reward: float = 0.0) -> Episode:
-    task = Task(id="train/0", split="train", index=0, seed=1)
-    turns = [
-        Turn(
-            prompt_ids=[1],
-            completion_ids=[2],
-            logprobs=[0.0],
-            finish=Finish.STOP,
-            policy_versions=[0],
-            reply=reply,
-            messages=[LETTER],
-            steps=[Step(action={}, observation={"letter": "b"}, reward=reward)],
-        )
-        for reply in replies
-    ]
-    return Episode(task=task, member=member, seed=member, turns=turns, status=Status.TURN_LIMIT)
-
-
-def group(*episodes: Episode) -> Group:
-    return Group(id="step 1/0", task=episodes[0].task, episodes=list(episodes), seed=5)
-
-
-@cache
-def composed(*overrides: str) -> RunConfig:
-    given = ["judge=openai", "judge.model=scripted", "judge.api_key=null", *QUICK, *overrides]
-    return compose(["conf=echo", "reward=ruler", *given]).config
+from tests.judged_groups import episode, group, score_groups
 
 
 def score(
     server: JudgeServer, folder: Path, groups: list[Group], *overrides: str, accept: bool = True
 ) -> None:
-    config = composed(*overrides)
-    endpoint = config.judge.model_copy(update={"base_url": server.url})
-
-    async def main() -> None:
-        async with open_judge(endpoint, folder) as judge:
-            scorer = Scorer(config.reward, 1.0, judge)
-            await asyncio.gather(*map(scorer.score, groups))
-            if accept:
-                scorer.accept(groups)
-
-    asyncio.run(main())
+    score_groups(server, folder, groups, "reward=ruler", *overrides, accept=accept)
 
 
 @pytest.fixture

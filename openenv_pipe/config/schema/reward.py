@@ -1,121 +1,14 @@
-"""`reward`: the named, weighted terms of an episode's reward."""
+"""`reward`: the named, weighted terms of an episode's reward, and how they are composed."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from openenv_pipe.config.schema.base import Block, DottedPath, Number, PositiveCount, PositiveShare
+from openenv_pipe.config.schema.base import Block, Number
+from openenv_pipe.config.schema.reward_judged import JudgeTerm, RulerTerm
+from openenv_pipe.config.schema.reward_terms import EpisodeTermConfig, Term
 
-
-class Term(Block):
-    """Base of the reward terms."""
-
-    weight: Number = Field(description="factor of the term in the reward; below 0 it is a penalty")
-    per_turn: bool = Field(
-        description="true: each turn is credited with its own value; false: the episode is "
-        "credited with their sum, as a whole"
-    )
-    asks_judge: ClassVar[bool] = False  # the `judge` block says which model that is
-
-
-class EnvTerm(Term):
-    """The environment's own reward."""
-
-    type: Literal["env"]
-    use: Literal["sum", "last"] = Field(description="the sum over the turns, or the last reward")
-
-
-class SuccessTerm(Term):
-    """1 for an episode that reached env.success_reward."""
-
-    type: Literal["success"]
-
-
-class TurnsTerm(Term):
-    """The number of turns used."""
-
-    type: Literal["turns"]
-
-
-class UnusableTerm(Term):
-    """The number of replies that could not be turned into an action."""
-
-    type: Literal["unusable"]
-
-
-class LengthTerm(Term):
-    """The number of tokens that the model wrote."""
-
-    type: Literal["length"]
-
-
-class RegexTerm(Term):
-    """The number of replies in which the pattern is found."""
-
-    type: Literal["regex"]
-    pattern: str = Field(description="regular expression, searched in each reply")
-
-
-class OverlongTerm(Term):
-    """DAPO's penalty for long episodes: 0, then falling linearly to -1 (arXiv:2503.14476)."""
-
-    type: Literal["overlong"]
-    limit_tokens: PositiveCount = Field(description="tokens of an episode from which it is -1")
-    buffer_share: PositiveShare = Field(
-        description="fraction of limit_tokens below it at which the penalty starts to fall"
-    )
-
-
-class RulerTerm(Term):
-    """A judge compares the episodes of a group and gives each of them a number in 0..1 (RULER).
-
-    Groups with one episode, as in most evaluations, have nothing to compare and no value.
-    """
-
-    asks_judge = True
-    type: Literal["ruler"]
-    per_turn: Literal[False] = Field(description="a verdict is about the whole episode")
-    rubric: str = Field(description="what makes an episode better, in words for the judge")
-    num_orders: Annotated[int, Field(ge=1, le=100)] = Field(
-        description="in how many random orders the episodes are shown; their scores are averaged"
-    )
-    max_group: Annotated[int, Field(ge=4, le=1000)] = Field(
-        description="episodes in one prompt; larger groups are split, with two episodes in all "
-        "parts that make their scores comparable"
-    )
-
-
-class PythonTerm(Term):
-    """A function `target(episode, **keywords)` that returns one number, or one number per turn."""
-
-    type: Literal["python"]
-    target: DottedPath = Field(description="the function, as module:name")
-    keywords: dict[str, Any] = Field(description="its keyword arguments")
-    use: Literal["sum", "mean"] = Field(
-        description="how the turns' values become the episode's; mean needs per_turn=false"
-    )
-
-    @model_validator(mode="after")
-    def _credits_what_it_reports(self) -> "PythonTerm":
-        if self.use == "mean" and self.per_turn:
-            raise ValueError(
-                "use=mean with per_turn=true: turns are credited with their own values, whose sum "
-                "is the episode's reward; set use=sum, or per_turn=false"
-            )
-        return self
-
-
-EpisodeTermConfig = (  # computed from one episode
-    EnvTerm
-    | SuccessTerm
-    | TurnsTerm
-    | UnusableTerm
-    | LengthTerm
-    | OverlongTerm
-    | RegexTerm
-    | PythonTerm
-)
-TermConfig = Annotated[EpisodeTermConfig | RulerTerm, Field(discriminator="type")]
+TermConfig = Annotated[EpisodeTermConfig | RulerTerm | JudgeTerm, Field(discriminator="type")]
 
 
 class ClipTransform(Block):

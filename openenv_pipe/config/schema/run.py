@@ -12,7 +12,9 @@ from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import HostConfig
 from openenv_pipe.config.schema.judge import JudgeConfig
 from openenv_pipe.config.schema.model import ModelConfig, TinyModelConfig
-from openenv_pipe.config.schema.reward import OverlongTerm, RewardConfig, RulerTerm
+from openenv_pipe.config.schema.reward import RewardConfig
+from openenv_pipe.config.schema.reward_judged import RulerTerm
+from openenv_pipe.config.schema.reward_terms import OverlongTerm
 from openenv_pipe.config.schema.tasks import TaskRange
 from openenv_pipe.config.schema.tracker import TrackerConfig
 from openenv_pipe.config.schema.trainer import TrainerConfig

@@ -5,10 +5,8 @@ episodes are shown once, and the order is random, by the run's seed, because jud
 """
 
 import asyncio
-import json
 import math
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +15,7 @@ from typing import Any
 
 from openenv_pipe.config.schema import RulerTerm
 from openenv_pipe.errors import raise_first
+from openenv_pipe.rewards.judges.answers import json_object, number_of, score_of
 from openenv_pipe.rewards.judges.judge import (
     BudgetSpentError,
     Judge,
@@ -182,16 +181,16 @@ def read_scores(text: str, *, part: Sequence[int]) -> Scores:
         UnusableAnswerError: it is no JSON of the form asked for, or an id or a score is missing, is
             there twice or is out of range.
     """
-    rows = _json_object(text).get("scores")
+    rows = json_object(text).get("scores")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UnusableAnswerError('expected {"scores": [...]} with an object for each trajectory')
     scores: Scores = {}
     for row in rows:
-        number = _trajectory_id(row.get("trajectory_id"), len(part))
+        number = number_of(row.get("trajectory_id"), len(part), "trajectory_id")
         if part[number - 1] in scores:
             raise UnusableAnswerError(f"trajectory_id {number} is there twice")
         scores[part[number - 1]] = Score(
-            value=_score(row.get("score"), number),
+            value=score_of(row.get("score"), f"trajectory_id {number}"),
             explanation=str(row.get("explanation", "")),
             position=(number - 1) / max(1, len(part) - 1),
         )
@@ -199,39 +198,6 @@ def read_scores(text: str, *, part: Sequence[int]) -> Scores:
     if missing:
         raise UnusableAnswerError(f"the scores of trajectory_id {', '.join(missing)} are missing")
     return scores
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    """Return the first JSON object in a text, around which the judge may have written others."""
-    decoder = json.JSONDecoder()
-    start = text.find("{")
-    for _ in range(64):
-        if start < 0:
-            break
-        try:
-            found, _ = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            start = text.find("{", start + 1)
-            continue
-        if isinstance(found, dict):
-            return found
-    raise UnusableAnswerError("it has no complete JSON object")
-
-
-def _trajectory_id(value: Any, count: int) -> int:
-    """Read 2, "2" and "trajectory 2" as 2."""
-    numbers = [value] if type(value) is int else re.findall(r"\d{1,9}", str(value))
-    if len(numbers) != 1 or not 1 <= int(numbers[0]) <= count:
-        raise UnusableAnswerError(f"trajectory_id {str(value)[:80]!r} is none of 1 to {count}")
-    return int(numbers[0])
-
-
-def _score(value: Any, number: int) -> float:
-    if type(value) not in (int, float) or not 0.0 <= value <= 1.0:  # NaN is in no range
-        raise UnusableAnswerError(
-            f"the score of trajectory_id {number} is {str(value)[:80]!r}, expected 0.0 to 1.0"
-        )
-    return float(value)
 
 
 def _join(parts: Sequence[Scores]) -> Scores:

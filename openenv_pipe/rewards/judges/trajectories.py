@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openenv_pipe.system.foreign_json import encodable_json
-from openenv_pipe.types import Episode, Message, Status
+from openenv_pipe.types import Episode, Status
 
 Conversation = list[dict[str, Any]]
 
@@ -42,9 +42,9 @@ def shared_beginning(conversations: Sequence[Conversation]) -> int:
     return count
 
 
-def quoted(tag: str, messages: Sequence[Message] | Conversation, **attributes: object) -> str:
-    """Return an element with the messages as JSON, which cannot contain a tag."""
-    names = "".join(f' {name}="{value}"' for name, value in attributes.items())
-    data = json.dumps(list(messages), ensure_ascii=False, separators=(",", ":"))
+def quoted(tag: str, value: Any, **attributes: object) -> str:
+    """Return an element with the value as JSON, which cannot contain a tag."""
+    names = "".join(f' {name}="{number}"' for name, number in attributes.items())
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return f"<{tag}{names}>\n{data}\n</{tag}>"

@@ -1,0 +1,46 @@
+"""Read what a judge has answered: JSON with scores, possibly with words around it."""
+
+import json
+import re
+from typing import Any
+
+from openenv_pipe.rewards.judges.judge import UnusableAnswerError
+
+MAX_STARTS = 64  # opening braces at which an object is looked for
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the first JSON object in a text. Raises UnusableAnswerError without any."""
+    decoder = json.JSONDecoder()
+    start = text.find("{")
+    for _ in range(MAX_STARTS):
+        if start < 0:
+            break
+        try:
+            found, _ = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            start = text.find("{", start + 1)
+            continue
+        if isinstance(found, dict):
+            return found
+    raise UnusableAnswerError("it has no complete JSON object")
+
+
+def score_of(value: Any, what: str) -> float:
+    """Return a score in 0..1. Raises UnusableAnswerError, which names what it is the score of."""
+    if type(value) not in (int, float) or not 0.0 <= value <= 1.0:  # NaN is in no range
+        raise UnusableAnswerError(
+            f"the score of {what} is {str(value)[:80]!r}, expected 0.0 to 1.0"
+        )
+    return float(value)
+
+
+def number_of(value: Any, count: int, what: str) -> int:
+    """Return a number in 1..count that is given as 2, as "2" or in words as "turn 2".
+
+    Raises UnusableAnswerError, which names what it is the number of.
+    """
+    numbers = [value] if type(value) is int else re.findall(r"\d{1,9}", str(value))
+    if len(numbers) != 1 or not 1 <= int(numbers[0]) <= count:
+        raise UnusableAnswerError(f"{what} {str(value)[:80]!r} is none of 1 to {count}")
+    return int(numbers[0])
