@@ -4,8 +4,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-# What `make test` installs beside the package. CI adds those of optional parts, one of which
-# (reasoning-gym) needs a C compiler: EXTRAS=dev,docs,envs,datasets,kubernetes,sweeps.
+# What `make test` installs beside the package. CI adds those of optional parts (.ci/run), one of
+# which (reasoning-gym) needs a C compiler.
 EXTRAS ?= dev,docs
 COMMA := ,
 BIN := .venv/bin

@@ -95,6 +95,8 @@ def _overview() -> str:
 def _block_page(key: str, annotation: Any) -> str:
     lines = [f"# `{key}`", ""]
     models = _models(annotation)
+    if get_origin(annotation) is dict:
+        key = f"{key}.NAME"
     if len(models) > 1:
         lines += [f"`{key}.type` chooses between {_types(annotation)}.", ""]
     for model in models:
@@ -168,6 +170,9 @@ def _shipped_values(key: str, tag: str | None) -> Shipped:
         paths = [CONF / "env/base.yaml"] if top == "env" else sorted((CONF / top).glob("*.yaml"))
         found = {path.stem: _read(path) for path in paths}
     for part in rest:
+        if top == "tracker":  # each file of this group has one entry, named after the file
+            found = {file: each[file] for file, each in found.items() if file in each}
+            continue
         found = {
             file: each[part] for file, each in found.items() if isinstance(each.get(part), dict)
         }

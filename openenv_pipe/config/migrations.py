@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from openenv_pipe.config.compose import assign, load_values, open_loader, readable_errors
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema.reward import RESERVED_NAMES
+from openenv_pipe.config.schema.tracker import name_older_tracker
 from openenv_pipe.config.schema_keys import locate
 from openenv_pipe.errors import ConfigError
 
@@ -24,7 +25,6 @@ GROUPS = {
     "model.type": "model",
     "engine.type": "engine",
     "judge.type": "judge",
-    "tracker.type": "tracker",
     "env.adapter.type": "env/adapter",
     "env.tasks.train.type": "env/tasks@env.tasks.train",
     "env.tasks.eval.type": "env/tasks@env.tasks.eval",
@@ -63,7 +63,11 @@ def _complete(values: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
         with suppress(KeyError):  # a block that older versions did not have
             choices.append(f"{group}={_at(completed, key)}")
     with readable_errors():
-        shipped = load_values(open_loader(), ["conf=smoke", *choices], may_miss=True)
+        loader = open_loader()
+        completed["tracker"] = trackers = name_older_tracker(completed.get("tracker", {}))
+        known = [name for name in loader.get_group_options("tracker") if name in trackers]
+        choices.append(f"tracker=[{','.join(known)}]")
+        shipped = load_values(loader, ["conf=smoke", *choices], may_miss=True)
     for key in missing:
         with suppress(KeyError):
             assign(completed, key, _at(shipped, key))

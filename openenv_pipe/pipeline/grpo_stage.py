@@ -136,7 +136,7 @@ class GrpoStage:
         metrics["time/rollout_s"] = collected - started
         metrics["time/learner_s"] = ended - collected
         metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
-        context.metrics_log.write("grpo", step, metrics, started)
+        context.metrics_log.write("grpo", step, metrics, started, groups)
 
 
 def build_advantages(

@@ -12,13 +12,14 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.progress import Progress
-from openenv_pipe.trackers import Tracker, build_tracker
+from openenv_pipe.trackers.build import Trackers
+from openenv_pipe.types import Group
 
 Result = TypeVar("Result")
 
 
 class MetricsLog:
-    """Passes each step's metrics to metrics.jsonl, the tracker, the progress and the callbacks."""
+    """Passes each step's metrics to metrics.jsonl, trackers, the progress and the callbacks."""
 
     def __init__(
         self,
@@ -26,22 +27,32 @@ class MetricsLog:
         folder: RunFolder,
         progress: Progress,
         callbacks: Sequence[Callback] = (),
+        trackers: Trackers | None = None,
     ) -> None:
+        """trackers: None: none. Whoever made them closes them."""
         self._metrics = MetricsFile(folder.metrics_path)
-        self._tracker: Tracker = build_tracker(config.tracker, folder.path)
+        self._trackers = trackers
         self._progress = progress
         self._callbacks = callbacks
         self._run = Run(folder.path)
         self._last: Mapping[str, Any] = {}
         self._unusable = UnusableWatch(config.trainer.unusable_limit)
         for record in read_metrics(folder.metrics_path):  # of attempts before this one
-            self._tracker.log(record)
+            self._track(record)
             self._unusable.warning(record)
 
     def begin(self, stage: str, num_steps: int) -> None:
         self._progress.stage(stage, num_steps)
 
-    def write(self, stage: str, step: int, metrics: Mapping[str, Any], started: float) -> None:
+    def write(
+        self,
+        stage: str,
+        step: int,
+        metrics: Mapping[str, Any],
+        started: float,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        """Record a step. groups: its episodes, for trackers."""
         record = {
             "step": step,
             "stage": stage,
@@ -49,7 +60,7 @@ class MetricsLog:
             "time/step_s": time.perf_counter() - started,
         }
         self._metrics.append(record)
-        self._tracker.log(record)
+        self._track(record, groups)
         self._progress.advance(record)
         if (warning := self._unusable.warning(record)) is not None:
             self._progress.note(warning)
@@ -70,7 +81,10 @@ class MetricsLog:
 
     def close(self) -> None:
         self._metrics.close()
-        self._tracker.close()
+
+    def _track(self, record: Mapping[str, Any], groups: Sequence[Group] = ()) -> None:
+        if self._trackers is not None:
+            self._trackers.log(record, groups)
 
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, Result]) -> Result:

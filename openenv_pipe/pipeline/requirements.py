@@ -49,7 +49,7 @@ from openenv_pipe.system.extras import refuse_missing_requirements
 from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import bind_function, check_part
 from openenv_pipe.system.resources import find_env, load_callable, short_path
-from openenv_pipe.trackers import check_tracker
+from openenv_pipe.trackers.build import check_tracker
 
 # Returns what `check` reports; an empty text if it reports nothing. Raises ConfigError if the
 # requirement is not met.
@@ -115,8 +115,9 @@ def _folder(config: RunConfig) -> str:
 
 
 def _tracker(config: RunConfig) -> str:
-    check_tracker(config.tracker)
-    return ""  # `check` builds the tracker as well, and reports that
+    for name, tracker in config.tracker.items():
+        check_tracker(name, tracker)
+    return ""  # `check` builds the trackers as well, and reports that
 
 
 def _advantage(config: RunConfig) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,12 @@ from openenv_pipe.pipeline.weight_publisher import EnginePublisher
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
 from openenv_pipe.runs.differences import Difference, find_other_facts
+from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.progress import LineProgress, Progress
 from openenv_pipe.system.stop_request import StopRequest
+from openenv_pipe.trackers.build import Trackers
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class Attempt:
     # Called with the facts that differ from `expected`, before anything is played; may raise.
     expected: Mapping[str, JsonValue] = field(default_factory=dict)
     on_differences: Callable[[list[Difference]], None] | None = None
+    trackers: Trackers | None = None  # `run` sets it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +75,19 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
     folder, progress = attempt.folder, control.progress
     with folder.held():
         progress.note(f"run {folder.record.id} in {folder.path}")
+        trackers = None
         try:
+            trackers = Trackers(attempt.config, folder, progress.note)
+            attempt = replace(attempt, trackers=trackers)
             reason = control.stop.run((training or _play_and_learn)(attempt, control))
             folder.finish("finished", cause=reason)
         except BaseException as error:
             _end_early(folder, progress, error)
+            if trackers is not None:
+                interrupted = isinstance(error, KeyboardInterrupt)
+                _close_trackers(trackers, folder, "interrupted" if interrupted else "failed")
             raise
+        _close_trackers(trackers, folder, "finished")
         progress.close()
         if reason is not None:
             progress.note(reason)
@@ -113,11 +124,22 @@ async def _play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
             origin=_origin(folder),
             stop_after=attempt.stop_after,
             callbacks=control.callbacks,
+            trackers=attempt.trackers,
         )
         try:
             return await runner.run(attempt.checkpoint)
         finally:
             await finish_despite_cancel(runner.close())
+
+
+def _close_trackers(trackers: Trackers, folder: RunFolder, status: EndStatus) -> None:
+    """Send the results of the evaluations, and end the run in all trackers."""
+    summary = {}
+    for label, report in read_reports(folder.path).items():
+        for name in ("success", "reward"):
+            if (interval := getattr(report, name)) is not None:
+                summary[f"eval/{label}/{name}"] = interval.mean
+    trackers.close(status, summary)
 
 
 def _origin(folder: RunFolder) -> StageStep | None:

@@ -20,6 +20,7 @@ from openenv_pipe.pipeline.weight_publisher import WeightPublisher
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import Progress
+from openenv_pipe.trackers.build import Trackers
 
 
 class StageRunner:
@@ -37,6 +38,7 @@ class StageRunner:
         origin: StageStep | None = None,
         stop_after: int | None = None,
         callbacks: Sequence[Callback] = (),
+        trackers: Trackers | None = None,
     ) -> None:
         """origin: the step a fork starts from. stop_after: stop after this step of GRPO, if any."""
         assert components.policy is not None
@@ -46,7 +48,7 @@ class StageRunner:
             publisher=publisher,
             evaluator=evaluator,
             saver=Saver(components.config, folder, components.policy, source, progress.note),
-            metrics_log=MetricsLog(components.config, folder, progress, callbacks),
+            metrics_log=MetricsLog(components.config, folder, progress, callbacks, trackers),
             folder=folder.path,
         )
         self._warm_start = WarmStartStage(self._context)

@@ -29,6 +29,7 @@ CODE = re.compile(
     r"|env\.(?:command|package|python|variables\..+)"
     r"|host\.(?:image|build_args\..+|urls|headers\..+|kubeconfig|context|namespace|secrets|pod_spec"
     r"\..+)|engine\.(?:image|arguments|variables\..+|url|base_url)|judge\.base_url"
+    r"|tracker\.[^.]+\.(?:uri|entity|endpoint|headers\..+)"
     r"|model\.path|env\.tasks\.(?:train|eval)\.path"
 )
 MAX_LENGTH = 200  # characters of a value in a message

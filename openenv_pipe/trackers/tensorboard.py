@@ -1,12 +1,14 @@
 """Metrics as TensorBoard scalars. Imports torch, so it is imported only when it is asked for."""
 
+import json
 from collections.abc import Mapping
-from numbers import Real
 from pathlib import Path
-from typing import Any
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.foreign_text import code_block
+from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
 
 
 def load_writer() -> type:
@@ -15,23 +17,32 @@ def load_writer() -> type:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ConfigError(
-            "tracker.type=tensorboard needs the tensorboard package, which is not installed; "
-            f"{how_to_install('tensorboard')}, or set tracker.type=none"
+            "tracker=tensorboard needs the tensorboard package, which is not installed; "
+            f"{how_to_install('tensorboard')}, or set tracker=none"
         ) from error
     return SummaryWriter
 
 
 class TensorboardTracker:
-    """Event files in one folder; tags are `stage/key`, because each stage counts its own steps."""
+    """Event files in one folder, which a resumed run writes again; tags are `stage/key`."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer = load_writer()(str(folder))
+        self._writer = load_writer()(str(folder / "tensorboard"))
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Write all numbers of a record but its step."""
-        for key, value in record.items():
-            if isinstance(value, Real) and key != "step":
-                self._writer.add_scalar(f"{record['stage']}/{key}", value, record["step"])
+    def open(self, run: TrackedRun) -> Opened:
+        """Write the configuration, and the run's parent, as texts."""
+        self._writer.add_text("config", code_block(json.dumps(run.config, indent=2)))
+        if run.parent is not None:
+            self._writer.add_text(run.parent.kind, code_block(f"{run.parent.id} {run.parent.path}"))
+        return Opened(run_id=None)
 
-    def close(self) -> None:
+    def log(self, step: TrackedStep) -> None:
+        """Write all numbers of a record."""
+        for name, value in step.numbers.items():
+            self._writer.add_scalar(name, value, step.record["step"])
+
+    def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
+        self._writer.add_text("status", status)
+        for name, value in summary.items():
+            self._writer.add_scalar(f"summary/{name}", value, 0)
         self._writer.close()

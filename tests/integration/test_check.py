@@ -110,6 +110,6 @@ def test_the_shape_of_a_model_folder(tmp_path):
 
 
 def test_a_tracker_that_cannot_be_built_is_told():
-    config = compose(["conf=echo", "tracker=python", "tracker.target=builtins:dict"]).config
-    with pytest.raises(ConfigError, match=r"tracker\.target='builtins:dict'"):
+    config = compose(["conf=echo", "tracker=python", "tracker.python.target=builtins:dict"]).config
+    with pytest.raises(ConfigError, match=r"tracker\.python\.target='builtins:dict'"):
         list(TRIALS["tracker"][0](config))

@@ -67,12 +67,12 @@ def test_own_files_come_first_and_need_no_config_yaml_of_their_own(folder):
         "# @package _global_\ndefaults:\n  - override /env: maze\n  - _self_\nname: mine\n",
     )
     write(folder / "conf/env/maze.yaml", "defaults: [echo, _self_]\nname: maze\nmax_turns: 3\n")
-    write(folder / "conf/tracker/none.yaml", "type: tensorboard\n")
+    write(folder / "conf/tracker/none.yaml", "mine: {type: tensorboard}\n")
     composed = compose(["conf=mine"])
     assert composed.config.env.name == "maze"
     # from the shipped file that the user's file builds on
     assert composed.config.env.package == "echo"
-    assert composed.config.tracker.type == "tensorboard"
+    assert [*composed.config.tracker] == ["mine"]
     assert composed.origins["env"].files == (
         shipped_dir("conf") / "env/adapter/text.yaml",
         *(shipped_dir("conf") / "env/tasks" / name for name in RANGES),

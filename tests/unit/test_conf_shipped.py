@@ -30,7 +30,7 @@ REQUIRED = {
     "model=hub": ["model.path=somewhere"],
     "engine=scripted": ["engine.policy=wordle.policies:consistent"],
     "engine=openai": ["engine.model=some-model", "engine.api_key=null"],
-    "tracker=python": ["tracker.target=my_tracker:Tracker"],
+    "tracker=python": ["tracker.python.target=my_tracker:Tracker"],
     "engine=python": ["engine.target=openenv_pipe.engines.local:LocalEngine"],
     "host=python": ["host.target=my_host:Host"],
     "judge=openai": ["judge.model=some-model", "judge.api_key=null"],

@@ -1,21 +1,14 @@
-"""metrics.jsonl and the trackers that record beside it."""
+"""metrics.jsonl."""
 
 import json
 import math
-import sys
 from contextlib import closing
 
 import numpy
 import pytest
 
-from openenv_pipe.config.schema import (
-    NoTrackerConfig,
-    PythonTrackerConfig,
-    TensorboardTrackerConfig,
-)
-from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics, without_times
-from openenv_pipe.trackers import build_tracker
 
 
 @pytest.fixture
@@ -72,40 +65,3 @@ def test_runs_that_differ_in_time_only_have_equal_lines(path):
     append(path, *({"step": 1, "loss/kl": 1e-17, "time/step_s": time_s} for time_s in (1.0, 2.0)))
     first, second = map(without_times, path.read_text().splitlines())
     assert first == second == '{"step":1,"stage":"grpo","loss/kl":1e-17}'
-
-
-def test_no_tracker_takes_everything(tmp_path):
-    tracker = build_tracker(NoTrackerConfig(type="none"), tmp_path)
-    tracker.log({"step": 1, "stage": "grpo"})
-    tracker.close()
-    assert not list(tmp_path.iterdir())
-
-
-class CsvTracker:
-    """A tracker as a plugin could define it: it writes one line per record to a file of the run
-    folder."""
-
-    def __init__(self, folder, *, key):
-        self.path, self.key, self.lines = folder / "tracked.csv", key, []
-
-    def log(self, record):
-        self.lines.append(f"{record['step']},{record[self.key]}")
-
-    def close(self):
-        self.path.write_text("\n".join(self.lines))
-
-
-def test_a_python_tracker_is_given_the_run_folder_and_its_options(tmp_path):
-    config = PythonTrackerConfig(
-        type="python", target=f"{__name__}:CsvTracker", options={"key": "reward/mean"}
-    )
-    tracker = build_tracker(config, tmp_path)
-    tracker.log({"step": 1, "stage": "grpo", "reward/mean": 0.5})
-    tracker.close()
-    assert (tmp_path / "tracked.csv").read_text() == "1,0.5"
-
-
-def test_a_missing_tensorboard_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"pip install .*tensorboard"):
-        build_tracker(TensorboardTrackerConfig(type="tensorboard"), tmp_path)

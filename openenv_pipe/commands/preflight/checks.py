@@ -16,7 +16,7 @@ from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import find_build
 from openenv_pipe.errors import PipeError
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
-from openenv_pipe.trackers import build_tracker
+from openenv_pipe.trackers.build import build_tracker
 
 Check = Callable[[RunConfig], Iterator[Line]]
 
@@ -45,14 +45,12 @@ def run_checks(config: RunConfig) -> list[Line]:
 
 
 def _try_tracker(config: RunConfig) -> Iterator[Line]:
-    """Build the tracker once, for a folder that is removed again."""
-    tracker = config.tracker
-    if tracker.type == "none":
-        return
-    with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as folder:
-        build_tracker(tracker, Path(folder)).close()
-    name = tracker.target if isinstance(tracker, PythonTarget) else tracker.type
-    yield Line("tracker", Result.OK, name)
+    """Build each tracker once, for a folder that is removed again; they connect to nothing."""
+    for name, tracker in config.tracker.items():
+        with tempfile.TemporaryDirectory(prefix="openenv-pipe-check-") as folder:
+            build_tracker(name, tracker, Path(folder))
+        target = tracker.target if isinstance(tracker, PythonTarget) else tracker.type
+        yield Line("tracker", Result.OK, target)
 
 
 def _try_engine(config: RunConfig) -> Iterator[Line]:

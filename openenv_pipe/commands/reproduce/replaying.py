@@ -86,6 +86,7 @@ async def _learn_again(recorded: Path, attempt: Attempt, control: RunControl) ->
             control.progress,
             evaluator=NoEvaluations(),
             stop_after=attempt.stop_after,
+            trackers=attempt.trackers,
         )
         try:
             return await runner.run()

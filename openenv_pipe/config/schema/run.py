@@ -16,7 +16,7 @@ from openenv_pipe.config.schema.reward import RewardConfig
 from openenv_pipe.config.schema.reward_judged import RulerTerm
 from openenv_pipe.config.schema.reward_terms import OverlongTerm
 from openenv_pipe.config.schema.tasks import TaskRange
-from openenv_pipe.config.schema.tracker import TrackerConfig
+from openenv_pipe.config.schema.tracker import TrackerConfigs
 from openenv_pipe.config.schema.trainer import TrainerConfig
 
 
@@ -49,7 +49,7 @@ class RunConfig(Document):
     engine: EngineConfig
     trainer: TrainerConfig
     eval: EvalConfig
-    tracker: TrackerConfig
+    tracker: TrackerConfigs = Field(description="the trackers, by name")
 
     @model_validator(mode="after")
     def _blocks_fit_together(self) -> "RunConfig":

@@ -1,16 +1,13 @@
 """`tracker`: where metrics go beside metrics.jsonl, which is always written."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from openenv_pipe.config.schema.base import Block, PythonTarget
+from openenv_pipe.config.schema.base import Block, Count, PositiveCount, PythonTarget, Text
 
-
-class NoTrackerConfig(Block):
-    """Metrics go nowhere else."""
-
-    type: Literal["none"]
+OLDER_KEYS = ("type", "target", "options")  # of the only tracker, in versions that had one
 
 
 class TensorboardTrackerConfig(Block):
@@ -19,11 +16,67 @@ class TensorboardTrackerConfig(Block):
     type: Literal["tensorboard"]
 
 
+class EpisodeTableConfig(Block):
+    """Base of the trackers that show tables of episodes."""
+
+    episodes_every: PositiveCount = Field(description="steps of GRPO from one table to the next")
+    episodes_per_table: Count = Field(
+        description="episodes in a table, half of them the worst and half the best; 0: no tables"
+    )
+
+
+class WandbTrackerConfig(EpisodeTableConfig):
+    """A run of Weights & Biases. The key is taken from WANDB_API_KEY, or from `wandb login`."""
+
+    type: Literal["wandb"]
+    mode: Literal["online", "offline"] = Field(
+        description="offline: files in the run folder, which `wandb sync` uploads later"
+    )
+    project: Text
+    entity: Text | None = Field(description="a user or team; null: the user's default")
+    tags: list[str]
+
+
+class MlflowTrackerConfig(EpisodeTableConfig):
+    """A run of MLflow. Credentials are taken from the variables MLFLOW_TRACKING_*."""
+
+    type: Literal["mlflow"]
+    uri: str = Field(
+        description="sqlite:/// and the path of a file, or the http(s) address of a server"
+    )
+    experiment: Text
+
+
+class TrackioTrackerConfig(EpisodeTableConfig):
+    """A run of Trackio, in the local folder TRACKIO_DIR; `trackio show` shows it."""
+
+    type: Literal["trackio"]
+    project: Text
+
+
 class PythonTrackerConfig(PythonTarget):
-    """An `openenv_pipe.trackers.Tracker` of your own: target(run_folder, **options)."""
+    """An `openenv_pipe.trackers.base.Tracker` of your own: target(run_folder, **options)."""
 
 
 TrackerConfig = Annotated[
-    NoTrackerConfig | TensorboardTrackerConfig | PythonTrackerConfig,
+    TensorboardTrackerConfig
+    | WandbTrackerConfig
+    | MlflowTrackerConfig
+    | TrackioTrackerConfig
+    | PythonTrackerConfig,
     Field(discriminator="type"),
 ]
+
+
+def name_older_tracker(value: Any) -> Any:
+    """Return the trackers by name, also from the form of versions that had a single tracker."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
+        return value
+    older = {key: value[key] for key in OLDER_KEYS if key in value}
+    others = {key: each for key, each in value.items() if key not in OLDER_KEYS}
+    return others if older["type"] == "none" else {older["type"]: older, **others}
+
+
+# A name is also that of a file in the run folder.
+TrackerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]{0,63}$")]
+TrackerConfigs = Annotated[dict[TrackerName, TrackerConfig], BeforeValidator(name_older_tracker)]

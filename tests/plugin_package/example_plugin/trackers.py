@@ -2,15 +2,21 @@
 
 import json
 
+from openenv_pipe.trackers.base import Opened
+
 
 class LinesTracker:
     """Writes every record as a line of JSON into a file of the run folder."""
 
     def __init__(self, folder, *, file_name):
-        self._file = (folder / file_name).open("w")
+        self._path = folder / file_name
 
-    def log(self, record):
-        self._file.write(json.dumps(record) + "\n")
+    def open(self, run):
+        self._file = self._path.open("w")
+        return Opened(run_id=None)  # a resumed run writes all lines again
 
-    def close(self):
+    def log(self, step):
+        self._file.write(json.dumps(step.record) + "\n")
+
+    def close(self, status, summary):
         self._file.close()

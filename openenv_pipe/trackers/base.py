@@ -1,0 +1,78 @@
+"""The interface of trackers, and what they are told about a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.types import Group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParentRun:
+    """The run that a fork or a reproduction is made from."""
+
+    kind: str  # fork, reproduction or recording
+    id: str  # "wordle/0007"
+    path: str  # its folder at that time
+    checkpoint: str | None
+    tracker_run_id: str | None  # in the same tool; None: it was not tracked there
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedRun:
+    """What a tracker is told about the run when it begins or resumes."""
+
+    folder: Path
+    id: str  # "wordle/0007"
+    config: Mapping[str, Any]  # the whole configuration, with marks in the place of secrets
+    sweep: str | None  # the stamp of the sweep that the run belongs to
+    parent: ParentRun | None
+    saved_id: str | None  # what `open` returned in an earlier attempt; None: there was none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedStep:
+    """One step of the run."""
+
+    index: int  # of its line in metrics.jsonl, from 0; a resumed run repeats indices
+    record: Mapping[str, Any]  # the line: `step`, `stage`, and numbers by name, None where missing
+    groups: Sequence[Group] = ()  # its episodes; none in the warm start and for earlier attempts
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of the record by `stage/name`, because each stage counts its own steps."""
+        stage = self.record["stage"]
+        return {
+            f"{stage}/{name}": value
+            for name, value in self.record.items()
+            if isinstance(value, int | float) and name != "step"
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """How a tool knows the run, which a later attempt is told as `saved_id`."""
+
+    run_id: str | None  # None: the tool starts again and receives all records of the run
+    num_records: int | None = None  # that the tool already has; None: those sent under this id
+
+
+class Tracker(Protocol):
+    """Sends one run to one tool. All methods are called in the same thread, one at a time.
+
+    They may take their time and may raise: the call is repeated later, and the run goes on.
+    """
+
+    def open(self, run: TrackedRun) -> Opened:
+        """Connect to the tool; begin the run there, or continue the one of `run.saved_id`."""
+
+    def log(self, step: TrackedStep) -> None:
+        """Send one step. Each is sent once, in order, unless an earlier call has failed."""
+
+    def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
+        """Send everything that is left, and end the run.
+
+        summary: results of the run's evaluations by name.
+        """

@@ -1,0 +1,146 @@
+"""The trackers that a configuration names: checked, built, and all served at once."""
+
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.schema import (
+    MlflowTrackerConfig,
+    PythonTrackerConfig,
+    RunConfig,
+    TensorboardTrackerConfig,
+    TrackerConfig,
+    TrackioTrackerConfig,
+    WandbTrackerConfig,
+)
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.system.python_targets import build_part, check_part
+from openenv_pipe.trackers.base import ParentRun, TrackedRun, TrackedStep, Tracker
+from openenv_pipe.trackers.delivery import END_LIMIT_S, Delivery, read_state
+from openenv_pipe.types import Group
+
+
+def check_tracker(name: str, config: TrackerConfig) -> None:
+    """Check that the tracker's package or target can be used, and build nothing.
+
+    name: its key in the configuration.
+
+    Raises:
+        ConfigError: it cannot be imported, or the target is of another kind.
+    """
+    match config:
+        case TensorboardTrackerConfig():
+            from openenv_pipe.trackers.tensorboard import load_writer
+
+            load_writer()
+        case WandbTrackerConfig():
+            from openenv_pipe.trackers.wandb import load_wandb
+
+            load_wandb()
+        case MlflowTrackerConfig():
+            from openenv_pipe.trackers.mlflow import load_mlflow
+
+            load_mlflow()
+        case TrackioTrackerConfig():
+            from openenv_pipe.trackers.trackio import load_trackio
+
+            load_trackio()
+        case PythonTrackerConfig():
+            check_part(f"tracker.{name}", config, Tracker, 1)
+
+
+def build_tracker(name: str, config: TrackerConfig, folder: Path) -> Tracker:
+    """Build a tracker of the run in `folder`, which connects to nothing yet.
+
+    name: its key in the configuration.
+    Raises ConfigError if its package is not installed, or if a target cannot be used.
+    """
+    match config:
+        case TensorboardTrackerConfig():
+            from openenv_pipe.trackers.tensorboard import TensorboardTracker
+
+            return TensorboardTracker(folder)
+        case WandbTrackerConfig():
+            from openenv_pipe.trackers.wandb import WandbTracker
+
+            return WandbTracker(config)
+        case MlflowTrackerConfig():
+            from openenv_pipe.trackers.mlflow import MlflowTracker
+
+            return MlflowTracker(config)
+        case TrackioTrackerConfig():
+            from openenv_pipe.trackers.trackio import TrackioTracker
+
+            return TrackioTracker(config)
+        case PythonTrackerConfig():
+            return build_part(f"tracker.{name}", config, Tracker, folder)
+
+
+class Trackers:
+    """All trackers of one attempt at a run. Call it in one thread."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, tell: Callable[[str], None]) -> None:
+        """tell: called with sentences for people, in the caller's thread.
+
+        Raises:
+            ConfigError: a tracker cannot be built.
+        """
+        self._tell = tell
+        self._told: queue.SimpleQueue[str] = queue.SimpleQueue()  # by the trackers' threads
+        self._num_records = 0
+        built = {
+            name: build_tracker(name, each, folder.path) for name, each in config.tracker.items()
+        }
+        self._deliveries = [
+            Delivery(name, tracker, _tracked_run(name, folder), self._told.put)
+            for name, tracker in built.items()
+        ]
+
+    def log(self, record: Mapping[str, Any], groups: Sequence[Group] = ()) -> None:
+        """Send the next record of metrics.jsonl. The records of earlier attempts come first."""
+        step = TrackedStep(index=self._num_records, record=record, groups=groups)
+        self._num_records += 1
+        for delivery in self._deliveries:
+            delivery.log(step)
+        self._tell_all()
+
+    def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
+        """Wait until everything is sent, or for a minute at most."""
+        for delivery in self._deliveries:
+            delivery.end(status, summary)
+        until = time.monotonic() + END_LIMIT_S
+        for delivery in self._deliveries:
+            delivery.join(max(until - time.monotonic(), 0.0))
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        while not self._told.empty():
+            self._tell(self._told.get())
+
+
+def _tracked_run(name: str, folder: RunFolder) -> TrackedRun:
+    return TrackedRun(
+        folder=folder.path.resolve(),
+        id=folder.record.id,
+        config=folder.written_config.model_dump(mode="json"),
+        sweep=folder.record.sweep,
+        parent=_parent_run(name, folder),
+        saved_id=None,  # `Delivery` reads it from the run folder
+    )
+
+
+def _parent_run(name: str, folder: RunFolder) -> ParentRun | None:
+    lineage = folder.record.lineage
+    if lineage is None:
+        return None
+    known = read_state(Path(lineage.path), name)
+    return ParentRun(
+        kind=lineage.kind,
+        id=lineage.run,
+        path=lineage.path,
+        checkpoint=lineage.checkpoint,
+        tracker_run_id=known.run_id if known else None,
+    )

@@ -1,0 +1,177 @@
+"""Deliver a run's steps to one tracker, in a thread of its own, so that the run never waits.
+
+A call that fails is repeated after a growing delay. The run is told once, and again when the
+tracker works. What has been delivered is noted in `trackers/NAME.json` of the run folder, with the
+tool's id of the run: a resumed run continues there, and sends no step a second time.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.system.files import read_json, write_json
+from openenv_pipe.system.foreign_text import quoted
+from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep, Tracker
+
+FOLDER = "trackers"  # of a run folder
+MAX_PENDING_STEPS = 100_000  # of records that wait for a tool that does not answer
+MAX_PENDING_EPISODES = 4  # steps of which also the episodes wait, which are large
+MAX_ATTEMPTS = 5  # for one step, before it is left out
+FIRST_DELAY_S = 1.0  # before a failed call is repeated; doubled after each further failure
+MAX_DELAY_S = 60.0
+END_LIMIT_S = 60.0  # for everything that is left at the end of a run
+
+
+class State(BaseModel):
+    """`trackers/NAME.json`: how the tool knows the run, and what it has been sent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    run_id: str | None = Field(max_length=200)
+    num_records: int = Field(ge=0)
+
+
+def read_state(folder: Path, name: str) -> State | None:
+    """Return what a run folder says about a tracker; None if it says nothing sound."""
+    try:
+        return State.model_validate(read_json(folder / FOLDER / f"{name}.json"))
+    except (RunFolderError, ValidationError):
+        return None
+
+
+class Delivery:
+    """Passes steps to one tracker. Its own methods never wait for the tool, except `join`."""
+
+    def __init__(
+        self, name: str, tracker: Tracker, run: TrackedRun, tell: Callable[[str], None]
+    ) -> None:
+        """tell: called with sentences for people, from this object's thread."""
+        self._name = name
+        self._tracker = tracker
+        self._run = run
+        self._tell = tell
+        self._state = read_state(run.folder, name) or State(run_id=None, num_records=0)
+        self._is_open = False
+        self._num_lost = 0
+        self._num_failures = 0  # of the current call
+        self._pending: deque[TrackedStep] = deque()
+        self._end: tuple[EndStatus, Mapping[str, float]] | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def log(self, step: TrackedStep) -> None:
+        """Take a step to deliver. If too many wait, the oldest lose their episodes."""
+        with self._changed:
+            self._pending.append(step)
+            if len(self._pending) > MAX_PENDING_EPISODES:
+                older = -1 - MAX_PENDING_EPISODES
+                self._pending[older] = replace(self._pending[older], groups=())
+            if len(self._pending) > MAX_PENDING_STEPS:
+                self._pending.popleft()
+                self._num_lost += 1
+            self._changed.notify()
+
+    def end(self, status: EndStatus, summary: Mapping[str, float]) -> None:
+        """Take the end of the run. No step comes after it."""
+        with self._changed:
+            self._end = (status, summary)
+            self._changed.notify()
+
+    def join(self, limit_s: float) -> None:
+        """Wait until everything is delivered or given up, at most `limit_s` seconds."""
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._tell(
+                f"tracker {self._name} has not taken everything within {END_LIMIT_S:g} s; "
+                "metrics.jsonl and episodes/ have it all"
+            )
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work)
+                is_ending = self._end is not None
+            try:
+                if self._advance():
+                    return
+            except Exception as error:  # whatever a client raises must not end the run
+                self._fail(error)
+                if is_ending:
+                    self._give_up()
+                    return
+                delay_s = min(FIRST_DELAY_S * 2 ** (self._num_failures - 1), MAX_DELAY_S)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._end is not None, delay_s)
+            else:
+                self._recover()
+
+    def _has_work(self) -> bool:
+        return bool(not self._is_open or self._pending or self._end is not None)
+
+    def _advance(self) -> bool:
+        """Make the next call that is due; True if it was the last one."""
+        if not self._is_open:
+            self._note(self._tracker.open(replace(self._run, saved_id=self._state.run_id)))
+            self._is_open = True
+        with self._changed:
+            step = self._pending[0] if self._pending else None
+            end = self._end
+        if step is None:
+            if end is not None:
+                self._tracker.close(*end)
+            return end is not None
+        if step.index >= self._state.num_records:
+            self._tracker.log(step)
+            self._write(self._state.run_id, step.index + 1)
+        self._drop(step)
+        return False
+
+    def _note(self, opened: Opened) -> None:
+        """Note the tool's id of the run, and how many records the tool has of it."""
+        is_continued = opened.run_id is not None and opened.run_id == self._state.run_id
+        sent = self._state.num_records if is_continued else 0
+        num_records = sent if opened.num_records is None else opened.num_records
+        self._write(opened.run_id, num_records)
+
+    def _write(self, run_id: str | None, num_records: int) -> None:
+        self._state = State(run_id=run_id, num_records=num_records)
+        if run_id is not None:
+            path = self._run.folder / FOLDER / f"{self._name}.json"
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, self._state.model_dump(mode="json"))
+
+    def _drop(self, step: TrackedStep) -> None:
+        """Remove the step that was at the head, unless too many came meanwhile."""
+        with self._changed:
+            if self._pending and self._pending[0].index == step.index:
+                self._pending.popleft()
+
+    def _fail(self, error: Exception) -> None:
+        self._num_failures += 1
+        if self._num_failures == 1:
+            self._tell(
+                f"tracker {self._name} failed ({type(error).__name__}: {quoted(str(error), 300)}); "
+                "the run goes on, and the call is repeated"
+            )
+        if self._is_open and self._num_failures >= MAX_ATTEMPTS and self._pending:
+            self._drop(self._pending[0])
+            self._num_lost += 1
+
+    def _recover(self) -> None:
+        if self._num_failures:
+            self._tell(f"tracker {self._name} works again")
+        self._num_failures = 0
+
+    def _give_up(self) -> None:
+        num_left = len(self._pending) + self._num_lost
+        self._tell(
+            f"tracker {self._name} has not received {num_left} steps and the end of the run; "
+            "metrics.jsonl and episodes/ have it all"
+        )

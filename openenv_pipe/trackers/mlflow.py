@@ -1,0 +1,135 @@
+"""Metrics, configuration and episodes as a run of MLflow, by its own client."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.diff import flat
+from openenv_pipe.config.schema import MlflowTrackerConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
+from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
+
+SQLITE = "sqlite:///"
+STATUSES = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+MAX_PARAMS = 100  # in one call
+MAX_PARAM_LENGTH = 500  # characters, which every version takes
+
+
+def load_mlflow() -> Any:
+    """Import mlflow. Raises ConfigError if it is not installed."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        import alembic  # noqa: F401 (with sqlalchemy, what mlflow-skinny needs for SQLite)
+        import mlflow
+        import mlflow.entities
+        import sqlalchemy  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"tracker=mlflow needs the package {error.name}, which is not installed; "
+            f"{how_to_install('mlflow-skinny')}, or set tracker=none"
+        ) from error
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # each new file has lines about itself
+    return mlflow
+
+
+class MlflowTracker:
+    """One run of an experiment. Its parameters are the keys of the configuration."""
+
+    def __init__(self, config: MlflowTrackerConfig) -> None:
+        self._config = config
+        self._client: Any = None
+        self._run_id = ""
+
+    def open(self, run: TrackedRun) -> Opened:
+        """Begin the run, or continue it under its id."""
+        mlflow = load_mlflow()
+        if self._config.uri.startswith(SQLITE):
+            Path(self._config.uri.removeprefix(SQLITE)).parent.mkdir(parents=True, exist_ok=True)
+        self._client = mlflow.MlflowClient(self._config.uri)
+        if run.saved_id and self._continue(mlflow, run.saved_id):
+            self._run_id = run.saved_id
+        else:
+            self._run_id = self._begin(mlflow, run)
+        return Opened(run_id=self._run_id)
+
+    def log(self, step: TrackedStep) -> None:
+        """Send a record in one call, and its table of episodes as a file."""
+        number, now_ms = step.record["step"], int(time.time() * 1000)
+        if rows := episode_rows(self._config, step):
+            table = json.dumps({"columns": COLUMNS, "data": rows})
+            self._client.log_text(self._run_id, table, f"episodes/step_{number:06d}.json")
+        metric = load_mlflow().entities.Metric
+        metrics = [metric(key, value, now_ms, number) for key, value in step.numbers.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
+        metric, now_ms = load_mlflow().entities.Metric, int(time.time() * 1000)
+        metrics = [metric(key, value, now_ms, 0) for key, value in summary.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+        self._client.set_terminated(self._run_id, STATUSES[status])
+
+    def _continue(self, mlflow: Any, run_id: str) -> bool:
+        """Open a run again; False if the store does not have it any more."""
+        try:
+            run = self._client.get_run(run_id)
+        except mlflow.exceptions.MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+        if run.info.lifecycle_stage != "active":
+            return False
+        self._client.update_run(run_id, status="RUNNING")
+        return True
+
+    def _begin(self, mlflow: Any, run: TrackedRun) -> str:
+        created = self._client.create_run(
+            self._experiment_id(mlflow), run_name=run.id, tags=dict(_tags(run))
+        )
+        run_id: str = created.info.run_id
+        params = [
+            mlflow.entities.Param(key, str(value)[:MAX_PARAM_LENGTH])
+            for key, value in flat(dict(run.config)).items()
+        ]
+        for start in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(run_id, params=params[start : start + MAX_PARAMS])
+        self._client.log_text(run_id, json.dumps(run.config, indent=2), "config.json")
+        return run_id
+
+    def _experiment_id(self, mlflow: Any) -> str:
+        """Return the experiment's id; a new one in a file keeps its artifacts beside the file."""
+        name = self._config.experiment
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return found.experiment_id
+        place = None
+        if self._config.uri.startswith(SQLITE):
+            database = Path(self._config.uri.removeprefix(SQLITE)).resolve()
+            place = (database.parent / "mlflow_artifacts").as_uri()
+        try:
+            return self._client.create_experiment(name, artifact_location=place)
+        except mlflow.exceptions.MlflowException:  # another run may have made it meanwhile
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                raise
+            return found.experiment_id
+
+
+def _tags(run: TrackedRun) -> Iterator[tuple[str, str]]:
+    yield "openenv_pipe.run", run.id
+    yield "openenv_pipe.folder", str(run.folder)
+    if run.sweep is not None:
+        yield "openenv_pipe.sweep", run.sweep
+    if run.parent is not None:
+        yield f"openenv_pipe.{run.parent.kind}_of", run.parent.id
+        yield "openenv_pipe.parent_folder", run.parent.path
+        if run.parent.checkpoint:
+            yield "openenv_pipe.parent_checkpoint", run.parent.checkpoint
+        if run.parent.tracker_run_id:
+            yield "mlflow.parentRunId", run.parent.tracker_run_id  # the page nests the run there

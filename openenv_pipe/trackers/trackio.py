@@ -1,0 +1,88 @@
+"""Metrics, configuration and episodes as a run of Trackio, in a local folder."""
+
+import sys
+import uuid
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import Any
+
+from openenv_pipe.config.schema import TrackioTrackerConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.foreign_text import code_block
+from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
+from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
+
+
+def load_trackio() -> Any:
+    """Import trackio. Raises ConfigError if it is not installed."""
+    try:
+        import trackio
+        import trackio.sqlite_storage
+    except ImportError as error:
+        raise ConfigError(
+            "tracker=trackio needs the trackio package, which is not installed; "
+            f"{how_to_install('trackio')}, or set tracker=none"
+        ) from error
+    return trackio
+
+
+class TrackioTracker:
+    """One run, whose steps are the lines of metrics.jsonl."""
+
+    def __init__(self, config: TrackioTrackerConfig) -> None:
+        self._config = config
+        self._run: Any = None
+        self._next_index = 0
+
+    def open(self, run: TrackedRun) -> Opened:
+        """Begin the run, or continue it under its id."""
+        trackio = load_trackio()
+        run_id = run.saved_id or uuid.uuid4().hex
+        storage = trackio.sqlite_storage.SQLiteStorage
+        last = storage.get_max_step_for_run(self._config.project, run.id, run_id=run_id)
+        # Not trackio.init(), which prints to stdout, records the machine and knows no ids.
+        self._run = trackio.Run(
+            url=None,
+            project=self._config.project,
+            client=None,
+            name=run.id,
+            run_id=run_id,
+            group=run.sweep,
+            config={**run.config, "openenv_pipe": _origin(run)},
+            initial_last_step=last,
+        )
+        self._next_index = 0 if last is None else last + 1
+        return Opened(run_id=run_id, num_records=self._next_index)
+
+    def log(self, step: TrackedStep) -> None:
+        """Send a record, and its table of episodes, whose texts Trackio shows as Markdown."""
+        stage, number = step.record["stage"], step.record["step"]
+        values: dict[str, Any] = {**step.numbers, f"{stage}/step": number}
+        if rows := episode_rows(self._config, step):
+            data = [[*row[:-1], code_block(row[-1])] for row in rows]
+            values["episodes"] = load_trackio().Table(columns=list(COLUMNS), data=data)
+        self._run.log(values, step=step.index)
+        self._next_index = step.index + 1
+
+    def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
+        last = {f"summary/{name}": value for name, value in summary.items()}
+        last |= {f"status/{status}": 1}
+        self._run.log(last, step=self._next_index - 1)
+        with redirect_stdout(sys.stderr):  # it prints, and stdout is for results
+            self._run.finish()
+
+
+def _origin(run: TrackedRun) -> dict[str, Any]:
+    """Return the run's folder, and the run that it is made from."""
+    origin: dict[str, Any] = {"run": run.id, "folder": str(run.folder)}
+    if run.parent is not None:
+        origin["parent"] = {
+            "kind": run.parent.kind,
+            "run": run.parent.id,
+            "folder": run.parent.path,
+            "checkpoint": run.parent.checkpoint,
+            "trackio_id": run.parent.tracker_run_id,
+        }
+    return origin

@@ -1,0 +1,113 @@
+"""Metrics, configuration and episodes as a run of Weights & Biases, by its own client."""
+
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from openenv_pipe.config.schema import WandbTrackerConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
+from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
+
+LIMIT_S = 30  # for the tool's answer at the beginning and at the end of a run
+
+
+def load_wandb() -> Any:
+    """Import wandb. Raises ConfigError if it is not installed."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # of its own errors, to its makers
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError(
+            "tracker=wandb needs the wandb package, which is not installed; "
+            f"{how_to_install('wandb')}, or set tracker=none"
+        ) from error
+    return wandb
+
+
+class WandbTracker:
+    """One run, whose steps are the lines of metrics.jsonl; offline, files in the run folder."""
+
+    def __init__(self, config: WandbTrackerConfig) -> None:
+        self._config = config
+        self._run: Any = None
+
+    def open(self, run: TrackedRun) -> Opened:
+        """Begin the run, or continue it under its id."""
+        wandb = load_wandb()
+        if self._run is not None:
+            self._run.finish(exit_code=1)
+        run_id = run.saved_id or uuid.uuid4().hex
+        self._run = wandb.init(
+            dir=run.folder,
+            project=self._config.project,
+            entity=self._config.entity,
+            id=run_id,
+            name=run.id,
+            resume="allow",
+            reinit="create_new",
+            group=run.sweep,
+            tags=[*self._config.tags, *([run.parent.kind] if run.parent else [])],
+            notes=_notes(run),
+            config={**run.config, "openenv_pipe": _origin(run)},
+            settings=self._settings(wandb),
+        )
+        for stage in ("warm_start", "grpo"):
+            self._run.define_metric(f"{stage}/step", hidden=True)
+            self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+        is_online = self._config.mode == "online"
+        return Opened(run_id=run_id, num_records=self._run.step if is_online else None)
+
+    def log(self, step: TrackedStep) -> None:
+        """Send a record, and its table of episodes."""
+        stage, number = step.record["stage"], step.record["step"]
+        values: dict[str, Any] = {**step.numbers, f"{stage}/step": number}
+        if rows := episode_rows(self._config, step):
+            table = load_wandb().Table(columns=list(COLUMNS), data=[list(row) for row in rows])
+            values["episodes"] = table
+        self._run.log(values, step=step.index, commit=True)
+
+    def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
+        self._run.summary.update({**summary, "status": status})
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+    def _settings(self, wandb: Any) -> Any:
+        """Return settings by which nothing of the machine, the code or the output is sent."""
+        return wandb.Settings(
+            mode=self._config.mode,
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            save_code=False,
+            init_timeout=LIMIT_S,
+            finish_timeout=LIMIT_S,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_disable_stats=True,
+        )
+
+
+def _origin(run: TrackedRun) -> dict[str, Any]:
+    """Return the run's folder, its sweep, and the run that it is made from."""
+    origin: dict[str, Any] = {"run": run.id, "folder": str(run.folder), "sweep": run.sweep}
+    if run.parent is not None:
+        origin["parent"] = {
+            "kind": run.parent.kind,
+            "run": run.parent.id,
+            "folder": run.parent.path,
+            "checkpoint": run.parent.checkpoint,
+            "wandb_id": run.parent.tracker_run_id,
+        }
+    return origin
+
+
+def _notes(run: TrackedRun) -> str | None:
+    if run.parent is None:
+        return None
+    where = f"@{run.parent.checkpoint}" if run.parent.checkpoint else ""
+    known = f" (run {run.parent.tracker_run_id})" if run.parent.tracker_run_id else ""
+    return f"{run.parent.kind} of {run.parent.id}{where}{known}"

@@ -1,0 +1,252 @@
+"""Delivery to trackers: several at once, in threads, whatever a tool does."""
+
+import json
+import threading
+
+import pytest
+import run_samples
+
+from openenv_pipe.config.migrations import validate_older
+from openenv_pipe.config.schema import PythonTrackerConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.trackers import delivery
+from openenv_pipe.trackers.base import Opened
+from openenv_pipe.trackers.build import Trackers, build_tracker
+from openenv_pipe.trackers.delivery import read_state
+from tests.fakes import made_up_group
+
+LIMIT_S = 60  # for what a thread does at once
+
+
+class Recorder:
+    """A tracker that notes its calls in `calls` and keeps its run's id if `run_id` is set."""
+
+    def __init__(self, folder, *, calls, run_id=None, fail=0, hold=None):
+        self.calls, self.run_id, self.fail, self.hold = calls, run_id, fail, hold
+
+    def open(self, run):
+        self._called("open", run)
+        return Opened(run_id=self.run_id)
+
+    def log(self, step):
+        self._called("log", step)
+
+    def close(self, status, summary):
+        self._called("close", (status, dict(summary)))
+
+    def _called(self, name, value):
+        if self.hold is not None:
+            self.hold.wait(LIMIT_S)
+        if self.fail:
+            self.fail -= 1
+            raise ConnectionError("\x1b[31mno answer")
+        self.calls.append((name, value))
+
+
+@pytest.fixture(autouse=True)
+def _no_delays(monkeypatch):
+    monkeypatch.setattr(delivery, "FIRST_DELAY_S", 0.001)
+
+
+def tracked(tmp_path, **options):
+    """A configuration with a recorder for each name, and the folder of a run without trackers."""
+    trackers = {
+        name: PythonTrackerConfig(type="python", target=f"{__name__}:Recorder", options=each)
+        for name, each in options.items()
+    }
+    plain = run_samples.config(tmp_path)
+    folder = RunFolder.create(plain, overrides=[], command=[])
+    return plain.model_copy(update={"tracker": trackers}), folder
+
+
+def record(step, **values):
+    return {"step": step, "stage": "grpo", **values}
+
+
+def steps_of(calls):
+    return [value.record["step"] for name, value in calls if name == "log"]
+
+
+def test_all_trackers_get_all_steps_in_order_and_the_end(tmp_path):
+    calls = {"one": [], "two": []}
+    config, folder = tracked(tmp_path, one={"calls": calls["one"]}, two={"calls": calls["two"]})
+    trackers = Trackers(config, folder, pytest.fail)
+    groups = [made_up_group([0.0, 1.0])]
+    trackers.log(record(1, loss=2.0), groups)
+    trackers.log(record(2, loss=None))
+    trackers.close("finished", {"eval/trained/success": 0.5})
+    for each in calls.values():
+        assert [name for name, _ in each] == ["open", "log", "log", "close"]
+        assert steps_of(each) == [1, 2]
+        assert each[1][1].groups == groups
+        assert each[1][1].numbers == {"grpo/loss": 2.0}
+        assert each[2][1].numbers == {}
+        assert each[-1][1] == ("finished", {"eval/trained/success": 0.5})
+    run = calls["one"][0][1]
+    assert (run.id, run.parent, run.saved_id) == (folder.record.id, None, None)
+    assert run.config == folder.written_config.model_dump(mode="json")
+
+
+def test_the_configuration_has_marks_in_the_place_of_secrets(tmp_path, monkeypatch):
+    monkeypatch.setenv("GAME_TOKEN", "a secret of the game")
+    plain = run_samples.config(tmp_path).model_dump()
+    plain["env"]["variables"] = {"GAME_TOKEN": "a secret of the game"}
+    folder = RunFolder.create(validate_older(plain), overrides=[], command=[])
+    calls = []
+    config, _ = tracked(tmp_path, one={"calls": calls})
+    trackers = Trackers(config, folder, pytest.fail)
+    trackers.close("finished", {})
+    assert "a secret of the game" not in json.dumps(calls[0][1].config)
+    assert calls[0][1].config["env"]["variables"]["GAME_TOKEN"] == "<hidden: GAME_TOKEN>"
+
+
+def test_a_failing_tracker_is_told_once_and_repeated_and_the_others_go_on(tmp_path):
+    good, bad, told = [], [], []
+    config, folder = tracked(tmp_path, good={"calls": good}, bad={"calls": bad, "fail": 3})
+    trackers = Trackers(config, folder, told.append)
+    for step in (1, 2, 3):
+        trackers.log(record(step))
+    wait_for(lambda: steps_of(bad) == [1, 2, 3])
+    trackers.close("finished", {})
+    assert steps_of(good) == [1, 2, 3]
+    assert [name for name, _ in bad] == ["open", "log", "log", "log", "close"]
+    failure, recovery = told
+    assert failure.startswith("tracker bad failed (ConnectionError: ")
+    assert "\x1b" not in failure
+    assert recovery == "tracker bad works again"
+
+
+def wait_for(condition):
+    for _ in range(LIMIT_S * 100):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    pytest.fail("it has not happened")
+
+
+def test_a_tracker_that_always_fails_ends_with_the_run(tmp_path):
+    calls, told = [], []
+    config, folder = tracked(tmp_path, bad={"calls": calls, "fail": 10**9})
+    trackers = Trackers(config, folder, told.append)
+    trackers.log(record(1))
+    trackers.close("failed", {})
+    assert calls == []
+    assert [line.split(" (")[0] for line in told[:1]] == ["tracker bad failed"]
+    assert told[-1].startswith("tracker bad has not received 1 steps and the end of the run")
+
+
+def test_a_step_that_a_tool_never_takes_is_left_out(tmp_path):
+    calls, told = [], []
+    config, folder = tracked(tmp_path, bad={"calls": calls, "run_id": "it"})
+    trackers = Trackers(config, folder, told.append)
+    wait_for(lambda: calls)
+    tracker = trackers._deliveries[0]._tracker
+    tracker.fail = delivery.MAX_ATTEMPTS
+    trackers.log(record(1))
+    wait_for(lambda: tracker.fail == 0)
+    trackers.log(record(2))
+    trackers.close("finished", {})
+    assert steps_of(calls) == [2]
+    assert [name for name, _ in calls] == ["open", "log", "close"]
+
+
+def test_steps_never_wait_for_a_tool_and_keep_few_episodes(tmp_path):
+    calls, hold = [], threading.Event()
+    config, folder = tracked(tmp_path, slow={"calls": calls, "hold": hold})
+    trackers = Trackers(config, folder, pytest.fail)
+    groups = [made_up_group([0.0, 1.0])]
+    for step in range(1, 11):
+        trackers.log(record(step), groups)  # returns although nothing can be delivered
+    hold.set()
+    trackers.close("finished", {})
+    assert steps_of(calls) == [*range(1, 11)]
+    kept = [value.record["step"] for name, value in calls if name == "log" and value.groups]
+    assert kept == [7, 8, 9, 10]
+
+
+def test_a_tool_that_never_answers_does_not_hold_up_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("openenv_pipe.trackers.build.END_LIMIT_S", 0.05)
+    hold, told = threading.Event(), []
+    config, folder = tracked(tmp_path, dead={"calls": [], "hold": hold})
+    trackers = Trackers(config, folder, told.append)
+    trackers.log(record(1))
+    trackers.close("finished", {})
+    hold.set()
+    assert told[0].startswith("tracker dead has not taken everything within")
+
+
+def test_a_resumed_run_sends_nothing_twice_to_a_tool_that_keeps_it(tmp_path):
+    first, second = [], []
+    config, folder = tracked(tmp_path, kept={"calls": first, "run_id": "its id"})
+    trackers = Trackers(config, folder, pytest.fail)
+    for step in (1, 2, 3):
+        trackers.log(record(step))
+    trackers.close("interrupted", {})
+    assert read_state(folder.path, "kept").num_records == 3
+    config.tracker["kept"].options["calls"] = second
+    trackers = Trackers(config, folder, pytest.fail)
+    for step in (1, 2):  # of the earlier attempt, up to its checkpoint
+        trackers.log(record(step))
+    for step in (3, 4):
+        trackers.log(record(step))
+    trackers.close("finished", {})
+    assert second[0][1].saved_id == "its id"
+    assert steps_of(second) == [4]
+
+
+def test_a_tool_that_has_lost_the_run_gets_all_of_it_again(tmp_path):
+    first, second = [], []
+    config, folder = tracked(tmp_path, lost={"calls": first, "run_id": "one"})
+    trackers = Trackers(config, folder, pytest.fail)
+    trackers.log(record(1))
+    trackers.close("interrupted", {})
+    config.tracker["lost"].options.update(calls=second, run_id="another")
+    trackers = Trackers(config, folder, pytest.fail)
+    trackers.log(record(1))
+    trackers.log(record(2))
+    trackers.close("finished", {})
+    assert steps_of(second) == [1, 2]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"run_id": 3, "num_records": 0}', "null"])
+def test_a_damaged_state_counts_as_none(tmp_path, content):
+    (tmp_path / "trackers").mkdir()
+    (tmp_path / "trackers" / "it.json").write_text(content)
+    assert read_state(tmp_path, "it") is None
+
+
+def test_a_fork_knows_its_parent_in_the_same_tool(tmp_path):
+    calls = []
+    config, parent = tracked(tmp_path, it={"calls": calls, "run_id": "of the parent"})
+    trackers = Trackers(config, parent, pytest.fail)
+    trackers.close("finished", {})
+    plain = run_samples.config(tmp_path)
+    lineage = parent.lineage("fork", "step_000010")
+    child = RunFolder.create(plain, overrides=[], command=[], lineage=lineage)
+    trackers = Trackers(config, child, pytest.fail)
+    trackers.close("finished", {})
+    run = calls[-2][1]
+    assert (run.parent.kind, run.parent.id) == ("fork", parent.record.id)
+    assert (run.parent.checkpoint, run.parent.tracker_run_id) == ("step_000010", "of the parent")
+    assert run.saved_id is None
+
+
+def test_a_tracker_without_the_interface_is_refused(tmp_path):
+    config, _ = tracked(tmp_path, it={})
+    config.tracker["it"] = config.tracker["it"].model_copy(update={"target": "builtins:dict"})
+    with pytest.raises(ConfigError, match=r"tracker\.it\.target='builtins:dict'"):
+        build_tracker("it", config.tracker["it"], tmp_path)
+
+
+def test_trackers_of_older_configurations_are_read(tmp_path):
+    values = run_samples.config(tmp_path).model_dump()
+    for older, now in (
+        ({"type": "none"}, []),
+        ({"type": "tensorboard"}, ["tensorboard"]),
+        ({"type": "python", "target": "a:b", "options": {"c": 1}}, ["python"]),
+    ):
+        assert [*validate_older(values | {"tracker": older}).tracker] == now
+    wandb = {"type": "wandb", "mode": "offline", "project": "p"}  # keys that came later are added
+    found = validate_older(values | {"tracker": {"wandb": wandb, "mine": {"type": "tensorboard"}}})
+    assert found.tracker["wandb"].episodes_every == 10
