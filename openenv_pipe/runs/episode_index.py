@@ -55,7 +55,7 @@ TABLES = {
     "episodes_by_step": "CREATE INDEX episodes_by_step ON episodes (source, step)",
     "episodes_by_status": "CREATE INDEX episodes_by_status ON episodes (source, status)",
     "episodes_by_task": (
-        "CREATE INDEX episodes_by_task ON episodes (source, task, is_scored, reward)"
+        "CREATE INDEX episodes_by_task ON episodes (source, task, is_scored, reward, success)"
     ),
     "episodes_by_reward": "CREATE INDEX episodes_by_reward ON episodes (source, reward)",
     "words": "CREATE VIRTUAL TABLE words USING fts5(text, content='')",
@@ -78,6 +78,16 @@ class Choices:
     num_steps: int
     last_step: int | None
     problems: list[str]  # files that could not be read, as sentences
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSummary:
+    """The episodes of one task. Means are over scored episodes; None without any."""
+
+    task: str
+    num_episodes: int
+    reward: float | None
+    success: float | None
 
 
 def index_episodes(folder: Path, file: Path) -> None:
@@ -223,15 +233,16 @@ class EpisodeIndex:
             problems=[problem for (problem,) in problems],
         )
 
-    def tasks(self, source: str = TRAIN, limit: int = 1000) -> list[tuple[str, int, float | None]]:
-        """Return ids of tasks, with the number of their episodes and the scored ones' mean reward.
-
-        The tasks with the lowest mean come first.
-        """
+    def tasks(self, source: str = TRAIN, limit: int = 1000) -> list[TaskSummary]:
+        """Return the tasks of a source; those with the lowest mean reward come first."""
         return self._all(
-            "SELECT task, count(*), avg(CASE WHEN is_scored THEN reward END) AS mean FROM episodes"
+            "SELECT task, count(*), avg(CASE WHEN is_scored THEN reward END) AS mean,"
+            " avg(CASE WHEN is_scored THEN success END) FROM episodes"
             " WHERE source = ? GROUP BY task ORDER BY mean NULLS LAST, task LIMIT ?",
             [source, limit],
+            lambda row: TaskSummary(
+                task=str(row[0]), num_episodes=int(row[1]), reward=row[2], success=row[3]
+            ),
         )
 
     def _one(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:

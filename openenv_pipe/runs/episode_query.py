@@ -47,6 +47,7 @@ class EpisodeFilter:
     first_step: int | None = None
     last_step: int | None = None
     task: str | None = None  # a part of the task's id
+    task_id: str | None = None  # the whole of it
     group: str | None = None
     status: str | None = None
     success: bool | None = None
@@ -101,6 +102,7 @@ def condition(wanted: EpisodeFilter) -> tuple[str, list[Any]]:
         ("source = ?", wanted.source),
         ("step >= ?", wanted.first_step),
         ("step <= ?", wanted.last_step),
+        ("task = ?", wanted.task_id),
         ("group_id = ?", wanted.group),
         ("status = ?", wanted.status),
         ("success = ?", wanted.success),

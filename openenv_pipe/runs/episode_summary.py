@@ -1,7 +1,7 @@
 """Summarise the lines of an episodes file for the episode index."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -76,35 +76,32 @@ def _num_tokens(turn: Mapping[str, Any]) -> int:
 
 def _words(row: Mapping[str, Any]) -> str:
     """Join the texts that people search in, up to the limit."""
-    found, length = [], 0
-    for text in _texts(row):
-        found.append(text[: MAX_WORDS_LENGTH - length])
-        length += len(found[-1])
-        if length >= MAX_WORDS_LENGTH:
-            break
-    return storable_text("\n".join(found)).replace("\x00", " ")
-
-
-def _texts(row: Mapping[str, Any]) -> Iterator[str]:
-    yield from _strings(row["error"])
-    yield from _strings(row["first_observation"])
+    found: list[str] = []
+    _add_strings(row["error"], found)
+    seen: Mapping[str, Any] = row["first_observation"]
+    _add_strings(seen, found)
     for turn in row["turns"]:
-        yield turn["reply"]
-        yield from _strings(turn["unusable"])
+        found.append(turn["reply"])
+        _add_strings(turn["unusable"], found)
         for step in turn["steps"]:
-            yield from _strings(step["observation"])
-    for each in row.get("judgements", {}).values():
-        yield each["explanation"]
+            observation = step["observation"]
+            for name, value in observation.items():
+                if value != seen.get(name):
+                    _add_strings(value, found)
+            seen = observation
+    found += [each["explanation"] for each in row.get("judgements", {}).values()]
+    return storable_text("\n".join(found)[:MAX_WORDS_LENGTH]).replace("\x00", " ")
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings of a JSON value in order, without recursion: it may be nested deeply."""
+def _add_strings(value: Any, found: list[str]) -> None:
+    """Add all strings of a JSON value in order, without recursion: it may be nested deeply."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, Mapping):
+        kind = type(each)
+        if kind is str:
+            found.append(each)
+        elif kind is dict:
             waiting.extend(reversed([*each.values()]))
-        elif isinstance(each, list):
+        elif kind is list:
             waiting.extend(reversed(each))

@@ -20,7 +20,7 @@ MAX_IN_FILE = 100_000
 NUM_BINS = 24
 NUMBERS = {"first_step": int, "last_step": int}
 BOUNDS = ("reward_from", "reward_below", "reward_to")
-TEXTS = ("source", "task", "group", "status", "reward_term", "text")
+TEXTS = ("source", "task", "task_id", "group", "status", "reward_term", "text")
 Number = TypeVar("Number", int, float)
 FLAGS = ("success", "is_scored", "is_truncated", "has_unusable")
 MAX_NUMBER_LENGTH = 40
@@ -71,10 +71,7 @@ def wanted_of(query: Mapping[str, str]) -> EpisodeFilter:
 def list_tasks(store: RunStore, key: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the tasks of a source, the one with the lowest mean reward first."""
     source = query.get("source") or TRAIN
-    return [
-        {"task": task, "num_episodes": number, "reward": mean}
-        for task, number, mean in store.index(key).tasks(source)
-    ]
+    return [asdict(task) for task in store.index(key).tasks(source)]
 
 
 def show_episode(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class RunStore:
         self._lock = Lock()
         self._metrics: dict[Path, MetricsReader] = {}
         self._indexes: OrderedDict[Path, EpisodeIndex] = OrderedDict()
+        self._openings: dict[Path, Lock] = {}
         self._files: dict[tuple[str, Path], tuple[object, Any]] = {}
 
     def all_keys(self) -> list[str]:
@@ -88,19 +89,19 @@ class RunStore:
         """Return the index of a run's episodes, up to date."""
         folder = self.path(key)
         with self._lock:
-            index = self._indexes.pop(folder, None)
-            if index is not None:
+            opening = self._openings.setdefault(folder, Lock())
+        with opening:  # Only one thread reads all episodes of a run that has no index yet.
+            with self._lock:
+                index = self._indexes.pop(folder, None)
+            if index is None:
+                index = EpisodeIndex.opened(folder)
+            else:
+                index.refresh()
+            # One that makes room here closes itself when the last query of it has ended.
+            with self._lock:
                 self._indexes[folder] = index
-        if index is not None:
-            index.refresh()
-            return index
-        index = EpisodeIndex.opened(folder)
-        with self._lock:
-            # One that another thread opened meanwhile, or that makes room here, closes itself
-            # when the last query of it has ended.
-            self._indexes[folder] = index
-            while len(self._indexes) > MAX_KEPT:
-                self._indexes.popitem(last=False)
+                while len(self._indexes) > MAX_KEPT:
+                    self._indexes.popitem(last=False)
         return index
 
     def _kept(self, what: str, path: Path, read: Callable[[], Kept]) -> Kept:

@@ -74,6 +74,8 @@ def test_it_has_what_the_files_have(folder):
     [
         ({"first_step": 2}, {(2, g, m) for g in (0, 1) for m in range(3)}),
         ({"last_step": 1, "task": "eval/1"}, {(1, 1, m) for m in range(3)}),
+        ({"task_id": "eval/1"}, {(s, 1, m) for s in (1, 2) for m in range(3)}),
+        ({"task_id": "eval/"}, set()),
         ({"group": "1/0", "success": True}, {(1, 0, 2), (2, 0, 2)}),
         ({"reward_from": 1.1, "reward_to": 2.0}, {(1, g, m) for g in (0, 1) for m in (1, 2)}
          | {(2, 0, 0), (2, 1, 0)}),
@@ -150,8 +152,9 @@ def test_evaluations_are_indexed(tmp_path):
     with EpisodeIndex.open(folder.path) as index:
         assert index.count(EpisodeFilter(source="eval/trained", success=True)) == 6
         assert index.choices().sources == {"eval/trained": 10}
-        (task, number, _), *_ = index.tasks("eval/trained")
-    assert (task.startswith("eval/"), number) == (True, 1)
+        worst, *_, best = index.tasks("eval/trained")
+    assert (worst.num_episodes, worst.success, best.success) == (1, 0.0, 1.0)
+    assert worst.task.startswith("eval/") and worst.reward < best.reward
     path = file_of(folder.path, "eval/trained", None)
     assert path == folder.path / "eval" / "trained.jsonl.gz"
     with pytest.raises(RunFolderError, match="no episodes of"):

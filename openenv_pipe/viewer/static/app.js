@@ -3,12 +3,20 @@
 import { h, fill, address } from "./dom.js";
 import { runsPage } from "./runs_page.js";
 import { runPage } from "./run_page.js";
+import { episodesPage, tasksPage } from "./episodes_page.js";
+import { episodePage, groupPage, taskPage, samePage } from "./episode_page.js";
 
 const NAME = "openenv-pipe";
 const ROUTES = [
   [/^\/runs$/, (route) => runsPage(route)],
   [/^\/run\/([^/]+\/[^/]+)$/, (route, key) => runPage(route, key, "")],
   [/^\/run\/([^/]+\/[^/]+)\/(logs|config)$/, (route, key, tab) => runPage(route, key, tab)],
+  [/^\/run\/([^/]+\/[^/]+)\/episodes$/, (route, key) => episodesPage(route, key)],
+  [/^\/run\/([^/]+\/[^/]+)\/tasks$/, (route, key) => tasksPage(route, key)],
+  [/^\/run\/([^/]+\/[^/]+)\/episode$/, (route, key) => episodePage(route, key)],
+  [/^\/run\/([^/]+\/[^/]+)\/group$/, (route, key) => groupPage(route, key)],
+  [/^\/run\/([^/]+\/[^/]+)\/task$/, (route, key) => taskPage(route, key)],
+  [/^\/same$/, (route) => samePage(route)],
 ];
 let current = null, turn = 0;
 

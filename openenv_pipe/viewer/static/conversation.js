@@ -1,0 +1,69 @@
+// An episode as a conversation: observation, reply, action, what followed, and the numbers of each turn.
+
+import { h, number, count } from "./dom.js";
+
+// Where two texts begin to differ, at the beginning of a word.
+function split(text, other) {
+  let index = 0;
+  while (index < text.length && index < other.length && text[index] === other[index]) index++;
+  while (index > 0 && /\S/.test(text[index - 1])) index--;
+  return [text.slice(0, index), text.slice(index)];
+}
+
+function words(text, other) {
+  if (other === undefined || other === text) return h("p", { class: "text" }, text || "(nothing)");
+  const [same, rest] = split(text, other);
+  return h("p", { class: "text" }, same, h("span", { class: "changed", title: "Differs from the other run" }, rest || "(ends here)"));
+}
+
+// The fields of an observation; those that have changed since the one before are marked.
+export function fields(observation, before, other) {
+  const entries = Object.entries(observation);
+  if (!entries.length) return h("p", { class: "text muted" }, "(empty)");
+  if (entries.length === 1) return words(entries[0][1], other && Object.keys(other).length === 1 ? Object.values(other)[0] : undefined);
+  return h("dl", { class: "fields" }, entries.map(([name, text]) => {
+    const isChanged = before && before[name] !== text;
+    const differs = other && other[name] !== text;
+    return [h("dt", {}, name), h("dd", { class: "text" }, h("span", { class: isChanged || differs ? "changed" : null, title: differs ? "Differs from the other run" : isChanged ? "Changed by this turn" : null }, text))];
+  }));
+}
+
+function said(kind, title, ...content) {
+  return h("div", { class: `said ${kind}` }, h("h3", {}, title), content);
+}
+
+function numbersOf(turn, index) {
+  const pairs = [
+    ["reward", turn.steps.length ? number(turn.steps.reduce((sum, step) => sum + step.reward, 0)) : null],
+    ["credited", turn.turn_reward === null ? null : number(turn.turn_reward)],
+    ["advantage", turn.advantage === null ? null : number(turn.advantage, 2)],
+    ["tokens", `${count(turn.num_prompt_tokens)} + ${count(turn.num_completion_tokens)}`],
+    ["policy", turn.policy_versions.length ? turn.policy_versions.join(", ") : null],
+    ["ended", turn.finish === "length" ? "cut off" : null],
+  ];
+  return h("header", {}, h("b", {}, `Turn ${index + 1}`), pairs.filter(([, value]) => value !== null).map(([name, value]) => h("span", {}, name, " ", h("b", {}, value))));
+}
+
+// other: the same part of another run's episode, to mark what differs.
+export function conversation(content, other) {
+  let seen = content.first_observation;
+  const begin = h("article", { class: "turn" }, h("header", {}, h("b", {}, "Beginning")),
+    said("env", "Observation", fields(content.first_observation, null, other?.first_observation)));
+  const turns = content.turns.map((turn, index) => {
+    const its = other?.turns[index];
+    const parts = [said("model", "Reply", words(turn.reply, other ? its?.reply ?? "" : undefined))];
+    turn.steps.forEach((step, which) => {
+      const title = turn.steps.length > 1 ? ` ${which + 1}` : "";
+      if (!(Object.keys(step.action).length === 1 && Object.values(step.action)[0] === turn.reply)) parts.push(said("", `Action${title}`, fields(step.action)));
+      parts.push(said("env", [h("span", {}, `Observation${title}`), turn.steps.length > 1 ? h("span", {}, `reward ${number(step.reward)}`) : null],
+        fields(step.observation, seen, its?.steps[which]?.observation)));
+      seen = step.observation;
+    });
+    if (turn.unusable) parts.push(said("wrong", "Could not be used", h("p", { class: "text" }, turn.unusable)));
+    return h("article", { class: "turn", id: `turn-${index + 1}` }, numbersOf(turn, index), parts);
+  });
+  const end = content.error || content.unscored
+    ? h("article", { class: "turn" }, said("wrong", content.error ? "Failed" : "Has no reward", h("p", { class: "text" }, content.error ?? content.unscored))) : null;
+  const judged = Object.entries(content.judgements).map(([name, text]) => h("article", { class: "turn" }, said("", `Judge on ${name}`, h("p", { class: "text" }, text))));
+  return [begin, turns, end, judged];
+}

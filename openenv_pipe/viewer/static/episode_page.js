@@ -1,0 +1,116 @@
+// One episode, a group side by side, a task over the steps of training, and two runs on one task.
+
+import { h, fill, address, sortable, statusMark, number, count, choice, field } from "./dom.js";
+import { ask, runPath } from "./api.js";
+import { runTabs, facts } from "./run_page.js";
+import { conversation } from "./conversation.js";
+import { tokenView } from "./tokens.js";
+import { Chart } from "./charts.js";
+import { episodeAddress, episodeColumns, groupAddress, taskAddress, sourceName } from "./episodes_page.js";
+
+function placeName(entry) {
+  return entry.step === null ? sourceName(entry.source) : entry.step === 0 ? "demonstrations" : `step ${entry.step}`;
+}
+
+function memberChips(key, entry, members, more) {
+  return h("nav", { class: "chips", "aria-label": "Episodes of the group" }, members.map((each) =>
+    h("a", { class: "chip", href: episodeAddress(key, each, more), "aria-current": each.line === entry.line ? "page" : null, title: each.status },
+      `${each.member}`, h("b", { class: each.success ? "good" : null }, each.is_scored ? number(each.reward) : each.status))));
+}
+
+function headFacts(entry, content) {
+  return facts([
+    ["Reward", entry.is_scored ? number(entry.reward) : "none"], ["Success", entry.success ? "yes" : "no"],
+    ["Advantage", entry.advantage === null ? null : number(entry.advantage, 2)],
+    ...Object.entries(content.reward_terms).map(([name, value]) => [`Term ${name}`, number(value)]),
+    ["Turns", entry.num_turns], ["Tokens", count(entry.num_tokens)], ["Unusable replies", entry.num_unusable || null],
+  ]);
+}
+
+export async function episodePage(route, key) {
+  const { parameters } = route;
+  const found = await ask(`${runPath(key)}/episode`, parameters), { entry } = found;
+  const isTokens = parameters.view === "tokens", body = h("div", {});
+  const keep = isTokens ? { view: "tokens", colour: parameters.colour } : {};
+  const mode = (view, title) => h("a", { href: address(route.path, { ...parameters, view }), "aria-current": (parameters.view ?? "") === (view ?? "") ? "page" : null }, title);
+  if (isTokens) {
+    const tokens = await ask(`${runPath(key)}/tokens`, { source: parameters.source, step: parameters.step, line: parameters.line });
+    fill(body, tokenView(tokens, parameters.colour ?? "logprob", (colour) => {
+      parameters.colour = colour;
+      history.replaceState(null, "", address(route.path, parameters));
+    }));
+  } else fill(body, conversation(found));
+  const isCut = !isTokens && JSON.stringify(found).includes("more characters)");
+  return {
+    title: `Episode ${entry.group_id} · ${entry.member}`,
+    trail: [[key, address(`/run/${key}`)], ["Episodes", address(`/run/${key}/episodes`, { source: parameters.source })], [`${placeName(entry)} · ${entry.member}`, address(route.path, parameters)]],
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, entry.task), statusMark(entry.status), h("span", { class: "muted" }, `${placeName(entry)}, seed ${found.task.seed}`),
+      h("a", { href: taskAddress(key, entry) }, "this task over all steps"), h("a", { href: groupAddress(key, entry) }, "the group side by side")),
+    headFacts(entry, found),
+    found.skipped ? h("div", { class: "notice" }, `The group was not trained on: ${found.skipped}.`) : null,
+    memberChips(key, entry, found.members, keep),
+    h("p", {}), h("nav", { class: "tabs", "aria-label": "View" }, mode(null, "Conversation"), mode("tokens", "Tokens")),
+    isCut ? h("p", { class: "small" }, h("a", { href: address(route.path, { ...parameters, whole: "yes" }) }, "Show long texts whole")) : null, body),
+  };
+}
+
+export async function groupPage(route, key) {
+  const { parameters } = route;
+  const { members, skipped } = await ask(`${runPath(key)}/group`, parameters), first = members[0].entry;
+  const advantages = members.map(({ entry }) => entry.advantage).filter((value) => value !== null);
+  const columns = members.map(({ entry, ...content }) => h("section", { class: "member" },
+    h("div", { class: "bar" }, h("h2", {}, h("a", { href: episodeAddress(key, entry) }, `Episode ${entry.member}`)), statusMark(entry.status)),
+    facts([["Reward", entry.is_scored ? number(entry.reward) : "none"], ["Advantage", number(entry.advantage, 2)], ["Success", entry.success ? "yes" : "no"],
+      ...Object.entries(entry.terms).map(([name, value]) => [name, number(value)])]),
+    conversation(content)));
+  return {
+    title: `Group ${first.group_id}`,
+    trail: [[key, address(`/run/${key}`)], ["Episodes", address(`/run/${key}/episodes`, { source: parameters.source })], [`group ${first.group_id}`, address(route.path, parameters)]],
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, first.task), h("span", { class: "muted" }, `group ${first.group_id}, ${placeName(first)}`), h("a", { href: taskAddress(key, first) }, "this task over all steps")),
+      skipped ? h("div", { class: "notice" }, `The group was not trained on: ${skipped}.`)
+        : advantages.length ? h("p", { class: "muted" }, `Advantages from ${number(Math.min(...advantages), 2)} to ${number(Math.max(...advantages), 2)}.`) : null,
+      h("div", { class: "columns" }, columns)),
+  };
+}
+
+export async function taskPage(route, key) {
+  const { parameters } = route, source = parameters.source ?? "train";
+  const [found, { runs }] = await Promise.all([
+    ask(`${runPath(key)}/episodes`, { source, task_id: parameters.task, order: "step", way: "up" }), ask("/runs")]);
+  const chart = new Chart("Reward of this task's episodes"), steps = new Map();
+  for (const each of found.episodes) if (each.is_scored && each.step !== null) steps.set(each.step, [...(steps.get(each.step) ?? []), each.reward]);
+  const x = [...steps.keys()], mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+  const lines = [["mean", mean], ["lowest", (values) => Math.min(...values)], ["highest", (values) => Math.max(...values)]]
+    .map(([name, of]) => ({ name, x, y: x.map((step) => of(steps.get(step))) }));
+  const others = runs.filter((run) => run.key !== key && run.status !== "unreadable").map((run) => [run.key, run.key]);
+  return {
+    title: `Task ${parameters.task}`, trail: [[key, address(`/run/${key}`)], ["Tasks", address(`/run/${key}/tasks`, { source: parameters.source })], [parameters.task, address(route.path, parameters)]],
+    end: () => chart.end(), shown: () => { if (x.length > 1) chart.update(lines); },
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, parameters.task), h("span", { class: "muted" }, `${count(found.total)} episodes of ${sourceName(source)}`),
+      others.length ? field("Beside the same task of", choice("", [["", "choose a run"], ...others], (other) => { location.hash = address("/same", { runs: [key, other].join(","), source: parameters.source, task: parameters.task }); }, "Other run")) : null),
+    runTabs(key, "tasks"), x.length > 1 ? chart.node : null, h("p", {}),
+    sortable(episodeColumns(key), found.episodes, { sort: "step", way: "up", link: () => address(route.path, parameters), empty: "The run has played no such task." })),
+  };
+}
+
+// The last episodes of one task in two runs; where their texts differ is marked.
+export async function samePage(route) {
+  const { parameters } = route, keys = parameters.runs.split(",").slice(0, 2);
+  const found = await Promise.all(keys.map(async (key) => {
+    const { episodes } = await ask(`${runPath(key)}/episodes`, { source: parameters.source, task_id: parameters.task, order: "step", way: "down" });
+    if (!episodes.length) return { key, episodes };
+    const line = parameters[`episode_${keys.indexOf(key)}`], entry = episodes.find((each) => `${each.step}:${each.line}` === line) ?? episodes[0];
+    return { key, episodes, ...(await ask(`${runPath(key)}/episode`, { source: parameters.source, step: entry.step, line: entry.line })) };
+  }));
+  const columns = found.map((each, index) => {
+    if (!each.entry) return h("section", {}, h("h2", {}, each.key), h("p", { class: "muted" }, "This run has not played the task."));
+    const other = found[1 - index], options = each.episodes.map((one) => [`${one.step}:${one.line}`, `${placeName(one)}, reward ${number(one.reward)}`]);
+    return h("section", { class: "member" }, h("div", { class: "bar" }, h("h2", {}, h("a", { href: episodeAddress(each.key, each.entry) }, each.key)), statusMark(each.entry.status),
+      choice(`${each.entry.step}:${each.entry.line}`, options, (value) => { location.hash = address(route.path, { ...parameters, [`episode_${index}`]: value }); }, "Episode")),
+    headFacts(each.entry, each), conversation(each, other.entry ? other : undefined));
+  });
+  return {
+    title: `Task ${parameters.task} in two runs`, trail: [[`${parameters.task} in two runs`, address(route.path, parameters)]],
+    node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, parameters.task), h("span", { class: "muted" }, "Marked texts differ from the other run's.")), h("div", { class: "columns" }, columns)),
+  };
+}

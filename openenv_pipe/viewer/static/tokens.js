@@ -1,0 +1,98 @@
+// The tokens of an episode, coloured by what is known of each, with all numbers on hover.
+
+import { h, fill, number, count, choice, field, NONE } from "./dom.js";
+
+const KINDS = [
+  ["logprob", "logprob of the sampler"], ["advantage", "advantage"], ["mask", "loss mask"], ["version", "policy version"],
+  ["entropy", "entropy"], ["mismatch", "mismatch of sampler and trainer"],
+];
+const LOWEST = -6; // a logprob with the strongest colour
+const VERSIONS = 6;
+
+function colouring(kind, tokens) {
+  const most = Math.max(1e-9, ...tokens.advantage.map((value) => Math.abs(value ?? 0)));
+  const largest = Math.max(1e-9, ...(tokens[kind] ?? []).map((value) => typeof value === "number" ? Math.abs(value) : 0));
+  const versions = [...new Set(tokens.version.filter((value) => value !== null))];
+  return {
+    logprob: (index) => tokens.logprob[index] === null ? null : ["--hot", Math.min(1, tokens.logprob[index] / LOWEST)],
+    advantage: (index) => tokens.advantage[index] === null ? null : [tokens.advantage[index] < 0 ? "--minus" : "--plus", Math.abs(tokens.advantage[index]) / most],
+    mask: (index) => tokens.mask[index] ? ["--plus", 0.45] : null,
+    version: (index) => tokens.version[index] === null ? null : [`--line-${versions.indexOf(tokens.version[index]) % VERSIONS}`, 0.5],
+    entropy: (index) => tokens.entropy?.[index] == null ? null : ["--hot", tokens.entropy[index] / largest],
+    mismatch: (index) => tokens.mismatch?.[index] == null ? null : ["--hot", Math.abs(tokens.mismatch[index]) / largest],
+  }[kind];
+}
+
+function scaleOf(kind, tokens) {
+  const ramp = (from, to, low, high) => h("span", { class: "ramp" }, low, h("i", { style: { "--from": from, "--to": to } }), high);
+  if (kind === "logprob") return ramp("transparent", "var(--hot)", "probable (0)", `improbable (${LOWEST})`);
+  if (kind === "advantage") {
+    const known = tokens.advantage.filter((value) => value !== null), most = Math.max(0, ...known.map(Math.abs));
+    return known.length ? ramp("var(--minus)", "var(--plus)", number(-most, 2), number(most, 2)) : h("span", { class: "muted small" }, "This episode was not trained on, so it has no advantage.");
+  }
+  if (kind === "mask") return h("span", { class: "muted small" }, "Coloured tokens are trained on.");
+  if (kind === "version") return h("span", { class: "muted small" }, `Versions of the weights: ${[...new Set(tokens.version.filter((value) => value !== null))].join(" | ") || NONE}`);
+  return ramp("transparent", "var(--hot)", "0", "the largest");
+}
+
+function shownText(text) {
+  return text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t");
+}
+
+function tipOf(tokens, index) {
+  const rows = [
+    ["token", tokens.texts ? JSON.stringify(tokens.texts[index]) : NONE], ["id", tokens.ids[index]], ["position", index], ["turn", tokens.turn[index]],
+    ["trained on", tokens.mask[index] ? "yes" : "no, from the environment"],
+    ["logprob", tokens.logprob[index] === null ? null : number(tokens.logprob[index], 4)],
+    ["probability", tokens.logprob[index] === null ? null : number(Math.exp(tokens.logprob[index]), 4)],
+    ["advantage", tokens.advantage[index] === null ? null : number(tokens.advantage[index], 4)],
+    ["policy version", tokens.version[index]], ["entropy", tokens.entropy?.[index] ?? null], ["mismatch", tokens.mismatch?.[index] ?? null],
+  ];
+  return h("table", {}, rows.filter(([, value]) => value !== null).map(([name, value]) => h("tr", {}, h("td", {}, name), h("td", {}, value))));
+}
+
+// Returns the view; `kind` is what colours, `changed` is told of another choice.
+export function tokenView(tokens, kind, changed) {
+  const tip = h("div", { class: "tip", hidden: true }), place = h("div", {}), scale = h("span", {});
+  const known = KINDS.filter(([name]) => tokens[name] !== undefined), unknown = KINDS.filter(([name]) => tokens[name] === undefined);
+  let chosen = known.some(([name]) => name === kind) ? kind : "logprob";
+  const spans = [];
+
+  function paint() {
+    const colour = colouring(chosen, tokens);
+    spans.forEach((span, index) => {
+      const found = colour(index);
+      span.style.setProperty("--tone", found ? `var(${found[0]})` : "transparent");
+      span.style.setProperty("--heat", found ? found[1].toFixed(3) : 0);
+    });
+    fill(scale, scaleOf(chosen, tokens));
+  }
+
+  const show = (event) => {
+    const span = event.target.closest("[data-token]");
+    tip.hidden = !span;
+    if (!span) return;
+    const index = Number(span.dataset.token);
+    fill(tip, tipOf(tokens, index));
+    const box = event.target.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
+    tip.style.top = `${box.bottom + 6 + tip.offsetHeight > innerHeight ? box.top - tip.offsetHeight - 6 : box.bottom + 6}px`;
+  };
+  const turns = new Map();
+  tokens.ids.forEach((id, index) => {
+    const span = h("span", { "data-token": index, class: tokens.mask[index] ? "model" : "env" }, tokens.texts ? shownText(tokens.texts[index]) : `${id} `);
+    spans.push(span);
+    if (!turns.has(tokens.turn[index])) turns.set(tokens.turn[index], h("div", { class: "tokens" }));
+    turns.get(tokens.turn[index]).append(span);
+  });
+  for (const [turn, node] of turns) place.append(h("article", { class: "turn" }, h("header", {}, h("b", {}, `Turn ${turn}`)), node));
+  place.addEventListener("mouseover", show);
+  place.addEventListener("click", show);
+  place.addEventListener("mouseleave", () => { tip.hidden = true; });
+  paint();
+  return h("div", {}, h("div", { class: "bar" },
+    field("Colour by", choice(chosen, known, (value) => { chosen = value; changed(value); paint(); }, "Colour by")), scale,
+    unknown.length ? h("span", { class: "muted small" }, `Not recorded: ${unknown.map(([, title]) => title).join(", ")}.`) : null),
+  tokens.problem ? h("div", { class: "notice" }, tokens.problem) : null,
+  tokens.num_more ? h("div", { class: "notice" }, `${count(tokens.num_more)} more tokens are not shown.`) : null, place, tip);
+}
