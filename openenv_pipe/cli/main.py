@@ -110,9 +110,9 @@ def train(
     if resume and fork:
         raise ConfigError("--resume continues a run, --fork makes a new one; use one of them")
     if resume or fork:
-        from openenv_pipe import pipeline
-
         with _controlled() as control:
+            from openenv_pipe import pipeline
+
             if resume:
                 pipeline.resume(resume, overrides, _command(), control, trust=trust)
             elif fork:
@@ -121,9 +121,9 @@ def train(
     from openenv_pipe.config.compose import compose
 
     composed = compose(overrides)
-    from openenv_pipe import pipeline
-
     with _controlled() as control:
+        from openenv_pipe import pipeline
+
         pipeline.train(composed, _command(), control)
 
 
@@ -274,10 +274,13 @@ def check(overrides: Overrides) -> None:
     from openenv_pipe.config.compose import compose
 
     composed = compose(overrides)
-    from openenv_pipe.cli.console import print_table
-    from openenv_pipe.commands import findings, preflight
+    from openenv_pipe.cli.console import open_console, print_table
+    from openenv_pipe.commands import findings
 
-    lines = preflight.run_checks(composed.config)
+    with open_console(stderr=True).status("loading the libraries") as status:
+        from openenv_pipe.commands import preflight
+
+        lines = preflight.run_checks(composed.config, status.update)
     print_table(findings.as_table(lines))
     if findings.has_failed(lines):
         raise typer.Exit(1)
@@ -321,12 +324,15 @@ def version() -> None:
 @contextmanager
 def _controlled() -> "Iterator[RunControl]":
     """Show progress on the terminal; SIGINT and SIGTERM stop the run and set the exit code."""
-    from openenv_pipe.pipeline import RunControl
-
     progress = build_progress()
-    stop = SignalStop(progress.note)
-    with stop.exit_code():
-        yield RunControl(progress=progress, stop=stop)
+    try:
+        with progress.phase("loading the libraries"):
+            from openenv_pipe.pipeline import RunControl
+        stop = SignalStop(progress.note)
+        with stop.exit_code():
+            yield RunControl(progress=progress, stop=stop)
+    finally:
+        progress.close()
 
 
 def _command() -> list[str]:

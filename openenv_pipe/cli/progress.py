@@ -1,7 +1,9 @@
 """Progress on stderr: live on a terminal, otherwise plain lines. Results go to stdout."""
 
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -10,6 +12,7 @@ from openenv_pipe.system.progress import LineProgress, Progress, StagePace, cloc
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.progress import ProgressColumn
 
     from openenv_pipe.system.tables import Table
 
@@ -34,48 +37,89 @@ class LiveProgress:
 
     def __init__(self, stream: TextIO, width: int | None = None) -> None:
         """width: in columns; default: the terminal's."""
-        from rich.progress import BarColumn, TextColumn
+        from rich.progress import BarColumn
         from rich.progress import Progress as RichProgress
-        from rich.table import Column
 
         from openenv_pipe.cli.console import open_console
 
         console = open_console(file=stream, width=width)
         self._bar_width = min(MAX_BAR_WIDTH, console.width // 6)
+        self._phases: list[tuple[str, float]] = []  # each within the one before it
+        self._pace: StagePace | None = None  # None: there is no stage
+        self._numbers: list[str] = []
         self._live = RichProgress(
-            BarColumn(self._bar_width),
-            TextColumn(
-                "[bold]{task.description}[/] {task.completed}/{task.total}{task.fields[numbers]}",
-                table_column=Column(no_wrap=True, overflow="ellipsis"),
-            ),
-            console=console,
-            transient=True,
+            BarColumn(self._bar_width), _line_column(self._line), console=console, transient=True
         )
-        self._pace = StagePace("", 0)
+        self._stage_bar = self._live.add_task("", total=1, visible=False)
+        self._phase_bar = self._live.add_task("", total=None, visible=False)
+
+    @contextmanager
+    def phase(self, text: str) -> Iterator[None]:
+        phase = (text, time.monotonic())
+        self._phases.append(phase)
+        self._show()
+        try:
+            yield
+        finally:
+            if phase in self._phases:  # else `close` has ended it
+                self._phases.remove(phase)
+            self._show()
 
     def stage(self, name: str, total_steps: int) -> None:
-        self._pace = StagePace(name, total_steps)
-        for shown in self._live.task_ids:
-            self._live.remove_task(shown)
-        self._live.add_task(name, total=total_steps, numbers="")
-        self._live.start()
+        self._pace, self._numbers = StagePace(name, total_steps), []
+        self._live.update(self._stage_bar, completed=0, total=total_steps)
+        self._show()
 
     def advance(self, record: Mapping[str, Any]) -> None:
-        left_s = self._pace.left_s(record["step"])
-        title = f"{self._pace.name} {record['step']}/{self._pace.total_steps}"
-        available = self._live.console.width - self._bar_width - 1 - len(title)
-        numbers = ""
-        for number in (f"left {clock(left_s)}", *step_numbers(record)):
-            if len(numbers) + len(number) + 3 <= available:
-                numbers += f" · {number}"
-        for shown in self._live.task_ids:
-            self._live.update(shown, completed=record["step"], numbers=numbers)
+        assert self._pace is not None
+        self._pace.advance(record["step"])
+        self._numbers = step_numbers(record)
+        self._live.update(self._stage_bar, completed=record["step"])
 
     def note(self, text: str) -> None:
         self._live.console.print(for_people(text), highlight=False)
 
     def close(self) -> None:
-        self._live.stop()
+        self._live.stop()  # This draws the last state, which is then removed.
+        self._phases, self._pace = [], None
+
+    def _show(self) -> None:
+        """Show the line while there is a phase or a stage."""
+        if not (self._phases or self._pace):
+            self._live.stop()
+            return
+        self._live.update(self._phase_bar, visible=bool(self._phases))
+        self._live.update(self._stage_bar, visible=bool(self._pace and not self._phases))
+        self._live.start()
+
+    def _line(self) -> str:
+        """Return the text beside the bar: what is done now, and the numbers that fit."""
+        phases, pace = list(self._phases), self._pace  # Another thread may end them meanwhile.
+        if phases:
+            text, started_s = phases[-1]
+            return f"{text} · {clock(time.monotonic() - started_s)}"
+        if pace is None:
+            return ""
+        line = pace.title
+        for number in (pace.left(), *self._numbers):
+            if self._bar_width + 1 + len(line) + len(number) + 3 <= self._live.console.width:
+                line += f" · {number}"
+        return line
+
+
+def _line_column(line: Callable[[], str]) -> "ProgressColumn":
+    """Make a column of rich's progress that shows what `line` returns at each refresh."""
+    from rich.progress import ProgressColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Line(ProgressColumn):
+        """The text of a progress line."""
+
+        def render(self, task: object) -> Text:
+            return Text(line())
+
+    return Line(table_column=Column(no_wrap=True, overflow="ellipsis"))
 
 
 class SweepTable:

@@ -52,12 +52,14 @@ def evaluate(
     openenv-pipe eval runs/wordle/latest eval.temperature=1 eval.greedy=true
     openenv-pipe eval conf=wordle engine=scripted engine.policy=wordle.policies:consistent
     """
-    from openenv_pipe.cli.console import print_table
-    from openenv_pipe.commands.evaluate import evaluate as evaluate_words
-    from openenv_pipe.pipeline import RunControl
-    from openenv_pipe.reports.eval_table import eval_tables
+    progress = LineProgress(tell_person)
+    with progress.phase("loading the libraries"):
+        from openenv_pipe.cli.console import print_table
+        from openenv_pipe.commands.evaluate import evaluate as evaluate_words
+        from openenv_pipe.pipeline import RunControl
+        from openenv_pipe.reports.eval_table import eval_tables
 
-    control = RunControl(progress=LineProgress(tell_person))
+    control = RunControl(progress=progress)
     result = evaluate_words(subjects, ["openenv-pipe", *sys.argv[1:]], control, trust=trust)
     for table in eval_tables(result.shown, result.config.eval, result.config.seed):
         print_table(table)

@@ -16,7 +16,7 @@ from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
-from openenv_pipe.runs.evals import read_reports, save_evaluation
+from openenv_pipe.runs.evals import Evaluation, read_reports, save_evaluation
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.runs.folder import RunFolder
 
@@ -156,18 +156,26 @@ async def _play(
     is_new_run: bool = False,
 ) -> _Played:
     """Play and save the evaluations; a new run also records the code and image it played."""
-    tell = control.progress.note
+    progress = control.progress
     async with assembled(
-        subject.config, logs, [subject.folder.verdicts], subject.checkpoint, tell
+        subject.config,
+        logs,
+        [subject.folder.verdicts],
+        progress,
+        checkpoint=subject.checkpoint,
     ) as components:
         rollout = components.rollout
         assert rollout is not None
         if is_new_run:
             subject.folder.update(**rollout.host.facts())
-        own = await evaluate_model(subject.config, rollout, subject.label, subject.step)
+        with progress.phase(f"evaluating {subject.folder.record.id} {subject.label}"):
+            own = await evaluate_model(subject.config, rollout, subject.label, subject.step)
         for evaluation in own:
             save_evaluation(subject.folder.path, evaluation)
-        baselines = await play_baselines(subject.config, rollout) if with_baselines else []
+        baselines: list[Evaluation] = []
+        if with_baselines and (names := subject.config.env.baselines):
+            with progress.phase(f"playing the baselines: {', '.join(names)}"):
+                baselines = await play_baselines(subject.config, rollout)
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)
     return _Played(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
+    ExitStack,
     asynccontextmanager,
     closing,
     contextmanager,
@@ -32,6 +33,7 @@ from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
 from openenv_pipe.environments.adapters import adapter_for
+from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.forward_check import check_forward
@@ -46,6 +48,7 @@ from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.process import usable_cores
+from openenv_pipe.system.progress import Progress, telling_of_long_waits
 from openenv_pipe.system.python_targets import build_part
 from openenv_pipe.system.resources import load_callable
 
@@ -57,8 +60,9 @@ async def assembled(
     config: RunConfig,
     logs: Path,
     verdicts: Sequence[Path],
+    progress: Progress,
+    *,
     checkpoint: Path | None = None,
-    tell: Callable[[str], None] = _log.info,
     servers: ServerProvider | None = None,
 ) -> AsyncIterator[Components]:
     """Build all components of a run; the servers start while the model loads. At the end of the
@@ -79,11 +83,15 @@ async def assembled(
     host = servers.host(config, logs)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads))
     workers = _workers(config, device, logs, num_threads)
+    starting, tell = ExitStack(), progress.note
     try:
+        starting.enter_context(
+            progress.phase("starting the environment's servers and loading the model")
+        )
         loading = asyncio.get_running_loop().run_in_executor(
             torch_thread, partial(_load_checked, config, device, checkpoint, tell)
         )
-        policy, _ = await asyncio.gather(loading, host.start())
+        policy, _ = await asyncio.gather(loading, _start(host, logs, tell))
         opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, servers)
         async with opened as engine, open_judge(config.judge, *verdicts) as judge:
             rollout = RolloutContext(
@@ -95,6 +103,7 @@ async def assembled(
                 engine=engine,
                 scorer=Scorer(config.reward, config.env.success_reward, judge),
             )
+            starting.close()
             yield Components(
                 config=config,
                 policy=policy,
@@ -103,10 +112,16 @@ async def assembled(
                 rollout=rollout,
             )
     finally:
+        starting.close()
         if workers:
             await asyncio.shield(asyncio.to_thread(workers.close))
         await asyncio.shield(host.close())
         torch_thread.shutdown(wait=True, cancel_futures=True)
+
+
+async def _start(host: Host, logs: Path, tell: Callable[[str], None]) -> None:
+    async with telling_of_long_waits(f"the environment's servers (logs: {logs})", tell):
+        await host.start()
 
 
 @asynccontextmanager

@@ -46,14 +46,17 @@ class Evaluations:
         """Evaluate the scripted players."""
         names = {f"{BASELINE}{name}" for name in self._config.env.baselines}
         if not names <= set(read_reports(self._folder)):
-            self._keep(await play_baselines(self._config, self._rollout))
+            shown = ", ".join(self._config.env.baselines)
+            with self._progress.phase(f"playing the baselines: {shown}"):
+                self._keep(await play_baselines(self._config, self._rollout))
 
     async def stage(self, label: str, step: int | None) -> None:
         """Evaluate the current model, after `step` steps of GRPO."""
         done = read_stages(self._folder).get(label)
         if done is None or done.step != step:
-            await self._clear_engine()
-            self._keep(await evaluate_model(self._config, self._rollout, label, step))
+            with self._progress.phase(f"evaluating {label}"):
+                await self._clear_engine()
+                self._keep(await evaluate_model(self._config, self._rollout, label, step))
 
     async def during(self, step: int) -> str | None:
         """Evaluate between two steps if one is due; return why training ends, if it does."""
@@ -61,9 +64,10 @@ class Evaluations:
             return None
         done = [report for report in read_during(self._folder) if report.step == step]
         if not done:
-            await self._clear_engine()
-            evaluation = await evaluate_during(self._config, self._rollout, step)
-            self._keep([evaluation])
+            with self._progress.phase(f"evaluating step {step}"):
+                await self._clear_engine()
+                evaluation = await evaluate_during(self._config, self._rollout, step)
+                self._keep([evaluation])
             done = [evaluation.report]
         return stop_reason(self._config, done[-1])
 

@@ -91,7 +91,7 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
         progress.close()
         if reason is not None:
             progress.note(reason)
-        progress.note(f"report: {write_report(folder)}")
+        progress.note(f"report: {_write_report(folder, progress)}")
 
 
 async def _play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
@@ -100,7 +100,7 @@ async def _play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
         attempt.config,
         folder.logs,
         [folder.verdicts, *attempt.other_verdicts],
-        tell=progress.note,
+        progress,
         servers=attempt.servers,
     ) as components:
         config, rollout = attempt.config, components.rollout
@@ -142,6 +142,11 @@ def _close_trackers(trackers: Trackers, folder: RunFolder, status: EndStatus) ->
     trackers.close(status, summary)
 
 
+def _write_report(folder: RunFolder, progress: Progress) -> Path:
+    with progress.phase("writing the report"):
+        return write_report(folder)
+
+
 def _origin(folder: RunFolder) -> StageStep | None:
     """Return the step of the checkpoint that a fork started from; None for other runs."""
     lineage = folder.record.lineage
@@ -160,7 +165,7 @@ def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> N
         folder.finish("interrupted" if interrupted else "failed", cause=cause)
         if isinstance(error, PipeError) and folder.error_text.exists():
             error.whole_text = folder.error_text
-        progress.note(f"{cause.splitlines()[0]}; report so far: {write_report(folder)}")
+        progress.note(f"{cause.splitlines()[0]}; report so far: {_write_report(folder, progress)}")
     if isinstance(error, UserError) and not all_checkpoints(folder.path):
         # A resumed run has the same configuration, so it would end with the same error.
         progress.note("nothing was trained; correct the error and start a new run")

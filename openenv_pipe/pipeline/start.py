@@ -52,7 +52,8 @@ Changed = dict[str, list[JsonValue]]
 
 def train(composed: Composed, command: Sequence[str], control: RunControl) -> RunFolder:
     """Start a new run in a new folder. Raises ConfigError, and the exceptions of `run`."""
-    check_requirements(composed.config)
+    with control.progress.phase("checking what the run needs"):
+        check_requirements(composed.config)
     control.stop.run(prepare(composed.config, control.progress.note))
     folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
     run(Attempt(folder=folder, config=composed.config), control)

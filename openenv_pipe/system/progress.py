@@ -4,10 +4,13 @@ The library logs these lines (`LineProgress(logger.info)`). The command line sho
 terminal (`cli/progress.py`). The only number computed here is the time that is left.
 """
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
+LONG_WAIT_S = 20.0  # after which a person is told what is waited for
 NUMBERS = {  # shown label to metric's key and format; a metric that a record lacks is left out
     "reward": ("reward/mean", "{:.3f}"),
     "success": ("success/rate", "{:.2f}"),
@@ -18,6 +21,9 @@ NUMBERS = {  # shown label to metric's key and format; a metric that a record la
 
 class Progress(Protocol):
     """Receives what the pipeline reports. One thread calls it."""
+
+    def phase(self, text: str) -> AbstractContextManager[None]:
+        """Say what is done while the block runs, such as "loading the model"."""
 
     def stage(self, name: str, total_steps: int) -> None:
         """A stage of `total_steps` begins; the one before it has ended."""
@@ -39,13 +45,17 @@ class LineProgress:
         self._emit = emit
         self._pace = StagePace("", 0)
 
+    @contextmanager
+    def phase(self, text: str) -> Iterator[None]:
+        self.note(text)
+        yield
+
     def stage(self, name: str, total_steps: int) -> None:
         self._pace = StagePace(name, total_steps)
 
     def advance(self, record: Mapping[str, Any]) -> None:
-        left_s = self._pace.left_s(record["step"])
-        title = f"{self._pace.name} {record['step']}/{self._pace.total_steps}"
-        self.note(" ".join([title, *step_numbers(record), f"left {clock(left_s)}"]))
+        self._pace.advance(record["step"])
+        self.note(" ".join([self._pace.title, *step_numbers(record), self._pace.left()]))
 
     def note(self, text: str) -> None:
         self._emit(text)
@@ -60,14 +70,52 @@ class StagePace:
     def __init__(self, name: str, total_steps: int) -> None:
         self.name = name
         self.total_steps = total_steps
+        self.step = 0
         self._started_s = time.monotonic()
+        self._advanced_s = self._started_s
         self._num_done = 0
 
-    def left_s(self, step: int) -> float:
-        """Seconds left after `step`, at the pace since this process began the stage."""
+    @property
+    def title(self) -> str:
+        """Return the stage's name and its steps."""
+        return f"{self.name} {self.step}/{self.total_steps}"
+
+    def advance(self, step: int) -> None:
+        """Count a step that is done. step: its number, from 1."""
+        self.step = step
         self._num_done += 1
-        pace_s = (time.monotonic() - self._started_s) / self._num_done
-        return pace_s * max(self.total_steps - step, 0)
+        self._advanced_s = time.monotonic()
+
+    def left(self) -> str:
+        """Return the time left, as a text; while no step ends, the time since the last one."""
+        idle_s = time.monotonic() - self._advanced_s
+        pace_s = (self._advanced_s - self._started_s) / max(self._num_done, 1)
+        if not self._num_done or idle_s > max(LONG_WAIT_S, 3 * pace_s):
+            return f"no step for {clock(idle_s)}"
+        return f"left {clock(pace_s * max(self.total_steps - self.step, 0))}"
+
+
+@asynccontextmanager
+async def telling_of_long_waits(what: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    """Call `tell` when the block has taken `LONG_WAIT_S`, and whenever that time has doubled.
+
+    what: says what is waited for, and the log to read, such as "the servers (log: env-0.log)".
+    """
+
+    async def keep_telling() -> None:
+        waited_s = LONG_WAIT_S
+        await asyncio.sleep(waited_s)
+        while True:
+            tell(f"waiting for {what} since {clock(waited_s)}")
+            await asyncio.sleep(waited_s)
+            waited_s *= 2
+
+    teller = asyncio.create_task(keep_telling())
+    try:
+        yield
+    finally:
+        teller.cancel()
+        await asyncio.gather(teller, return_exceptions=True)
 
 
 def clock(seconds: float) -> str:

@@ -88,3 +88,15 @@ async def test_other_errors_pass():
     with pytest.raises(KeyError), deadline.within(5):
         raise KeyError("a")
     deadline.stop()
+
+
+async def test_a_long_wait_is_told_with_its_seconds():
+    waits = []
+    deadline = Deadline(lambda waited_s: waits.append(round(waited_s)))
+    await wait(deadline, 5, for_s=1)
+    await wait(deadline, 100, for_s=19)
+    assert waits == []
+    with pytest.raises(TimeoutError):
+        await wait(deadline, 100, for_s=200)
+    assert waits == [20, 40, 80]
+    deadline.stop()

@@ -1,5 +1,6 @@
 """The progress of a run: plain lines in files, one live line on terminals."""
 
+import asyncio
 import re
 from io import StringIO
 
@@ -7,7 +8,7 @@ import pytest
 import run_samples
 
 from openenv_pipe.cli.progress import LiveProgress, SweepTable, build_progress
-from openenv_pipe.system.progress import LineProgress, clock
+from openenv_pipe.system.progress import LineProgress, StagePace, clock, telling_of_long_waits
 from openenv_pipe.system.tables import Column, Table
 
 
@@ -35,6 +36,49 @@ def test_plain_progress_is_exactly_one_line_a_step():
     assert lines[1] == "eval [start]: 31%"
     pattern = r"grpo 12/150 reward 0\.259 success 0\.26 tokens/s 5210 left \d+:\d\d"
     assert re.fullmatch(pattern, lines[2])
+
+
+def test_the_phases_of_a_start_are_shown_at_their_beginning():
+    lines: list[str] = []
+    progress = LineProgress(lines.append)
+    with progress.phase("loading the libraries"):
+        assert lines == ["loading the libraries"]
+    terminal = _Terminal()
+    live = LiveProgress(terminal, 80)
+    with live.phase("starting the servers"):
+        with live.phase("loading the model"):
+            live._live.refresh()
+        assert "loading the model · 0:0" in terminal.getvalue()
+        live._live.refresh()
+    live.close()
+    assert "starting the servers · 0:0" in terminal.getvalue()
+
+
+def test_no_time_is_left_while_nothing_moves(monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    pace = StagePace("grpo", 10)
+    assert pace.left() == "no step for 0:00"
+    now_s = 10.0
+    pace.advance(1)
+    assert pace.left() == "left 1:30"
+    now_s = 39.0
+    assert pace.left() == "left 1:30"
+    now_s = 41.0
+    assert pace.left() == "no step for 0:31"
+    pace.advance(2)
+    assert pace.left().startswith("left")
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_long_wait_is_told_and_a_short_one_is_not():
+    told: list[str] = []
+    async with telling_of_long_waits("the servers", told.append):
+        await asyncio.sleep(19)
+    assert told == []
+    async with telling_of_long_waits("the servers", told.append):
+        await asyncio.sleep(90)
+    assert told == [f"waiting for the servers since {wait}" for wait in ("0:20", "0:40", "1:20")]
 
 
 def test_values_that_are_missing_are_left_out():

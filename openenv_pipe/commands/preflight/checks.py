@@ -4,6 +4,7 @@ Each check yields lines. An error meant for people becomes a failed line, and th
 on. Nothing is loaded onto a GPU, nothing is downloaded.
 """
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,14 +19,20 @@ from openenv_pipe.errors import PipeError
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.trackers.build import build_tracker
 
+_log = logging.getLogger(__name__)
+
 Check = Callable[[RunConfig], Iterator[Line]]
 
 
-def run_checks(config: RunConfig) -> list[Line]:
-    """Run all checks. A trial is left out where a requirement that it builds on is not met."""
+def run_checks(config: RunConfig, tell: Callable[[str], object] = _log.info) -> list[Line]:
+    """Run all checks. A trial is left out where a requirement that it builds on is not met.
+
+    tell: called with the name of each check when it begins.
+    """
     lines: list[Line] = []
     refused: set[str] = set()
     for name, require in REQUIREMENTS.items():
+        tell(name)
         try:
             found = require(config)
         except PipeError as error:
@@ -37,6 +44,7 @@ def run_checks(config: RunConfig) -> list[Line]:
     for name, (check, builds_on) in TRIALS.items():
         if refused & builds_on:
             continue
+        tell(name)
         try:
             lines.extend(check(config))
         except PipeError as error:

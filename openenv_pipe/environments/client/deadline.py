@@ -6,8 +6,11 @@ and until when. Only one wait at a time is supported, and only inside a task.
 """
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+from openenv_pipe.system.progress import LONG_WAIT_S
 
 
 class Deadline:
@@ -16,9 +19,16 @@ class Deadline:
     The task is cancelled at the limit. A cancellation from elsewhere stays a CancelledError.
     """
 
-    __slots__ = ("_at_s", "_expired", "_loop", "_num_cancelled", "_task", "_timer")
+    __slots__ = (
+        *("_at_s", "_expired", "_look_s", "_loop", "_num_cancelled", "_on_long_wait"),
+        *("_started_s", "_task", "_timer"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, on_long_wait: Callable[[float], None] | None = None) -> None:
+        """on_long_wait: called with the seconds of a wait, at `LONG_WAIT_S` and its doublings."""
+        self._on_long_wait = on_long_wait
+        self._started_s = 0.0  # of the wait, in the loop's time
+        self._look_s = 0.0  # when the timer has to look at the wait next
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None  # the task that waits now
@@ -28,7 +38,9 @@ class Deadline:
 
     def within(self, timeout_s: float) -> Self:
         """Set the limit of the next wait, counted from now."""
-        self._at_s = self._loop.time() + timeout_s
+        self._started_s = self._loop.time()
+        self._at_s = self._started_s + timeout_s
+        self._look_s = min(self._at_s, self._started_s + LONG_WAIT_S)
         return self
 
     def __enter__(self) -> None:
@@ -37,7 +49,7 @@ class Deadline:
         assert self._task is None, "another wait is in progress"
         self._num_cancelled = task.cancelling()
         self._task = task
-        if self._timer is None or self._timer.when() > self._at_s:
+        if self._timer is None or self._timer.when() > self._look_s:
             self._set_timer()
 
     def __exit__(
@@ -60,14 +72,20 @@ class Deadline:
 
     def _set_timer(self) -> None:
         self.stop()
-        self._timer = self._loop.call_at(self._at_s, self._look)
+        self._timer = self._loop.call_at(self._look_s, self._look)
 
     def _look(self) -> None:
         self._timer = None
         if self._task is None:
             return  # The next wait sets the timer again.
-        if self._loop.time() < self._at_s:
-            self._set_timer()
-        else:
+        now_s = self._loop.time()
+        if now_s >= self._at_s:
             self._expired = True
             self._task.cancel()
+            return
+        if now_s >= self._look_s:
+            waited_s = now_s - self._started_s
+            if self._on_long_wait is not None:
+                self._on_long_wait(waited_s)
+            self._look_s = min(self._at_s, self._started_s + 2 * waited_s)
+        self._set_timer()

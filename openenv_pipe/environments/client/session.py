@@ -6,10 +6,11 @@ reconnects, never retries, and has one message in flight at a time.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -33,7 +34,10 @@ from openenv_pipe.errors import (
 )
 from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import LOOPBACK, OPEN, Access
+from openenv_pipe.system.progress import LONG_WAIT_S
 from openenv_pipe.types import Observation
+
+_log = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 2.0
 LAST_LOOK_S = 0.05
@@ -62,6 +66,8 @@ class Session:
         *("_connection", "_deadline", "_in_sync", "_last_answer_s", "_max_message_mb"),
         "url",
     )
+    # When a long wait for a server was last told, in monotonic seconds: once for all its sessions.
+    _told_s: ClassVar[dict[str, float]] = {}
 
     def __init__(self, url: str, connection: ClientConnection, max_message_mb: int) -> None:
         self.url = url
@@ -69,7 +75,7 @@ class Session:
         self._max_message_mb = max_message_mb
         self._last_answer_s: float | None = None  # None: no answer yet, as with a full server
         self._in_sync = True  # False from sending a message until its proper answer
-        self._deadline = Deadline()
+        self._deadline = Deadline(self._tell_long_wait)
 
     @classmethod
     async def connect(
@@ -206,6 +212,13 @@ class Session:
             ) from None
         except ConnectionClosed as closed:
             raise await self._why_closed(kind, closed) from closed
+
+    def _tell_long_wait(self, waited_s: float) -> None:
+        """Log that the server has not answered for a long time."""
+        now_s = time.monotonic()
+        if now_s - self._told_s.get(self.url, -LONG_WAIT_S) >= LONG_WAIT_S:
+            self._told_s[self.url] = now_s
+            _log.warning("%s has not answered for %.0f s; still waiting", self.url, waited_s)
 
     async def _unasked_frame(self, kind: str) -> SessionError:
         """Turn a frame that came before its request into an error: it answers nothing.
