@@ -44,6 +44,8 @@ def by_letter(messages: list[dict[str, Any]], score: Callable[[str, str], float]
     for message in messages:
         if message["role"] == "user":
             letter = str(message["content"])[-1:]
+        elif message["role"] == "environment":  # of a run that has not recorded messages
+            letter = message["content"].get("letter", "")
         elif message["role"] == "assistant":
             scores.append(score(str(message["content"]), letter))
     return fmean(scores) if scores else 0.0

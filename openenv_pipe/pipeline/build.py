@@ -93,7 +93,10 @@ async def assembled(
         )
         policy, _ = await asyncio.gather(loading, _start(host, logs, tell))
         opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, servers)
-        async with opened as engine, open_judge(config.judge, *verdicts) as judge:
+        async with (
+            opened as engine,
+            open_judge(config.judge, *verdicts, log=logs / "judge.log") as judge,
+        ):
             rollout = RolloutContext(
                 env=config.env,
                 host=host,

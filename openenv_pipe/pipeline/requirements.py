@@ -20,11 +20,12 @@ from openenv_pipe.config.schema import (
     PythonOrderConfig,
     RunConfig,
     VllmEngineConfig,
+    VllmJudgeConfig,
 )
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.engines.vllm.check import check_settings
-from openenv_pipe.engines.vllm.install import require_installed
+from openenv_pipe.engines.vllm.install import find_build, require_installed
 from openenv_pipe.engines.vllm.launch_docker import require_docker
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
@@ -196,6 +197,8 @@ def _engine(config: RunConfig) -> str:
 
 def _vllm(config: RunConfig) -> str:
     """Check that vLLM, or Docker for its image, is installed. A replay needs neither."""
+    if isinstance(config.judge, VllmJudgeConfig):
+        require_installed(find_build())
     if isinstance(config.engine, VllmEngineConfig):
         if config.engine.launch == "managed":
             require_installed("cuda" if select_device(config.device).type == "cuda" else "cpu")

@@ -28,7 +28,8 @@ CODE = re.compile(
     rf"(?s){TARGETS}|.+\.(?:options|keywords)(?:\..+)?"
     r"|env\.(?:command|package|python|variables\..+)"
     r"|host\.(?:image|build_args\..+|urls|headers\..+|kubeconfig|context|namespace|secrets|pod_spec"
-    r"\..+)|engine\.(?:image|arguments|variables\..+|url|base_url)|judge\.base_url"
+    r"\..+)|engine\.(?:image|arguments|variables\..+|url|base_url)"
+    r"|judge\.(?:base_url|model|arguments|variables\..+)"
     r"|tracker\.[^.]+\.(?:uri|entity|endpoint|headers\..+)"
     r"|model\.path|env\.tasks\.(?:train|eval)\.path"
 )

@@ -135,7 +135,7 @@ def _agreement(groups: Sequence[Group], term: str, limits: Limits) -> list[Line]
     else:
         lines.append(_unmeasured(f"{term}: agreement", "no group whose rewards differ"))
     if bias := found.get("position_bias"):
-        text = f"an episode shown last instead of first gets {_text(bias, '+')} more"
+        text = f"showing an episode last instead of first changes its score by {_text(bias, '+')}"
         is_bad = abs(bias.mean) > limits.max_position_bias
         numbers = _numbers("position_bias", bias)
         lines.append(_line(f"{term}: position bias", is_bad, text, numbers))

@@ -114,7 +114,8 @@ async def score_again(
     """
     scored = [replace(group, episodes=[unjudged(e) for e in group.episodes]) for group in groups]
     folders = (recorded.output / "verdicts", recorded.folder.verdicts)
-    async with open_judge(judge, *folders, repeat=repeat) as opened:
+    log = recorded.output / "judge.log"
+    async with open_judge(judge, *folders, log=log, repeat=repeat) as opened:
         scorer = Scorer(reward, recorded.config.env.success_reward, opened)
         if not scorer.reads_messages:
             raise ConfigError(

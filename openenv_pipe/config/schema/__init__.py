@@ -31,7 +31,12 @@ from openenv_pipe.config.schema.host import (
     ProcessHostConfig,
     PythonHostConfig,
 )
-from openenv_pipe.config.schema.judge import JudgeConfig, NoJudgeConfig, OpenAIJudgeConfig
+from openenv_pipe.config.schema.judge import (
+    JudgeConfig,
+    NoJudgeConfig,
+    OpenAIJudgeConfig,
+    VllmJudgeConfig,
+)
 from openenv_pipe.config.schema.loss import ClippedLossConfig, LossConfig, PythonLossConfig
 from openenv_pipe.config.schema.model import HubModelConfig, ModelConfig, TinyModelConfig
 from openenv_pipe.config.schema.reward import (
@@ -168,6 +173,7 @@ __all__ = [
     "TurnsTerm",
     "UnusableTerm",
     "VllmEngineConfig",
+    "VllmJudgeConfig",
     "WandbTrackerConfig",
     "WarmStartConfig",
 ]

@@ -1,13 +1,15 @@
-"""Serve a trained model at vLLM's own OpenAI endpoint, for agents. Nothing is trained.
+"""Serve a model at vLLM's own OpenAI endpoint, for agents and for judges. Nothing is trained.
 
 The model's own chat template, generation settings and form of tool calls apply.
 """
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.install import Build, Installed
@@ -20,7 +22,7 @@ from openenv_pipe.engines.vllm.server_command import (
 from openenv_pipe.engines.vllm.start_progress import StartProgress
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.system.http import LOOPBACK
-from openenv_pipe.system.process import port_in_use
+from openenv_pipe.system.process import ManagedProcess, port_in_use
 from openenv_pipe.system.readiness import (
     ATTEMPT_LIMIT_S,
     NotReadyError,
@@ -53,8 +55,9 @@ class Served:
     lora_rank: int
     dtype: str
     max_model_len: int  # tokens
-    chat_template: Path | None  # None: the model's own
-    calls_tools: bool
+    chat_template: Path | None = None  # None: the model's own
+    calls_tools: bool = False
+    gpu_memory_share: float | None = None  # None: vLLM's default
 
 
 def serving_arguments(
@@ -76,6 +79,8 @@ def serving_arguments(
     ]
     if served.revision is not None:
         arguments += ["--revision", served.revision]
+    if served.gpu_memory_share is not None and build == "cuda":
+        arguments += ["--gpu-memory-utilization", str(served.gpu_memory_share)]
     if served.adapter is not None:
         arguments += ["--enable-lora", "--max-lora-rank", str(allowed_rank(served.lora_rank))]
         arguments += ["--lora-modules", f"{served.name}={served.adapter}"]
@@ -107,8 +112,7 @@ async def serve(
         EngineError: the server died, or was not ready within `start_timeout_s` seconds.
     """
     arguments = serving_arguments(served, installed.build, host, port, extra)
-    key = os.environ.get(KEY_VARIABLE, "").strip()
-    if host not in LOOPBACK and not key:
+    if host not in LOOPBACK and not server_key():
         raise ConfigError(
             f"--host {host} makes the server reachable from other machines, and {KEY_VARIABLE} is "
             "not set; set it to a secret that clients send as their API key, or use --host "
@@ -116,23 +120,64 @@ async def serve(
         )
     if port_in_use(port, host):
         raise ConfigError(f"--port {port} is used by another program; choose another one")
+    async with running(
+        served,
+        installed,
+        arguments,
+        url=f"http://{host}:{port}",
+        start_timeout_s=start_timeout_s,
+        log=log,
+        tell=tell,
+    ) as server:
+        tell(f"serving {served.name} at http://{host}:{port}/v1 until Ctrl-C (log: {log})")
+        reason = f"the server died: {await server.exited()}"
+    raise EngineError(reason, log)
+
+
+@asynccontextmanager
+async def running(
+    served: Served,
+    installed: Installed,
+    arguments: Sequence[str],
+    *,
+    url: str,
+    start_timeout_s: float,
+    log: Path,
+    tell: Tell,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator[ManagedProcess]:
+    """Run a server that has answered a health check; it is stopped at the end of the block.
+
+    Args:
+        arguments: those of `serving_arguments`.
+        url: where they make the server listen.
+        variables: further environment variables of the server.
+
+    Raises:
+        EngineError: the server died at its start, or was not ready within `start_timeout_s`.
+    """
     progress = StartProgress(log, lambda text: tell(f"engine: {text}"))
-    environment = process_environment(served.model, _variables(installed.build))
+    environment = process_environment(served.model, {**_variables(installed.build), **variables})
     server = server_process(installed.python, arguments, environment, log)
-    url = f"http://{host}:{port}"
     try:
-        async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
+        async with VllmClient(
+            url, api_key=server_key(), request_timeout_s=ATTEMPT_LIMIT_S
+        ) as client:
             ready = wait_until_healthy(
                 url, timeout_s=start_timeout_s, check=progress.watching(client)
             )
             await unless_dead(ready, server.exited())
-        tell(f"serving {served.name} at {url}/v1 until Ctrl-C (log: {log})")
-        raise NotReadyError(f"the server died: {await server.exited()}")
+        yield server
     except NotReadyError as error:
         cause = progress.cause_of_death()
         raise EngineError(f"{error}: {cause}" if cause else str(error), log) from error
     finally:
         await asyncio.shield(server.stopped(STOP_LIMIT_S))
+
+
+def server_key() -> str | None:
+    """Return the key that servers started here ask clients for; None without one."""
+    return os.environ.get(KEY_VARIABLE, "").strip() or None
 
 
 def _refuse_own_option(argument: str) -> None:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from openenv_pipe.config.schema import JudgeConfig, OpenAIJudgeConfig
+from openenv_pipe.config.schema import JudgeConfig, OpenAIJudgeConfig, VllmJudgeConfig
 from openenv_pipe.engines.base import estimate_tokens
 from openenv_pipe.engines.openai import ChatClient
 from openenv_pipe.errors import EngineError, JudgeError, RequestRefusedError
 from openenv_pipe.rewards.judges.spending import Price, Spending
 from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
+from openenv_pipe.rewards.judges.vllm_server import VllmJudgeClient
 from openenv_pipe.types import Message
 
 MAX_QUOTED = 2000  # characters of an unusable answer that the judge is shown again
@@ -53,13 +54,21 @@ class Judge:
     """Asks one endpoint. Equal requests are sent once, also those made at the same time."""
 
     def __init__(
-        self, config: OpenAIJudgeConfig, client: ChatClient, verdicts: Verdicts, *, repeat: int = 0
+        self,
+        config: OpenAIJudgeConfig | VllmJudgeConfig,
+        client: ChatClient | VllmJudgeClient,
+        verdicts: Verdicts,
+        *,
+        repeat: int = 0,
     ) -> None:
         self._config = config
         self._client = client
         self._verdicts = verdicts
         # What answers are kept under: those of a repetition apart from the others.
         self._address = client.url + (f"#{repeat}" if repeat else "")
+        self._max_tokens_key = (
+            config.max_tokens_key if isinstance(config, OpenAIJudgeConfig) else "max_tokens"
+        )
         self._spending = Spending(config, verdicts.answers())
         self._locks: dict[str, asyncio.Lock] = {}  # by the digest of the request
         self._failures: list[tuple[dict[str, Any], str]] = []  # not on disk yet
@@ -145,7 +154,8 @@ class Judge:
             why = str(error)
         else:
             self._spending.add(self._spending.price(answer))
-            self._verdicts.write(self._address, body, answer)
+            # In a thread, because answers come in bursts and a disk takes its time to sync each.
+            await asyncio.to_thread(self._verdicts.write, self._address, body, answer)
             return answer
         finally:
             self._num_in_flight -= 1
@@ -172,7 +182,7 @@ class Judge:
             "model": self._config.model,
             "messages": list(messages),
             "temperature": 0.0,
-            self._config.max_tokens_key: self._config.max_reply_tokens,
+            self._max_tokens_key: self._config.max_reply_tokens,
         }
         if self._config.answer_format == "json_schema":
             body["response_format"] = {
@@ -185,20 +195,26 @@ class Judge:
 
 @asynccontextmanager
 async def open_judge(
-    config: JudgeConfig, folder: Path, *others: Path, repeat: int = 0
+    config: JudgeConfig, folder: Path, *others: Path, log: Path | None = None, repeat: int = 0
 ) -> AsyncIterator[Judge | None]:
     """Open the judge that the configuration names; None without one.
 
     Args:
         folder: of its answers, which is made.
         others: folders of other runs' answers, which are read only.
+        log: of a server that is started for the judge; None: `server.log` in `folder`.
         repeat: above 0: ask again what was asked with another number.
     """
     if config.type == "none":
         yield None
         return
     verdicts = Verdicts(folder, others)
-    async with ChatClient(config, block="judge") as client:
+    client: ChatClient | VllmJudgeClient
+    if config.type == "vllm":
+        client = VllmJudgeClient(config, log or folder / "server.log")
+    else:
+        client = ChatClient(config, block="judge")
+    async with client:
         yield Judge(config, client, verdicts, repeat=repeat)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from openenv_pipe.config.schema import OpenAIJudgeConfig
+from openenv_pipe.config.schema.judge import VerdictsBlock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +18,7 @@ class Price:
 class Spending:
     """Adds up what answers cost. Requests in flight may exceed the limits of tokens and cost."""
 
-    def __init__(self, config: OpenAIJudgeConfig, paid: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, config: VerdictsBlock, paid: Iterable[Mapping[str, Any]] = ()) -> None:
         """paid: the answers that the run got before it was resumed."""
         self._config = config
         self._num_calls = 0
