@@ -18,7 +18,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.files import read_json
 from openenv_pipe.viewer.metrics_reader import MetricsReader, Record
 
-KEY = re.compile(r"[\w.@+-]+/[\w.@+-]+")
+NAME = re.compile(r"[\w.@+-]+")
 MAX_KEPT = 16  # indexes of episodes that stay open
 Kept = TypeVar("Kept")
 
@@ -44,7 +44,10 @@ class RunStore:
 
     def path(self, key: str) -> Path:
         """Return the folder of a run. Raises RunFolderError if there is none."""
-        if not KEY.fullmatch(key) or any(set(part) == {"."} for part in key.split("/")):
+        parts = key.split("/")
+        if len(parts) != 2 or not all(
+            NAME.fullmatch(each) and set(each) != {"."} for each in parts
+        ):
             raise RunFolderError(f"{key!r:.80} is not a run; expected one such as wordle/0007")
         path = self.runs_dir / key
         if not (path / "run.json").is_file():

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from openenv_pipe.errors import ConfigError, PipeError
-from openenv_pipe.viewer import episodes, run_page
+from openenv_pipe.viewer import comparisons, episodes, run_page
 from openenv_pipe.viewer.access import Access
 from openenv_pipe.viewer.answers import Answer
 from openenv_pipe.viewer.run_store import RunStore
@@ -57,6 +57,12 @@ def build_app(store: RunStore, *, token: str | None = None, trust: bool = False)
             Route("/", lambda _: FileResponse(STATIC / "index.html")),
             Mount("/static", StaticFiles(directory=STATIC)),
             route("/runs", lambda store, _, __: {"runs": summarise_runs(store)}),
+            route("/compare", lambda store, _, query: comparisons.compare_runs(store, query)),
+            route(
+                "/evaluations", lambda store, _, query: comparisons.show_evaluations(store, query)
+            ),
+            route("/sweeps", lambda store, _, __: {"sweeps": comparisons.list_sweeps(store)}),
+            route("/sweeps/{stamp}", lambda store, stamp, _: comparisons.show_sweep(store, stamp)),
             route(run, lambda store, key, _: run_page.describe_run(store, key)),
             route(f"{run}/curves", _curves),
             route(f"{run}/log", _log),
@@ -106,8 +112,8 @@ def serve(app: Starlette, listener: socket.socket) -> None:
 
 
 def _key(request: Request) -> str:
-    parts = request.path_params
-    return f"{parts['name']}/{parts['number']}" if parts else ""
+    """Return the run, or the sweep, that an address names."""
+    return "/".join(request.path_params.values())
 
 
 def _answer(read: Callable[[], Any]) -> Response:

@@ -5,6 +5,7 @@ import { runsPage } from "./runs_page.js";
 import { runPage } from "./run_page.js";
 import { episodesPage, tasksPage } from "./episodes_page.js";
 import { episodePage, groupPage, taskPage, samePage } from "./episode_page.js";
+import { overlayPage, sweepsPage, sweepPage, evaluationsPage } from "./compare_page.js";
 
 const NAME = "openenv-pipe";
 const ROUTES = [
@@ -16,6 +17,11 @@ const ROUTES = [
   [/^\/run\/([^/]+\/[^/]+)\/episode$/, (route, key) => episodePage(route, key)],
   [/^\/run\/([^/]+\/[^/]+)\/group$/, (route, key) => groupPage(route, key)],
   [/^\/run\/([^/]+\/[^/]+)\/task$/, (route, key) => taskPage(route, key)],
+  [/^\/run\/([^/]+\/[^/]+)\/evaluations$/, (route, key) => evaluationsPage(route, key)],
+  [/^\/evaluations$/, (route) => evaluationsPage(route, null)],
+  [/^\/overlay$/, (route) => overlayPage(route)],
+  [/^\/sweeps$/, (route) => sweepsPage(route)],
+  [/^\/sweep\/([^/]+)$/, (route, stamp) => sweepPage(route, stamp)],
   [/^\/same$/, (route) => samePage(route)],
 ];
 let current = null, turn = 0;
@@ -42,7 +48,7 @@ async function show() {
   document.title = `${next.title} · ${NAME}`;
   fill(document.getElementById("top"),
     h("span", { class: "trail" }, h("a", { href: address("/runs") }, h("strong", {}, NAME)), next.trail.map(([name, link]) => h("a", { href: link }, name))),
-    h("nav", { "aria-label": "Pages" }, h("a", { href: address("/runs") }, "Runs")));
+    h("nav", { "aria-label": "Pages" }, h("a", { href: address("/runs") }, "Runs"), h("a", { href: address("/sweeps") }, "Sweeps")));
   fill(page, next.node);
   next.shown?.();
   if (isSame) scrollTo(0, height);

@@ -108,7 +108,7 @@ export class Chart {
 
   range(low, high) {
     if (low === null || high === null) return [0, 1];
-    if (this.lines.every((line) => line.name === "success/rate")) return [0, 1];
+    if (this.lines.every((line) => line.metric === "success/rate")) return [0, 1];
     const margin = low === high ? Math.abs(low) * 0.1 || 0.1 : (high - low) * 0.06;
     return [low - margin, high + margin];
   }
@@ -119,6 +119,7 @@ export class Chart {
     ctx.strokeStyle = ctx.fillStyle = colour("--ink");
     ctx.lineWidth = 1.2 * ratio;
     for (const point of this.points) {
+      if (point.colour) ctx.strokeStyle = ctx.fillStyle = point.colour;
       const x = plot.valToPos(point.x, "x", true);
       const [y, low, high] = [point.mean, point.low, point.high].map((value) => plot.valToPos(value, "y", true));
       ctx.beginPath();
@@ -146,9 +147,9 @@ export class Chart {
   }
 
   explain() {
-    const known = this.lines.filter((line) => line.explanation);
+    const known = this.lines.filter((line, index) => line.explanation && this.lines.findIndex((other) => other.metric === line.metric) === index);
     this.button.hidden = !known.length;
-    fill(this.about, known.map((line) => [h("dt", {}, line.name),
+    fill(this.about, known.map((line) => [h("dt", {}, line.metric),
       h("dd", {}, line.explanation.meaning, ". ", line.explanation.hint)]));
   }
 

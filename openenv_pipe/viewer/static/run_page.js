@@ -59,7 +59,7 @@ export function linesOf(panel, data) {
     values.forEach((value, index) => {
       if (data.stages[index] === stage) { x.push(data.steps[index]); y.push(value); }
     });
-    return { name, x, y, stage, explanation: data.explanations?.[name] };
+    return { name, metric: name, x, y, stage, explanation: data.explanations?.[name] };
   });
 }
 
