@@ -33,7 +33,7 @@ train: $(USER_STAMP)
 	$(BIN)/openenv-pipe train conf=wordle
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 vllm: $(DEV_STAMP)
 	$(BIN)/openenv-pipe engine install vllm

@@ -12,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 
 # Reasons of skips that CI does not accept: pytest.importorskip's, and those of our own fixtures.
 UNWANTED = ("could not import", "not installed:", "broken:")
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+# A Docker daemon and a vLLM server each take so much that there is one of a kind at a time.
+SERVERS = ("docker", "vllm")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,6 +23,36 @@ def _state_home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With pytest-xdist, keep a file on one worker, and all files with `SERVERS` of a kind."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class BySharedServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return _server_of(path) or path
+
+    return BySharedServer(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Give each worker (pytest-xdist) cores of its own, but for `SERVERS`, which use the machine's.
+
+    Threads of torch wait for each other, and take several times as long on cores that they share.
+    """
+    if hasattr(item.config, "workerinput") and CORES:
+        given = item.config.workerinput
+        share = CORES[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]
+        os.sched_setaffinity(0, CORES if _server_of(item.path) or not share else share)
+
+
+def _server_of(path):
+    """Return the server that a test file's name speaks of, or None."""
+    return next((server for server in SERVERS if server in Path(path).name), None)
 
 
 @pytest.hookimpl(wrapper=True)
