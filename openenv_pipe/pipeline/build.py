@@ -43,8 +43,7 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
-from openenv_pipe.rewards import Scorer
-from openenv_pipe.rewards.judges import open_judge
+from openenv_pipe.rewards import open_scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.process import usable_cores
@@ -69,7 +68,8 @@ async def assembled(
     block everything is closed.
 
     Args:
-        verdicts: folders of the judge's answers; the first is the run's own, others are read only.
+        verdicts: folders of the answers of judges and verifiers; the first is the run's own, the
+            others are read only.
         servers: None: the run starts its own.
 
     Raises:
@@ -95,7 +95,7 @@ async def assembled(
         opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, servers)
         async with (
             opened as engine,
-            open_judge(config.judge, *verdicts, log=logs / "judge.log") as judge,
+            open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
         ):
             rollout = RolloutContext(
                 env=config.env,
@@ -104,7 +104,7 @@ async def assembled(
                 splits=await open_splits(config, known_sets, host.urls[0], host.access),
                 chat=policy.chat if policy else None,
                 engine=engine,
-                scorer=Scorer(config.reward, config.env.success_reward, judge),
+                scorer=scorer,
             )
             starting.close()
             yield Components(

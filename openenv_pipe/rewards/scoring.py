@@ -2,15 +2,27 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 
-from openenv_pipe.config.schema import JudgeTerm, RewardConfig, RulerTerm, TermConfig
+from openenv_pipe.config.schema import (
+    JudgeTerm,
+    PythonTerm,
+    RewardConfig,
+    RulerTerm,
+    RunConfig,
+    TermConfig,
+    VerifierTerm,
+)
 from openenv_pipe.errors import JudgeError, raise_first
 from openenv_pipe.rewards.composition import compose_rewards, reason_of
-from openenv_pipe.rewards.judges import CriteriaTerm, Judge, Ruler
+from openenv_pipe.rewards.judges import CriteriaTerm, Judge, Ruler, open_judge
+from openenv_pipe.rewards.python_term import FunctionTerm
 from openenv_pipe.rewards.terms import EpisodeTerm
 from openenv_pipe.rewards.values import GroupTerm
-from openenv_pipe.types import Group
+from openenv_pipe.rewards.verifier import Verifier, check_verifier, open_verifiers
+from openenv_pipe.types import Episode, Group
 
 
 class Scorer:
@@ -21,23 +33,29 @@ class Scorer:
         config: RewardConfig,
         success_reward: float,
         judge: Judge | None = None,
+        verifiers: Mapping[str, Verifier] | None = None,
     ) -> None:
-        """judge: for the terms that need one; None leaves them out.
+        """Without its judge, or without its verifier, a term is left out of the reward.
+
+        verifiers: by the names of their terms.
 
         Raises ConfigError if the function or the pattern of a term cannot be used.
         """
         self._success_reward = success_reward
         self._judge = judge
         self._judged = [name for name, term in config.terms.items() if term.asks_judge]
-        left_out = [] if judge else self._judged
-        terms = {name: term for name, term in config.terms.items() if name not in left_out}
-        self._config = config.model_copy(update={"terms": terms})
-        self._terms = {name: _term(name, term, judge) for name, term in terms.items()}
+        self._verifiers = verifiers or {}
+        terms = {
+            name: _term(name, term, judge, self._verifiers) for name, term in config.terms.items()
+        }
+        self._terms = {name: term for name, term in terms.items() if term is not None}
+        kept = {name: config.terms[name] for name in self._terms}
+        self._config = config.model_copy(update={"terms": kept})
 
     @property
     def reads_messages(self) -> bool:
-        """Whether episodes have to keep their messages, because a judge reads them."""
-        return self._judge is not None and bool(self._judged)
+        """Whether episodes keep their messages, because a judge or a verifier reads them."""
+        return (self._judge is not None and bool(self._judged)) or bool(self._verifiers)
 
     async def score(self, group: Group) -> None:
         """Set the rewards of a group's episodes. A failed episode keeps zeros: nothing uses it.
@@ -65,29 +83,64 @@ class Scorer:
         """Accept the verdicts of a step or an evaluation.
 
         Raises:
-            JudgeError: the judge failed for a larger share than `judge.max_failed_share`.
+            JudgeError: the judge failed for a larger share than `judge.max_failed_share`, or a
+                verifier for a larger one than its own.
         """
-        if self._judge is None:
-            return
-        starts = tuple(reason_of(name) for name in self._judged)
         played = [e for group in groups for e in group.episodes if not e.failed]
-        reasons = [e.unscored for e in played if e.unscored and e.unscored.startswith(starts)]
-        limit = self._judge.max_failed_share
+        for name, verifier in self._verifiers.items():
+            verifier.check(len(played), _reasons(played, name))
+        if self._judge is not None:
+            self._check_judge(self._judge, played)
+            self._judge.keep_failures()
+        for verifier in self._verifiers.values():
+            verifier.keep_failures()
+
+    def _check_judge(self, judge: Judge, played: Sequence[Episode]) -> None:
+        reasons = _reasons(played, *self._judged)
+        limit = judge.max_failed_share
         if len(reasons) > limit * len(played):
             raise JudgeError(
                 f"the judge gave no verdict for {len(reasons)} of {len(played)} episodes, more "
                 f"than judge.max_failed_share={limit:g}; the last reason: {reasons[-1]}"
             )
-        self._judge.keep_failures()
 
 
-def _term(name: str, term: TermConfig, judge: Judge | None) -> GroupTerm:
+@asynccontextmanager
+async def open_scorer(
+    config: RunConfig, folder: Path, *others: Path, log: Path | None = None
+) -> AsyncIterator[Scorer]:
+    """Open the scorer of a run, with its judge and its verifiers.
+
+    Args:
+        folder: of their answers, which is made if there is one to ask.
+        others: such folders of other runs, which are read only.
+        log: of the judge's own server.
+    """
+    async with (
+        open_judge(config.judge, folder, *others, log=log) as judge,
+        open_verifiers(config.reward, folder, *others) as verifiers,
+    ):
+        yield Scorer(config.reward, config.env.success_reward, judge, verifiers)
+
+
+def _reasons(episodes: Sequence[Episode], *names: str) -> list[str]:
+    """Return why episodes are unscored, for those that lack the value of one of these terms."""
+    starts = tuple(reason_of(name) for name in names)
+    return [e.unscored for e in episodes if e.unscored and e.unscored.startswith(starts)]
+
+
+def _term(
+    name: str, term: TermConfig, judge: Judge | None, verifiers: Mapping[str, Verifier]
+) -> GroupTerm | None:
     match term:
         case RulerTerm():
-            assert judge is not None
-            return Ruler(term, judge)
+            return Ruler(term, judge) if judge else None
         case JudgeTerm():
-            assert judge is not None
-            return CriteriaTerm(name, term, judge)
+            return CriteriaTerm(name, term, judge) if judge else None
+        case VerifierTerm():
+            check_verifier(name, term)
+            return verifiers.get(name)
+        case PythonTerm():
+            return FunctionTerm(name, term)
         case _:
             return EpisodeTerm(name, term)

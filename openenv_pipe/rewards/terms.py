@@ -1,21 +1,18 @@
 """The reward terms of single episodes. Such a term maps an episode to one value per turn.
 
-A term's value for an episode is the sum over its turns, or the mean with `use: mean`. A term with
-`per_turn` credits each turn with its own value; any other term credits the episode as a whole.
+A term's value for an episode is the sum over its turns. A term with `per_turn` credits each turn
+with its own value; any other term credits the episode as a whole.
 """
 
 import math
-import numbers
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from openenv_pipe.config.schema import (
     EnvTerm,
     EpisodeTermConfig,
     LengthTerm,
     OverlongTerm,
-    PythonTerm,
     RegexTerm,
     SuccessTerm,
     TurnsTerm,
@@ -24,8 +21,6 @@ from openenv_pipe.config.schema import (
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards.values import TermValue, check_number
 from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
-from openenv_pipe.system.python_targets import call_problem
-from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Episode, Group
 
 TermFunction = Callable[[Episode], list[float]]
@@ -36,11 +31,11 @@ def environment_sum(episode: Episode) -> list[float]:
 
 
 def environment_last(episode: Episode) -> list[float]:
-    return _at_the_end(episode, episode.turns[-1].reward if episode.turns else 0.0)
+    return at_the_end(episode, episode.turns[-1].reward if episode.turns else 0.0)
 
 
 def success(episode: Episode) -> list[float]:
-    return _at_the_end(episode, float(episode.success))
+    return at_the_end(episode, float(episode.success))
 
 
 def turns_used(episode: Episode) -> list[float]:
@@ -59,7 +54,7 @@ def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> lis
     """Return DAPO's soft overlong punishment, equation 13 of arXiv:2503.14476, in [-1, 0]. It
     counts all tokens of the episode, because env.max_episode_tokens limits all of them."""
     left = limit_tokens - episode.num_tokens
-    return _at_the_end(episode, min(0.0, max(-1.0, left / (buffer_share * limit_tokens) - 1.0)))
+    return at_the_end(episode, min(0.0, max(-1.0, left / (buffer_share * limit_tokens) - 1.0)))
 
 
 def matching_replies(episode: Episode, *, pattern: LimitedPattern) -> list[float]:
@@ -74,35 +69,8 @@ def _matches(pattern: LimitedPattern, reply: str) -> bool:
         return False
 
 
-def from_python(
-    episode: Episode, *, name: str, function: Callable[..., Any], term: PythonTerm
-) -> list[float]:
-    """Return a user function's values per turn. A single number is the last turn's value."""
-    try:
-        value = function(episode, **term.keywords)
-        is_number = isinstance(value, numbers.Real)
-        values = [float(item) for item in ([value] if is_number else value)]
-    except Exception as error:  # A user's function may raise anything.
-        raise ConfigError(
-            f"reward.terms.{name}.target={term.target!r} raised {type(error).__name__}: {error}; "
-            f"it was called with an episode of task {episode.task.id} and {term.keywords}"
-        ) from error
-    if is_number:
-        if term.use == "mean":
-            raise ConfigError(
-                f"reward.terms.{name}.target returned one number for the episode, and use=mean is "
-                "for one per turn; set use=sum"
-            )
-        return _at_the_end(episode, values[0])
-    if len(values) != len(episode.turns):
-        raise ConfigError(
-            f"reward.terms.{name}.target returned {len(values)} values for an episode of "
-            f"{len(episode.turns)} turns; return one per turn, or a single number"
-        )
-    return values
-
-
-def _at_the_end(episode: Episode, value: float) -> list[float]:
+def at_the_end(episode: Episode, value: float) -> list[float]:
+    """Return the value of an episode as that of its last turn."""
     return [0.0] * (len(episode.turns) - 1) + [value] if episode.turns else []
 
 
@@ -121,8 +89,6 @@ class EpisodeTerm:
     def _value(self, episode: Episode) -> TermValue:
         by_turn = [check_number(self._name, value) for value in self._function(episode)]
         total = math.fsum(by_turn)
-        if isinstance(self._term, PythonTerm) and self._term.use == "mean":
-            total /= max(1, len(by_turn))
         return TermValue(credits=by_turn if self._term.per_turn else [total], total=total)
 
 
@@ -142,19 +108,6 @@ def _function(name: str, term: EpisodeTermConfig) -> TermFunction:
             return partial(overlong, limit_tokens=term.limit_tokens, buffer_share=term.buffer_share)
         case RegexTerm():
             return partial(matching_replies, pattern=_compiled(name, term.pattern))
-        case PythonTerm():
-            return partial(from_python, name=name, function=_load_function(name, term), term=term)
-
-
-def _load_function(name: str, term: PythonTerm) -> Callable[..., Any]:
-    """Import a term's function. Raises ConfigError if it does not accept the term's keywords."""
-    function = load_callable(term.target)
-    if problem := call_problem(function, None, **term.keywords):
-        raise ConfigError(
-            f"reward.terms.{name}.target={term.target!r} cannot be called with an episode and the "
-            f"keywords {term.keywords}: {problem}"
-        )
-    return function
 
 
 def _compiled(name: str, pattern: str) -> LimitedPattern:

@@ -72,14 +72,17 @@ def build_part(key: str, block: Target, contract: type[Part], *arguments: Any) -
     return part
 
 
-def bind_function(key: str, block: Target, num_arguments: int) -> Callable[..., Any]:
+def bind_function(
+    key: str, block: Target, num_arguments: int, *, may_be_async: bool = False
+) -> Callable[..., Any]:
     """The target as a function of `num_arguments` arguments, with its options filled in.
 
+    may_be_async: whether the caller awaits what an async function returns.
     What the function raises later gets a note that names the target, and goes on upwards.
     Raises ConfigError if the target cannot be imported, is a class, or does not take these
     arguments.
     """
-    function = _load_target(key, block, num_arguments)
+    function = _load_target(key, block, num_arguments, may_be_async=may_be_async)
     if isinstance(function, type):
         raise ConfigError(
             f"{key}.target={block.target!r} is a class; expected a function, or an object with "
@@ -116,10 +119,12 @@ def takes_keyword(function: Callable[..., Any], name: str) -> bool:
         return False
 
 
-def _load_target(key: str, block: Target, num_arguments: int) -> Callable[..., Any]:
+def _load_target(
+    key: str, block: Target, num_arguments: int, *, may_be_async: bool = False
+) -> Callable[..., Any]:
     """Import a target. Raises ConfigError if it cannot be called with arguments and options."""
     target = load_callable(block.target)
-    if inspect.iscoroutinefunction(target):
+    if inspect.iscoroutinefunction(target) and not may_be_async:
         problem: str | None = "it is an async function, whose result nothing awaits"
     else:
         problem = call_problem(target, *range(num_arguments), **block.options)

@@ -44,7 +44,7 @@ def test_of_an_experiment_every_part_of_the_reward_is_shown(tmp_path):
     code, shown = play(tmp_path, "a\nb\nc\nd\n", "conf=echo", *reward, weight, clip)
     assert code == 0
     assert "  env/transformed 7\n" in shown
-    assert "  ruler: not asked for, because it needs a judge\n" in shown
+    assert "  ruler has no value: a judge or a verifier decides it" in shown
     assert shown.endswith("  reward 3.5\n")
 
 

@@ -1,4 +1,9 @@
-"""Training on a scripted judge: verdicts are kept, and resumed and reproduced runs use them."""
+"""Training on a scripted judge and a verifier.
+
+Their answers are kept, and resumed and reproduced runs use them.
+"""
+
+import json
 
 import pytest
 
@@ -6,6 +11,7 @@ from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import Command, run, wait_until
 from tests.crash_matrix import Result, finish, start, uninterrupted
 from tests.judge_server import JudgeServer, echo_rules
+from tests.verifier_server import VerifierServer
 
 RUN = (
     "conf=echo",
@@ -29,27 +35,50 @@ def server():
 
 
 @pytest.fixture(scope="module")
-def whole(server, tmp_path_factory):
+def verifier():
+    with VerifierServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def given(server, verifier):
+    """The command line of the run."""
+    source = f"{{type: http, url: '{verifier.url}', headers: {{}}, max_retries: 1}}"
+    term = f"type: verifier, weight: 0.1, per_turn: false, source: {source}, weights: null"
+    limits = "gates: [], timeout_s: 60, max_concurrent: 1, max_failed_share: 0.0"
+    return (*RUN, *server.overrides, f"+reward.terms.checked={{{term}, {limits}}}")
+
+
+@pytest.fixture(scope="module")
+def whole(server, verifier, given, tmp_path_factory):
     """The uninterrupted run, and the requests that it made."""
-    given = (*RUN, *server.overrides)
     reference = uninterrupted(tmp_path_factory.mktemp("whole"), given, "echo")
-    return reference.folder, list(server.prompts)
+    return reference.folder, list(server.prompts), list(verifier.bodies)
 
 
 def test_a_run_learns_from_verdicts_and_records_them(whole):
-    folder, prompts = whole
+    folder, prompts, bodies = whole
     steps = [row for row in read_metrics(folder / "metrics.jsonl") if row.get("stage") == "grpo"]
     assert [row["judge/failed"] for row in steps] == [0, 0, 0]
     assert sum(row["judge/calls"] for row in steps) == len(prompts) == len(set(prompts)) == 9
     assert all(0 < row["reward/ruler"] < 1 and "reward/env" in row for row in steps)
     assert all(row["groups/trained"] == 3 for row in steps)
+    assert len(bodies) == len(unique(bodies)) > 9  # episodes of training, and two evaluated twice
+    assert all("reward/checked" in row for row in steps)
 
 
-def test_killed_between_verdicts_no_verdict_is_asked_for_twice(server, whole, tmp_path):
+def unique(bodies):
+    return {json.dumps(each, sort_keys=True) for each in bodies}
+
+
+def test_killed_between_verdicts_no_verdict_is_asked_for_twice(
+    server, verifier, given, whole, tmp_path
+):
     """A request that is in flight when the run is killed has no verdict yet: it is sent again."""
-    folder, prompts = whole
+    folder, prompts, bodies = whole
     server.prompts.clear()
-    command = start(tmp_path, *RUN, *server.overrides)
+    verifier.bodies.clear()
+    command = start(tmp_path, *given)
     for num_asked in (2, 5):
         wait_until(lambda count=num_asked: len(server.prompts) >= count, "verdicts", command)
         command.kill()
@@ -61,12 +90,16 @@ def test_killed_between_verdicts_no_verdict_is_asked_for_twice(server, whole, tm
     assert Result.of(killed).difference(Result.of(folder)) is None
     assert set(server.prompts) == set(prompts)
     assert len(server.prompts) - len(prompts) <= 2
+    assert unique(verifier.bodies) == unique(bodies)
+    assert len(verifier.bodies) - len(bodies) <= 2
 
 
-def test_a_reproduction_asks_nobody(server, whole, tmp_path):
-    folder, _ = whole
+def test_a_reproduction_asks_nobody(server, verifier, whole, tmp_path):
+    folder, _, _ = whole
     server.prompts.clear()
+    verifier.bodies.clear()
     code, out, err = run(tmp_path, "reproduce", str(folder), "--runs-dir", str(tmp_path))
     assert code == 0, err
     assert "byte for byte" in out + err
     assert server.prompts == []
+    assert verifier.bodies == []

@@ -36,6 +36,7 @@ REQUIRED = {
     "judge=openai": ["judge.model=some-model", "judge.api_key=null"],
     "reward=judge": ["judge=openai", "judge.model=some-model", "judge.api_key=null"],
     "judge=vllm": ["judge.model=some-model"],
+    "reward=verifier": ["reward.terms.verifier.source.url=http://127.0.0.1:9000/verify"],
     "reward=ruler": ["judge=openai", "judge.model=some-model", "judge.api_key=null"],
     "host=attach": ["host.urls=[http://127.0.0.1:8000]"],
     "host=kubernetes": ["host.image=registry.example/wordle:1"],

@@ -13,6 +13,7 @@ from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.config.schema import RewardConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards import Scorer
+from openenv_pipe.rewards import python_term as python_term_module
 from openenv_pipe.types import Group, Status
 
 
@@ -45,6 +46,15 @@ def number(episode, *, value):
     return value
 
 
+async def later(episode, *, value):
+    await asyncio.sleep(0)
+    return [value] * len(episode.turns)
+
+
+async def endless_wait(episode):
+    await asyncio.Event().wait()
+
+
 PER_TURN = python_term("halves", share=0.5)
 A_NUMBER = python_term("number", value=4)
 
@@ -73,6 +83,7 @@ def test_overlong_falls_from_the_buffer_to_the_limit(num_tokens, expected):
         ({"type": "overlong", "limit_tokens": 8, "buffer_share": 0.5}, [0.0, -0.5]),
         (PER_TURN, [1.5, 0.5]),
         (A_NUMBER, [0.0, 4.0]),
+        (python_term("later", value=0.5), [0.5, 0.5]),
     ],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
@@ -282,6 +293,18 @@ def test_a_term_that_returns_nonsense_is_refused(function, why):
     """Trap 7: NaN is reported, never averaged away."""
     with pytest.raises(ConfigError, match=why):
         scored({"it": python_term(function)})
+
+
+def test_a_function_that_returns_none_leaves_the_episode_without_a_reward():
+    episode = scored({"it": python_term("number", value=None), "turns": TURNS_TERM})
+    assert episode.unscored == "reward.terms.it: its function returned None"
+    assert not episode.is_scored
+
+
+def test_a_function_that_never_returns_ends_the_run(monkeypatch):
+    monkeypatch.setattr(python_term_module, "LIMIT_S", 0.1)
+    with pytest.raises(ConfigError, match=r"nothing within 0\.1 s; a term of the type verifier"):
+        scored({"it": python_term("endless_wait")})
 
 
 def test_a_reply_that_takes_too_long_to_match_earns_nothing():

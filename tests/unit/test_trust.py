@@ -11,6 +11,7 @@ from openenv_pipe import Run
 from openenv_pipe.cli.main import main
 from openenv_pipe.commands.sweep import command as sweep_command
 from openenv_pipe.commands.sweep.folder import SweepFolder
+from openenv_pipe.config.compose import load_values, open_loader
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.reports.compare.load import find_runs
@@ -56,6 +57,11 @@ def test_an_own_folder_needs_no_trust_wherever_it_lies(tmp_path):
 def test_a_folder_of_another_user_says_what_it_names(tmp_path, other_user):
     folder = run_samples.create(tmp_path)
     change_config(folder, env={"command": ["sh", "-c", "touch owned"]})
+    terms = read_json(folder.path / "config.json")["reward"]["terms"]
+    verifier = load_values(open_loader(), ["conf=smoke", "reward=verifier"], may_miss=True)
+    checked = verifier["reward"]["terms"]["verifier"]
+    checked["source"]["url"] = "https://elsewhere.example/verify"
+    change_config(folder, reward={"terms": {**terms, "checked": checked}})
     other_user()
     run_samples.create(tmp_path)  # This user has a key.
     record = read_json(folder.path / "run.json")
@@ -66,6 +72,7 @@ def test_a_folder_of_another_user_says_what_it_names(tmp_path, other_user):
         "another user made it",
         "env.command: ['sh', '-c', 'touch owned']",
         "env.baselines.expert: 'wordle.policies:consistent'",
+        "reward.terms.checked.source.url: 'https://elsewhere.example/verify'",
         "reward.terms.consistent.target: 'wordle.rewards:consistent_guess'",
         "trainer.warm_start.policy: 'wordle.policies:consistent'",
         "--trust",

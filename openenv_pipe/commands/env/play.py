@@ -99,11 +99,9 @@ async def _told_reward(config: RewardConfig, env: EnvConfig, episode: Episode) -
     for name, value in episode.reward_terms.items():
         term = config.terms.get(name)
         lines.append(f"  {name} {value:.4g}{f', weight {term.weight:g}' if term else ''}")
-    lines += [
-        f"  {name}: not asked for, because it needs a judge"
-        for name, term in config.terms.items()
-        if term.asks_judge
-    ]
+    left_out = [name for name in config.terms if name not in episode.reward_terms]
+    why = episode.unscored or "a judge or a verifier decides it, which is not asked here"
+    lines += [f"  {name} has no value: {why}" for name in left_out]
     return "\n".join([*lines, f"  reward {episode.reward:.4g}"])
 
 

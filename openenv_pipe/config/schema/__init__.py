@@ -49,6 +49,12 @@ from openenv_pipe.config.schema.reward import (
     TransformConfig,
 )
 from openenv_pipe.config.schema.reward_judged import Criterion, JudgeTerm, RulerTerm
+from openenv_pipe.config.schema.reward_reported import (
+    HttpVerifier,
+    NumbersTerm,
+    PythonVerifier,
+    VerifierTerm,
+)
 from openenv_pipe.config.schema.reward_terms import (
     EnvTerm,
     EpisodeTermConfig,
@@ -112,6 +118,7 @@ __all__ = [
     "EvalConfig",
     "GridSweep",
     "GroupRelativeAdvantageConfig",
+    "HttpVerifier",
     "HubModelConfig",
     "JsonAdapterConfig",
     "JudgeConfig",
@@ -125,6 +132,7 @@ __all__ = [
     "ModelConfig",
     "MultiplyTransform",
     "NoJudgeConfig",
+    "NumbersTerm",
     "OnlySuccessTransform",
     "OpenAIEngineConfig",
     "OpenAIJudgeConfig",
@@ -141,6 +149,7 @@ __all__ = [
     "PythonTarget",
     "PythonTerm",
     "PythonTrackerConfig",
+    "PythonVerifier",
     "RegexTerm",
     "RewardConfig",
     "RulerTerm",
@@ -172,6 +181,7 @@ __all__ = [
     "TransformConfig",
     "TurnsTerm",
     "UnusableTerm",
+    "VerifierTerm",
     "VllmEngineConfig",
     "VllmJudgeConfig",
     "WandbTrackerConfig",

@@ -67,7 +67,10 @@ class OverlongTerm(Term):
 
 
 class PythonTerm(Term):
-    """A function `target(episode, **keywords)` that returns one number, or one number per turn."""
+    """A function `target(episode, **keywords)` that returns one number, or one number per turn.
+
+    It may be asynchronous. With None, the episode has no reward.
+    """
 
     type: Literal["python"]
     target: DottedPath = Field(description="the function, as module:name")
@@ -87,12 +90,5 @@ class PythonTerm(Term):
 
 
 EpisodeTermConfig = (  # computed from one episode
-    EnvTerm
-    | SuccessTerm
-    | TurnsTerm
-    | UnusableTerm
-    | LengthTerm
-    | OverlongTerm
-    | RegexTerm
-    | PythonTerm
+    EnvTerm | SuccessTerm | TurnsTerm | UnusableTerm | LengthTerm | OverlongTerm | RegexTerm
 )

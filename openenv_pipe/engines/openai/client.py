@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-import random
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,13 +11,11 @@ from openenv_pipe.config.schema import EndpointBlock
 from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import EngineError, RequestRefusedError
 from openenv_pipe.system.foreign_text import quoted
-from openenv_pipe.system.http import Access, HttpClient, HttpError, Response
+from openenv_pipe.system.http import MAX_BYTES, Access, HttpClient
+from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
 from openenv_pipe.system.response_cache import ResponseCache
 
 _PATH = "/chat/completions"
-_PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # statuses after which it tries again
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
-_LONGEST_QUOTE = 300  # characters of an answer in an error
 
 
 class ChatClient:
@@ -64,43 +62,37 @@ class ChatClient:
         return response
 
     async def _ask(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
-        why = ""
-        for attempt in range(self._config.max_retries + 1):
-            await self._requests.take(1)
-            await self._tokens.take(num_tokens)
-            try:
-                return await self._post(body)
-            except _PassingError as error:
-                why = str(error)
-                if attempt < self._config.max_retries:
-                    await asyncio.sleep(error.wait_s or _backoff_s(attempt))
-        raise EngineError(
-            f"{self.url} gave no answer in {self._config.max_retries + 1} tries, the last time: "
-            f"{why}; see the provider's status, or raise {self._block}.max_retries"
-        )
-
-    async def _post(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        limit_s = self._config.timeout_s
+        max_retries = self._config.max_retries
         try:
-            response = await self._http.request("POST", _PATH, timeout_s=limit_s, body=body)
-        except HttpError as error:
-            raise _PassingError(f"{error} ({self._block}.timeout_s={limit_s:g})") from error
+            return await repeated(partial(self._post, body, num_tokens), max_retries)
+        except PassingError as why:
+            raise EngineError(
+                f"{self.url} gave no answer in {max_retries + 1} tries, the last time: {why}; see "
+                f"the provider's status, or raise {self._block}.max_retries"
+            ) from why
+
+    async def _post(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
+        await self._requests.take(1)
+        await self._tokens.take(num_tokens)
+        response = await post(
+            self._http,
+            _PATH,
+            body,
+            timeout_s=self._config.timeout_s,
+            key=f"{self._block}.timeout_s",
+            max_bytes=MAX_BYTES,
+        )
         content = response.content
-        if response.status in _PASSING:
-            raise _PassingError(
-                f"status {response.status}, {quoted(content, _LONGEST_QUOTE)}",
-                _asked_wait_s(response),
-            )
         if response.status != 200:
             self._refuse(response.status, content)
         try:
             answer = json.loads(content)
         except ValueError as error:
-            raise _PassingError(
-                f"an answer that is not JSON: {quoted(content, _LONGEST_QUOTE)}"
+            raise PassingError(
+                f"an answer that is not JSON: {quoted(content, MAX_QUOTED)}"
             ) from error
         if not isinstance(answer, dict) or not answer.get("choices"):
-            raise _PassingError(f"an answer without choices: {quoted(content, _LONGEST_QUOTE)}")
+            raise PassingError(f"an answer without choices: {quoted(content, MAX_QUOTED)}")
         return answer
 
     def _refuse(self, status: int, content: bytes) -> NoReturn:
@@ -113,27 +105,5 @@ class ChatClient:
                 f"{self._block}.parameters adds, changes or (by null) leaves out request fields"
             )
         raise RequestRefusedError(
-            f"{self.url} answered {status}: {quoted(content, _LONGEST_QUOTE)}; {expected}", status
+            f"{self.url} answered {status}: {quoted(content, MAX_QUOTED)}; {expected}", status
         )
-
-
-class _PassingError(Exception):
-    """A failure after which a retry may succeed, `wait_s` later if the endpoint names a time."""
-
-    def __init__(self, message: str, wait_s: float | None = None) -> None:
-        super().__init__(message)
-        self.wait_s = wait_s
-
-
-def _asked_wait_s(response: Response) -> float | None:
-    """Return the seconds of Retry-After, bounded; None if it is missing or is a date."""
-    try:
-        return min(float(response.headers["Retry-After"]), _LONGEST_WAIT_S)
-    except (KeyError, ValueError):
-        return None
-
-
-def _backoff_s(attempt: int) -> float:
-    """Return a wait that doubles with each try, spread so that clients do not retry together."""
-    longest = min(_FIRST_WAIT_S * 2**attempt, _LONGEST_WAIT_S)
-    return longest * (0.5 + random.random() / 2)

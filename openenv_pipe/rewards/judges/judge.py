@@ -4,12 +4,11 @@ A judge that gives no usable answer is not a score of 0: the episodes in questio
 """
 
 import asyncio
-import hashlib
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -70,8 +69,6 @@ class Judge:
             config.max_tokens_key if isinstance(config, OpenAIJudgeConfig) else "max_tokens"
         )
         self._spending = Spending(config, verdicts.answers())
-        self._locks: dict[str, asyncio.Lock] = {}  # by the digest of the request
-        self._failures: list[tuple[dict[str, Any], str]] = []  # not on disk yet
         self._num_in_flight = 0
         self._has_told = False
 
@@ -119,22 +116,11 @@ class Judge:
         return self._config.max_failed_share
 
     def keep_failures(self) -> None:
-        """Keep the failures so far with the verdicts, so that a resumed run repeats them.
-
-        Called when the failures were few enough for the run to go on. Those that end a run are
-        not kept, and the resumed run asks again.
-        """
-        for body, why in self._failures:
-            self._verdicts.write(self._address, body, {FAILED: why})
-        self._failures.clear()
+        """Keep the failures so far with the verdicts; see `Verdicts.keep_failures`."""
+        self._verdicts.keep_failures()
 
     async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        async with self._locks.setdefault(digest, asyncio.Lock()):
-            answer = self._verdicts.read(self._address, body)
-            if answer is None:
-                answer = await self._new_answer(body)
-        self._locks.pop(digest, None)
+        answer = await self._verdicts.answer(self._address, body, partial(self._new_answer, body))
         if FAILED in answer:
             raise NoVerdictError(str(answer[FAILED]))
         return answer
@@ -154,12 +140,9 @@ class Judge:
             why = str(error)
         else:
             self._spending.add(self._spending.price(answer))
-            # In a thread, because answers come in bursts and a disk takes its time to sync each.
-            await asyncio.to_thread(self._verdicts.write, self._address, body, answer)
             return answer
         finally:
             self._num_in_flight -= 1
-        self._failures.append((body, why))
         return {FAILED: why}
 
     async def _refuse_if_spent(self) -> None:

@@ -1,11 +1,13 @@
-"""The judge's answers on disk, so that each is paid for once, also by a resumed run.
+"""Answers of judges and verifiers on disk, so that each is asked for once, also by a resumed run.
 
 There is one file for each request. Its name is the digest of the endpoint's address and of the
 request, which has the judge's model, the prompt and the episodes. The file has the endpoint's whole
 answer, or why there was none.
 """
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,50 @@ class Verdicts:
         self._folder = folder
         self._own = ResponseCache(folder, KEY)
         self._others = [ResponseCache(other, KEY) for other in others if other.is_dir()]
+        self._locks: dict[str, asyncio.Lock] = {}  # by request
+        self._failures: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = []  # not on disk
 
-    def read(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def answer(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        ask: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> dict[str, Any]:
+        """Return the answer to a request, and ask only if there is none yet.
+
+        Equal requests are asked once, also those made at the same time. An answer with the key
+        FAILED is not kept before `keep_failures`.
+        """
+        request = json.dumps([url, body], sort_keys=True)
+        async with self._locks.setdefault(request, asyncio.Lock()):
+            answer = self._read(url, body)
+            if answer is None:
+                answer = await ask()
+                if FAILED in answer:
+                    self._failures.append((url, body, answer))
+                else:
+                    # In a thread, because answers come in bursts and a disk takes its time to sync
+                    # each; shielded, because an answer that was paid for is kept.
+                    await asyncio.shield(asyncio.to_thread(self._own.write, url, body, answer))
+        self._locks.pop(request, None)
+        return answer
+
+    def keep_failures(self) -> None:
+        """Keep the failures so far, so that a resumed run repeats them.
+
+        Called when the failures were few enough for the run to go on. Those that end a run are
+        not kept, and the resumed run asks again.
+        """
+        for url, body, answer in self._failures:
+            self._own.write(url, body, answer)
+        self._failures.clear()
+
+    def _read(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the answer to this request, or None."""
         for cache in (self._own, *self._others):
             if (known := cache.read(url, body)) is not None:
                 return known
         return None
-
-    def write(self, url: str, body: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-        """Keep an answer. Raises OSError."""
-        self._own.write(url, body, answer)
 
     def answers(self) -> Iterator[dict[str, Any]]:
         """Yield the answers that this folder's run has paid for; damaged files are left out."""

@@ -1,0 +1,293 @@
+"""The term `verifier`: an endpoint or a function says what each episode is worth.
+
+A verifier that fails is not a value of 0: the episode has no reward. The answers of an endpoint
+are kept in the run folder and are not asked for again; a function is called again.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from openenv_pipe.config.schema import HttpVerifier, PythonVerifier, RewardConfig, VerifierTerm
+from openenv_pipe.environments.client.protocol import MAX_REWARD
+from openenv_pipe.errors import ConfigError, JudgeError, raise_first
+from openenv_pipe.rewards.judges.trajectories import conversation_of
+from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
+from openenv_pipe.rewards.values import NoValue, TermValue, Values, weighted
+from openenv_pipe.system.foreign_json import encodable_json, parse_foreign
+from openenv_pipe.system.foreign_text import quoted
+from openenv_pipe.system.http import Access, HttpClient
+from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
+from openenv_pipe.system.python_targets import bind_function
+from openenv_pipe.types import Episode, Group
+
+FOLDER = "verifier"  # in the folder of a judge's answers
+MAX_BYTES = 2**20  # of an answer
+MAX_NUMBERS, MAX_NAME_LENGTH = 64, 100  # of an answer; each number becomes a metric
+SETTINGS_STATUSES = {301, 302, 307, 308, 401, 403, 404}  # wrong for every request, so end the run
+
+
+class FailedVerifierError(Exception):
+    """The verifier has no usable answer about an episode; the message says why."""
+
+
+class Source(Protocol):
+    """Where the answers come from."""
+
+    async def ask(self, episode: Episode) -> Any:
+        """Return the answer about an episode.
+
+        Raises:
+            FailedVerifierError: there is none.
+            ConfigError: there will be none for any episode.
+        """
+        ...
+
+    def keep_failures(self) -> None:
+        """Keep the failures so far, so that a resumed run repeats them."""
+        ...
+
+
+class Verifier:
+    """A `rewards.values.GroupTerm` with the answers of a verifier."""
+
+    def __init__(self, name: str, term: VerifierTerm, source: Source) -> None:
+        self._name = name
+        self._term = term
+        self._source = source
+        self._slots = asyncio.Semaphore(term.max_concurrent)
+
+    async def values(self, group: Group) -> Values:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(self._value(episode)) for episode in group.scored]
+        except BaseExceptionGroup as errors:
+            raise_first(errors)
+        return {e.member: task.result() for e, task in zip(group.scored, asked, strict=True)}
+
+    async def _value(self, episode: Episode) -> TermValue | NoValue:
+        try:
+            async with self._slots:
+                answer = await self._source.ask(episode)
+            return self._read(answer)
+        except FailedVerifierError as failure:
+            return NoValue(why=str(failure))
+
+    def _read(self, answer: Any) -> TermValue | NoValue:
+        if answer is None:
+            return NoValue(why="the verifier answered with null")
+        if not isinstance(answer, Mapping):
+            if self._term.weights is not None or self._term.gates:
+                raise FailedVerifierError(f"{_shown(answer)} has no names, as the weights expect")
+            value = _number(answer)
+            return TermValue(credits=[value], total=value)
+        if not answer or len(answer) > MAX_NUMBERS:
+            raise FailedVerifierError(f"{len(answer)} numbers, expected 1 to {MAX_NUMBERS}")
+        parts = {_name(name): _number(number) for name, number in answer.items()}
+        weights, gates = self._term.weights, self._term.gates
+        if weights is None:
+            weights = {name: 1.0 for name in parts if name not in gates}
+        if missing := [name for name in (*weights, *gates) if name not in parts]:
+            raise FailedVerifierError(f"{_shown(answer)} has no {', '.join(missing)}")
+        value = _number(weighted(parts, weights, gates))
+        return TermValue(credits=[value], total=value, parts=parts)
+
+    def check(self, num_played: int, reasons: list[str]) -> None:
+        """Raise JudgeError if the failures are a larger share than `max_failed_share`.
+
+        reasons: why episodes of a step or an evaluation have no value.
+        """
+        limit = self._term.max_failed_share
+        if len(reasons) > limit * num_played:
+            raise JudgeError(
+                f"the verifier gave no value for {len(reasons)} of {num_played} episodes, more "
+                f"than reward.terms.{self._name}.max_failed_share={limit:g}; the last reason: "
+                f"{reasons[-1]}"
+            )
+
+    def keep_failures(self) -> None:
+        """Keep the failures so far, so that a resumed run repeats them."""
+        self._source.keep_failures()
+
+
+class HttpSource:
+    """An endpoint. Equal episodes are sent once, also those of a run that was resumed."""
+
+    def __init__(
+        self,
+        name: str,
+        term: VerifierTerm,
+        source: HttpVerifier,
+        client: HttpClient,
+        verdicts: Verdicts,
+    ) -> None:
+        self._key = f"reward.terms.{name}"
+        self._timeout_s = term.timeout_s
+        self._config = source
+        self._client = client
+        self._verdicts = verdicts
+
+    async def ask(self, episode: Episode) -> Any:
+        body = json_of(episode)
+        kept = await self._verdicts.answer(self._config.url, body, partial(self._answer, body))
+        if FAILED in kept:
+            raise FailedVerifierError(str(kept[FAILED]))
+        return kept["answer"]
+
+    def keep_failures(self) -> None:
+        self._verdicts.keep_failures()
+
+    async def _answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        retries = self._config.max_retries
+        try:
+            return {"answer": await repeated(partial(self._post, body), retries)}
+        except PassingError as why:
+            failure = f"{self._config.url} gave no answer in {retries + 1} tries: {why}"
+        except FailedVerifierError as why:
+            failure = str(why)
+        return {FAILED: failure}
+
+    async def _post(self, body: Mapping[str, Any]) -> Any:
+        response = await post(
+            self._client,
+            "",
+            body,
+            timeout_s=self._timeout_s,
+            key=f"{self._key}.timeout_s",
+            max_bytes=MAX_BYTES + 1,
+        )
+        url, content = self._config.url, response.content
+        if response.status in SETTINGS_STATUSES:
+            raise ConfigError(
+                f"{url} answered {response.status}: {quoted(content, MAX_QUOTED)}; see "
+                f"{self._key}.source.url and headers"
+            )
+        if response.status != 200:
+            raise FailedVerifierError(f"status {response.status}, {quoted(content, MAX_QUOTED)}")
+        if len(content) > MAX_BYTES:
+            raise FailedVerifierError(f"an answer of more than {MAX_BYTES} bytes")
+        try:
+            return parse_foreign(content)
+        except ValueError as error:
+            told = quoted(content, MAX_QUOTED)
+            raise PassingError(f"an answer that is not JSON: {told}") from error
+
+
+class FunctionSource:
+    """A function of the user, called with an `openenv_pipe.types.Episode`."""
+
+    def __init__(self, name: str, term: VerifierTerm, source: PythonVerifier) -> None:
+        """Raises ConfigError if the function does not accept an episode and the options."""
+        key = f"reward.terms.{name}.source"
+        self._call = bind_function(key, source, 1, may_be_async=True)
+        self._timeout_s = term.timeout_s
+
+    async def ask(self, episode: Episode) -> Any:
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                returned = self._call(episode)
+                return await returned if inspect.isawaitable(returned) else returned
+        except Exception as error:  # A user's function may raise anything.
+            if limit.expired():
+                raise FailedVerifierError(f"no value within {self._timeout_s:g} s") from None
+            raise FailedVerifierError(f"{type(error).__name__}: {error}") from error
+
+    def keep_failures(self) -> None:
+        """Do nothing: the function of a resumed run is called again."""
+
+
+def check_verifier(name: str, term: VerifierTerm) -> None:
+    """Raise ConfigError if the function of a verifier cannot be used."""
+    if isinstance(term.source, PythonVerifier):
+        FunctionSource(name, term, term.source)
+
+
+@asynccontextmanager
+async def open_verifiers(
+    config: RewardConfig, folder: Path, *others: Path
+) -> AsyncIterator[dict[str, Verifier]]:
+    """Open the verifiers of a reward, by the names of their terms.
+
+    Args:
+        folder: of a judge's answers, where those of verifiers are kept too.
+        others: such folders of other runs, which are read only.
+    """
+    async with AsyncExitStack() as stack:
+        verifiers = {}
+        for name, term in config.terms.items():
+            if not isinstance(term, VerifierTerm):
+                continue
+            source: Source
+            if isinstance(term.source, PythonVerifier):
+                source = FunctionSource(name, term, term.source)
+            else:
+                access = Access(headers=term.source.headers)
+                client = await stack.enter_async_context(HttpClient(term.source.url, access))
+                verdicts = Verdicts(folder / FOLDER, tuple(each / FOLDER for each in others))
+                source = HttpSource(name, term, term.source, client, verdicts)
+            verifiers[name] = Verifier(name, term, source)
+        yield verifiers
+
+
+def json_of(episode: Episode) -> dict[str, Any]:
+    """Return an episode as an endpoint gets it: its task, its messages, and what was done."""
+    task = episode.task
+    body = {
+        "task": {
+            "id": task.id,
+            "split": task.split,
+            "index": task.index,
+            "seed": task.seed,
+            "reset": dict(task.reset),
+        },
+        "status": episode.status.value,
+        "success": episode.success,
+        "messages": conversation_of(episode),
+        "turns": [
+            {
+                "reply": turn.reply,
+                "unusable": turn.unusable,
+                "steps": [
+                    {
+                        "action": dict(step.action),
+                        "observation": dict(step.observation),
+                        "reward": step.reward,
+                    }
+                    for step in turn.steps
+                ],
+            }
+            for turn in episode.turns
+        ],
+    }
+    (encodable,) = encodable_json([body])
+    return encodable
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
+        raise FailedVerifierError(
+            f"a number is named {_shown(name)}, expected 1 to {MAX_NAME_LENGTH} characters"
+        )
+    return name
+
+
+def _number(value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not abs(number) <= MAX_REWARD:  # NaN compares as False.
+        raise FailedVerifierError(
+            f"{_shown(value)}, expected a finite number of at most {MAX_REWARD:g} in size"
+        )
+    return number
+
+
+def _shown(value: Any) -> str:
+    return quoted(repr(value), MAX_QUOTED)
