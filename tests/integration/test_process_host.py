@@ -332,12 +332,32 @@ def test_servers_get_no_credentials_unless_named():
 async def test_a_command_with_a_slash_starts_beside_the_package(package, tmp_path):
     script = tmp_path / "serve.sh"
     (tmp_path / "stub.py").write_text(STUB)
-    script.write_text(f"#!/bin/sh\nexec {sys.executable} stub.py $1 fine\n")
+    script.write_text(f"#!/bin/sh\nexec {sys.executable} $(dirname $0)/stub.py $1 fine\n")
     script.chmod(0o755)
     parts = settings(package=package, command=["./serve.sh", "{port}"])
     assert find_program(parts[0]) == "./serve.sh"
     async with running(parts, tmp_path / "logs") as host:
         assert len(host.urls) == 1
+
+
+async def test_a_server_writes_into_a_folder_of_its_own(package, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = "open('words.txt', 'w').write(os.environ['DATA'] + ' ' + sys.argv[3])"
+    (tmp_path / "stub.py").write_text(f"import os, sys\n{script}\n{STUB}")
+    command = [sys.executable, "stub.py", "{port}", "fine", "{package}"]
+    parts = settings(package=package, command=command, variables={"DATA": "{package}/words"})
+    async with running(parts, tmp_path / "logs"):
+        pass
+    written = tmp_path / "logs" / "env-0.files" / "words.txt"
+    assert written.read_text() == f"{package}/words {package}"
+    assert not (tmp_path / "words.txt").exists()
+
+
+def test_a_package_that_is_filled_in_has_to_be_there():
+    env, config = stub()
+    env.command = ["serve", "{package}"]
+    with pytest.raises(ConfigError, match=r"env\.command contains \{package\}"):
+        ProcessHost(env, config, Path("logs"))
 
 
 # --- lending sessions ----------------------------------------------------------------------------

@@ -62,9 +62,9 @@ def test_why_an_environment_cannot_be_created(package):
     (package / "server" / "app.py").write_text(APP)
     named = f"{package.name}.server.app:app"
     start = ([sys.executable], package, named)
-    why = creation_error(*start, os.environ, package)
+    why = creation_error(*start, os.environ)
     assert why == "ValueError: no data at /nowhere"
-    assert creation_error(*start, {**os.environ, "DATA": "here"}, package) == ""
+    assert creation_error(*start, {**os.environ, "DATA": "here"}) == ""
 
 
 def test_an_app_that_is_none_is_explained(package):

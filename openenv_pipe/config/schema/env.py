@@ -28,10 +28,13 @@ class EnvConfig(Block):
         description="interpreter for the package's server; null: the one that runs this program"
     )
     command: list[str] | None = Field(
-        description="starts the server instead of the package's own start; may contain {host} and "
-        "{port}"
+        description="starts the server instead of the package's own start; may contain {host}, "
+        "{port} and, with host=process, {package}: the package's folder"
     )
-    variables: dict[VariableName, Text] = Field(description="environment variables of the server")
+    variables: dict[VariableName, Text] = Field(
+        description="environment variables of the server; with host=process, {package} is the "
+        "package's folder"
+    )
     reset_timeout_s: Seconds = Field(description="time limit of a reset")
     step_timeout_s: Seconds = Field(description="time limit of a step")
     step_exception: Literal["failed", "unusable"] = Field(

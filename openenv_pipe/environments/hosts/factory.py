@@ -5,6 +5,7 @@ the server has.
 """
 
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,24 +29,25 @@ factories[-1]()
 
 
 def creation_error(
-    python: Sequence[str], package: Path, app: str, environment: Mapping[str, str], folder: Path
+    python: Sequence[str], package: Path, app: str, environment: Mapping[str, str]
 ) -> str:
     """Create the environment of a package in a process of its own; return how that failed.
 
-    app: `package.module:name`. folder: the current folder of the process.
+    app: `package.module:name`.
     Returns the last lines of the process, which name the exception; empty if nothing failed.
     """
     command = [*python, "-c", CREATE, str(package.parent), str(package), app]
     try:
-        done = subprocess.run(
-            command,
-            env=dict(environment),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIME_LIMIT_S,
-        )
+        with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as folder:
+            done = subprocess.run(
+                command,
+                env=dict(environment),
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIME_LIMIT_S,
+            )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return "" if done.returncode == 0 else _exception(done.stderr)

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,14 @@ NUM_PORTS_TO_TRY = 4  # another program may take a free port before the server b
 # Modules of a package import each other by the package's name or, as in its container, from the
 # package's own folder. That folder is the last on the path, so that a `types.py` in it hides
 # nothing.
-RUN = "import sys, uvicorn; sys.path.append(sys.argv.pop(1)); uvicorn.main()"
+RUN = """
+import os, sys, uvicorn
+package = sys.argv.pop(1)
+sys.path[0] = os.path.dirname(package)
+sys.path.append(package)
+uvicorn.main()
+"""
+PACKAGE = "{package}"  # in env.command and env.variables: the package's folder
 NEVER_S = 86_400  # between the server's pings, which a busy event loop would answer too late
 CREDENTIAL = re.compile(
     r"(^|_)(TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
@@ -74,8 +82,7 @@ class ProcessHost(SupervisedHost):
             [_interpreter(env)],
             self._package,
             f"{self._package.name}.{manifest_app(self._package)}",
-            server_environment(os.environ, env.variables, config.sessions_per_server),
-            self._package.parent,
+            _environment(env, config.sessions_per_server),
         )
 
     @property
@@ -89,12 +96,17 @@ class ProcessHost(SupervisedHost):
 
 
 class EnvProcess:
-    """One server process, a `system.supervisor.RestartableServer`."""
+    """One server process, a `system.supervisor.RestartableServer`.
+
+    Its current folder is one of its own beside its log, `env-0.files`, so that what a server writes
+    does not end up among the user's files. It is removed with the server if it is empty.
+    """
 
     def __init__(
         self, env: "EnvConfig", config: "ProcessHostConfig", index: int, log: Path
     ) -> None:
         self.log = log
+        self._folder = log.with_suffix(".files")
         self.url = ""
         self._env = env
         self._config = config
@@ -130,17 +142,18 @@ class EnvProcess:
     async def stop(self) -> None:
         if self._process is not None:
             await self._process.stopped(self._config.stop_timeout_s)
+        with suppress(OSError):  # The server has written something, or was never started.
+            self._folder.rmdir()
 
     async def _start_at(self, port: int) -> None:
         self.url = f"http://{ADDRESS}:{port}"
         values = {"{port}": str(port), "{host}": ADDRESS}
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._process = ManagedProcess(
             [filled_in(part, values) for part in self._command],
             log=self.log,
-            environment=server_environment(
-                os.environ, self._env.variables, self._config.sessions_per_server
-            ),
-            cwd=_working_folder(self._env),
+            environment=_environment(self._env, self._config.sessions_per_server),
+            cwd=self._folder,
             grace_s=self._config.stop_timeout_s,
         )
         try:
@@ -168,10 +181,10 @@ def server_command(env: "EnvConfig") -> list[str]:
         ConfigError: the configuration or the package names no command.
     """
     if env.command:
-        return list(env.command)
+        return [_absolute(part, _command_folder(env)) for part in _command(env)]
     if env.package is None:
         raise ConfigError(f"env {env.name!r} has neither env.package nor env.command; set one")
-    package = find_env(env.package)
+    package = find_env(env.package).absolute()
     return [
         *(_interpreter(env), "-c", RUN, str(package), f"{package.name}.{manifest_app(package)}"),
         *("--host", "{host}", "--port", "{port}", "--log-level", "warning"),
@@ -183,14 +196,13 @@ def server_command(env: "EnvConfig") -> list[str]:
 def find_program(env: "EnvConfig") -> str:
     """Return the program that env.command starts with.
 
-    A name with a slash is relative to the folder in which the server is started.
+    A name with a slash is relative to the folder beside the package, or else to the current one.
 
     Raises:
         ConfigError: the program is not there.
     """
-    assert env.command is not None
-    program = env.command[0]
-    folder = _working_folder(env) or Path.cwd()
+    program = _command(env)[0]
+    folder = _command_folder(env)
     path = str(folder / program) if "/" in program else program
     if shutil.which(path, path=env.variables.get("PATH")) is None:
         where = f"in {folder}" if "/" in program else "on PATH"
@@ -198,9 +210,49 @@ def find_program(env: "EnvConfig") -> str:
     return program
 
 
-def _working_folder(env: "EnvConfig") -> Path | None:
-    """Return the folder in which servers are started; None: the current one."""
-    return find_env(env.package).parent if env.package else None
+def _command(env: "EnvConfig") -> list[str]:
+    """Return env.command with the package's folder filled in."""
+    assert env.command is not None
+    return [_with_package(env, "env.command", part) for part in env.command]
+
+
+def _command_folder(env: "EnvConfig") -> Path:
+    """Return the folder to which relative paths of env.command belong."""
+    return find_env(env.package).parent if env.package else Path.cwd()
+
+
+def _absolute(part: str, folder: Path) -> str:
+    """Return the absolute path of a file that a part of a command names, else the part."""
+    path = folder / part
+    with suppress(OSError):  # The part is too long for a path, as a program after -c may be.
+        if ("/" in part or part.endswith(".py")) and path.exists():
+            return str(path.absolute())
+    return part
+
+
+def _with_package(env: "EnvConfig", key: str, text: str) -> str:
+    """Fill in the package's folder. Raises ConfigError if there is no package."""
+    if PACKAGE not in text:
+        return text
+    if env.package is None:
+        raise ConfigError(f"{key} contains {PACKAGE}, but env.package is null; set env.package")
+    return text.replace(PACKAGE, str(find_env(env.package).absolute()))
+
+
+def _environment(env: "EnvConfig", num_sessions: int) -> dict[str, str]:
+    """Return the environment variables of a server process.
+
+    A command finds the Python modules that it would find in the folder of its relative paths.
+    """
+    variables = {
+        name: _with_package(env, f"env.variables.{name}", value)
+        for name, value in env.variables.items()
+    }
+    complete = server_environment(os.environ, variables, num_sessions)
+    if env.command:
+        paths = [complete.get("PYTHONPATH", ""), str(_command_folder(env))]
+        complete["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return complete
 
 
 def _interpreter(env: "EnvConfig") -> str:
