@@ -10,6 +10,7 @@ which the requirements of the environments are installed.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from openenv_pipe.models.tiny import build_tokenizer
+
 CLI = (sys.executable, "-m", "openenv_pipe.cli.main")
-# What these environments need to be told, as their own READMEs say.
+# What these environments need to be told, as their own READMEs say. {data}: see `_write_data`.
 SETTINGS = {
     "atari_env": ("+env.variables.ATARI_OBS_TYPE=ram",),
+    "chat_env": ("+env.variables.TOKENIZER_NAME={data}/tokenizer",),
+    "finqa_env": ("+env.variables.FINQA_DATA_PATH={data}/finqa",),
     "textarena_env": (
         "+env.variables.TEXTARENA_ENV_ID=GuessTheNumber-v0",
         "+env.variables.TEXTARENA_DOWNLOAD_NLTK=0",
@@ -32,6 +37,12 @@ SETTINGS = {
 FEW = ("trainer.steps=2", "trainer.tasks_per_step=1", "trainer.group_size=4", "eval.num_tasks=1")
 SHORT_WARM_START = ("trainer.warm_start.steps=2", "trainer.warm_start.num_episodes=4")
 MAX_ERROR = 160  # characters of an error in the table
+# In place of the data of finqa_env, which is on a hub.
+QUESTIONS = """id,user_query,company,question,answer,question_type,explanation
+1,How many quarters has a fiscal year?,acme,How many quarters has a fiscal year?,\\boxed{4},x,x
+2,How many halves has a fiscal year?,acme,How many halves has a fiscal year?,\\boxed{2},x,x
+3,How many balance sheets are in a report?,acme,How many are in a report?,\\boxed{1},x,x
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-foreign-") as temporary:
         work = (arguments.work or Path(temporary)).resolve()
+        _write_data(work / "data")
         outcomes = []
         for package in _packages(arguments.checkout.resolve(), arguments.only):
             outcomes.append(_try(package, arguments.python, work / package.name, arguments.limit_s))
@@ -74,12 +86,25 @@ def _packages(checkout: Path, only: str) -> Iterator[Path]:
             yield package
 
 
+def _write_data(folder: Path) -> None:
+    """Write what environments of SETTINGS would otherwise fetch from a hub."""
+    build_tokenizer().save_pretrained(folder / "tokenizer")
+    company = folder / "finqa" / "input_companies" / "acme"
+    company.mkdir(parents=True)
+    tables = company.parent / "tables_cleaned_all_companies.json"
+    tables.write_text(json.dumps({"acme": {}}))
+    questions = folder / "finqa" / "benchmark_questions" / "finqa.csv"
+    questions.parent.mkdir()
+    questions.write_text(QUESTIONS)
+
+
 def _try(package: Path, python: str, folder: Path, limit_s: float) -> Outcome:
     """Inspect the environment and train on it, in an empty folder."""
     folder.mkdir(parents=True)
     name, started_s = package.name, time.monotonic()
     block = f"conf/env/{name}.yaml"
-    settings = (f"env.python={python}", *SETTINGS.get(name, ()), "-o", block)
+    own = [each.format(data=folder.parent / "data") for each in SETTINGS.get(name, ())]
+    settings = (f"env.python={python}", *own, "-o", block)
     code, inspected = _run(folder, limit_s, "env", "inspect", str(package), *settings)
     trained = inspected
     if code == 0:

@@ -4,7 +4,7 @@
 `island` needs its container's way of starting: its modules import each other from inside the
 package, one of them has the name of a library's module, and its manifest has the older form without
 `app` and `port`. `island` allows one session, needs an environment variable, and raises on invalid
-moves.
+moves. Each action of `auction` costs something, so that a model earns most if it never acts.
 """
 
 import sys
@@ -116,6 +116,42 @@ app = create_app(
 )
 '''
 
+AUCTION = '''
+from typing import Literal
+
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+
+class Bid(Action):
+    lot: Literal[tuple("abcdefghijklmnopqrstuvwxyz")]
+
+
+class Call(Observation):
+    text: str = ""
+
+
+class Auction(Environment[Bid, Call, State]):
+    """One bid: -0.2 for each of the lots a to m, -1 for each of the others."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **_):
+        self._state = State()
+        return Call(text=f"sale {(seed or 0) % 8}")
+
+    def step(self, action, timeout_s=None, **_):
+        return Call(reward=-0.2 if action.lot <= "m" else -1.0, done=True)
+
+    @property
+    def state(self):
+        return self._state
+
+
+app = create_app(Auction, Bid, Call, env_name="auction", max_concurrent_envs=32)
+'''
+
 
 ISLAND = {
     "openenv.yaml": """name: island
@@ -194,8 +230,8 @@ def write_python(folder: Path) -> Path:
 
 
 def write_packages(folder: Path) -> None:
-    """Write `folder`/envs/market and `folder`/envs/vault, which are found by name from `folder`."""
-    for name, source in {"market": MARKET, "vault": VAULT}.items():
+    """Write the packages market, vault and auction to `folder`/envs, where names find them."""
+    for name, source in {"market": MARKET, "vault": VAULT, "auction": AUCTION}.items():
         package = folder / "envs" / name
         package.mkdir(parents=True)
         (package / "__init__.py").touch()

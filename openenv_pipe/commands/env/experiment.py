@@ -142,7 +142,9 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
             "episodes_per_step": 4,
             "optimizer": {"type": "muon", "lr": 4.0e-3, "schedule": "linear"},
         }
-    trainer["optimizer"] = {"type": "muon", "lr": 1.0e-3, "schedule": "linear"}
+    # From random weights, a model has to move further than from those of a warm start.
+    lr = 1.0e-3 if "warm_start" in trainer else 1.0e-2
+    trainer["optimizer"] = {"type": "muon", "lr": lr, "schedule": "linear"}
     return {
         "name": name,
         "env": limits.keys,
