@@ -102,6 +102,9 @@ class Turn:
     # New in this turn: in place of ids, or beside them if a judge will read the episode.
     messages: list[Message] = field(default_factory=list)
     usage: Usage | None = None  # None: the ids are known
+    # Unix times in seconds, for traces: when the reply was asked for, when it came, and when each
+    # step was answered. Empty for a turn that was read from a file, because files have no times.
+    times_s: list[float] = field(default_factory=list, compare=False)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -157,6 +160,7 @@ class Episode:
     judgements: dict[str, Judgement] = field(default_factory=dict)  # by reward term
     unscored: str | None = None  # why there is no reward: a judge failed
     duration_s: float = 0.0
+    started_s: float | None = field(default=None, compare=False)  # Unix time; not stored in files
 
     @property
     def observations(self) -> list[Observation]:

@@ -48,6 +48,7 @@ class Player:
             EngineError, HostError, ConfigError: these end the run.
         """
         started = time.perf_counter()
+        self._episode.started_s = time.time()
         try:
             async with self._context.host.session() as session:
                 self._episode.status = await self._play(session)
@@ -71,7 +72,9 @@ class Player:
             room = env.max_episode_tokens - episode.num_tokens - conversation.num_new_tokens
             if room < 1:
                 return Status.TOKEN_LIMIT
+            asked_s = time.time()
             turn = await conversation.reply(min(env.max_reply_tokens, room))
+            turn.times_s = [asked_s, time.time()]
             episode.turns.append(turn)
             messages, end = await self._act(session, turn)
             if end is not None:
@@ -114,6 +117,7 @@ class Player:
                 reward = result.reward or 0.0
                 step = Step(action=action, observation=result.observation, reward=reward)
                 turn.steps.append(step)
+                turn.times_s.append(time.time())
                 if result.done:
                     return [], Status.DONE
                 messages += self._context.adapter.follow(result.observation)

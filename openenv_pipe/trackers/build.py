@@ -8,6 +8,7 @@ from typing import Any
 
 from openenv_pipe.config.schema import (
     MlflowTrackerConfig,
+    OtlpTrackerConfig,
     PythonTrackerConfig,
     RunConfig,
     TensorboardTrackerConfig,
@@ -48,6 +49,11 @@ def check_tracker(name: str, config: TrackerConfig) -> None:
             from openenv_pipe.trackers.trackio import load_trackio
 
             load_trackio()
+        case OtlpTrackerConfig():
+            from openenv_pipe.trackers.otlp import load_opentelemetry, read_credentials
+
+            load_opentelemetry()
+            read_credentials(name, config)
         case PythonTrackerConfig():
             check_part(f"tracker.{name}", config, Tracker, 1)
 
@@ -75,6 +81,10 @@ def build_tracker(name: str, config: TrackerConfig, folder: Path) -> Tracker:
             from openenv_pipe.trackers.trackio import TrackioTracker
 
             return TrackioTracker(config)
+        case OtlpTrackerConfig():
+            from openenv_pipe.trackers.otlp import OtlpTracker
+
+            return OtlpTracker(name, config)
         case PythonTrackerConfig():
             return build_part(f"tracker.{name}", config, Tracker, folder)
 

@@ -31,6 +31,7 @@ REQUIRED = {
     "engine=scripted": ["engine.policy=wordle.policies:consistent"],
     "engine=openai": ["engine.model=some-model", "engine.api_key=null"],
     "tracker=python": ["tracker.python.target=my_tracker:Tracker"],
+    "tracker=weave": ["tracker.weave.headers.project_id=team/project"],
     "engine=python": ["engine.target=openenv_pipe.engines.local:LocalEngine"],
     "host=python": ["host.target=my_host:Host"],
     "judge=openai": ["judge.model=some-model", "judge.api_key=null"],

@@ -83,6 +83,7 @@ from openenv_pipe.config.schema.tasks import (
 from openenv_pipe.config.schema.tracker import (
     EpisodeTableConfig,
     MlflowTrackerConfig,
+    OtlpTrackerConfig,
     PythonTrackerConfig,
     TensorboardTrackerConfig,
     TrackerConfig,
@@ -138,6 +139,7 @@ __all__ = [
     "OpenAIJudgeConfig",
     "OptimizerConfig",
     "OrderConfig",
+    "OtlpTrackerConfig",
     "OverlongTerm",
     "ProcessHostConfig",
     "PythonAdapterConfig",

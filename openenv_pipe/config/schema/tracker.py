@@ -3,9 +3,21 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from openenv_pipe.config.schema.base import Block, Count, PositiveCount, PythonTarget, Text
+from openenv_pipe.config.schema.base import (
+    Block,
+    Count,
+    HeaderName,
+    HeaderValue,
+    PositiveCount,
+    PythonTarget,
+    Seconds,
+    ServerUrl,
+    Share,
+    Text,
+    VariableName,
+)
 
 OLDER_KEYS = ("type", "target", "options")  # of the only tracker, in versions that had one
 
@@ -54,6 +66,40 @@ class TrackioTrackerConfig(EpisodeTableConfig):
     project: Text
 
 
+class CredentialsConfig(Block):
+    """A header whose value is made of environment variables, never of the configuration."""
+
+    header: HeaderName
+    scheme: Literal["plain", "bearer", "basic"] = Field(
+        description="plain: the value alone; bearer: behind `Bearer`; basic: user and password"
+    )
+    variables: Annotated[list[VariableName], Field(min_length=1, max_length=2)] = Field(
+        description="the variable with the key; for basic, those with the user and the password"
+    )
+
+    @model_validator(mode="after")
+    def _has_the_variables_of_its_scheme(self) -> "CredentialsConfig":
+        needed = 2 if self.scheme == "basic" else 1
+        if len(self.variables) != needed:
+            raise ValueError(
+                f"scheme={self.scheme} needs {needed} variables, and there are "
+                f"{len(self.variables)}"
+            )
+        return self
+
+
+class OtlpTrackerConfig(Block):
+    """Episodes as OpenTelemetry traces, sent by OTLP over HTTP."""
+
+    type: Literal["otlp"]
+    endpoint: ServerUrl = Field(description="where traces are posted to, as .../v1/traces")
+    headers: dict[HeaderName, HeaderValue] = Field(description="no secrets")
+    credentials: CredentialsConfig | None
+    sample_rate: Share = Field(description="fraction of the episodes of training that are sent")
+    max_per_step: PositiveCount = Field(description="episodes of one step that are sent at most")
+    timeout_s: Seconds = Field(description="for one request, with its repetitions")
+
+
 class PythonTrackerConfig(PythonTarget):
     """An `openenv_pipe.trackers.base.Tracker` of your own: target(run_folder, **options)."""
 
@@ -63,6 +109,7 @@ TrackerConfig = Annotated[
     | WandbTrackerConfig
     | MlflowTrackerConfig
     | TrackioTrackerConfig
+    | OtlpTrackerConfig
     | PythonTrackerConfig,
     Field(discriminator="type"),
 ]

@@ -1,0 +1,161 @@
+"""Episodes as OpenTelemetry traces, sent by OTLP over HTTP: to Langfuse, Weave, Phoenix, MLflow."""
+
+import base64
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from openenv_pipe.config.schema import OtlpTrackerConfig
+from openenv_pipe.config.schema.base import check_header_value
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
+from openenv_pipe.trackers.episode_trace import (
+    Attributes,
+    Origin,
+    Span,
+    episode_spans,
+    provider_and_model,
+    trace_id,
+)
+from openenv_pipe.types import Episode
+
+SPANS_PER_REQUEST = 256
+NAME = "openenv-pipe"
+
+
+def load_opentelemetry() -> None:
+    """Import the exporter. Raises ConfigError if it is not installed."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError as error:
+        package = "opentelemetry-exporter-otlp-proto-http"
+        raise ConfigError(
+            f"tracker.type=otlp needs the package {package}, which is not installed; "
+            f"{how_to_install(package)}, or set tracker=none"
+        ) from error
+
+
+def read_credentials(name: str, config: OtlpTrackerConfig) -> dict[str, str]:
+    """Return the header with the credentials, which are read from the environment.
+
+    Raises:
+        ConfigError: a variable is not set, or has a character that no header can have.
+    """
+    credentials = config.credentials
+    if credentials is None:
+        return {}
+    missing = [each for each in credentials.variables if not os.environ.get(each)]
+    if missing:
+        raise ConfigError(
+            f"tracker.{name}: the environment variable {' and '.join(missing)} is not set, from "
+            f"which the header {credentials.header} is made"
+        )
+    values = [os.environ[each] for each in credentials.variables]
+    value = values[0]
+    if credentials.scheme == "bearer":
+        value = f"Bearer {value}"
+    elif credentials.scheme == "basic":
+        value = f"Basic {base64.b64encode(':'.join(values).encode()).decode()}"
+    try:
+        return {credentials.header: check_header_value(value)}
+    except ValueError as error:
+        raise ConfigError(f"tracker.{name}.credentials: {error}") from error
+
+
+class OtlpTracker:
+    """One trace for each episode that is sampled. It sends no metrics and knows no runs."""
+
+    def __init__(self, name: str, config: OtlpTrackerConfig) -> None:
+        self._name = name
+        self._config = config
+        self._run: TrackedRun | None = None
+        self._exporter: Any = None
+        self._resource: Any = None
+
+    def open(self, run: TrackedRun) -> Opened:
+        """Build the exporter, which connects with its first request."""
+        from opentelemetry.exporter.otlp.proto.http import Compression
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+
+        self._run = run
+        self._resource = Resource({"service.name": NAME})
+        self._exporter = OTLPSpanExporter(
+            endpoint=self._config.endpoint,
+            headers={**self._config.headers, **read_credentials(self._name, self._config)},
+            timeout=self._config.timeout_s,
+            compression=Compression.Gzip,
+        )
+        return Opened(run_id=run.id)
+
+    def log(self, step: TrackedStep) -> None:
+        """Send the sampled episodes of a step."""
+        assert self._run is not None
+        provider, model = provider_and_model(self._run.config)
+        origin = Origin(
+            run=self._run.id,
+            environment=self._run.config["env"]["name"],
+            provider=provider,
+            model=model,
+            step=step.record["step"],
+            now_s=time.time(),
+        )
+        spans = [
+            self._readable(trace, span)
+            for trace, group, episode in self._sampled(origin, step)
+            for span in episode_spans(origin, group, episode)
+        ]
+        for start in range(0, len(spans), SPANS_PER_REQUEST):
+            self._export(spans[start : start + SPANS_PER_REQUEST])
+
+    def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
+        self._exporter.shutdown()
+
+    def _sampled(self, origin: Origin, step: TrackedStep) -> list[tuple[int, str, Episode]]:
+        """Choose episodes by the hashes that are their traces' ids, so that no one is preferred."""
+        found = [
+            (trace_id(origin, group.id, episode), group.id, episode)
+            for group in step.groups
+            for episode in group.episodes
+        ]
+        threshold = self._config.sample_rate * 2**128
+        chosen = sorted((each for each in found if each[0] < threshold), key=lambda each: each[0])
+        return chosen[: self._config.max_per_step]
+
+    def _readable(self, trace: int, span: Span) -> Any:
+        """Return a span as the exporter takes it."""
+        from opentelemetry.sdk.trace import Event, ReadableSpan
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+        def context(span_id: int) -> SpanContext:
+            sampled = TraceFlags(TraceFlags.SAMPLED)
+            return SpanContext(trace, span_id, is_remote=False, trace_flags=sampled)
+
+        def event(name: str, attributes: Attributes) -> Event:
+            return Event(name, attributes, timestamp=span.end_ns)
+
+        return ReadableSpan(
+            name=span.name,
+            context=context(span.id),
+            parent=None if span.parent is None else context(span.parent),
+            resource=self._resource,
+            attributes=span.attributes,
+            events=[event(*each) for each in span.events],
+            kind=SpanKind.CLIENT if span.is_call else SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=InstrumentationScope(NAME),
+        )
+
+    def _export(self, spans: list[Any]) -> None:
+        """Send spans in one request. Raises ConnectionError."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
+            raise ConnectionError(f"{self._config.endpoint} has not taken {len(spans)} spans")
