@@ -10,6 +10,7 @@ from openenv_pipe.config.schema import (
     JudgeTerm,
     PythonTerm,
     RewardConfig,
+    RubricTerm,
     RulerTerm,
     RunConfig,
     TermConfig,
@@ -19,6 +20,7 @@ from openenv_pipe.errors import JudgeError, raise_first
 from openenv_pipe.rewards.composition import compose_rewards, reason_of
 from openenv_pipe.rewards.judges import CriteriaTerm, Judge, Ruler, open_judge
 from openenv_pipe.rewards.python_term import FunctionTerm
+from openenv_pipe.rewards.rubric import ReportedTerm
 from openenv_pipe.rewards.terms import EpisodeTerm
 from openenv_pipe.rewards.values import GroupTerm
 from openenv_pipe.rewards.verifier import Verifier, check_verifier, open_verifiers
@@ -142,5 +144,7 @@ def _term(
             return verifiers.get(name)
         case PythonTerm():
             return FunctionTerm(name, term)
+        case RubricTerm():
+            return ReportedTerm(name, term)
         case _:
             return EpisodeTerm(name, term)

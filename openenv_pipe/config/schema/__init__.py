@@ -53,6 +53,7 @@ from openenv_pipe.config.schema.reward_reported import (
     HttpVerifier,
     NumbersTerm,
     PythonVerifier,
+    RubricTerm,
     VerifierTerm,
 )
 from openenv_pipe.config.schema.reward_terms import (
@@ -154,6 +155,7 @@ __all__ = [
     "PythonVerifier",
     "RegexTerm",
     "RewardConfig",
+    "RubricTerm",
     "RulerTerm",
     "RunConfig",
     "SamplingConfig",

@@ -6,11 +6,11 @@ from pydantic import Field, field_validator, model_validator
 
 from openenv_pipe.config.schema.base import Block, Number
 from openenv_pipe.config.schema.reward_judged import JudgeTerm, RulerTerm
-from openenv_pipe.config.schema.reward_reported import VerifierTerm
+from openenv_pipe.config.schema.reward_reported import RubricTerm, VerifierTerm
 from openenv_pipe.config.schema.reward_terms import EpisodeTermConfig, PythonTerm, Term
 
 TermConfig = Annotated[
-    EpisodeTermConfig | PythonTerm | RulerTerm | JudgeTerm | VerifierTerm,
+    EpisodeTermConfig | PythonTerm | RubricTerm | RulerTerm | JudgeTerm | VerifierTerm,
     Field(discriminator="type"),
 ]
 

@@ -1,4 +1,4 @@
-"""The types of reward terms whose numbers have names: those of a verifier."""
+"""The types of reward terms whose numbers have names: of the environment, or of a verifier."""
 
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -23,7 +23,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class NumbersTerm(Term):
-    """Base of the terms whose value is made of named numbers, each of which is a metric."""
+    """Base of the terms whose value is the weighted sum of named numbers, times the gates.
+
+    Each of the numbers is a metric.
+    """
 
     per_turn: Literal[False] = Field(description="the numbers are about the whole episode")
     weights: dict[str, Number] | None = Field(
@@ -39,6 +42,20 @@ class NumbersTerm(Term):
                 f"gates are {', '.join(self.gates)}; expected each once, and none with a weight"
             )
         return self
+
+
+class RubricTerm(NumbersTerm):
+    """Numbers that the environment reports in its observations, each with its last value.
+
+    They are the scores of its rubrics (`metadata.rubric_scores`) by their names, and fields of
+    observations by their paths, such as `board.score`.
+    """
+
+    type: Literal["rubric"]
+    when_missing: Number | None = Field(
+        description="stands for a number that was not reported in an episode; null: the episode "
+        "has no reward"
+    )
 
 
 def _encrypted_or_local(url: str) -> str:
