@@ -1,5 +1,6 @@
 """The command `view`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,10 @@ def view(
     host: Annotated[
         str, typer.Option(help="0.0.0.0 lets other machines in, with the token that is printed.")
     ] = "127.0.0.1",
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Write the pages into this new folder, to send or to host them."),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Show runs in the browser, while they go on and afterwards: curves, episodes, tokens.
@@ -34,7 +39,12 @@ def view(
     \b
     openenv-pipe view
     openenv-pipe view runs/wordle/latest --port 8091
+    openenv-pipe view runs/wordle/0007 --bundle wordle_0007
     """
-    from openenv_pipe.commands.view import view as view_target
+    from openenv_pipe.commands import view as viewing
 
-    view_target(target, host=host, port=port, trust=trust, tell=tell_person)
+    if bundle is not None:
+        print(viewing.bundle(target, bundle, trust=trust))
+        return
+
+    viewing.view(target, host=host, port=port, trust=trust, tell=tell_person)

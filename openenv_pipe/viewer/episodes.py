@@ -87,7 +87,7 @@ def show_episode(store: RunStore, key: str, query: Mapping[str, str]) -> dict[st
         "entry": asdict(entry),
         "members": [asdict(each) for each in members],
         "skipped": why_skipped(members),
-        **_content(recorded, whole=query.get("whole") == "yes"),
+        **content_of(recorded, whole=query.get("whole") == "yes"),
     }
 
 
@@ -113,7 +113,7 @@ def show_group(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str,
         raise RunFolderError(f"{key} has no group {query.get('group')!r:.80} of {_place(query)}")
     return {
         "members": [
-            {"entry": asdict(entry), **_content(recorded, whole=False)}
+            {"entry": asdict(entry), **content_of(recorded, whole=False)}
             for entry, recorded in zip(members, _read(store, key, members), strict=True)
         ],
         "skipped": why_skipped(members),
@@ -154,7 +154,7 @@ def _place(query: Mapping[str, str]) -> str:
     return f"{query.get('source') or TRAIN!r:.80}, step {query.get('step') or 'none'!r:.20}"
 
 
-def _content(recorded: RecordedEpisode, *, whole: bool) -> dict[str, Any]:
+def content_of(recorded: RecordedEpisode, *, whole: bool) -> dict[str, Any]:
     """Return what people read of an episode, and its tokens."""
     episode, limit = recorded.episode, None if whole else MAX_TEXT_LENGTH
     advantages = recorded.advantages or []

@@ -50,6 +50,7 @@ async function show() {
     h("span", { class: "trail" }, h("a", { href: address("/runs") }, h("strong", {}, NAME)), next.trail.map(([name, link]) => h("a", { href: link }, name))),
     h("nav", { "aria-label": "Pages" }, h("a", { href: address("/runs") }, "Runs"), h("a", { href: address("/sweeps") }, "Sweeps")));
   fill(page, next.node);
+  page.dataset.path = route.path;
   next.shown?.();
   if (isSame) scrollTo(0, height);
   else { scrollTo(0, 0); page.focus({ preventScroll: true }); }

@@ -135,7 +135,7 @@ export async function evaluationsPage(route, key) {
     } },
   ];
   const differences = found.difference ? ["success", "reward", "turns"].filter((name) => found.difference[name]).map((name) => {
-    const value = found.difference[name], way = name === "success" ? percent : number, sure = value.low > 0 || value.high < 0;
+    const value = found.difference[name], way = name === "success" ? percent : number, sure = value.low > 0 || value.high < 0 || value.low === value.high;
     return h("div", {}, h("dt", {}, `Difference in ${name}`), h("dd", {}, `${value.mean > 0 ? "+" : ""}${way(value.mean)} `, h("span", { class: "muted small" }, `${way(value.low)} to ${way(value.high)}${sure ? "" : ", may be chance"}`)));
   }) : [];
   const options = names.map((name) => [name, name]), trail = key ? [[key, address(`/run/${key}`)], ["Evaluations", address(route.path)]] : [["Evaluations", address(route.path, parameters)]];

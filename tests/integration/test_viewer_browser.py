@@ -1,0 +1,194 @@
+"""The viewer in a real Chromium: what a person sees and clicks, live and from a bundle's files."""
+
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import SMALL, Command, wait_until
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+import run_samples
+
+from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.runs.episodes import episodes_path, write_episodes
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+PATIENCE_MS = 60_000  # no load reaches it
+HOSTILE = '<img src="x" onerror="document.title=`owned`"><script>document.title="owned"</script>'
+ENDLESS = ("trainer.steps=5000", "trainer.tasks_per_step=2", "trainer.group_size=2")
+QUICK = ("eval.num_tasks=1", "eval.baselines=false", "trainer.checkpoint.every=5000")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium, or a skip where it is not installed."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("this machine has no chromium")
+    expect.set_options(timeout=PATIENCE_MS)
+    with playwright.sync_playwright() as driver:
+        # Chromium's own sandbox does not start as root; the pages are those of this repository.
+        chromium = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with the finished run smoke/0001, which has a skipped group and hostile texts."""
+    home = tmp_path_factory.mktemp("viewer")
+    folder = run_samples.create(home / "runs")
+    run_samples.train(folder, num_steps=3)
+    groups = run_samples.groups(num_groups=2, size=3, seed=5)
+    for each in groups[0].episodes:
+        each.reward, each.turn_rewards = 0.5, []
+    for each in groups[1].episodes:
+        each.reward, each.turn_rewards = float(each.member), []
+        each.turns[0].reply, each.first_observation = HOSTILE, {"page": HOSTILE}
+    advantages = step_advantages(groups, baseline="group", scale="none", discount=1.0)
+    write_episodes(episodes_path(folder.path, 4), groups, advantages)
+    run_samples.evaluate(folder, "start", 0.2)
+    run_samples.evaluate(folder, "trained", 0.6, step=3)
+    folder.finish("finished")
+    return home
+
+
+@pytest.fixture(scope="module")
+def address(home):
+    """The address of the viewer of these runs."""
+    server = Command(home, "view")
+    try:
+        found = wait_until(lambda: re.search(r"http://\S+", server.out + server.err), "it", server)
+        yield found[0]
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def bundle(home):
+    """The address of the index page of a bundle of these runs."""
+    written = Command(home, "view", "runs/smoke/0001", "--bundle", "bundle")
+    assert written.wait() == 0, written.err
+    return (home / "bundle" / "index.html").as_uri()
+
+
+@pytest.fixture
+def page(browser):
+    """A page that must not report an error."""
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    problems = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    yield page
+    page.close()
+    assert problems == []
+
+
+def test_a_running_training_is_shown_as_it_goes_on(home, address, page):
+    training = Command(home, "train", "conf=echo", *ENDLESS, *QUICK, *SMALL)
+    try:
+        metrics = home / "runs/echo/0001/metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text(), "a step", training)
+        page.goto(f"{address}#/run/echo/0001")
+        step = page.locator(".progress")
+        page.locator("canvas").first.wait_for()
+        expect(step).not_to_have_text(step.text_content())
+        expect(page.locator(".status.running")).to_have_count(1)
+        training.send_signal(signal.SIGINT)
+        page.locator(".status.interrupted").wait_for()
+    finally:
+        training.send_signal(signal.SIGINT)
+        training.wait()
+    page.goto(f"{address}#/runs")
+    page.locator("tr", has_text="smoke/0001").locator(".status.finished").wait_for()
+    page.get_by_label("Filter").fill("interrupted")
+    expect(page.locator("tbody tr")).to_have_count(1)
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
+def test_a_bar_keeps_its_episodes(place, page, request):
+    page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001/episodes")
+    bars, rows = page.locator(".histogram button"), page.locator("tbody tr")
+    expect(rows).to_have_count(24)
+    size = int(bars.last.get_attribute("title").split()[-2])
+    bars.last.click()
+    expect(rows).to_have_count(size)
+    assert "reward_from=" in page.url, "the address keeps the choice"
+    page.reload()
+    expect(rows).to_have_count(size)
+    page.locator(".histogram button.on").click()
+    expect(rows).to_have_count(24)
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
+def test_tokens_are_coloured_and_have_their_numbers(place, page, request):
+    where = "#/run/smoke/0001/episode?step=4&line=6"
+    page.goto(f"{request.getfixturevalue(place)}{where}")
+    page.get_by_role("link", name="Tokens", exact=True).click()
+    tokens = page.locator("[data-token]")
+    tokens.first.wait_for()
+    assert tokens.count() == 3 * 12
+    page.get_by_label("Colour by").select_option("advantage")
+    expect(page).to_have_url(re.compile("colour=advantage"))
+    heats = [
+        tokens.nth(at).evaluate("each => each.style.getPropertyValue('--heat')") for at in (0, 6)
+    ]
+    assert heats == ["0", "1.000"], "the environment's tokens have no advantage"
+    tokens.nth(6).hover()
+    tip = page.locator(".tip")
+    tip.wait_for()
+    assert "advantage1" in tip.text_content()
+    assert "trained onyes" in tip.text_content()
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
+def test_a_group_side_by_side(place, page, request):
+    begin = request.getfixturevalue(place)
+    page.goto(f"{begin}#/run/smoke/0001/group?step=4&group=1/0")
+    page.get_by_text("all its episodes have the reward 0.5").wait_for()
+    assert page.locator(".member").count() == 3
+    page.goto(f"{begin}#/run/smoke/0001/group?step=4&group=1/1")
+    page.get_by_text("Advantages from -1").wait_for()
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
+def test_hostile_text_stays_text(place, page, request):
+    page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001/episode?step=4&line=4")
+    replies = page.locator(".said.model .text")
+    replies.first.wait_for()
+    assert replies.first.text_content() == HOSTILE
+    assert page.locator("main img, main script").count() == 0
+    assert "owned" not in page.title()
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_fits_a_phone(place, scheme, browser, request):
+    begin, run = request.getfixturevalue(place), "#/run/smoke/0001"
+    pages = [
+        "#/runs",
+        "#/sweeps",
+        *(f"{run}{tab}" for tab in ("", "/episodes", "/tasks", "/evaluations")),
+    ]
+    pages += [f"{run}/logs", f"{run}/config", f"{run}/episode?step=1&line=1"]
+    pages += [f"{run}/group?step=1&group=1/0", f"{run}/task?task=eval/0"]
+    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    page.set_default_timeout(PATIENCE_MS)
+    try:
+        for where in pages:
+            page.goto(begin + where)
+            path = where.removeprefix("#").partition("?")[0]
+            page.locator(f'main[data-path="{path}"]').wait_for()
+            assert page.locator("main > .notice.bad").count() == 0, where
+            wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wider <= 0, f"{where} is wider than the screen by {wider}"
+    finally:
+        page.close()
