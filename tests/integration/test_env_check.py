@@ -47,12 +47,15 @@ def test_a_good_environment():
     assert lines["rewards, scripted"].measured["lowest"] == pytest.approx(1.0)
     assert lines["speed, 1 session"].measured["steps_per_s"] > 0
     assert lines["tasks"].measured == {"tasks": 8, "distinct": 8}
+    assert lines["OpenEnv: package"].measured == {"checks": 1, "problems": 0}
+    assert lines["OpenEnv: server"].measured == {"checks": 6, "problems": 0}
 
 
 def test_faults_of_tasks_answers_rewards_and_memory():
     faults = "+env.variables.FAULTS='deaf leak rescored hoard'"
     lines = check(BAD_ENV, faults, "host.sessions_per_server=8")
     assert complaints(lines) == {
+        "OpenEnv: package": Result.WARN,  # it declares nothing for OpenEnv's validation
         "same seed": Result.FAIL,
         "reset again": Result.FAIL,
         "fresh session": Result.FAIL,
@@ -68,6 +71,7 @@ def test_faults_of_tasks_answers_rewards_and_memory():
 def test_faults_of_sessions_and_of_rewards_that_are_all_the_same():
     lines = check(BAD_ENV, "+env.variables.FAULTS='lonely constant'")
     assert complaints(lines) == {
+        "OpenEnv: package": Result.WARN,
         "sessions": Result.WARN,
         "learnable": Result.FAIL,
         "step after done": Result.WARN,

@@ -8,6 +8,7 @@ from openenv_pipe.commands.env.check.leaks import leak_lines
 from openenv_pipe.commands.env.check.memory import growth_line
 from openenv_pipe.commands.env.check.rewards import reward_lines, silence_line
 from openenv_pipe.commands.env.check.seeds import same_seed_line, tasks_line
+from openenv_pipe.commands.env.check.validation import judge_pin, read_report
 from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.environments.client.protocol import StepResult
@@ -182,3 +183,30 @@ def test_growth_is_told_from_noise():
 def test_a_cache_that_fills_up_is_no_leak():
     samples = [(number, 100 * MIB + min(number, 10) * MIB) for number in range(1, 51)]
     assert growth_line(samples).result is Result.OK
+
+
+def test_an_environment_that_a_model_judges_has_to_name_it():
+    assert judge_pin({}) is None
+    assert judge_pin({"capabilities": {"llm_judged": False}, "judge": None}) is None
+    judged = {"capabilities": {"llm_judged": True}}
+    pin = {"model": "m", "version": "2026-01"}
+    results = [judge_pin({**judged, **more}).result for more in ({}, {"judge": {"model": "m"}})]
+    assert results == [Result.FAIL] * 2
+    assert judge_pin({**judged, "judge": pin}).result is Result.OK
+
+
+def test_reports_of_openenvs_own_validation_are_shown():
+    """The forms of openenv 0.10's reports, of a package and of a server."""
+    results = [
+        {"check_id": "static.manifest", "status": "fail", "evidence": ["manifest: no judge"]},
+        {"check_id": "static.layout", "status": "pass", "evidence": ["fine"]},
+    ]
+    line = read_report("package", {"results": results})
+    assert (line.result, line.text) == (Result.WARN, "static.manifest: manifest: no judge")
+    assert line.measured == {"checks": 2, "problems": 1}
+    criteria = [{"description": "GET /health", "passed": True, "actual": {"status_code": 200}}]
+    assert read_report("server", {"criteria": criteria}).result is Result.OK
+    criteria[0]["passed"] = False
+    assert "GET /health: got" in read_report("server", {"criteria": criteria}).text
+    assert read_report("server", "it wrote no report").result is Result.WARN
+    assert read_report("server", {}).result is Result.WARN

@@ -11,6 +11,7 @@ from openenv_pipe.commands.env.check.seeds import probe_seeds
 from openenv_pipe.commands.env.check.sessions import probe_sessions
 from openenv_pipe.commands.env.check.speed import probe_speed
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
+from openenv_pipe.commands.env.check.validation import probe_validation
 from openenv_pipe.commands.env.episodes import Chooser, scripted, start_episode
 from openenv_pipe.commands.env.random_play import random_actions, session_tools
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
@@ -26,6 +27,7 @@ from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Opening, Task
 
 PROBES: dict[str, Callable[[EnvironmentUnderTest], AsyncIterator[Line]]] = {
+    "OpenEnv's validation": probe_validation,
     "protocol": probe_protocol,
     "sessions": probe_sessions,
     "seeds": probe_seeds,
