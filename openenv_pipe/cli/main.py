@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import engine, env, hosts, judge, models, results, view
+from openenv_pipe.cli import engine, env, episodes, hosts, judge, models, results, view
 from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_bash_value, complete_override
 from openenv_pipe.cli.logs import LogFormat, configure_logging
@@ -45,6 +45,7 @@ app = typer.Typer(
 app.add_typer(env.app, name="env")
 app.add_typer(engine.app, name="engine")
 app.add_typer(judge.app, name="judge")
+app.add_typer(episodes.app, name="episodes")
 
 Overrides = Annotated[
     list[str],
@@ -230,6 +231,7 @@ def reproduce(
 app.command("eval")(results.evaluate)
 app.command("compare")(results.compare)
 app.command("view")(view.view)
+app.command("watch")(episodes.watch)
 app.command("export")(models.export)
 app.command("serve")(models.serve)
 

@@ -55,7 +55,7 @@ def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:
     values = list(fields.values())
     if len(observation) == 1 and values and isinstance(values[0], str):
         return _cut(values[0].strip(), MAX_TEXT_LENGTH)
-    return "  ".join(f"{name}: {_field(value)}" for name, value in fields.items())
+    return "  ".join(f"{_field(name)}: {_field(value)}" for name, value in fields.items())
 
 
 def _field(value: Any) -> str:
