@@ -89,6 +89,15 @@ def check(
         typer.Option(help="A scripted player as module:name; of conf=NAME, its warm start's."),
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of the memory check.")] = 1000,
+    learn: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MINUTES",
+            min=0,
+            help="Of conf=NAME: also train the model tiny for so long, and say what was learnt.",
+            show_default=False,
+        ),
+    ] = None,
     form: Annotated[
         Literal["table", "json"], typer.Option("--format", help="table, or json for programs")
     ] = "table",
@@ -101,6 +110,7 @@ def check(
     \b
     openenv-pipe env check wordle --policy wordle.policies:consistent
     openenv-pipe env check conf=wordle --format json
+    openenv-pipe env check conf=echo --learn 2
     """
 
     from openenv_pipe.cli.console import open_console, print_table
@@ -109,14 +119,18 @@ def check(
     from openenv_pipe.commands.env.targets import find_target
 
     found = find_target(target, overrides)
+    if learn is not None:
+        from openenv_pipe.commands.env.check.learning import probe_learning, tiny_experiment
+
+        tiny_experiment([target, *overrides])  # refused before the other checks take their time
     console = open_console(stderr=True)
     with console.status("") as status:
+        tell = status.update if console.is_terminal else console.print
         lines = probe_environment(
-            found,
-            policy=policy or found.policy,
-            num_episodes=episodes,
-            tell=status.update if console.is_terminal else console.print,
+            found, policy=policy or found.policy, num_episodes=episodes, tell=tell
         )
+        if learn is not None:
+            lines.append(probe_learning([target, *overrides], minutes=learn, tell=tell))
     if form == "json":
         print(findings.as_json(lines))
     else:

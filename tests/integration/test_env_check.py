@@ -9,8 +9,10 @@ import psutil
 import pytest
 
 from openenv_pipe.commands.env.check import probe_environment, speed
+from openenv_pipe.commands.env.check.learning import probe_learning
 from openenv_pipe.commands.env.targets import find_target
 from openenv_pipe.commands.findings import Line, Result, as_json, has_failed
+from openenv_pipe.errors import ConfigError
 
 BAD_ENV = str(Path(__file__).parents[1] / "bad_env")
 NUM_EPISODES = 150
@@ -78,3 +80,19 @@ def test_faults_of_sessions_and_of_rewards_that_are_all_the_same():
     }
     assert lines["sessions"].measured == {"opened": 1, "wanted": 64}
     assert "speed, 8 sessions" not in lines
+
+
+def test_a_tiny_model_is_trained_for_a_bounded_time():
+    """No time at all: the run ends after its first step, of which nothing can be learnt."""
+    told: list[str] = []
+    words = ["conf=smoke", "trainer.warm_start.steps=0", "trainer.steps=50", "eval.baselines=false"]
+    line = probe_learning(words, minutes=0.0, tell=told.append)
+    assert line.result is Result.WARN
+    assert line.measured["steps"] == 1
+    assert line.text.startswith("nothing was proven to be learnt in 1 steps: reward")
+    assert any("the time is over" in text for text in told)
+
+
+def test_only_an_experiment_can_be_learnt():
+    with pytest.raises(ConfigError, match="name conf=NAME"):
+        probe_learning(["echo"], minutes=1.0, tell=lambda _: None)

@@ -3,19 +3,24 @@
 import random
 
 import pytest
+import run_samples
 
 from openenv_pipe.commands.env.check.leaks import leak_lines
+from openenv_pipe.commands.env.check.learning import learning_line
 from openenv_pipe.commands.env.check.memory import growth_line
 from openenv_pipe.commands.env.check.rewards import reward_lines, silence_line
 from openenv_pipe.commands.env.check.seeds import same_seed_line, tasks_line
 from openenv_pipe.commands.env.check.validation import judge_pin, read_report
 from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Result
+from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import StepRefusedError
+from openenv_pipe.runs.eval_report import EvalReport, summarise
 from openenv_pipe.types import Task
 
 MIB = 2**20
+SMOKE = compose(["conf=smoke"]).config
 TASK = Task(id="train/0", split="train", index=0, seed=0)
 
 # --- leaks -------------------------------------------------------------------------------------
@@ -210,3 +215,19 @@ def test_reports_of_openenvs_own_validation_are_shown():
     assert "GET /health: got" in read_report("server", {"criteria": criteria}).text
     assert read_report("server", "it wrote no report").result is Result.WARN
     assert read_report("server", {}).result is Result.WARN
+
+
+@pytest.mark.parametrize(("gain", "result"), [(1.0, Result.OK), (0.0, Result.WARN)])
+def test_learning_is_proven_by_what_training_adds_to_the_start(gain, result):
+    def report(label: str, reward: float) -> EvalReport:
+        episodes = [run_samples.episode(random.Random(n), n, 0, False) for n in range(12)]
+        for each in episodes:
+            each.reward = reward
+        return summarise(label, episodes, SMOKE.eval, 0, model="tiny", step=None, temperature=1.0)
+
+    evals = {"start": report("start", 0.25), "trained": report("trained", 0.25 + gain)}
+    line = learning_line(evals, SMOKE.eval, num_steps=40)
+    assert line.result is result
+    assert line.measured["reward_start"] == 0.25
+    assert line.measured["reward_added"] == gain
+    assert "in 40 steps: reward 0.250" in line.text

@@ -1,0 +1,101 @@
+"""`env check --learn`: train a tiny model for a bounded time, and see whether it learns anything.
+
+RFC 008 calls this the last level of an environment's validation.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from openenv_pipe.commands.findings import Line, Result, failed
+from openenv_pipe.config.compose import Composed, compose
+from openenv_pipe.config.schema import EvalConfig
+from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.pipeline import RunControl, train
+from openenv_pipe.runs.eval_report import EvalReport, compare_reports
+from openenv_pipe.runs.run import Run
+from openenv_pipe.system.intervals import Interval
+from openenv_pipe.system.progress import LineProgress
+
+LEARNING = "learning"  # the name of the line
+SECONDS = 60.0  # of a minute
+
+
+def probe_learning(words: Sequence[str], *, minutes: float, tell: Callable[[str], None]) -> Line:
+    """Train the experiment with the model `tiny`, and compare it with where it started.
+
+    Args:
+        words: `conf=NAME` and overrides.
+        minutes: after which no step is begun. The evaluations before and after it come on top.
+        tell: receives the run's progress.
+
+    Raises:
+        ConfigError: as `tiny_experiment`.
+    """
+    with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as folder:
+        composed = tiny_experiment([*words, f"runs_dir={folder}"])
+        control = RunControl(progress=LineProgress(tell), callbacks=[_Clock(minutes * SECONDS)])
+        try:
+            run = Run(train(composed, [], control).path)
+        except PipeError as error:
+            return failed(LEARNING, error)
+        return learning_line(run.evals, composed.config.eval, num_steps=_num_steps(run))
+
+
+def tiny_experiment(words: Sequence[str]) -> Composed:
+    """Return the experiment that the words name, with the model `tiny`.
+
+    Raises ConfigError: they name none, or it cannot be trained with that model.
+    """
+    if not any(word.startswith("conf=") for word in words):
+        raise ConfigError(
+            "--learn trains an experiment, which has a reward and a trainer beside the "
+            "environment; name conf=NAME (`env inspect --output` writes one)"
+        )
+    return compose([*words, "model=tiny"])
+
+
+class _Clock:
+    """Stops a run after a time that begins with its first step."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._started_s: float | None = None
+
+    def on_step(self, run: Run, metrics: Mapping[str, Any]) -> str | None:
+        now_s = time.monotonic()
+        if self._started_s is None:
+            self._started_s = now_s - float(metrics["time/step_s"])
+        return "the time is over" if now_s - self._started_s > self._limit_s else None
+
+
+def learning_line(evals: Mapping[str, EvalReport], config: EvalConfig, *, num_steps: int) -> Line:
+    """Say what the evaluation after training adds to that before it.
+
+    Learning is proven if the interval of the difference in reward or success is above 0.
+    """
+    before, after = evals["start"], evals["trained"]
+    difference = compare_reports(before, after, config, seed=0)
+    parts, measured = [], {"steps": float(num_steps)}
+    for name in ("reward", "success"):
+        start, change = getattr(before, name), getattr(difference, name)
+        if start is None or change is None:
+            continue
+        parts.append(f"{name} {start.mean:.3f}, then {_text(change)} more")
+        measured |= {f"{name}_start": start.mean, f"{name}_added": change.mean}
+        measured |= {f"{name}_added_low": change.low, f"{name}_added_high": change.high}
+    changes = [difference.reward, difference.success]
+    is_proven = any(change is not None and change.low > 0.0 for change in changes)
+    text = f"in {num_steps} steps: {'; '.join(parts) or 'every episode failed'}"
+    if is_proven:
+        return Line(LEARNING, Result.OK, text, measured)
+    return Line(LEARNING, Result.WARN, f"nothing was proven to be learnt {text}", measured)
+
+
+def _text(interval: Interval) -> str:
+    return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+
+
+def _num_steps(run: Run) -> int:
+    return sum(row.get("stage") == "grpo" for row in run.metrics)
