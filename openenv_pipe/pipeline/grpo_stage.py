@@ -15,7 +15,7 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
-from openenv_pipe.rollout.metrics import summarise_groups, summarise_staleness
+from openenv_pipe.rollout.metrics import summarise_groups, summarise_signal, summarise_staleness
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.episode_index import index_episodes
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
@@ -119,8 +119,8 @@ class GrpoStage:
         metrics = summarise_groups(groups) | summarise_staleness(
             groups, version=context.publisher.version
         )
-        metrics["groups/trained"] = sum(each.has_signal for each in advantages)
-        metrics["groups/skipped"] = len(advantages) - metrics["groups/trained"]
+        num_signals = sum(each.has_signal for each in advantages)
+        metrics |= summarise_signal(num_signals, len(advantages), metrics)
         samples = build_samples(advantages)
         self._in_step = True
         if samples:

@@ -21,6 +21,7 @@ from openenv_pipe.config.schema import (
 )
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.rewards import parts_table
+from openenv_pipe.reports.signal import signal_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
@@ -64,6 +65,7 @@ def write_report(folder: RunFolder) -> Path:
         _scores_table(config, read_reports(folder.path)),
         _pictures(folder.path, config, records, stages),
         parts_table(config.reward, records),
+        signal_text(records),
         _what_was_run(folder, config),
         _time_table(folder, records),
         _examples(folder.path),

@@ -1,7 +1,7 @@
 """Compute the metrics of a step's episodes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from openenv_pipe.algorithms.agreement import agreement_of
@@ -61,6 +61,24 @@ def _summarise_judging(episodes: Sequence[Episode]) -> dict[str, float]:
         "judge/tokens": sum(each.num_tokens for each in judgements),
         "judge/cost": math.fsum(each.cost for each in judgements),
     }
+
+
+def summarise_signal(
+    num_signals: int, num_groups: int, metrics: Mapping[str, float]
+) -> dict[str, float]:
+    """Return how many groups have a learning signal, and per episode and token (OpenEnv, RFC 013).
+
+    metrics: of the step's groups, from `summarise_groups`.
+    """
+    signals: dict[str, float] = {
+        "groups/trained": num_signals,
+        "groups/skipped": num_groups - num_signals,
+    }
+    if num_episodes := metrics["episodes/count"]:
+        signals["signal/per_episode"] = num_signals / num_episodes
+    if num_tokens := metrics["tokens/sampled"]:
+        signals["signal/per_1000_tokens"] = 1000 * num_signals / num_tokens
+    return signals
 
 
 def summarise_staleness(groups: Sequence[Group], *, version: int) -> dict[str, float]:

@@ -19,6 +19,8 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "Replies cut off": ("reply/truncated",),
         "Unusable replies": ("replies/unusable",),
         "Groups": ("groups/trained", "groups/skipped"),
+        "Groups with a signal, per episode": ("signal/per_episode",),
+        "Groups with a signal, per 1000 sampled tokens": ("signal/per_1000_tokens",),
         "Staleness": ("staleness/mean", "staleness/max"),
         "Judge": ("judge/calls", "judge/failed"),
         "Judge's tokens": ("judge/tokens",),

@@ -14,7 +14,9 @@ from openenv_pipe.errors import RunFolderError, UserError
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses, smooth
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.reports.runs_table import list_runs, runs_table
+from openenv_pipe.reports.signal import signal_text
 from openenv_pipe.reports.unusable import UnusableWatch, unusable_warning
+from openenv_pipe.rollout.metrics import summarise_signal
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.eval_report import compare_reports
 from openenv_pipe.runs.evals import (
@@ -66,6 +68,34 @@ def test_a_model_that_learns_not_to_act_is_warned_of_once():
     assert unusable_warning([{"stage": "warm_start", "step": 1}], limit=0.9) is None
     watch = UnusableWatch(0.9)
     assert [watch.warning(each) is None for each in _steps(0.5, 1.0, 1.0)] == [True, False, True]
+
+
+def test_what_a_signal_costs_is_counted_per_episode_and_per_token():
+    summary = {"episodes/count": 16, "tokens/sampled": 4000}
+    assert summarise_signal(3, 4, summary) == {
+        "groups/trained": 3,
+        "groups/skipped": 1,
+        "signal/per_episode": 3 / 16,
+        "signal/per_1000_tokens": 0.75,
+    }
+    nothing = {"episodes/count": 0, "tokens/sampled": 0}
+    assert summarise_signal(0, 0, nothing) == {"groups/trained": 0, "groups/skipped": 0}
+
+
+def test_the_report_says_what_a_signal_costs():
+    first = {"groups/trained": 3, "groups/skipped": 1, "episodes/count": 16, "tokens/sampled": 3000}
+    last = {"groups/trained": 0, "groups/skipped": 4, "episodes/count": 16, "tokens/sampled": 3000}
+    steps = [{"stage": "grpo", **row} for row in [first] * 18 + [last] * 2]
+    warm = {"stage": "warm_start", **first}
+    assert signal_text([warm]) == ""
+    assert signal_text([warm, steps[0]]) == (
+        "**Learning signal:** 3 of 4 groups had one, each for 5.3 episodes and 1,000 sampled "
+        "tokens."
+    )
+    assert signal_text([warm, *steps]) == (
+        "**Learning signal:** 54 of 80 groups had one, each for 5.9 episodes and 1,111 sampled "
+        "tokens; in the last 2 steps, 0 of 8 groups had one."
+    )
 
 
 def test_failed_episodes_are_counted_and_not_scored(folder):

@@ -44,6 +44,21 @@ def test_scores_are_matched_by_id_whatever_the_order(server, tmp_path):
     assert judged.episodes[1].judgements["ruler"].explanation == "as seen"
 
 
+def test_swapped_rows_and_ids_as_words_are_matched_all_the_same(server, tmp_path):
+    def swapped(prompt: str) -> Any:
+        rows = [
+            {**row, "trajectory_id": f"trajectory {row['trajectory_id']}"}
+            for row in reversed(server.rows(prompt))
+        ]
+        return said(f"Here they are:\n```json\n{json.dumps({'scores': rows})}\n```")
+
+    server.faults = [swapped]
+    judged = group(*(episode(member, *"b" * member, *"x" * (3 - member)) for member in range(4)))
+    score(server, tmp_path, [judged])
+    assert values(judged) == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
+    assert len(server.prompts) == 1
+
+
 def test_a_failed_episode_is_not_shown(server, tmp_path):
     failed = episode(1, "b")
     failed.status = Status.ERROR
