@@ -11,14 +11,15 @@ def complete_override(incomplete: str) -> list[str]:
     key, equals, _ = incomplete.partition("=")
     if equals:
         return [f"{key}={value}" for value in _values(key)]
-    keys = [*group_names(), *_keys_below(incomplete.rpartition(".")[0])]
-    # A shell ends a word that it has completed, so known values are appended at once.
-    return [
-        f"{name}={value}"
-        for name in dict.fromkeys(keys)
+    keys = [
+        name
+        for name in [*group_names(), *_keys_below(incomplete.rpartition(".")[0])]
         if name.startswith(incomplete)
-        for value in _values(name) or [""]
     ]
+    while len(keys) == 1 and (inner := _keys_below(keys[0])):  # a block, which has no value
+        keys = inner
+    # A shell ends a word that it has completed, so known values are appended at once.
+    return [f"{name}={value}" for name in dict.fromkeys(keys) for value in _values(name) or [""]]
 
 
 def complete_run(incomplete: str) -> list[str]:

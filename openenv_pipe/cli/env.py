@@ -216,6 +216,6 @@ def new(
         f"\nplay it        openenv-pipe env play {name}"
         f"\ncheck it       openenv-pipe env check {name}"
         f"\ntrain on it    openenv-pipe train conf={name}"
-        f"\ntest it        python -m pytest envs/{name}"
+        f"\ntest it        python -m pip install pytest && python -m pytest envs/{name}"
         f"\nthen make it your own, from envs/{name}/rules.py on"
     )

@@ -18,7 +18,7 @@ import typer
 from openenv_pipe import __version__
 from openenv_pipe.cli import engine, env, episodes, hosts, judge, models, results, view
 from openenv_pipe.cli.arguments import Trust
-from openenv_pipe.cli.completion import complete_bash_value, complete_override
+from openenv_pipe.cli.completion import complete_bash_value, complete_override, complete_run
 from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.progress import build_progress, tell_person
 from openenv_pipe.cli.signals import SignalStop
@@ -88,11 +88,16 @@ def train(
         typer.Option(
             metavar="RUN",
             help="Resume a run: its folder, its id, or latest. With -m: a sweep's folder.",
+            autocompletion=complete_run,
         ),
     ] = None,
     fork: Annotated[
         str | None,
-        typer.Option(metavar="RUN@STEP", help="Start a new run from a checkpoint of another run."),
+        typer.Option(
+            metavar="RUN@STEP",
+            help="Start a new run from a checkpoint of another run.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -179,7 +184,12 @@ def job(
 
 @app.command()
 def reproduce(
-    run: Annotated[str, typer.Argument(help="A run: its folder, its id, latest; or a recording.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="A run: its folder, its id, latest; or a recording.", autocompletion=complete_run
+        ),
+    ],
     steps: Annotated[
         int | None, typer.Option(min=1, help="Run only this many steps of GRPO.")
     ] = None,

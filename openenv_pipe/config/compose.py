@@ -45,19 +45,11 @@ _CORRECTION = "trainer.loss.correction.type"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """Where a top-level key has its values from: files in the order applied, then overrides."""
-
-    files: tuple[Path, ...]
-    overrides: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Composed:
     """A configuration and its origins."""
 
     config: RunConfig
-    origins: Mapping[str, Origin]  # by top-level key
+    origins: Mapping[str, Path | str]  # by dotted key: the file or the override that sets it
     overrides: tuple[str, ...]  # as given
 
 
@@ -333,24 +325,35 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
 
 def _origins(
     loader: "ConfigLoaderImpl", parsed: list["Override"], lines: list[str]
-) -> dict[str, Origin]:
+) -> dict[str, Path | str]:
+    """Return the last file or override that sets a key, by dotted key."""
     from hydra.types import RunMode
+    from omegaconf import OmegaConf
 
-    files: dict[str, list[Path]] = {key: [] for key in RunConfig.model_fields}
+    origins: dict[str, Path | str] = {}
     for default in loader.compute_defaults_list(PRIMARY, lines, RunMode.RUN).defaults:
         path = default.config_path
         if path is None or path.startswith("hydra/"):
             continue
         found = loader.repository.load_config(path)
         assert found is not None
-        keys = [default.package.split(".")[0]] if default.package else found.config
-        for key in keys:
-            if key in files:
-                files[key].append(Path(found.path.removeprefix("file://")) / f"{path}.yaml")
-    given: dict[str, list[str]] = {key: [] for key in files}
+        file = Path(found.path.removeprefix("file://")) / f"{path}.yaml"
+        values = OmegaConf.to_container(found.config, resolve=False)
+        origins |= dict.fromkeys(_leaves(values, default.package or ""), file)
     for override in parsed:
-        given.get(block_of(override), []).append(override.input_line or "")
-    return {key: Origin(files=tuple(files[key]), overrides=tuple(given[key])) for key in files}
+        if not override.is_delete() and not _is_group(loader, override):
+            key = override.key_or_group
+            origins |= dict.fromkeys(_leaves(override.value(), key), override.input_line or "")
+    return origins
+
+
+def _leaves(value: Any, key: str) -> Iterator[str]:
+    """Yield the dotted keys of values that are no mappings, and of empty mappings."""
+    if isinstance(value, Mapping) and value:
+        for name, each in value.items():
+            yield from _leaves(each, f"{key}.{name}" if key else str(name))
+    else:
+        yield key
 
 
 def _config_error_behind(error: BaseException | None) -> ConfigError | None:

@@ -145,6 +145,8 @@ def explain_composition(error: Exception) -> str:
     cause = error.__cause__ if hasattr(error.__cause__, "full_key") else error
     key = getattr(cause, "full_key", None)
     text = " ".join(str(cause).partition("\n    full_key:")[0].split())
+    if variable := re.search(r"Environment variable '([^']+)' not found", text):
+        text = f"the environment variable {variable[1]} is not set; export it, or set another {key}"
     if unfound := re.match(r"Interpolation key '([^']+)' not found", text):
         text = f"${{{unfound[1]}}} names no key{did_you_mean(unfound[1], known_keys())}"
     return f"{key}: {text} ({SEE_KEYS})" if key else text

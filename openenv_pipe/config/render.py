@@ -1,17 +1,20 @@
-"""Write a composed configuration as YAML with the origin of each block."""
+"""Write a composed configuration as YAML with the origin of each key."""
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from openenv_pipe.config.compose import Composed, Origin
+from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_assignments, hide_in_config, known_secrets
 from openenv_pipe.system.files import dump_json
 from openenv_pipe.system.resources import shipped_dir, short_path
 from openenv_pipe.system.secrets import environment_secrets
+
+INDENT = "  "
 
 
 class _Dumper(yaml.SafeDumper):
@@ -33,20 +36,34 @@ def to_yaml(values: Mapping[str, Any], width: int | None = None) -> str:
 
 
 def as_yaml(composed: Composed) -> str:
-    """Return the resolved configuration with a comment on each block's and value's origin.
+    """Return the resolved configuration with a comment on the origin of each key.
 
     Secrets are replaced by their marks, as in all files.
     """
-    parts = []
     values = composed.config.model_dump()
-    for key, value in hide_in_config(values, known_secrets(values)).items():
-        text = to_yaml({key: value})
-        comment = f"# {_describe(composed.origins[key])}"
-        if isinstance(value, dict):
-            parts.append(f"\n{comment}\n{text}")
+    hidden = hide_in_config(values, known_secrets(values))
+    return "".join(_lines(hidden, composed.origins, ""))
+
+
+def _lines(
+    values: Mapping[str, Any], origins: Mapping[str, Path | str], above: str
+) -> Iterator[str]:
+    """Yield YAML, a line or more for each key of a block. above: the block's key and a dot."""
+    indent = INDENT * above.count(".")
+    for name, value in values.items():
+        key = f"{above}{name}"
+        if isinstance(value, dict) and value:
+            title = to_yaml({name: None}).removesuffix(" null\n")
+            yield f"{indent}{title}\n" if above else f"\n{title}\n"
+            yield from _lines(value, origins, f"{key}.")
+            continue
+        text = textwrap.indent(to_yaml({name: value}), indent)
+        origin = origins.get(key)
+        comment = f"# {_describe(origin)}" if origin is not None else ""
+        if text.count("\n") > 1 and comment:  # a comment within a text would be part of it
+            yield f"{indent}{comment}\n{text}"
         else:
-            parts.append(f"{text.rstrip()}  {comment}\n")
-    return "".join(parts)
+            yield f"{text.rstrip()}  {comment}".rstrip() + "\n"
 
 
 def as_json(config: RunConfig) -> str:
@@ -55,10 +72,8 @@ def as_json(config: RunConfig) -> str:
     return dump_json(hide_in_config(values, known_secrets(values)), sort_keys=False).rstrip()
 
 
-def _describe(origin: Origin) -> str:
-    return ", ".join(
-        [*map(_where, origin.files), *(f"override {_one_line(text)}" for text in origin.overrides)]
-    )
+def _describe(origin: Path | str) -> str:
+    return _where(origin) if isinstance(origin, Path) else f"override {_one_line(origin)}"
 
 
 def _one_line(override: str) -> str:

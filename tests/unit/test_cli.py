@@ -218,6 +218,19 @@ def test_completion_offers_groups_with_choices_and_keys():
     assert "trainer.steps=" in complete_override("trainer.s")
     assert complete_override("device=") == ["device=auto", "device=cpu", "device=cuda"]
     assert complete_override("nothing.like=") == []
+    assert "trainer.optimizer.lr=" in complete_override("trainer.opt")
+
+
+@pytest.mark.parametrize("words", [["train", "--resume"], ["train", "--fork"], ["reproduce"]])
+def test_completion_of_runs(openenv_pipe, tmp_path, words):
+    (tmp_path / "runs/echo/0001").mkdir(parents=True)
+    (tmp_path / "runs/echo/0001/run.json").touch()
+    result = openenv_pipe(
+        _OPENENV_PIPE_COMPLETE="complete_bash",
+        COMP_WORDS="\n".join(["openenv-pipe", *words, "ru"]),
+        COMP_CWORD=str(len(words) + 1),
+    )
+    assert result.stdout.split() == ["runs/echo/0001"]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from openenv_pipe.config.compose import amend, compose
+from openenv_pipe.config.compose import _leaves, amend, compose
 from openenv_pipe.config.render import as_yaml
-from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.schema_keys import known_keys
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.resources import shipped_dir
@@ -73,32 +72,35 @@ def test_own_files_come_first_and_need_no_config_yaml_of_their_own(folder):
     # from the shipped file that the user's file builds on
     assert composed.config.env.package == "echo"
     assert [*composed.config.tracker] == ["mine"]
-    assert composed.origins["env"].files == (
-        shipped_dir("conf") / "env/adapter/text.yaml",
-        *(shipped_dir("conf") / "env/tasks" / name for name in RANGES),
-        shipped_dir("conf") / "env/base.yaml",
-        shipped_dir("conf") / "env/echo.yaml",
-        shipped_dir("conf") / "env/prompts/echo/tiny.yaml",
-        folder / "conf/env/maze.yaml",
-    )
+    shipped = shipped_dir("conf")
+    origins = {
+        "env.adapter.type": shipped / "env/adapter/text.yaml",
+        "env.reset_timeout_s": shipped / "env/base.yaml",
+        "env.package": shipped / "env/echo.yaml",
+        "env.name": folder / "conf/env/maze.yaml",
+        "env.max_turns": folder / "conf/env/maze.yaml",
+        "name": folder / "conf/conf/mine.yaml",
+        "tracker.mine.type": folder / "conf/tracker/none.yaml",
+    }
+    assert {key: composed.origins[key] for key in origins} == origins
 
 
-def test_origins_name_files_in_order_and_overrides_by_block(folder):
+def test_the_origin_of_a_key_is_the_last_file_or_override_that_sets_it(folder):
     shipped = shipped_dir("conf")
     prompts = "env/prompts/wordle@env=tiny"
-    composed = compose(["conf=wordle", "trainer.steps=3", "model=tiny", "seed=4", prompts])
-    assert composed.origins["trainer"].files == (
-        shipped / "trainer/advantage/group_relative.yaml",
-        shipped / "trainer/loss/clipped.yaml",
-        shipped / "trainer/grpo.yaml",
-        shipped / "trainer/dapo.yaml",
-        shipped / "conf/wordle.yaml",
-    )
-    assert composed.origins["trainer"].overrides == ("trainer.steps=3",)
-    assert composed.origins["model"].overrides == ("model=tiny",)
-    assert composed.origins["seed"].overrides == ("seed=4",)
-    assert composed.origins["env"].overrides == (prompts,)
-    assert set(composed.origins) == set(RunConfig.model_fields)
+    lines = ["conf=wordle", "trainer.steps=3", "model=tiny", "seed=4", prompts]
+    lines.append("reward.terms.mine={type: env, weight: 1.0, per_turn: false, use: sum}")
+    composed = compose(lines)
+    origins = {
+        "trainer.group_size": shipped / "conf/wordle.yaml",
+        "trainer.loss.type": shipped / "trainer/loss/clipped.yaml",
+        "trainer.steps": "trainer.steps=3",
+        "seed": "seed=4",
+        "model.type": shipped / "model/tiny.yaml",
+        "env.adapter.following": shipped / "env/prompts/wordle/tiny.yaml",
+        "reward.terms.mine.weight": lines[-1],
+    }
+    assert {key: composed.origins[key] for key in origins} == origins
     assert composed.overrides[:2] == ("conf=wordle", "trainer.steps=3")
 
 
@@ -169,10 +171,13 @@ def test_shown_yaml_reads_back_as_the_configuration(folder):
     composed = compose(["conf=wordle", "model=qwen3_0_6b", "trainer.steps=3"])
     text = as_yaml(composed)
     assert yaml.safe_load(text) == composed.config.model_dump()
-    names = ["trainer/advantage/group_relative", "trainer/loss/clipped"]
-    names += ["trainer/grpo", "trainer/dapo", "conf/wordle"]
-    files = ", ".join(f"shipped {name}.yaml" for name in names)
-    assert f"# {files}, override trainer.steps=3" in text
+    for line in [
+        "steps: 3  # override trainer.steps=3",
+        "group_size: 8  # shipped conf/wordle.yaml",
+        "reset_timeout_s: 30.0  # shipped env/base.yaml",
+    ]:
+        assert f"  {line}\n" in text
+    assert set(_leaves(composed.config.model_dump(), "")) <= set(composed.origins)
 
 
 def test_amend_changes_keys_and_blocks_and_keeps_the_rest(folder):
@@ -232,7 +237,7 @@ def test_no_experiment_lists_those_that_there_are(folder):
         ("trainer.optimizer=3", ["trainer.optimizer=3", "a block with the keys"]),
         ("eval.num_tasks=10000", ["eval.num_tasks=10000", "env.tasks.eval.num_tasks="]),
         ("name=${sed}", ["name: ${sed}", "did you mean seed"]),
-        ("name=${oc.env:NO_SUCH_VARIABLE}", ["name: ", "NO_SUCH_VARIABLE"]),
+        ("name=${oc.env:NO_SUCH_VARIABLE}", ["name: ", "variable NO_SUCH_VARIABLE is not set"]),
         ("trainer.steps=1,2", ["trainer.steps=1,2", "a run takes one"]),
         ("trainer.steps 3", ["'trainer.steps 3'", "key=value"]),
         ("=3", ["'=3'", "key=value"]),

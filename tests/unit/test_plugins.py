@@ -68,7 +68,7 @@ def test_a_plugins_folders_come_after_ones_own_and_before_the_shipped(letters):
 def test_a_plugins_experiment_composes_and_is_completed(letters):
     composed = compose(["conf=letters", "trainer=mine"])
     assert composed.config.name == "letters"
-    assert composed.origins["name"].files[-1] == letters / "conf/conf/letters.yaml"
+    assert composed.origins["name"] == letters / "conf/conf/letters.yaml"
     assert "conf=letters" in complete_override("conf=")
     assert "trainer=mine" in complete_override("trainer")
     assert find_env("abc") == letters / "envs/abc"

@@ -87,9 +87,11 @@ class LogprobCheck:
             difference, server, trainer = await _compared(client, model, ids, probe_V)
             if not difference <= allowed:
                 raise TrainingError(
-                    f"the server at {client.url} does not apply adapters as the trainer does: "
-                    f"with an adapter of made-up values a logprob is {server:.6f} there and "
-                    f"{trainer:.6f} here; set engine.publish=merged, which sends no adapters"
+                    f"the server at {client.url} has another base model than the trainer, or does "
+                    "not apply adapters as the trainer does: with an adapter of made-up values a "
+                    f"logprob is {server:.6f} there and {trainer:.6f} here; start the server with "
+                    "the model of model.path, as `openenv-pipe engine command` prints it, or set "
+                    "engine.publish=merged, which sends no adapters"
                 )
 
 
