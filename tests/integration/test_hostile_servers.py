@@ -42,7 +42,7 @@ NUM_AT_ONCE = 16
 NUM_INSPECTED = 8  # by the whole command, which composes YAML each time
 TEMPLATES = {"system": None, "first": None, "following": None, "unusable": "no: {{ why }}"}
 ADAPTERS = [
-    {"type": "json", **TEMPLATES},
+    {"type": "json", "hidden_fields": [], **TEMPLATES},
     {"type": "tool", "plain_reply": "final", **TEMPLATES},
     {
         "type": "text",

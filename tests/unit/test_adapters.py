@@ -162,3 +162,33 @@ async def test_a_python_adapter_is_built_with_its_options():
         type="python", target=f"{__name__}:OwnAdapter", options={"prefix": "hello"}
     )
     assert (await build_adapter(config).open({}, no_questions)).messages == [user("hello")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "example"),
+    [
+        (r"(?i)\b(?P<action>hit|stand)\b", "hit"),
+        (r"\b(?P<lot>a|b|c)\b", "a"),
+        (r"^(?P<guess>[a-z]{5})$", "abcde"),
+        (r"(?s).*<answer>\s*(?P<answer>.*?)\s*</answer>", "...<answer>...</answer>"),
+        (r"(?P<row>\d+),(?P<column>\d)", "0,0"),
+        (r"(?P<text>[^,]+);", "a;"),
+        (r"(?P<text>[^a-f]{2})", "gh"),
+        (r"(?P<x>(?:ab){2,}?)", "abab"),
+    ],
+)
+def test_a_refusal_shows_a_reply_that_the_pattern_matches(pattern, example):
+    adapter = text_adapter(pattern=pattern)
+    assert adapter.read(example)
+    with pytest.raises(UnusableReply) as caught:
+        adapter.read("?")
+    assert str(caught.value).endswith(repr(example))
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(?P<x>(?P<y>a)(?P=y))", r"(?P<x>b*)$", r"a{900}(?P<x>b)", r"(?P<x>a(?=b)c)"]
+)
+def test_a_pattern_without_an_example_is_shown_itself(pattern):
+    with pytest.raises(UnusableReply) as caught:
+        text_adapter(pattern=rf"^z{pattern}").read("?")
+    assert str(caught.value).endswith(rf"^z{pattern}")

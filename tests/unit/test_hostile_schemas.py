@@ -12,7 +12,7 @@ from openenv_pipe.config.schema import JsonAdapterConfig
 from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.adapters.schema_text import schema_text
 from openenv_pipe.environments.adapters.tool import tools_of
-from openenv_pipe.environments.random_policy import draw_value
+from openenv_pipe.environments.random_values import draw_value
 from openenv_pipe.environments.schemas import require_schema
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.patterns import LimitedPattern, SlowPatternError
@@ -80,7 +80,7 @@ REPLIES = {
 
 def json_adapter(schema):
     keys = {"system": None, "first": None, "following": None, "unusable": "no: {{ why }}"}
-    return build_adapter(JsonAdapterConfig(type="json", **keys), schema)
+    return build_adapter(JsonAdapterConfig(type="json", hidden_fields=[], **keys), schema)
 
 
 @pytest.mark.parametrize("schema", BROKEN.values(), ids=BROKEN.keys())

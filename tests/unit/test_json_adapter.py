@@ -45,6 +45,7 @@ def json_adapter(schema=None, **changes):
         "first": None,
         "following": None,
         "unusable": "no: {{ why }}",
+        "hidden_fields": [],
     }
     config = JsonAdapterConfig.model_validate(values | changes)
     return build_adapter(config, ORDER if schema is None else schema)
@@ -194,3 +195,51 @@ def test_a_schema_may_contain_itself():
     tree = {"type": "object", "properties": {"next": {"$ref": "#"}}}
     assert schema_text(tree).count("next") == 5
     assert schema_text({"$ref": "#"}) == "any"
+
+
+def test_a_refusal_shows_a_usable_reply():
+    adapter = json_adapter()
+    with pytest.raises(UnusableReply) as caught:
+        adapter.read("I buy three")
+    _, found, example = str(caught.value).partition("; for example ")
+    assert found
+    assert set(adapter.read(example)[0]) == {"side", "amount"}, "only what is required"
+
+
+def test_no_example_is_shown_that_the_schema_refuses():
+    schema = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "pattern": "^[0-9]{9}x$"}},
+        "required": ["code"],
+    }
+    with pytest.raises(UnusableReply, match=r"no JSON object in the reply$"):
+        json_adapter(schema).read("?")
+
+
+async def test_hidden_fields_are_not_described_but_may_be_written():
+    adapter = json_adapter(hidden_fields=["note", "limits"])
+    started = await adapter.open({}, None)
+    assert "note" not in started.messages[0]["content"]
+    assert set(started.action_schema["properties"]) == {"side", "amount"}
+    assert adapter.read('{"side": "buy", "amount": 3, "note": "hi"}')[0]["note"] == "hi"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("side", "is required"), ("colour", "is no field"), ("metadata", "no field")]
+)
+def test_hidden_fields_must_be_optional_fields(name, why):
+    with pytest.raises(ConfigError, match=f"hidden_fields: '{name}'.*{why}.*limits, note"):
+        json_adapter(hidden_fields=[name])
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        ({"price": 0, "note": "", "log": [], "step_count": 3, "metadata": {"a": 1}}, '{"price":0}'),
+        ({"metadata": {"question": "why", "history": [], "episode_id": "7"}}, '{"question":"why"}'),
+        ({"metadata": "words"}, '"words"'),
+    ],
+)
+async def test_empty_fields_and_bookkeeping_are_not_shown(observation, text):
+    messages = (await json_adapter(system=None).open(observation, None)).messages
+    assert [message["content"] for message in messages] == [text]

@@ -9,7 +9,8 @@ import pytest
 from openenv_pipe.config.schema import JsonAdapterConfig, ToolAdapterConfig
 from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.environments.adapters import build_adapter
-from openenv_pipe.environments.random_policy import draw_value, random_action
+from openenv_pipe.environments.random_policy import random_action
+from openenv_pipe.environments.random_values import draw_value
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Opening
 
@@ -37,7 +38,7 @@ SCHEMA = {
     "required": ["move", "count", "weights"],
 }
 KEYS = {"system": None, "first": None, "following": None, "unusable": "{{ why }}"}
-JSON = build_adapter(JsonAdapterConfig(type="json", **KEYS), SCHEMA)
+JSON = build_adapter(JsonAdapterConfig(type="json", hidden_fields=[], **KEYS), SCHEMA)
 TOOL = build_adapter(ToolAdapterConfig(type="tool", plain_reply="unusable", **KEYS))
 
 

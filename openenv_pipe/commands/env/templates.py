@@ -9,14 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from openenv_pipe.environments.adapters.templates import EMPTY
+from openenv_pipe.environments.adapters.templates import BOOKKEEPING, EMPTY
 from openenv_pipe.environments.client.metadata import ANSWER_FIELD_NAMES
 from openenv_pipe.types import Observation
 
 OWN_FIELDS = frozenset({"done", "reward", "metadata"})  # OpenEnv's fields of every observation
-BOOKKEEPING = frozenset(
-    {"episode_id", "session_id", "request_id", "timestamp", "created_at", "step_count"}
-)
 NOT_SHOWN = OWN_FIELDS | ANSWER_FIELD_NAMES | BOOKKEEPING
 LONG_TEXT = 200  # characters; a shorter text is shown again although it does not change
 METADATA = "{{ metadata }}"  # where an observation has nothing else
@@ -53,7 +50,7 @@ def is_plain(episodes: Episodes) -> bool:
     """True if the observation as JSON shows what the templates would: they leave nothing out."""
     observations = [observation for episode in episodes for observation in episode]
     return not any(
-        (name not in OWN_FIELDS and not _is_shown(name))
+        (name not in OWN_FIELDS | BOOKKEEPING and not _is_shown(name))
         or _is_repeated(name, episodes)
         or _growth(name, episodes)
         for name in _names(observations)

@@ -42,6 +42,9 @@ class JsonAdapterConfig(Block):
     unusable: str = Field(
         description="Jinja template of the answer to an unusable reply; {{ why }} is the reason"
     )
+    hidden_fields: list[str] = Field(
+        description="optional fields of the action that {{ action_schema }} leaves out"
+    )
 
 
 class ToolAdapterConfig(Block):

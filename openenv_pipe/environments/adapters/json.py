@@ -1,5 +1,8 @@
 """Adapter `json`: the model writes a JSON object, checked against the environment's schema."""
 
+import random
+from collections.abc import Sequence
+
 import jinja2
 
 from openenv_pipe.config.schema import JsonAdapterConfig
@@ -8,14 +11,19 @@ from openenv_pipe.environments.adapters.base import Ask, UnusableReply
 from openenv_pipe.environments.adapters.reply_json import find_objects, without_thoughts
 from openenv_pipe.environments.adapters.schema_text import schema_text
 from openenv_pipe.environments.adapters.templates import (
+    compact_json,
     compile_optional,
     compile_template,
     observation_message,
     observation_text,
     render_message,
 )
+from openenv_pipe.environments.random_values import draw_value
 from openenv_pipe.environments.schemas import Schema, require_schema
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Action, Message, Observation, Opening
+
+MAX_EXAMPLE = 200  # characters
 
 
 class JsonAdapter:
@@ -31,9 +39,10 @@ class JsonAdapter:
         self._following = compile_optional("following", config.following)
         self._unusable = compile_template("unusable", config.unusable)
         require_schema(action_schema, "the environment's action schema")
-        self._schema = without_metadata(action_schema)
-        self._check = ActionCheck(self._schema)
+        self._check = ActionCheck(without_metadata(action_schema))
+        self._schema = without_fields(without_metadata(action_schema), config.hidden_fields)
         self._schema_text = schema_text(self._schema)
+        self._example = _example(self._schema, self._check)
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
         messages = [self._message("user", self._first, observation)]
@@ -44,9 +53,9 @@ class JsonAdapter:
     def read(self, reply: str) -> list[Action]:
         objects = find_objects(without_thoughts(reply))
         if not objects:
-            raise UnusableReply("there is no JSON object in the reply")
+            raise UnusableReply(f"there is no JSON object in the reply{self._example}")
         if problems := self._check.problems(objects[-1]):
-            raise UnusableReply("; ".join(problems))
+            raise UnusableReply("; ".join(problems) + self._example)
         return [objects[-1]]
 
     def follow(self, observation: Observation) -> list[Message]:
@@ -72,3 +81,41 @@ def without_metadata(schema: Schema) -> Schema:
         return schema
     own = {name: field for name, field in fields.items() if name != "metadata"}
     return {**schema, "properties": own}
+
+
+def without_fields(schema: Schema, names: Sequence[str]) -> Schema:
+    """Return the schema without the fields that a model is not told of.
+
+    Raises:
+        ConfigError: The schema has no such field, or requires it.
+    """
+    fields = schema.get("properties")
+    if not names or not isinstance(fields, dict):
+        return schema
+    for name in names:
+        if name not in fields or name in schema.get("required", []):
+            what = "is required by" if name in fields else "is no field of"
+            raise ConfigError(
+                f"env.adapter.hidden_fields: {name!r} {what} the environment's action; its "
+                f"optional fields are {_optional(schema)}"
+            )
+    return {**schema, "properties": {each: fields[each] for each in fields if each not in names}}
+
+
+def _optional(schema: Schema) -> str:
+    required = schema.get("required", [])
+    return ", ".join(name for name in schema["properties"] if name not in required) or "none"
+
+
+def _example(schema: Schema, check: ActionCheck) -> str:
+    """Return an example of a usable reply, to be put behind a refusal; empty if there is none."""
+    if not schema.get("properties"):
+        return ""
+    try:
+        action = draw_value(schema, random.Random(0), max_depth=0)
+        if not isinstance(action, dict) or check.problems(action):
+            return ""
+    except (ConfigError, UnusableReply):
+        return ""
+    text = compact_json(action)
+    return f"; for example {text}" if len(text) <= MAX_EXAMPLE else ""

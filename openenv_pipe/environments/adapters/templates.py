@@ -15,6 +15,9 @@ MAX_RANGE = 1_000_000  # numbers, of all calls of `range` in one rendering
 MAX_TEXT = 10_000_000  # characters of a message, and elements of a product such as 'x' * 10
 MAX_BITS = 10_000  # of a whole number
 EMPTY: tuple[object, ...] = (None, "", [], {})
+BOOKKEEPING = frozenset(
+    {"episode_id", "session_id", "request_id", "timestamp", "created_at", "step_count"}
+)
 
 
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -131,13 +134,21 @@ def observation_message(
 
 
 def observation_text(observation: Observation) -> str:
-    """Return the observation as compact JSON without empty fields.
+    """Return the observation as compact JSON without empty fields and bookkeeping.
 
     The metadata is included only if there is nothing else.
     """
-    told = {name: value for name, value in observation.items() if value not in EMPTY}
+    told = _told(observation)
     metadata = told.pop("metadata", {})
-    return compact_json(told or metadata)
+    return compact_json(told or (_told(metadata) if isinstance(metadata, Mapping) else metadata))
+
+
+def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in fields.items()
+        if value not in EMPTY and name not in BOOKKEEPING
+    }
 
 
 def compact_json(value: Any) -> str:

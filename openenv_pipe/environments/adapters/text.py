@@ -5,6 +5,7 @@ from typing import Any
 
 from openenv_pipe.config.schema import TextAdapterConfig
 from openenv_pipe.environments.adapters.base import Ask, UnusableReply
+from openenv_pipe.environments.adapters.pattern_example import example_of
 from openenv_pipe.environments.adapters.templates import (
     compile_optional,
     compile_template,
@@ -24,6 +25,7 @@ class TextAdapter:
         self._following = compile_template("following", config.following)
         self._unusable = compile_template("unusable", config.unusable)
         self._pattern = _pattern(config.pattern)
+        self._expected = _expected(self._pattern)
 
     def refuse_unknown_fields(self, action_schema: Mapping[str, Any]) -> None:
         """Raise ConfigError if the pattern has a named group that is not a field of the action."""
@@ -50,7 +52,7 @@ class TextAdapter:
         except SlowPatternError as error:
             raise UnusableReply(str(error)) from None
         if match is None:
-            raise UnusableReply(f"the reply does not match {self._pattern.source}")
+            raise UnusableReply(self._expected)
         return [{name: text for name, text in match.groupdict().items() if text is not None}]
 
     def follow(self, observation: Observation) -> list[Message]:
@@ -58,6 +60,13 @@ class TextAdapter:
 
     def refuse(self, why: str) -> list[Message]:
         return [render_message("user", self._unusable, {"why": why})]
+
+
+def _expected(pattern: LimitedPattern) -> str:
+    """Return what a model is told of a reply that does not match."""
+    if (example := example_of(pattern)) is None:
+        return f"the reply does not match {pattern.source}"
+    return f"it has not the expected form; a usable reply is, for example, {example!r}"
 
 
 def _pattern(source: str) -> LimitedPattern:
