@@ -6,24 +6,29 @@ from typing import Any
 
 from openenv_pipe.rewards.judges.judge import UnusableAnswerError
 
-MAX_STARTS = 64  # opening braces at which an object is looked for
+MAX_STARTS = 64  # opening braces that begin no complete object
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return the first JSON object in a text. Raises UnusableAnswerError without any."""
+    """Return the last JSON object in a text, which is not inside another one.
+
+    The last, because a judge that thinks aloud may quote what an episode says about its verdict.
+
+    Raises:
+        UnusableAnswerError: there is none.
+    """
     decoder = json.JSONDecoder()
-    start = text.find("{")
-    for _ in range(MAX_STARTS):
-        if start < 0:
-            break
+    last: dict[str, Any] | None = None
+    start, num_failed = text.find("{"), 0
+    while start >= 0 and num_failed < MAX_STARTS:
         try:
-            found, _ = decoder.raw_decode(text, start)
+            last, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            start = text.find("{", start + 1)
-            continue
-        if isinstance(found, dict):
-            return found
-    raise UnusableAnswerError("it has no complete JSON object")
+            end, num_failed = start + 1, num_failed + 1
+        start = text.find("{", end)
+    if last is None:
+        raise UnusableAnswerError("it has no complete JSON object")
+    return last
 
 
 def score_of(value: Any, what: str) -> float:
