@@ -4,13 +4,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from openenv_pipe.cli.completion import complete_run
 from openenv_pipe.cli.progress import tell_person
+
+if TYPE_CHECKING:
+    from openenv_pipe.runs.episode_query import EpisodeFilter
 
 DEFAULT = "show"
 
@@ -81,10 +84,94 @@ def show(
     openenv-pipe episodes wordle/0007 --eval trained --best 5 --format md
     """
     from openenv_pipe.reports.episode_list import Selection, as_text, find_episodes, none_found
-    from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter
     from openenv_pipe.runs.find import find_run
 
-    wanted = EpisodeFilter(
+    wanted = _wanted(
+        step,
+        evaluation,
+        task,
+        status,
+        success,
+        min_reward,
+        max_reward,
+        term,
+        text,
+        is_scored=True if worst or best else None,
+    )
+    selection = Selection(wanted=wanted, worst=worst, best=best, first=limit)
+    num_shown = 0
+    for shown in as_text(find_episodes(find_run(run, Path("runs")), selection), form):
+        print(shown)
+        num_shown += 1
+    if not num_shown:
+        tell_person(none_found(selection))
+
+
+@app.command()
+def export(
+    run: Run,
+    form: Annotated[
+        Literal["parquet", "jsonl", "trl", "verifiers", "atif"],
+        typer.Option("--format", help="What reads it; see docs/episodes.md."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A file that does not exist; atif: a folder.",
+            show_default="in the run's folder exports/",
+        ),
+    ] = None,
+    step: Step = None,
+    evaluation: Evaluation = None,
+    task: Task = None,
+    status: Status = None,
+    success: Success = None,
+    min_reward: MinReward = None,
+    max_reward: MaxReward = None,
+    term: Term = None,
+    text: Text = None,
+    best: Best = None,
+) -> None:
+    """Write recorded episodes as a data set for other tools.
+
+    \b
+    openenv-pipe episodes export wordle/0007 --format trl --success -o wins.jsonl
+    openenv-pipe episodes export wordle/0007 --format parquet
+    """
+    from openenv_pipe.reports.episode_export import default_output, export_episodes
+    from openenv_pipe.reports.episode_list import Selection, find_episodes
+    from openenv_pipe.runs.find import find_run
+
+    wanted = _wanted(
+        step, evaluation, task, status, success, min_reward, max_reward, term, text, is_scored=True
+    )
+    folder = find_run(run, Path("runs"))
+    output = output or default_output(folder, form)
+    found = find_episodes(folder, Selection(wanted=wanted, best=best, first=None))
+    count = export_episodes(folder, found, form, output)
+    tell_person(f"{count} episodes")
+    print(output)
+
+
+def _wanted(
+    step: int | None,
+    evaluation: str | None,
+    task: str | None,
+    status: str | None,
+    success: bool | None,
+    min_reward: float | None,
+    max_reward: float | None,
+    term: str | None,
+    text: str | None,
+    *,
+    is_scored: bool | None,
+) -> "EpisodeFilter":
+    """Return the filter that the options of a command describe."""
+    from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter
+
+    return EpisodeFilter(
         source=f"eval/{evaluation}" if evaluation else TRAIN,
         first_step=step,
         last_step=step,
@@ -94,16 +181,9 @@ def show(
         reward_term=term,
         reward_from=min_reward,
         reward_to=max_reward,
-        is_scored=True if worst or best else None,
+        is_scored=is_scored,
         text=text,
     )
-    selection = Selection(wanted=wanted, worst=worst, best=best, first=limit)
-    num_shown = 0
-    for shown in as_text(find_episodes(find_run(run, Path("runs")), selection), form):
-        print(shown)
-        num_shown += 1
-    if not num_shown:
-        tell_person(none_found(selection))
 
 
 def watch(

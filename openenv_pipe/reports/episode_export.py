@@ -1,0 +1,244 @@
+"""Recorded episodes as data sets of other tools: TRL, verifiers, Harbor, or plain tables."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal
+
+from openenv_pipe import __version__
+from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.reports.episode_list import FoundEpisode
+from openenv_pipe.reports.episode_messages import Messages, messages_reader
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.foreign_json import encodable_json
+from openenv_pipe.system.secrets import redact
+from openenv_pipe.types import Episode, Turn
+
+ExportForm = Literal["parquet", "jsonl", "trl", "verifiers", "atif"]
+SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "trl": ".jsonl", "verifiers": ".jsonl"}
+ATIF_VERSION = "ATIF-v1.4"
+ROWS_PER_BATCH = 1000  # that are in memory at once
+SOURCES = {"system": "system", "assistant": "agent"}  # ATIF's names of roles; others: user
+Row = dict[str, Any]
+
+
+def export_episodes(
+    folder: RunFolder, found: Iterable[FoundEpisode], form: ExportForm, output: Path
+) -> int:
+    """Write episodes to a file, or for `atif` to files in a folder; return their number.
+
+    Raises:
+        ConfigError: A package is missing.
+        RunFolderError: The output exists already, or an episode cannot be read.
+    """
+    if output.exists():
+        raise RunFolderError(f"{output} exists already; name another file with --output")
+    make = RowMaker(folder)
+    rows = (make.row(form, number, each) for number, each in enumerate(found))
+    plain = (encodable_json([row])[0] for row in rows)
+    if form == "atif":
+        return _write_each(output, plain)
+    if form == "parquet":
+        return _write_parquet(output, plain)
+    return _write_lines(output, plain)
+
+
+class RowMaker:
+    """Makes the rows of each format for the episodes of one run."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        config = folder.written_config
+        self._run = folder.record.id
+        self._env = config.env.name
+        self._model = config.engine.player or getattr(config.model, "path", config.model.type)
+        self._messages: Callable[[Episode], Messages] = messages_reader(config)
+
+    def row(self, form: ExportForm, number: int, found: FoundEpisode) -> Row:
+        """Return the row of an episode. number: its place among those that are exported."""
+        makers: dict[ExportForm, Callable[[int, FoundEpisode], Row]] = {
+            "jsonl": self._flat,
+            "parquet": self._flat,
+            "trl": self._trl,
+            "verifiers": self._verifiers,
+            "atif": self._atif,
+        }
+        return makers[form](number, found)
+
+    def _flat(self, number: int, found: FoundEpisode) -> Row:
+        """Return all of an episode. Of the lists of tokens, `loss_mask` marks what was trained."""
+        episode = found.recorded.episode
+        ids, mask, logprobs = [], [], []
+        for turn in episode.turns:
+            ids += [*turn.prompt_ids, *turn.completion_ids]
+            mask += [0] * len(turn.prompt_ids) + [1] * len(turn.completion_ids)
+            logprobs += [0.0] * len(turn.prompt_ids) + turn.logprobs
+        return {
+            **self._facts(found),
+            "seed": episode.task.seed,
+            "reset": json.dumps(episode.task.reset),
+            "error": episode.error,
+            "advantages": found.recorded.advantages,
+            "messages": self._messages(episode),
+            "token_ids": ids,
+            "loss_mask": mask,
+            "logprobs": logprobs,
+        }
+
+    def _facts(self, found: FoundEpisode) -> Row:
+        episode = found.recorded.episode
+        return {
+            "run": self._run,
+            "source": found.entry.source,
+            "step": found.entry.step,
+            "group": found.recorded.group,
+            "member": episode.member,
+            "task": episode.task.id,
+            "status": str(episode.status),
+            "success": episode.success,
+            "reward": float(episode.reward),
+            "reward_terms": json.dumps(episode.reward_terms),
+        }
+
+    def _trl(self, number: int, found: FoundEpisode) -> Row:
+        """Return a conversation, which SFTTrainer takes; it ignores the other column."""
+        return {
+            "messages": self._messages(found.recorded.episode),
+            "reward": float(found.recorded.episode.reward),
+        }
+
+    def _verifiers(self, number: int, found: FoundEpisode) -> Row:
+        """Return a row as verifiers saves the results of an evaluation."""
+        episode, messages = found.recorded.episode, self._messages(found.recorded.episode)
+        roles = [message["role"] for message in messages]
+        first = roles.index("assistant") if "assistant" in roles else len(roles)
+        return {
+            "example_id": number,
+            "prompt": messages[:first],
+            "completion": messages[first:],
+            "answer": "",
+            "task": self._env,
+            "reward": float(episode.reward),
+            "info": self._facts(found),
+            **{name: float(value) for name, value in episode.reward_terms.items()},
+        }
+
+    def _atif(self, number: int, found: FoundEpisode) -> Row:
+        """Return a trajectory of Harbor's format ATIF."""
+        episode = found.recorded.episode
+        steps: list[Row] = []
+        turns = iter(episode.turns)
+        for message in self._messages(episode):
+            source = SOURCES.get(message["role"], "user")
+            step: Row = {"step_id": len(steps) + 1, "source": source, "message": message["content"]}
+            if source == "agent":
+                step |= _agent_step(next(turns), len(steps) + 1)
+            steps.append(step)
+        return {
+            "schema_version": ATIF_VERSION,
+            "session_id": f"{self._run}/{found.place}",
+            "agent": {"name": "openenv-pipe", "version": __version__, "model_name": self._model},
+            "steps": steps,
+            "final_metrics": {
+                "total_prompt_tokens": sum(turn.num_prompt_tokens for turn in episode.turns),
+                "total_completion_tokens": episode.num_completion_tokens,
+                "total_steps": len(steps),
+            },
+            "extra": self._facts(found),
+        }
+
+
+def _agent_step(turn: Turn, step_id: int) -> Row:
+    """Return the actions, the answers and the tokens of a turn."""
+    metrics: Row = {
+        "prompt_tokens": turn.num_prompt_tokens,
+        "completion_tokens": turn.num_completion_tokens,
+    }
+    if turn.completion_ids:
+        metrics |= {"completion_token_ids": turn.completion_ids, "logprobs": turn.logprobs}
+    found: Row = {"metrics": metrics}
+    if not turn.steps:
+        return found
+    calls, results = [], []
+    for number, step in enumerate(turn.steps):
+        call_id = f"call_{step_id}_{number}"
+        arguments = step.action.get("arguments", step.action)
+        calls.append(
+            {
+                "tool_call_id": call_id,
+                "function_name": str(step.action.get("tool_name", "step")),
+                "arguments": arguments if isinstance(arguments, dict) else {"value": arguments},
+            }
+        )
+        results.append({"source_call_id": call_id, "content": json.dumps(step.observation)})
+    return {**found, "tool_calls": calls, "observation": {"results": results}}
+
+
+def _write_lines(output: Path, rows: Iterator[Row]) -> int:
+    count = 0
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("x", encoding="utf-8") as file:
+        for row in rows:
+            file.write(_dump(row) + "\n")
+            count += 1
+    return count
+
+
+def _write_each(output: Path, rows: Iterator[Row]) -> int:
+    """Write each row as a file of its own, as Harbor has them."""
+    output.mkdir(parents=True)
+    count = 0
+    for count, row in enumerate(rows, start=1):
+        (output / f"trajectory_{count:06d}.json").write_text(_dump(row) + "\n", encoding="utf-8")
+    return count
+
+
+def _write_parquet(output: Path, rows: Iterator[Row]) -> int:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError(
+            "--format parquet needs the package pyarrow, which is not installed; "
+            f"{how_to_install('datasets')}, or use --format jsonl"
+        ) from error
+    schema, count = _parquet_schema(pyarrow), 0
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with parquet.ParquetWriter(output, schema) as writer:
+        while batch := list(islice(rows, ROWS_PER_BATCH)):
+            clean = [json.loads(_dump(row)) for row in batch]
+            writer.write_table(pyarrow.Table.from_pylist(clean, schema=schema))
+            count += len(batch)
+    return count
+
+
+def _parquet_schema(pyarrow: Any) -> Any:
+    text, number = pyarrow.string(), pyarrow.int64()
+    message = pyarrow.struct([("role", text), ("content", text), ("name", text)])
+    columns = {
+        **dict.fromkeys(("run", "source", "group", "task", "status", "reset", "error"), text),
+        **dict.fromkeys(("step", "member"), number),
+        "seed": pyarrow.uint64(),
+        "success": pyarrow.bool_(),
+        "reward": pyarrow.float64(),
+        "reward_terms": text,
+        "advantages": pyarrow.list_(pyarrow.float64()),
+        "messages": pyarrow.list_(message),
+        "token_ids": pyarrow.list_(number),
+        "loss_mask": pyarrow.list_(pyarrow.int8()),
+        "logprobs": pyarrow.list_(pyarrow.float64()),
+    }
+    return pyarrow.schema([*columns.items()])
+
+
+def _dump(row: Row) -> str:
+    return redact(json.dumps(row))
+
+
+def default_output(folder: RunFolder, form: ExportForm) -> Path:
+    """Return where an export goes: beside the run folder's own files, numbered if one exists."""
+    place = folder.path / "exports"
+    names = chain([form], (f"{form}_{number}" for number in range(2, 10**6)))
+    candidates = (place / f"{name}{SUFFIXES.get(form, '')}" for name in names)
+    return next(path for path in candidates if not path.exists())
