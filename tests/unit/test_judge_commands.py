@@ -159,6 +159,32 @@ def test_limits_decide_the_exit_code_and_a_step_can_be_chosen(server, run, tmp_p
     assert check(capsys, server, run, tmp_path, *given, "--min-auc", "1")[0] == 1
 
 
+def test_an_experiment_names_the_judge_and_its_newest_run(server, run, capsys):
+    given = ["conf=echo", f"runs_dir={run.parents[1]}", "reward=ruler", *server.overrides]
+    code, report = judge(capsys, "score", *given, "--step", "4")
+    assert code == 0
+    assert Path(report["episodes"]).parent == run.with_name(f"{run.name}_judged")
+
+
+def test_a_judge_of_single_episodes_is_checked_too(server, run, tmp_path, capsys):
+    def by_rules(prompt: str) -> Any:
+        (row,) = JudgeServer().rows(prompt.replace("<trajectory>", '<trajectory id="1">'))
+        answer = {"explanation": "as seen", "score": row["score"]}
+        return said(json.dumps({"right": answer}))
+
+    criteria = "[{name: right, text: right letters, choices: [], weight: 1.0, gate: false}]"
+    server.judge = by_rules
+    given = [str(run), "reward=judge", f"reward.terms.judge.criteria={criteria}"]
+    given += [*server.overrides, "--output", str(tmp_path), "--groups", "2"]
+    code, report = judge(capsys, "check", *given)
+    lines = {line["name"]: line for line in report["lines"]}
+    assert code == 0
+    assert lines["judge: agreement"]["measured"]["auc"] == 1.0
+    assert lines["judge: repeats"]["measured"]["mean_difference"] == 0.0
+    assert lines["judge: cost"]["measured"]["num_calls_per_episode"] <= 1.0
+    assert not {"judge: orders", "judge: position bias"} & set(lines)
+
+
 def test_a_step_is_scored_again_in_a_file_of_its_own(server, run, tmp_path, capsys):
     given = [str(run), "reward=ruler", *server.overrides, "--output", str(tmp_path), "--step", "1"]
     code, report = judge(capsys, "score", *given)

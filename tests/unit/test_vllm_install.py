@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import install as vllm
-from openenv_pipe.errors import EngineError
+from openenv_pipe.errors import EngineError, EngineMissingError
+from openenv_pipe.pipeline.requirements import check_requirements
 
 FAKE_UV = """#!{python}
 import pathlib, sys
@@ -155,3 +157,12 @@ def test_the_command_says_what_is_there(calls):
             check=True,
         )
         assert expected in done.stdout
+
+
+@pytest.mark.parametrize(
+    "choice", [("engine=vllm", "device=cpu"), ("reward=ruler", "judge=vllm", "judge.model=m")]
+)
+def test_a_run_that_needs_vllm_is_refused_without_it(choice, calls):
+    config = compose(["conf=echo", *choice]).config
+    with pytest.raises(EngineMissingError, match="is not installed; `openenv-pipe engine install"):
+        check_requirements(config)
