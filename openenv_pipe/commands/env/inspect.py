@@ -10,7 +10,7 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,11 @@ from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
 from openenv_pipe.environments.adapters.schema_text import schema_text
-from openenv_pipe.environments.client.metadata import ServerMetadata, fetch_metadata
+from openenv_pipe.environments.client.metadata import (
+    ServerMetadata,
+    describe_unknown_paths,
+    fetch_metadata,
+)
 from openenv_pipe.environments.schemas import Schema, SchemaWalk
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.pipeline.requirements import check_requirements
@@ -84,8 +88,10 @@ def inspect_environment(target: Target, output: Path | None) -> Inspection:
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists; name another file, or remove it")
-    description, trial = asyncio.run(_ask(target.serving))
+    description, trial, unknown = asyncio.run(_ask(target.serving))
     found = _inspect(target.serving, description, trial, output.stem if output else None)
+    if unknown is not None:
+        found = replace(found, notes=[*found.notes, unknown])
     for path, text in zip(paths, (found.block, found.experiment), strict=False):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -324,12 +330,17 @@ def _short_package(package: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
-async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, Trial]:
-    """Fetch the metadata and play random actions, starting a server if none runs."""
+async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, Trial, str | None]:
+    """Fetch the metadata and play random actions, starting a server if none runs.
+
+    Also returns a sentence on what this program does not know of the server, if there is anything.
+    """
     async with one_server(serving, num_sessions=NUM_SESSIONS) as host:
         description = await fetch_metadata(host.urls[0], host.access)
+        unknown = await describe_unknown_paths(host.urls[0], host.access)
         tasks = await open_tasks(serving.env, "train", host)
-        return description, await try_environment(serving.env, host, tasks, description.action)
+        trial = await try_environment(serving.env, host, tasks, description.action)
+        return description, trial, unknown
 
 
 def _flow(values: dict[str, Any]) -> str:

@@ -15,11 +15,11 @@ from openenv_pipe.commands.env.check.validation import probe_validation
 from openenv_pipe.commands.env.episodes import Chooser, scripted, start_episode
 from openenv_pipe.commands.env.random_play import random_actions, session_tools
 from openenv_pipe.commands.env.targets import Target, one_server, open_tasks
-from openenv_pipe.commands.findings import Line, failed
+from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.scripted import ScriptedPolicy
 from openenv_pipe.environments.adapters import Adapter, adapter_for
-from openenv_pipe.environments.client.metadata import fetch_metadata
+from openenv_pipe.environments.client.metadata import describe_unknown_paths, fetch_metadata
 from openenv_pipe.environments.client.session import step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import PipeError
@@ -72,6 +72,9 @@ async def _check(
             tell=tell,
         )
         lines = [line async for line in _probed(subject)]
+        unknown = await describe_unknown_paths(host.urls[0], host.access) if host.urls else None
+        if unknown is not None:
+            lines.append(Line("server", Result.OK, unknown))
         try:
             async with host.session():
                 pass
