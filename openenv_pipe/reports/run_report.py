@@ -19,6 +19,7 @@ from openenv_pipe.config.schema import (
     TaskServer,
     TaskSetConfig,
 )
+from openenv_pipe.errors import UserError
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.rewards import parts_table
 from openenv_pipe.reports.signal import signal_text
@@ -111,7 +112,10 @@ def _unusable(config: RunConfig, records: Records) -> str:
 
 
 def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
-    change = compare_reports(before, after, config.eval, config.seed)
+    try:
+        change = compare_reports(before, after, config.eval, config.seed)
+    except UserError:  # A resume with other tasks of evaluation, or a damaged report.
+        return "The two evaluations have no task in common: there is nothing to compare."
     if not (change.success and change.reward):
         return "Every episode of an evaluation failed: there is nothing to compare."
     success, reward = change.success, change.reward

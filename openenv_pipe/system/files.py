@@ -6,7 +6,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.secrets import redact
@@ -57,6 +57,24 @@ def read_bytes(path: Path) -> bytes:
         if not stat.S_ISREG(path.stat().st_mode):  # A pipe would block, and a device never end.
             raise RunFolderError(f"cannot read {path}: it is not a file")
         return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"cannot read {path}: {error}") from error
+
+
+def open_file(path: Path, *, follow_links: bool = True) -> BinaryIO:
+    """Open a file of a run folder that may grow, to read a part of it.
+
+    Raises:
+        RunFolderError: It is missing, not a regular file, or not readable.
+    """
+    try:
+        # Opening a pipe would block without O_NONBLOCK, which means nothing for a file.
+        flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+        file = os.fdopen(os.open(path, flags), "rb")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise RunFolderError(f"cannot read {path}: it is not a file")
+        return file
     except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot read {path}: {error}") from error
 

@@ -4,10 +4,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.metrics import parse_record
+from openenv_pipe.system.files import open_file
 
 MAX_BYTES = 512 * 2**20  # of one file; a step's line has about 2 KB
 
@@ -32,20 +33,20 @@ class MetricsReader:
         """Return a number that changes when the file is replaced, and the records so far."""
         with self._lock:
             try:
-                with self._path.open("rb") as file:
-                    self._read(file.fileno(), file.read)
-            except OSError:
+                with open_file(self._path) as file:
+                    self._read(file)
+            except (RunFolderError, OSError):
                 self._restart(None)
             return (self._inode or 0) % MAX_EPOCH, self._records
 
-    def _read(self, descriptor: int, read: Any) -> None:
-        found = os.fstat(descriptor)
+    def _read(self, file: BinaryIO) -> None:
+        found = os.fstat(file.fileno())
         if found.st_ino != self._inode or found.st_size < self._offset:
             self._restart(found.st_ino)
         if found.st_size == self._offset:
             return
-        os.lseek(descriptor, self._offset, os.SEEK_SET)
-        content = read(MAX_BYTES)
+        file.seek(self._offset)
+        content = file.read(MAX_BYTES)
         *lines, unfinished = content.split(b"\n")
         self._offset += len(content) - len(unfinished)
         records = []

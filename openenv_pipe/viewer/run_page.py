@@ -2,13 +2,13 @@
 
 import os
 import re
-import stat
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.reports.alarms import find_alarms
+from openenv_pipe.system.files import open_file
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.viewer.meanings import meanings
 from openenv_pipe.viewer.panels import panels_of
@@ -110,17 +110,10 @@ def tail(folder: Path, name: str) -> str:
     if not LOG.fullmatch(name) or ".." in name:
         raise RunFolderError(f"{name!r:.80} is not a log; expected one such as attempt_1/env-0.log")
     path = folder / "logs" / name
-    try:
-        # A folder of others may have a link or a pipe in a log's place.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise RunFolderError(f"{path} is not a file")
-            file.seek(max(0, found.st_size - MAX_LOG_BYTES))
-            content = file.read(MAX_LOG_BYTES)
-    except OSError as error:
-        raise RunFolderError(f"cannot read {path}: {error}") from error
+    # In a folder of others, a link could lead to a file that is not part of the run.
+    with open_file(path, follow_links=False) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
+        content = file.read(MAX_LOG_BYTES)
     text = content.decode(errors="replace")
     if len(content) == MAX_LOG_BYTES:
         text = text.partition("\n")[2]

@@ -159,6 +159,24 @@ def test_a_group_side_by_side(place, page, request):
     page.get_by_text("Advantages from -1").wait_for()
 
 
+def test_keys_go_through_the_episodes_of_a_group(address, page):
+    page.goto(f"{address}#/run/smoke/0001/episode?step=1&line=1")
+    chosen = page.locator(".chip[aria-current]")
+    expect(chosen).to_have_attribute("title", re.compile("episode 0"))
+    page.keyboard.press("j")
+    expect(chosen).to_have_attribute("title", re.compile("episode 1"))
+    page.keyboard.press("t")
+    page.locator("[data-token]").first.wait_for()
+    page.keyboard.press("k")
+    expect(chosen).to_have_attribute("title", re.compile("episode 0"))
+    expect(page).to_have_url(re.compile("line=1.*view=tokens"))
+    page.keyboard.press("e")
+    expect(page.locator("tbody tr")).to_have_count(24)
+    page.keyboard.press("/")
+    page.keyboard.type("guess")
+    expect(page.get_by_label("Search text")).to_have_value("guess")
+
+
 @pytest.mark.parametrize("place", ["address", "bundle"])
 def test_hostile_text_stays_text(place, page, request):
     page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001/episode?step=4&line=4")

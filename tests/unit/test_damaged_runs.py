@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import zlib
+from contextlib import suppress
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from random import Random
@@ -30,11 +32,25 @@ from openenv_pipe.reports.model_card import model_card
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.reports.runs_table import list_runs, runs_table
 from openenv_pipe.runs.checkpoints import StageStep, new_checkpoint, point_best
+from openenv_pipe.runs.episode_index import index_episodes
+from openenv_pipe.runs.episodes import episodes_path
 from openenv_pipe.runs.evals import DURING
 from openenv_pipe.runs.find import find_model
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.run import Run
 from openenv_pipe.system.progress import LineProgress
+from openenv_pipe.viewer.answers import as_json
+from openenv_pipe.viewer.comparisons import show_evaluations
+from openenv_pipe.viewer.episodes import (
+    list_episodes,
+    list_tasks,
+    show_episode,
+    show_group,
+    show_tokens,
+)
+from openenv_pipe.viewer.run_page import curves, describe_run
+from openenv_pipe.viewer.run_store import RunStore
+from openenv_pipe.viewer.summaries import summarise_runs
 
 NUM_CASES = 150
 LIMIT_S = 120  # of a case, which takes a fraction of a second
@@ -77,6 +93,7 @@ def sound(tmp_path_factory) -> Path:
     (folder.path / "logs" / "attempt_1" / "env-0.log").write_text("ready\n")
     folder.finish("interrupted", cause="interrupted")
     write_report(folder)
+    index_episodes(folder.path, episodes_path(folder.path, 1))
     return folder.path
 
 
@@ -198,6 +215,27 @@ def carded(run: Path) -> None:
     model_card(subject.folder, subject.checkpoint, "it")
 
 
+def viewed(run: Path) -> None:
+    """What `view` answers about a run; each part on its own, as its pages ask for it."""
+    store, key = RunStore(run.parents[1]), f"{run.parent.name}/{run.name}"
+    as_json(summarise_runs(store))
+    parts = [
+        lambda: describe_run(store, key),
+        lambda: curves(store, key),
+        lambda: show_evaluations(store, {"runs": key}),
+        lambda: list_episodes(store, key, {}),
+        lambda: list_tasks(store, key, {"source": "eval/trained"}),
+        *(
+            partial(show, store, key, {"step": step, "line": "1", "group": "1/0"})
+            for show in (show_episode, show_group, partial(show_tokens, trust=False))
+            for step in ("1", "2")
+        ),
+    ]
+    for part in parts:
+        with suppress(UserError, OSError):  # The server answers these as messages.
+            as_json(part())
+
+
 def resumed(run: Path) -> None:
     """What a resume does before it plays, and with what it writes at its end."""
     told: list[str] = []
@@ -219,6 +257,7 @@ ACTIONS = {
     "export": carded,
     "--record": lambda run: record(str(run), run.parent / "made", steps=1, runs_dir=run.parent),
     "reproduce": check_readable,
+    "view": viewed,
     "resume": resumed,
 }
 

@@ -330,3 +330,11 @@ def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
 
 def test_a_folder_without_runs_lists_none(tmp_path):
     assert list_runs(tmp_path / "missing") == []
+
+
+def test_evaluations_on_other_tasks_do_not_stop_the_report(folder):
+    """A run that was resumed with other tasks of evaluation still gets its report."""
+    run_samples.evaluate(folder, "start", 0.4)
+    played = [run_samples.episode(Random(0), 100 + i, 0, success=True) for i in range(4)]
+    save_evaluation(folder.path, run_samples.evaluation(folder, "trained", played))
+    assert "have no task in common" in write_report(folder).read_text()

@@ -1,6 +1,7 @@
 """The viewer's server: what its addresses answer, and whom it refuses. No browser is needed."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def test_a_folder_that_cannot_be_read_has_a_row(tmp_path):
     assert "run.json is damaged" in run["problem"]
 
 
+def test_a_pipe_in_the_place_of_the_metrics_does_not_block(tmp_path):
+    folder = run_samples.create(tmp_path)
+    os.mkfifo(folder.metrics_path)
+    assert open_client(tmp_path).get("/api/runs/smoke/0001/curves").json()["steps"] == []
+
+
 def test_a_running_run_says_what_is_left(tmp_path):
     folder = run_samples.create(tmp_path)
     run_samples.train(folder, num_steps=2)
@@ -109,6 +116,8 @@ def test_one_run(client):
 def test_logs_are_only_files_of_the_run(client, folder, tmp_path, name):
     (folder.logs / "secret").unlink(missing_ok=True)
     (folder.logs / "secret").symlink_to("/etc/passwd")
+    if not (folder.logs / "pipe").exists():
+        os.mkfifo(folder.logs / "pipe")
     answer = client.get("/api/runs/smoke/0001/log", params={"name": name})
     assert answer.status_code == 404
     assert "root:" not in answer.text

@@ -47,8 +47,9 @@ async function show() {
   current = { path: route.path, page: next };
   document.title = `${next.title} · ${NAME}`;
   fill(document.getElementById("top"),
-    h("span", { class: "trail" }, h("a", { href: address("/runs") }, h("strong", {}, NAME)), next.trail.map(([name, link]) => h("a", { href: link }, name))),
-    h("nav", { "aria-label": "Pages" }, h("a", { href: address("/runs") }, "Runs"), h("a", { href: address("/sweeps") }, "Sweeps")));
+    h("span", { class: "trail" }, h("a", { href: address("/runs") }, h("strong", {}, NAME)), next.trail.map(([name, link]) => h("a", { href: link, "data-key": name === "Episodes" ? "e" : null }, name))),
+    h("nav", { "aria-label": "Pages" }, h("a", { href: address("/runs"), "data-key": "r" }, "Runs"), h("a", { href: address("/sweeps"), "data-key": "s" }, "Sweeps"),
+      h("button", { class: "quiet", type: "button", title: "Keys of this page", onclick: help }, "?")));
   fill(page, next.node);
   page.dataset.path = route.path;
   next.shown?.();
@@ -56,5 +57,28 @@ async function show() {
   else { scrollTo(0, 0); page.focus({ preventScroll: true }); }
 }
 
+// A key presses the element of the page that names it in data-key; / goes to the search.
+function press(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  const search = document.querySelector("main input[type=search]");
+  const pressed = [...document.querySelectorAll("[data-key]")].find((each) => each.dataset.key === event.key);
+  if (event.key === "/" && search) search.focus();
+  else if (event.key === "?") help();
+  else if (pressed) pressed.click();
+  else return;
+  event.preventDefault();
+}
+
+function help() {
+  const keys = new Map([...document.querySelectorAll("[data-key]")].map((each) => [each.dataset.key, each.title || each.textContent]));
+  if (document.querySelector("main input[type=search]")) keys.set("/", "search");
+  const dialog = h("dialog", {}, h("h2", {}, "Keys of this page"), h("dl", { class: "fields" }, [...keys, ["?", "this list"]].map(([key, name]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, name)])),
+    h("form", { method: "dialog" }, h("button", {}, "Close")));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+addEventListener("keydown", press);
 addEventListener("hashchange", show);
 if (document.readyState === "loading") addEventListener("DOMContentLoaded", show); else show();

@@ -13,8 +13,9 @@ function placeName(entry) {
 }
 
 function memberChips(key, entry, members, more) {
-  return h("nav", { class: "chips", "aria-label": "Episodes of the group" }, members.map((each) =>
-    h("a", { class: "chip", href: episodeAddress(key, each, more), "aria-current": each.line === entry.line ? "page" : null, title: each.status },
+  const at = members.findIndex((each) => each.line === entry.line), keys = new Map([[at + 1, "j"], [at - 1, "k"]]);
+  return h("nav", { class: "chips", "aria-label": "Episodes of the group" }, members.map((each, index) =>
+    h("a", { class: "chip", "data-key": keys.get(index), href: episodeAddress(key, each, more), "aria-current": each.line === entry.line ? "page" : null, title: `episode ${each.member}: ${each.status}` },
       `${each.member}`, h("b", { class: each.success ? "good" : null }, each.is_scored ? number(each.reward) : each.status))));
 }
 
@@ -32,7 +33,7 @@ export async function episodePage(route, key) {
   const found = await ask(`${runPath(key)}/episode`, parameters), { entry } = found;
   const isTokens = parameters.view === "tokens", body = h("div", {});
   const keep = isTokens ? { view: "tokens", colour: parameters.colour } : {};
-  const mode = (view, title) => h("a", { href: address(route.path, { ...parameters, view }), "aria-current": (parameters.view ?? "") === (view ?? "") ? "page" : null }, title);
+  const mode = (view, title) => h("a", { "data-key": isTokens === (view === "tokens") ? null : "t", href: address(route.path, { ...parameters, view }), "aria-current": (parameters.view ?? "") === (view ?? "") ? "page" : null }, title);
   if (isTokens) {
     const tokens = await ask(`${runPath(key)}/tokens`, { source: parameters.source, step: parameters.step, line: parameters.line });
     fill(body, tokenView(tokens, parameters.colour ?? "logprob", (colour) => {
@@ -45,7 +46,7 @@ export async function episodePage(route, key) {
     title: `Episode ${entry.group_id} · ${entry.member}`,
     trail: [[key, address(`/run/${key}`)], ["Episodes", address(`/run/${key}/episodes`, { source: parameters.source })], [`${placeName(entry)} · ${entry.member}`, address(route.path, parameters)]],
     node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, entry.task), statusMark(entry.status), h("span", { class: "muted" }, `${placeName(entry)}, seed ${found.task.seed}`),
-      h("a", { href: taskAddress(key, entry) }, "this task over all steps"), h("a", { href: groupAddress(key, entry) }, "the group side by side")),
+      h("a", { href: taskAddress(key, entry), "data-key": "o" }, "this task over all steps"), h("a", { href: groupAddress(key, entry), "data-key": "g" }, "the group side by side")),
     headFacts(entry, found),
     found.skipped ? h("div", { class: "notice" }, `The group was not trained on: ${found.skipped}.`) : null,
     memberChips(key, entry, found.members, keep),

@@ -5,11 +5,11 @@ import { ask, listen, runPath } from "./api.js";
 import { Chart } from "./charts.js";
 import { progressBar, interval } from "./runs_page.js";
 
-export const TABS = [["", "Curves"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["logs", "Logs"], ["config", "Configuration"]];
+export const TABS = [["", "Curves", "c"], ["episodes", "Episodes", "e"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["logs", "Logs"], ["config", "Configuration"]];
 
 export function runTabs(key, current) {
-  return h("nav", { class: "tabs", "aria-label": "Parts of the run" }, TABS.map(([name, title]) =>
-    h("a", { href: address(`/run/${key}${name ? `/${name}` : ""}`), "aria-current": name === current ? "page" : null }, title)));
+  return h("nav", { class: "tabs", "aria-label": "Parts of the run" }, TABS.map(([name, title, letter]) =>
+    h("a", { "data-key": letter, href: address(`/run/${key}${name ? `/${name}` : ""}`), "aria-current": name === current ? "page" : null }, title)));
 }
 
 export function facts(pairs) {
