@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from openenv_pipe.environments.adapters.pictures import without_pictures
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Message, Observation
 
@@ -102,7 +103,10 @@ def render_message(role: str, template: jinja2.Template, fields: Mapping[str, An
         ConfigError: The template fails; the message names the fields that exist.
     """
     try:
-        return {"role": role, "content": template.render({"range": _Range(), **fields})}
+        return {
+            "role": role,
+            "content": template.render({"range": _Range(), **without_pictures(fields)}),
+        }
     except jinja2.UndefinedError as error:
         raise ConfigError(
             f"an env.adapter template asks for a field that the observation lacks: "
@@ -129,7 +133,7 @@ def observation_message(
 ) -> Message:
     """Render by the template, which also sees `more`; without a template, call `plain`."""
     if template is None:
-        return {"role": role, "content": plain(observation)}
+        return {"role": role, "content": plain(without_pictures(observation))}
     return render_message(role, template, {**observation, **more})
 
 
