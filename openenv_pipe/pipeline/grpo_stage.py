@@ -15,7 +15,12 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
-from openenv_pipe.rollout.metrics import summarise_groups, summarise_signal, summarise_staleness
+from openenv_pipe.rewards.reported_numbers import summarise_reported
+from openenv_pipe.rollout.metrics import (
+    summarise_groups,
+    summarise_signal,
+    summarise_staleness,
+)
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.episode_index import index_episodes
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
@@ -119,6 +124,7 @@ class GrpoStage:
         metrics = summarise_groups(groups) | summarise_staleness(
             groups, version=context.publisher.version
         )
+        metrics |= summarise_reported(groups, self._config.env.metrics)
         num_signals = sum(each.has_signal for each in advantages)
         metrics |= summarise_signal(num_signals, len(advantages), metrics)
         samples = build_samples(advantages)

@@ -4,14 +4,17 @@ A path names a field, from the outside in: `score`, `metadata.rubric_scores.styl
 the first item of a list. A field's name may contain dots itself, as that of a nested rubric does.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from openenv_pipe.environments.client.protocol import MAX_REWARD
-from openenv_pipe.types import Observation
+from openenv_pipe.types import Group, Observation
 
 RUBRIC_SCORES = "metadata.rubric_scores"  # where environments with OpenEnv's rubrics report them
-MAX_SCORES = 64  # of one observation; each becomes a metric
+MAX_SCORES = 64  # of one observation, or of one step; each becomes a metric
+RUBRIC_NAME = re.compile(r"[\w./ -]{1,80}", re.ASCII)  # others would not fit into a metric's name
 
 
 def number_at(observation: Observation, path: str) -> float | None:
@@ -45,6 +48,26 @@ def last_rubric_scores(observations: Sequence[Observation]) -> dict[str, float]:
     for each in observations:
         latest |= rubric_scores(each)
     return latest
+
+
+def summarise_reported(groups: Sequence[Group], fields: Mapping[str, str]) -> dict[str, float]:
+    """Return the means of what the environment reported of itself, over the scored episodes.
+
+    The latest value of an episode counts; episodes that have none are left out. `env/NAME` is the
+    field that `fields` (`env.metrics`) names by its path, `rubric/NAME` the score of a rubric.
+    """
+    values: dict[str, list[float]] = {}
+    rubrics: dict[str, list[float]] = {}
+    for episode in (episode for group in groups for episode in group.scored):
+        observations = episode.observations
+        for name, path in fields.items():
+            if (number := last_number(observations, path)) is not None:
+                values.setdefault(f"env/{name}", []).append(number)
+        for name, number in last_rubric_scores(observations).items():
+            if name in rubrics or (len(rubrics) < MAX_SCORES and RUBRIC_NAME.fullmatch(name)):
+                rubrics.setdefault(name, []).append(number)
+    values |= {f"rubric/{name}": rubrics[name] for name in sorted(rubrics)}
+    return {name: fmean(numbers) for name, numbers in values.items()}
 
 
 def _values_at(value: Any, path: str) -> Iterator[Any]:

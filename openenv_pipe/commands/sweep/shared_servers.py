@@ -39,7 +39,7 @@ NAMES = {"serving": "environment", "vllm": "vllm"}
 # Keys of `env` that have no effect on its servers. Every other key, also a future one, has.
 CLIENT_KEYS = {
     *("adapter", "tasks", "baselines", "success_reward", "step_timeout_s", "step_exception"),
-    *("max_turns", "max_reply_tokens", "max_episode_tokens", "max_observation_tokens"),
+    *("max_turns", "max_reply_tokens", "max_episode_tokens", "max_observation_tokens", "metrics"),
 }
 
 

@@ -1,6 +1,6 @@
 """`env`: the environment, its server's command and limits, and its tasks."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -56,6 +56,10 @@ class EnvConfig(Block):
     )
     success_reward: Number = Field(
         description="an episode is a success if the environment's rewards sum to at least this"
+    )
+    metrics: dict[Annotated[str, Field(pattern=r"^[\w.-]+$", examples=["score"])], str] = Field(
+        description="numbers of the observation that become metrics env/NAME of training: the path "
+        "of the field, such as metadata.score, by name; the scores of rubrics need no entry"
     )
     baselines: dict[str, DottedPath] = Field(
         description="scripted policies to evaluate beside the model, by name: expert, random, ..."
