@@ -190,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="0: no training")
     options = parser.parse_args()
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, "
@@ -200,6 +200,8 @@ def main() -> None:
         runs_dir = Path(scratch) / "runs"
         word = make_run(runs_dir, options.episodes)
         measure_answers(runs_dir, word, options.rounds)
+    if not options.steps:
+        return
     with tempfile.TemporaryDirectory() as scratch:
         speeds: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(options.rounds):

@@ -11,6 +11,7 @@ used, and everything that comes from one is text of others.
 """
 
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -52,12 +53,14 @@ TABLES = {
         f" {', '.join(COLUMNS)})"
     ),
     "episodes_by_file": "CREATE INDEX episodes_by_file ON episodes (file)",
-    "episodes_by_step": "CREATE INDEX episodes_by_step ON episodes (source, step)",
+    "episodes_by_step": "CREATE INDEX episodes_by_step ON episodes (source, step, line)",
     "episodes_by_status": "CREATE INDEX episodes_by_status ON episodes (source, status)",
     "episodes_by_task": (
         "CREATE INDEX episodes_by_task ON episodes (source, task, is_scored, reward, success)"
     ),
-    "episodes_by_reward": "CREATE INDEX episodes_by_reward ON episodes (source, reward)",
+    "episodes_by_reward": (
+        "CREATE INDEX episodes_by_reward ON episodes (source, reward, is_scored)"
+    ),
     "words": "CREATE VIRTUAL TABLE words USING fts5(text, content='')",
 }
 MADE_BY_SQLITE = ("sqlite_", "words_")  # beginnings of names
@@ -109,6 +112,7 @@ class EpisodeIndex:
         self.folder = folder
         self._connection = connection
         self._lock = RLock()
+        self._choices: dict[str, tuple[tuple[int, int], Choices]] = {}  # with the index's state
 
     @classmethod
     @contextmanager
@@ -153,6 +157,7 @@ class EpisodeIndex:
         """Replace an index that cannot be used. Raises sqlite3.Error if the new one cannot be."""
         _log.debug("the index of the episodes of %s cannot be used: %r", self.folder, error)
         self._connection.close()
+        self._choices.clear()
         path = self.folder / FILE_NAME
         is_damaged = not isinstance(error, sqlite3.OperationalError)  # rather than locked
         if is_damaged:
@@ -180,9 +185,11 @@ class EpisodeIndex:
         """
         where, parameters = condition(wanted)
         column, way = ORDERS[order], "DESC" if descending else "ASC"
+        # Only these can be null, and an index cannot be read in an order that moves nulls.
+        nulls = " NULLS LAST" if order == "advantage" or wanted.source is None else ""
         sql = (
             f"SELECT {', '.join(COLUMNS)} FROM episodes WHERE {where}"
-            f" ORDER BY {column} {way} NULLS LAST, source, step, line LIMIT ? OFFSET ?"
+            f" ORDER BY {column} {way}{nulls}, source, step, line LIMIT ? OFFSET ?"
         )
         return self._all(sql, [*parameters, limit, offset], as_episode)
 
@@ -194,7 +201,11 @@ class EpisodeIndex:
         where, parameters = condition(wanted)
         chosen = f"SELECT {value} AS v FROM episodes WHERE is_scored AND {where}"
         given = [*names, *parameters]
-        low, high = self._one(f"SELECT min(v), max(v) FROM ({chosen})", given)
+        # Two queries, each of which an index can answer without reading all rows.
+        low, high = self._one(
+            f"SELECT (SELECT min(v) FROM ({chosen})), (SELECT max(v) FROM ({chosen}))",
+            [*given, *given],
+        )
         if low is None:
             return None
         width = (high - low) / num_bins
@@ -212,6 +223,15 @@ class EpisodeIndex:
 
     def choices(self, source: str = TRAIN) -> Choices:
         """Return what the episodes of one source can be filtered by."""
+        with self._lock:
+            # The first number changes with what other processes write, the other with our own.
+            state = (self._one("PRAGMA data_version")[0], self._connection.total_changes)
+            known = self._choices.get(source)
+            if known is None or known[0] != state:
+                known = self._choices[source] = (state, self._read_choices(source))
+            return known[1]
+
+    def _read_choices(self, source: str) -> Choices:
         of_source = "FROM episodes WHERE source = ?"
         num_steps, last_step = self._one(
             f"SELECT count(DISTINCT step), max(step) {of_source}", [source]
@@ -297,14 +317,14 @@ def _files_of(path: Path) -> tuple[Path, Path]:
 def _refresh(connection: sqlite3.Connection, folder: Path) -> None:
     stamps = connection.execute("SELECT name, size, changed_ns, inode FROM files")
     known = {name: tuple(stamp) for name, *stamp in stamps}
-    present = {_name_of(folder, path): path for path in _episode_files(folder)}
+    present = _episode_files(folder)
     for name in known.keys() - present.keys():
         with connection:
             _forget(connection, name)
-    for name, path in present.items():
+    for name, entry in present.items():
         with suppress(OSError):  # It has been set aside meanwhile.
-            if known.get(name) != _stamp(path):
-                _index_file(connection, folder, path)
+            if known.get(name) != _stamp(entry):
+                _index_file(connection, folder, Path(entry.path))
 
 
 def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
@@ -354,19 +374,25 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
     return number == 0
 
 
-def _episode_files(folder: Path) -> list[Path]:
-    found = [*(folder / "episodes").glob(f"step_*{EPISODES_SUFFIX}")]
-    found += (folder / "eval").glob(f"*{EPISODES_SUFFIX}")
-    return sorted(path for path in found if not path.name.startswith("."))
+def _episode_files(folder: Path) -> dict[str, os.DirEntry[str]]:
+    """Return the files of episodes by their names in the index."""
+    found: dict[str, os.DirEntry[str]] = {}
+    for part, beginning in (("episodes", "step_"), ("eval", "")):
+        with suppress(OSError), os.scandir(folder / part) as entries:
+            for entry in entries:
+                name = entry.name
+                if name.endswith(EPISODES_SUFFIX) and name.startswith(beginning) and name[0] != ".":
+                    found[f"{part}/{name}".encode(errors="backslashreplace").decode()] = entry
+    return dict(sorted(found.items()))
 
 
 def _name_of(folder: Path, path: Path) -> str:
     return path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
+def _stamp(file: Path | os.DirEntry[str]) -> tuple[int, int, int]:
     """Return what changes when a file is replaced."""
-    found = path.stat()
+    found = file.stat()
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
@@ -381,9 +407,9 @@ def source_and_step(name: str) -> tuple[str, int | None]:
 
 def file_of(folder: Path, source: str, step: int | None) -> Path:
     """Return the file of an indexed episode. Raises RunFolderError if there is no such file."""
-    for path in _episode_files(folder):
-        if source_and_step(_name_of(folder, path)) == (source, step):
-            return path
+    for name, entry in _episode_files(folder).items():
+        if source_and_step(name) == (source, step):
+            return Path(entry.path)
     raise RunFolderError(f"{folder} has no episodes of {source!r:.80}, step {step}")
 
 

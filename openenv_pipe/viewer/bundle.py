@@ -151,7 +151,7 @@ def _episodes(store: RunStore, key: str, path: Path, *, trust: bool) -> Iterator
     """Yield the list of a run's episodes, then one answer for each of their files."""
     index = store.index(key)
     by_file, num_left_out = _last_files(index)
-    problems = index.choices().problems
+    problems = [*index.choices().problems]
     if num_left_out:
         problems.append(
             f"This bundle has the last episodes; {num_left_out:,} of earlier steps are left out."

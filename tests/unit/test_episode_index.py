@@ -123,6 +123,17 @@ def test_bars_of_a_histogram_and_their_episodes_agree(folder):
     assert (choices.num_steps, choices.last_step, choices.problems) == (2, 2, [])
 
 
+def test_choices_follow_what_other_processes_write(folder):
+    with EpisodeIndex.open(folder) as index:
+        assert index.choices() is index.choices()
+        write_episodes(episodes_path(folder, 3), run_samples.groups(seed=3))
+        index_episodes(folder, episodes_path(folder, 3))
+        assert index.choices().last_step == 3
+        episodes_path(folder, 3).unlink()
+        index.refresh()
+        assert index.choices().last_step == 2
+
+
 def test_training_and_a_reader_make_the_same(folder, tmp_path):
     for step in (1, 2):
         index_episodes(folder, episodes_path(folder, step))
