@@ -142,6 +142,7 @@ def measure_answers(runs_dir: Path, word: str, rounds: int) -> None:
 
 def steps_per_s(runs_dir: Path, steps: int, *, is_viewed: bool) -> float:
     """Train; return the steps per second, with or without a page that follows the run."""
+    runs_dir.mkdir(exist_ok=True)
     command = [
         *(sys.executable, "-m", "openenv_pipe.cli.main", "train", "conf=echo"),
         *(f"runs_dir={runs_dir}", f"trainer.steps={steps}", "eval.num_tasks=1"),
