@@ -6,12 +6,13 @@ from models.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import regex
 
 LIMIT_S = 0.5  # of processor time, for one search
+MAX_SIZE = 100_000  # parts with repetitions written out; `regex` takes 300 bytes for each
 
 
 class SlowPatternError(Exception):
@@ -22,9 +23,12 @@ class LimitedPattern:
     """A compiled regular expression in the syntax of Python's `re`."""
 
     def __init__(self, source: str) -> None:
-        """Raises ValueError if `source` is not a regular expression."""
+        """Raises ValueError if `source` is not a regular expression, or is too large."""
         try:
             re.compile(source)  # `regex` allows more than `re`, such as the same name twice.
+            # Python has no public parser of its regular expressions.
+            if _size(re._parser.parse(source)) > MAX_SIZE:  # type: ignore[attr-defined]
+                raise ValueError(f"its repetitions, written out, have more than {MAX_SIZE} parts")
             self._pattern = regex.compile(source)
         except (re.error, regex.error, OverflowError) as error:
             raise ValueError(str(error)) from None
@@ -46,3 +50,24 @@ class LimitedPattern:
                 f"a text of {len(text)} characters cannot be matched with {self.source!r:.200} "
                 "in the time that a search may take"
             ) from None
+
+
+def _size(parsed: Any) -> int:
+    """Return the size of a parsed expression in which each repetition is written out."""
+    size = 0
+    for kind, value in parsed:
+        if str(kind) in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+            fewest, _, inner = value
+            size += max(fewest, 1) * _size(inner)
+        else:
+            size += 1 + sum(map(_size, _sequences(value, type(parsed))))
+    return size
+
+
+def _sequences(value: Any, kind: type) -> Iterator[Any]:
+    """Yield the parsed expressions in what an operator holds, such as branches of `|`."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _sequences(each, kind)

@@ -158,9 +158,19 @@ def test_a_slow_pattern_of_the_configuration_makes_the_reply_unusable():
         text_adapter(pattern=r"^(?P<word>(a|aa)+)$").read(SLOW_TEXT)
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["a{100000000}", "((a{99}){99}){99}", "x|(?=[ab]{9999999}c)", "(?P<a>x)(?(a)y{9999999}|z)"],
+)
+def test_patterns_that_take_all_memory_are_refused(source):
+    with pytest.raises(ValueError, match="more than 100000 parts"):
+        LimitedPattern(source)
+
+
 def test_patterns_are_those_of_re():
     assert LimitedPattern(r"(?s)(?P<a>x.*)$").search("ax\n").groupdict() == {"a": "x\n"}
     assert dict(LimitedPattern(r"(?P<a>x)(y)(?P<b>z)?").groups) == {"a": 1, "b": 3}
+    assert LimitedPattern(r"(?:[ab]{0,9999999}|(?>c){999})d").search("abad")
     with pytest.raises(SlowPatternError, match="61 characters"):
         LimitedPattern(SLOW).search(SLOW_TEXT)
     for source in ("(", "(?P<a>x)(?P<a>y)", "a{99999999999}", "(" * 5000):

@@ -27,6 +27,10 @@ ALLOWED_PLACES = {
     "optuna": {"commands/sweep/search.py"},
     "datasets": {"environments/tasks/rows.py"},
     "starlette": {"viewer/*.py"},
+    "wandb": {"trackers/wandb.py"},
+    "mlflow": {"trackers/mlflow.py"},
+    "trackio": {"trackers/trackio.py"},
+    "opentelemetry": {"trackers/*"},
     "openenv": set(),  # only environment servers use it
     "trl": set(),  # only the tests use it
 }
