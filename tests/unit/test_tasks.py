@@ -18,7 +18,7 @@ from openenv_pipe.environments.tasks import (
 )
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN
-from openenv_pipe.types import Episode, Group, Status
+from openenv_pipe.types import Episode, Finish, Group, Status, Turn
 
 RANGE = compose(["conf=echo"]).config.env.tasks.train
 
@@ -214,13 +214,22 @@ def tasks_of(num_tasks):
     return RangeTasks("train", RANGE.model_copy(update={"num_tasks": num_tasks}))
 
 
-def played(task, successes):
+def played(task, successes, num_tokens=1):
     """Return a group with these successes; None marks a failed episode."""
+    turn = Turn(
+        prompt_ids=[0] * num_tokens,
+        completion_ids=[],
+        logprobs=[],
+        finish=Finish.STOP,
+        policy_versions=[0],
+        reply="",
+    )
     episodes = [
         Episode(
             task=task,
             member=member,
             seed=0,
+            turns=[turn],
             success=bool(success),
             status=Status.ERROR if success is None else Status.DONE,
         )
@@ -268,11 +277,25 @@ def test_a_curriculum_prefers_what_is_solved_at_times():
     assert not at_times & set(indices(order, 0, 8))
 
 
-def test_a_curriculum_is_the_same_for_the_same_history():
+def test_by_cost_a_curriculum_prefers_short_tasks():
+    tasks = tasks_of(100)
+    order = build_order("curriculum_by_cost", tasks, 0)
+    for index in range(100):
+        order.record([played(tasks[index], [True, False], num_tokens=10 if index < 50 else 90)])
+    restored = build_order("curriculum_by_cost", tasks, 0)
+    restored.restore(json.loads(json.dumps(order.state())))
+    taken = Counter(index for start in range(0, 200, 8) for index in indices(order, start, 8)[:6])
+    assert sum(taken[index] for index in range(50)) > 0.75 * taken.total()
+    assert indices(restored, 200, 30) == indices(order, 200, 30)
+    assert "num_tokens" not in build_order("curriculum", tasks, 0).state()
+
+
+@pytest.mark.parametrize("name", ["curriculum", "curriculum_by_cost"])
+def test_a_curriculum_is_the_same_for_the_same_history(name):
     tasks = tasks_of(20)
 
     def run(num_steps, history=()):
-        order = build_order("curriculum", tasks, 3)
+        order = build_order(name, tasks, 3)
         for groups in history:
             order.record(groups)
         history = list(history)
@@ -336,5 +359,7 @@ def test_an_order_is_a_name_or_a_target():
     own = "{type: python, target: 'mine:Order', options: {}}"
     order = compose(["conf=echo", f"env.tasks.order={own}"]).config.env.tasks.order
     assert order == PythonOrderConfig(type="python", target="mine:Order", options={})
-    with pytest.raises(ConfigError, match="one of shuffle, seed, curriculum or a block with"):
+    with pytest.raises(
+        ConfigError, match="one of shuffle, seed, curriculum, curriculum_by_cost or a block with"
+    ):
         compose(["conf=echo", "env.tasks.order=backwards"])

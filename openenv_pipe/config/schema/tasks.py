@@ -75,7 +75,7 @@ class PythonOrderConfig(PythonTarget):
     """An `environments.tasks.order.TaskOrder` of your own: target(tasks, seed, **options)."""
 
 
-OrderConfig = Literal["shuffle", "seed", "curriculum"] | PythonOrderConfig
+OrderConfig = Literal["shuffle", "seed", "curriculum", "curriculum_by_cost"] | PythonOrderConfig
 
 
 class TasksConfig(Block):
@@ -83,7 +83,8 @@ class TasksConfig(Block):
 
     order: OrderConfig = Field(
         description="order in training; shuffle: shuffled anew in each pass; seed: as listed; "
-        "curriculum: mostly tasks that the model sometimes solves; or a target of your own"
+        "curriculum: mostly tasks that the model sometimes solves; curriculum_by_cost: the same, "
+        "with short ones preferred; or a target of your own"
     )
     train: TaskSetConfig
     eval: TaskSetConfig

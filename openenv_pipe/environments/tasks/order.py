@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from openenv_pipe.config.schema import OrderConfig
 from openenv_pipe.environments.tasks.sets import TaskSet
@@ -18,6 +18,7 @@ from openenv_pipe.system.python_targets import build_part
 from openenv_pipe.types import Group, Task
 
 NUM_RECENT = 3  # groups per task over which the success rate is measured
+Number = TypeVar("Number", int, float)
 EXPLORED_FRACTION = 0.25  # of a curriculum's tasks, chosen for being unseen the longest
 
 
@@ -48,8 +49,8 @@ def build_order(order: OrderConfig, tasks: TaskSet, seed: int) -> TaskOrder:
     Raises ConfigError if it is a target that cannot be used.
     """
     match order:
-        case "curriculum":
-            return Curriculum(tasks, seed)
+        case "curriculum" | "curriculum_by_cost":
+            return Curriculum(tasks, seed, by_cost=order == "curriculum_by_cost")
         case "shuffle":
             return Passes(tasks, seed)
         case "seed":
@@ -87,15 +88,18 @@ class Curriculum:
     """Mostly tasks that the policy sometimes solves; for the rest, those unseen the longest.
 
     A task that always or never succeeds gives no advantages to learn from. Tasks are drawn
-    without replacement, in proportion to p (1 - p) of their recent success rate p. A fixed
-    fraction, and all that is missing while too few rates are known, goes to tasks never played,
-    then to those played longest ago. A group whose episodes all failed does not count.
+    without replacement, in proportion to p (1 - p) of their recent success rate p, and with
+    `by_cost` also to 1 / the tokens of their recent groups, so that a token buys the most signal.
+    A fixed fraction, and all that is missing while too few rates are known, goes to tasks never
+    played, then to those played longest ago. A group whose episodes all failed does not count.
     """
 
-    def __init__(self, tasks: TaskSet, seed: int) -> None:
+    def __init__(self, tasks: TaskSet, seed: int, *, by_cost: bool) -> None:
         self._tasks = tasks
         self._seed = seed
+        self._by_cost = by_cost
         self._rates: dict[int, deque[float]] = {}
+        self._num_tokens: dict[int, deque[int]] = {}  # of the same groups; only with `by_cost`
         self._last_played: dict[int, int] = {}  # task index -> number of its latest group
         self._num_groups = 0
 
@@ -111,25 +115,34 @@ class Curriculum:
             self._num_groups += 1
             if group.scored:
                 rate = fmean(episode.success for episode in group.scored)
-                rates = self._rates.setdefault(group.task.index, deque(maxlen=NUM_RECENT))
-                rates.append(rate)
+                _append(self._rates, group.task.index, rate)
+                if self._by_cost:
+                    num_tokens = max(1, sum(episode.num_tokens for episode in group.scored))
+                    _append(self._num_tokens, group.task.index, num_tokens)
 
     def state(self) -> dict[str, Any]:
-        rates = [[index, list(rates)] for index, rates in self._rates.items()]
         last_played = [[index, number] for index, number in self._last_played.items()]
-        return {"rates": rates, "last_played": last_played, "num_groups": self._num_groups}
+        state = {
+            "rates": [[index, list(rates)] for index, rates in self._rates.items()],
+            "last_played": last_played,
+            "num_groups": self._num_groups,
+        }
+        if self._by_cost:
+            state["num_tokens"] = [[index, list(all_)] for index, all_ in self._num_tokens.items()]
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        rates = ((index, deque(rates, maxlen=NUM_RECENT)) for index, rates in state["rates"])
-        self._rates = dict(rates)
+        self._rates = {index: deque(all_, maxlen=NUM_RECENT) for index, all_ in state["rates"]}
+        if self._by_cost:
+            num_tokens = state["num_tokens"]
+            self._num_tokens = {index: deque(all_, maxlen=NUM_RECENT) for index, all_ in num_tokens}
         self._last_played = dict(state["last_played"])
         self._num_groups = state["num_groups"]
 
     def _round(self, start: int, count: int) -> list[int]:
         """Choose `count` different tasks."""
         draw = random.Random(f"{self._seed}/curriculum/{start}")
-        weights = {index: self._rate_variance(index) for index in sorted(self._rates)}
-        weights = {index: weight for index, weight in weights.items() if weight > 0}
+        weights = self._weights()
         num_known = min(count - round(EXPLORED_FRACTION * count), len(weights))
         known = _draw_without_replacement(draw, weights, num_known)
         places = shuffled(self._seed, 0, len(self._tasks))
@@ -140,9 +153,19 @@ class Curriculum:
         )
         return [*known, *(places[place] for place in unseen_longest)][:count]
 
-    def _rate_variance(self, index: int) -> float:
-        rate = fmean(self._rates[index])
-        return rate * (1.0 - rate)
+    def _weights(self) -> dict[int, float]:
+        """Return the weights of the tasks with a signal, by their index."""
+        rates = {index: fmean(self._rates[index]) for index in sorted(self._rates)}
+        weights = {index: rate * (1.0 - rate) for index, rate in rates.items() if 0 < rate < 1}
+        if not self._by_cost or not weights:
+            return weights
+        costs = {index: fmean(self._num_tokens[index]) for index in weights}
+        usual = fmean(costs.values())
+        return {index: weight * usual / costs[index] for index, weight in weights.items()}
+
+
+def _append(recent: dict[int, deque[Number]], index: int, value: Number) -> None:
+    recent.setdefault(index, deque(maxlen=NUM_RECENT)).append(value)
 
 
 def _draw_without_replacement(
