@@ -77,12 +77,21 @@ def test_clocks_make_no_task_another_one():
 
 def test_tasks_are_told_apart_by_what_reset_answers():
     alike = [played({"text": "a"}, {"text": "b"}) for _ in range(3)]
-    assert tasks_line(alike).result is Result.WARN
+    assert tasks_line(alike, alike).result is Result.WARN
     hidden = [played({"text": "a"}, {"text": str(number)}) for number in range(3)]
-    assert tasks_line(hidden).result is Result.OK
-    assert "begin with the same observation" in tasks_line(hidden).text
+    assert tasks_line(hidden, []).result is Result.OK
+    assert "begin with the same observation" in tasks_line(hidden, []).text
     apart = [played({"text": str(number)}, {"text": "a"}) for number in range(3)]
-    assert tasks_line(apart).measured == {"tasks": 3, "distinct": 3}
+    assert tasks_line(apart, []).measured == {"tasks": 3, "distinct": 3}
+
+
+def test_eval_tasks_that_are_training_tasks_are_named():
+    apart = [played({"text": str(number)}, {"text": "a"}) for number in range(3)]
+    others = [played({"text": str(number)}, {"text": "a"}) for number in (7, 1, 2)]
+    line = tasks_line(apart, others)
+    assert (line.result, line.measured["repeated"]) == (Result.WARN, 2)
+    assert "eval tasks 1, 2 are the same as training tasks" in line.text
+    assert tasks_line(apart, others[:1]).result is Result.OK
 
 
 def test_what_the_agent_wrote_and_what_is_always_shown_is_no_leak():

@@ -64,6 +64,7 @@ async def _check(
             env=serving.env,
             host=host,
             tasks=tasks,
+            eval_tasks=await open_tasks(serving.env, "eval", host),
             choosers=await _choosers(serving.env, host, tasks[0], policy),
             is_experiment=target.is_experiment,
             unusable_reward=target.unusable_reward,

@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import AsyncIterator
+from itertools import islice
 
 from openenv_pipe.commands.env.check.leaks import leaves
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
@@ -22,8 +23,8 @@ async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         plays = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
         again = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
         acting_alike = [
-            await subject.play(session, index, subject.choosers["random"], draw=random.Random(0))
-            for index in range(num_tasks)
+            await subject.play_alike(session, islice(tasks, NUM_TASKS))
+            for tasks in (subject.tasks, subject.eval_tasks)
         ]
         interrupted = await _after_interruption(subject, session)
     async with subject.session() as session:
@@ -41,7 +42,7 @@ async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         text = "a task differs in a new session, and a group's members play in several"
         yield Line("fresh session", Result.FAIL, text)
     if num_tasks > 1:
-        yield tasks_line(acting_alike)
+        yield tasks_line(*acting_alike)
 
 
 async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -> PlayedEpisode:
@@ -97,11 +98,23 @@ def _differences(one: PlayedEpisode, other: PlayedEpisode) -> set[str] | None:
     return found
 
 
-def tasks_line(plays: list[PlayedEpisode]) -> Line:
-    """Say whether tasks differ, from episodes of different tasks with equal actions."""
+def tasks_line(plays: list[PlayedEpisode], eval_plays: list[PlayedEpisode]) -> Line:
+    """Say whether tasks differ, from episodes of both splits with equal actions."""
     num_begun = len({repr(play.comparable[0]) for play in plays})
     count = len({repr(play.comparable) for play in plays})
     measured = {"tasks": len(plays), "distinct": count}
+    repeated = [
+        str(index)
+        for index, held_out in enumerate(eval_plays)
+        if any(_are_alike(play, held_out) for play in plays)
+    ]
+    if count > 1 and repeated:
+        text = (
+            f"eval tasks {', '.join(repeated)} are the same as training tasks under other seeds or "
+            "keywords, so the evaluation repeats what was trained on; choose others for "
+            "env.tasks.eval, if the environment has any"
+        )
+        return Line("tasks", Result.WARN, text, measured | {"repeated": len(repeated)})
     if num_begun > 1:
         text = f"{num_begun} of {len(plays)} begin differently"
         return Line("tasks", Result.OK, text, measured)

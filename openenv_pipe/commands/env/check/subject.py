@@ -29,7 +29,8 @@ class EnvironmentUnderTest:
 
     env: EnvConfig
     host: Host  # one server; probes open sessions beside its pool
-    tasks: TaskSet
+    tasks: TaskSet  # of the train split
+    eval_tasks: TaskSet
     choosers: dict[str, Chooser]  # "random", and "scripted" if there is a policy
     is_experiment: bool  # True for an experiment's environment, which training will use
     num_declared: int  # sessions per server in the configuration
@@ -78,13 +79,22 @@ class EnvironmentUnderTest:
         *,
         member: int = 0,
         with_states: bool = False,
-        draw: random.Random | None = None,
     ) -> PlayedEpisode:
         """Play a task; equal arguments choose equal actions. Raises SessionError."""
-        draw = draw or random.Random(f"{index}/{member}")
+        draw = random.Random(f"{index}/{member}")
         play = await start_episode(session, self.task(index), self.env)
         await play_to_end(session, play, chooser, self.env, draw, with_states=with_states)
         return play
+
+    async def play_alike(self, session: Session, tasks: Iterable[Task]) -> list[PlayedEpisode]:
+        """Play tasks with the same random actions each. Raises SessionError."""
+        plays = []
+        for task in tasks:
+            play = await start_episode(session, task, self.env)
+            draw = random.Random(0)
+            await play_to_end(session, play, self.choosers["random"], self.env, draw)
+            plays.append(play)
+        return plays
 
     async def spread(
         self,
