@@ -18,10 +18,12 @@ SERVERS = ("docker", "vllm")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _state_home(tmp_path_factory):
-    """Keep the key that run folders are signed by out of the home of who runs the tests."""
+def _environment(tmp_path_factory):
+    """Keep the key that run folders are signed by out of the home of who runs the tests, and do
+    not narrow tables to their terminal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.delenv("COLUMNS", raising=False)
         yield
 
 
