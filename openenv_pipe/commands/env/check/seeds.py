@@ -3,7 +3,6 @@
 import random
 import re
 from collections.abc import AsyncIterator
-from itertools import islice
 
 from openenv_pipe.commands.env.check.leaks import leaves
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
@@ -23,7 +22,7 @@ async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
         plays = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
         again = [await subject.play(session, index, subject.best) for index in range(num_tasks)]
         acting_alike = [
-            await subject.play_alike(session, islice(tasks, NUM_TASKS))
+            await subject.play_alike(session, [tasks[n] for n in range(min(NUM_TASKS, len(tasks)))])
             for tasks in (subject.tasks, subject.eval_tasks)
         ]
         interrupted = await _after_interruption(subject, session)
