@@ -21,7 +21,8 @@ def test_a_grid_has_every_combination_once():
 
 
 def test_a_glob_goes_over_experiments():
-    assert jobs_of("conf=glob(e*)") == [["conf=echo"], ["conf=email_search"]]
+    assert jobs_of("conf=glob(ec*)") == [["conf=echo"]]
+    assert jobs_of("conf=glob(word*)") == [["conf=wordle"], ["conf=wordle_qwen3"]]
 
 
 @pytest.mark.parametrize(
