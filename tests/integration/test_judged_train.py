@@ -74,24 +74,36 @@ def unique(bodies):
 def test_killed_between_verdicts_no_verdict_is_asked_for_twice(
     server, verifier, given, whole, tmp_path
 ):
-    """A request that is in flight when the run is killed has no verdict yet: it is sent again."""
+    """No answer that a killed run has stored is asked for again.
+
+    A request without a stored answer, because the judge or the disk was at work when the run was
+    killed, is sent again.
+    """
     folder, prompts, bodies = whole
     server.prompts.clear()
     verifier.bodies.clear()
+    killed = tmp_path / "echo" / "0001"
+    kills = []
     command = start(tmp_path, *given)
     for num_asked in (2, 5):
         wait_until(lambda count=num_asked: len(server.prompts) >= count, "verdicts", command)
         command.kill()
         command.wait()
-        killed = tmp_path / "echo" / "0001"
+        kills.append((len(server.prompts), len(verifier.bodies), stored_answers(killed)))
         command = Command(tmp_path, "train", "--resume", str(killed))
     code, err = finish(command)
     assert code == 0, err
     assert Result.of(killed).difference(Result.of(folder)) is None
     assert set(server.prompts) == set(prompts)
-    assert len(server.prompts) - len(prompts) <= 2
     assert unique(verifier.bodies) == unique(bodies)
-    assert len(verifier.bodies) - len(bodies) <= 2
+    for num_prompts, num_bodies, before in kills:
+        asked = len(set(server.prompts[num_prompts:])) + len(unique(verifier.bodies[num_bodies:]))
+        assert asked == len(stored_answers(killed) - before)
+
+
+def stored_answers(folder):
+    """The names of the stored answers of a run's judge and verifier, one for each request."""
+    return {path.name for path in (folder / "judge").rglob("*.json")}
 
 
 def test_a_reproduction_asks_nobody(server, verifier, whole, tmp_path):
