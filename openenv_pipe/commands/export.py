@@ -3,16 +3,14 @@
 The folder is written beside its place and renamed, so it is complete or absent.
 """
 
-import shutil
-import tempfile
 from pathlib import Path
 
-from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.errors import RunFolderError
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.reports.model_card import model_card
 from openenv_pipe.runs.find import SelectedModel, find_model
-from openenv_pipe.system.files import sync_tree, write_text
+from openenv_pipe.system.files import new_folder, write_text
 
 
 def export_run(word: str, output: Path | None, *, trust: bool) -> Path:
@@ -31,21 +29,10 @@ def export_run(word: str, output: Path | None, *, trust: bool) -> Path:
     target = output or subject.folder.path / "export" / name
     if target.exists():
         raise RunFolderError(f"{target} exists and is not overwritten; name another --output")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    except OSError as error:
-        raise ConfigError(f"--output {target} cannot be written: {error}") from error
-    try:
+    with new_folder(target, "--output") as aside:
         _write(subject, subject.checkpoint, aside, target.name)
-        aside.chmod(0o755)  # mkdtemp gives 0700, which others could not read.
         for file in aside.iterdir():
             file.chmod(0o644)
-        sync_tree(aside)
-        aside.rename(target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
     return target
 
 

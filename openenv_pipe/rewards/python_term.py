@@ -7,9 +7,9 @@ import numbers
 from typing import Any
 
 from openenv_pipe.config.schema import PythonTerm
-from openenv_pipe.errors import ConfigError, raise_first
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards.terms import at_the_end
-from openenv_pipe.rewards.values import NoValue, TermValue, Values, check_number
+from openenv_pipe.rewards.values import NoValue, TermValue, Values, check_number, value_each
 from openenv_pipe.system.python_targets import call_problem
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Episode, Group
@@ -32,12 +32,7 @@ class FunctionTerm:
             )
 
     async def values(self, group: Group) -> Values:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                asked = [tasks.create_task(self._value(episode)) for episode in group.scored]
-        except BaseExceptionGroup as errors:
-            raise_first(errors)
-        return {e.member: task.result() for e, task in zip(group.scored, asked, strict=True)}
+        return await value_each(group, self._value)
 
     async def _value(self, episode: Episode) -> TermValue | NoValue:
         """Return the value of an episode. A single number is the last turn's value."""

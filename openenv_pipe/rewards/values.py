@@ -1,13 +1,14 @@
 """What reward terms return: a value for each episode of a group, or why there is none."""
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from openenv_pipe.environments.client.protocol import MAX_REWARD
-from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Group, Judgement
+from openenv_pipe.errors import ConfigError, raise_first
+from openenv_pipe.types import Episode, Group, Judgement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,21 @@ class GroupTerm(Protocol):
             JudgeError, ConfigError: the run cannot go on.
         """
         ...
+
+
+async def value_each(
+    group: Group, value: Callable[[Episode], Coroutine[Any, Any, TermValue | NoValue]]
+) -> Values:
+    """Return the values of a group's episodes, each by itself and all at once.
+
+    If one raises, the others are cancelled and its error is raised.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(value(episode)) for episode in group.scored]
+    except BaseExceptionGroup as errors:
+        raise_first(errors)
+    return {e.member: task.result() for e, task in zip(group.scored, asked, strict=True)}
 
 
 def check_number(name: str, value: float) -> float:

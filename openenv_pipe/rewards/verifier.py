@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from openenv_pipe.config.schema import HttpVerifier, PythonVerifier, RewardConfig, VerifierTerm
 from openenv_pipe.environments.client.protocol import MAX_REWARD
-from openenv_pipe.errors import ConfigError, JudgeError, raise_first
+from openenv_pipe.errors import ConfigError, JudgeError
 from openenv_pipe.rewards.judges.trajectories import conversation_of
 from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
-from openenv_pipe.rewards.values import NoValue, TermValue, Values, weighted
+from openenv_pipe.rewards.values import NoValue, TermValue, Values, value_each, weighted
 from openenv_pipe.system.foreign_json import encodable_json, parse_foreign
 from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import Access, HttpClient
@@ -63,12 +63,7 @@ class Verifier:
         self._slots = asyncio.Semaphore(term.max_concurrent)
 
     async def values(self, group: Group) -> Values:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                asked = [tasks.create_task(self._value(episode)) for episode in group.scored]
-        except BaseExceptionGroup as errors:
-            raise_first(errors)
-        return {e.member: task.result() for e, task in zip(group.scored, asked, strict=True)}
+        return await value_each(group, self._value)
 
     async def _value(self, episode: Episode) -> TermValue | NoValue:
         try:

@@ -21,6 +21,14 @@ from threading import RLock
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.episode_index_file import (
+    FILE_NAME,
+    DamagedIndexError,
+    connect,
+    open_or_remake,
+    open_temporary,
+    remove,
+)
 from openenv_pipe.runs.episode_query import (
     COLUMNS,
     ORDERS,
@@ -37,38 +45,9 @@ from openenv_pipe.runs.episode_summary import Summary, summarise_row
 from openenv_pipe.runs.episodes import enumerate_rows
 from openenv_pipe.system.foreign_text import visible
 
-FILE_NAME = "episode_index.sqlite"
-VERSION = 1  # of the tables and of what is summarised; a file of another version is made anew
-READER_WAIT_S = 10.0  # for another process that writes
 WRITER_WAIT_S = 0.2  # of a training, which does without rather than wait
 EPISODES_SUFFIX = ".jsonl.gz"
-TABLES = {
-    "files": (
-        "CREATE TABLE files (name TEXT PRIMARY KEY, size INTEGER, changed_ns INTEGER,"
-        " inode INTEGER, problem TEXT)"
-    ),
-    # AUTOINCREMENT never gives a number twice, so words of removed episodes belong to nobody.
-    "episodes": (
-        "CREATE TABLE episodes (id INTEGER PRIMARY KEY AUTOINCREMENT, file TEXT,"
-        f" {', '.join(COLUMNS)})"
-    ),
-    "episodes_by_file": "CREATE INDEX episodes_by_file ON episodes (file)",
-    "episodes_by_step": "CREATE INDEX episodes_by_step ON episodes (source, step, line)",
-    "episodes_by_status": "CREATE INDEX episodes_by_status ON episodes (source, status)",
-    "episodes_by_task": (
-        "CREATE INDEX episodes_by_task ON episodes (source, task, is_scored, reward, success)"
-    ),
-    "episodes_by_reward": (
-        "CREATE INDEX episodes_by_reward ON episodes (source, reward, is_scored)"
-    ),
-    "words": "CREATE VIRTUAL TABLE words USING fts5(text, content='')",
-}
-MADE_BY_SQLITE = ("sqlite_", "words_")  # beginnings of names
 _log = logging.getLogger(__name__)
-
-
-class DamagedIndexError(Exception):
-    """The index file is not one that this module wrote. Never leaves this module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +78,7 @@ def index_episodes(folder: Path, file: Path) -> None:
     Never raises for want of the index: a reader adds what is missing.
     """
     try:
-        with closing(_connect(folder / FILE_NAME, WRITER_WAIT_S)) as connection:
+        with closing(connect(folder / FILE_NAME, WRITER_WAIT_S)) as connection:
             _index_file(connection, folder, file)
     except (sqlite3.Error, DamagedIndexError, OSError) as error:
         _log.debug("%s was not added to the index of episodes: %r", file, error)
@@ -132,7 +111,7 @@ class EpisodeIndex:
             RunFolderError: This Python's SQLite has no full text search, or there is no space.
         """
         try:
-            index = cls(folder, _open_or_remake(folder / FILE_NAME))
+            index = cls(folder, open_or_remake(folder / FILE_NAME))
             index.refresh()
         except sqlite3.Error as error:
             raise RunFolderError(
@@ -161,8 +140,8 @@ class EpisodeIndex:
         path = self.folder / FILE_NAME
         is_damaged = not isinstance(error, sqlite3.OperationalError)  # rather than locked
         if is_damaged:
-            _remove(path)
-        self._connection = _open_or_remake(path) if is_damaged else _temporary()
+            remove(path)
+        self._connection = open_or_remake(path) if is_damaged else open_temporary()
         _refresh(self._connection, self.folder)
 
     def count(self, wanted: EpisodeFilter) -> int:
@@ -288,32 +267,6 @@ class EpisodeIndex:
                     ) from again
 
 
-def _open_or_remake(path: Path) -> sqlite3.Connection:
-    """Open the index, made anew if it is damaged; a temporary one if the file cannot be used."""
-    for _ in range(2):
-        try:
-            return _connect(path, READER_WAIT_S)
-        except (sqlite3.OperationalError, OSError) as error:  # It is locked, or not ours to write.
-            _log.debug("the index %s cannot be used: %r", path, error)
-            break
-        except (sqlite3.Error, DamagedIndexError) as error:
-            _log.debug("the index %s is damaged: %r", path, error)
-            _remove(path)
-    return _temporary()
-
-
-def _remove(path: Path) -> None:
-    """Delete an index that cannot be used."""
-    with suppress(OSError):
-        for each in _files_of(path):
-            each.unlink(missing_ok=True)
-
-
-def _files_of(path: Path) -> tuple[Path, Path]:
-    """Return the index, and the journal that SQLite leaves beside it if it is killed."""
-    return path, path.with_name(f"{path.name}-journal")
-
-
 def _refresh(connection: sqlite3.Connection, folder: Path) -> None:
     stamps = connection.execute("SELECT name, size, changed_ns, inode FROM files")
     known = {name: tuple(stamp) for name, *stamp in stamps}
@@ -325,53 +278,6 @@ def _refresh(connection: sqlite3.Connection, folder: Path) -> None:
         with suppress(OSError):  # It has been set aside meanwhile.
             if known.get(name) != _stamp(entry):
                 _index_file(connection, folder, Path(entry.path))
-
-
-def _connect(path: Path, wait_s: float) -> sqlite3.Connection:
-    """Open the file, or make it. Raises DamagedIndexError, OSError or sqlite3.Error."""
-    for each in _files_of(path):  # SQLite would write through a link into another file.
-        if each.is_symlink() or (each.exists() and not each.is_file()):
-            raise OSError(f"{each} is not a file")
-    connection = sqlite3.connect(path, timeout=wait_s, check_same_thread=False)
-    try:
-        # A power failure may damage the file, which is then made anew; so nothing waits for a disk.
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("PRAGMA cell_size_check = ON")
-        _make_or_check(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _temporary() -> sqlite3.Connection:
-    """Return a database in a file that SQLite deletes."""
-    connection = sqlite3.connect("", check_same_thread=False)
-    _make_or_check(connection)
-    return connection
-
-
-def _make_or_check(connection: sqlite3.Connection) -> None:
-    with connection:
-        connection.execute("BEGIN IMMEDIATE" if _is_empty(connection) else "BEGIN")
-        if _is_empty(connection):  # Another process may have made the tables meanwhile.
-            for sql in TABLES.values():
-                connection.execute(sql)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    found = {
-        name: sql
-        for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")
-        if not name.startswith(MADE_BY_SQLITE)
-    }
-    if version != VERSION or found != TABLES:
-        raise DamagedIndexError(f"version {version}, tables {[*found]!r:.200}")
-
-
-def _is_empty(connection: sqlite3.Connection) -> bool:
-    (number,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return number == 0
 
 
 def _episode_files(folder: Path) -> dict[str, os.DirEntry[str]]:

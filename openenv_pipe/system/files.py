@@ -3,12 +3,15 @@
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from openenv_pipe.errors import RunFolderError
+from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.system.secrets import redact
 
 
@@ -90,6 +93,33 @@ def parse_json(path: Path, content: bytes) -> Any:
         return json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"cannot read {path}: {error}") from error
+
+
+@contextmanager
+def new_folder(target: Path, option: str) -> Iterator[Path]:
+    """Give a folder to write into, which becomes `target` at the end of the block.
+
+    It is beside `target`, which does not exist or is empty, so `target` is complete or absent.
+
+    Args:
+        option: the option that names `target`, for the error message.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    except OSError as error:
+        raise ConfigError(f"{option} {target} cannot be written: {error}") from error
+    try:
+        aside.chmod(0o755)  # mkdtemp gives 0700, which others could not read.
+        yield aside
+        sync_tree(aside)
+        aside.rename(target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
 
 
 def sync(path: Path) -> None:

@@ -32,6 +32,23 @@ class TrackedRun:
     saved_id: str | None  # what `open` returned in an earlier attempt; None: there was none
 
 
+def origin_of(run: TrackedRun, id_key: str) -> dict[str, Any]:
+    """Return the run's folder, its sweep, and the run that it is made from, as JSON.
+
+    id_key: the key of the parent's id in the tool.
+    """
+    origin: dict[str, Any] = {"run": run.id, "folder": str(run.folder), "sweep": run.sweep}
+    if run.parent is not None:
+        origin["parent"] = {
+            "kind": run.parent.kind,
+            "run": run.parent.id,
+            "folder": run.parent.path,
+            "checkpoint": run.parent.checkpoint,
+            id_key: run.parent.tracker_run_id,
+        }
+    return origin
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedStep:
     """One step of the run."""

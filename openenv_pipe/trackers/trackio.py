@@ -11,7 +11,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.foreign_text import code_block
-from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
+from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep, origin_of
 from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
 
 
@@ -50,7 +50,7 @@ class TrackioTracker:
             name=run.id,
             run_id=run_id,
             group=run.sweep,
-            config={**run.config, "openenv_pipe": _origin(run)},
+            config={**run.config, "openenv_pipe": origin_of(run, "trackio_id")},
             initial_last_step=last,
         )
         self._next_index = 0 if last is None else last + 1
@@ -72,17 +72,3 @@ class TrackioTracker:
         self._run.log(last, step=self._next_index - 1)
         with redirect_stdout(sys.stderr):  # it prints, and stdout is for results
             self._run.finish()
-
-
-def _origin(run: TrackedRun) -> dict[str, Any]:
-    """Return the run's folder, and the run that it is made from."""
-    origin: dict[str, Any] = {"run": run.id, "folder": str(run.folder)}
-    if run.parent is not None:
-        origin["parent"] = {
-            "kind": run.parent.kind,
-            "run": run.parent.id,
-            "folder": run.parent.path,
-            "checkpoint": run.parent.checkpoint,
-            "trackio_id": run.parent.tracker_run_id,
-        }
-    return origin

@@ -9,7 +9,7 @@ from openenv_pipe.config.schema import WandbTrackerConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
-from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
+from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep, origin_of
 from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
 
 LIMIT_S = 30  # for the tool's answer at the beginning and at the end of a run
@@ -52,7 +52,7 @@ class WandbTracker:
             group=run.sweep,
             tags=[*self._config.tags, *([run.parent.kind] if run.parent else [])],
             notes=_notes(run),
-            config={**run.config, "openenv_pipe": _origin(run)},
+            config={**run.config, "openenv_pipe": origin_of(run, "wandb_id")},
             settings=self._settings(wandb),
         )
         for stage in ("warm_start", "grpo"):
@@ -89,20 +89,6 @@ class WandbTracker:
             x_disable_machine_info=True,
             x_disable_stats=True,
         )
-
-
-def _origin(run: TrackedRun) -> dict[str, Any]:
-    """Return the run's folder, its sweep, and the run that it is made from."""
-    origin: dict[str, Any] = {"run": run.id, "folder": str(run.folder), "sweep": run.sweep}
-    if run.parent is not None:
-        origin["parent"] = {
-            "kind": run.parent.kind,
-            "run": run.parent.id,
-            "folder": run.parent.path,
-            "checkpoint": run.parent.checkpoint,
-            "wandb_id": run.parent.tracker_run_id,
-        }
-    return origin
 
 
 def _notes(run: TrackedRun) -> str | None:

@@ -10,7 +10,6 @@ replies and errors, not whole texts.
 
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.runs.episode_index import EpisodeIndex, file_of
 from openenv_pipe.runs.episode_query import EpisodeFilter, IndexedEpisode
 from openenv_pipe.runs.episodes import read_recorded_episodes
+from openenv_pipe.system.files import new_folder
 from openenv_pipe.viewer import comparisons, run_page
 from openenv_pipe.viewer.answers import as_json
 from openenv_pipe.viewer.episodes import content_of, why_skipped
@@ -54,21 +54,9 @@ def write_bundle(
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--bundle {folder} exists already; name a folder that does not")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    except OSError as error:
-        raise ConfigError(f"--bundle {folder} cannot be written: {error}") from error
-    try:
-        aside.chmod(0o755)  # mkdtemp gives 0700, which others could not read.
+    with new_folder(folder, "--bundle") as aside:
         _write_pages(aside)
         _write_data(aside / "data", _answers(store, keys, stamps, trust=trust))
-        if folder.is_dir():
-            folder.rmdir()
-        aside.rename(folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
 
 
 def _write_pages(folder: Path) -> None:

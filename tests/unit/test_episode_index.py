@@ -218,7 +218,7 @@ def test_nothing_is_written_through_a_link(folder, tmp_path):
 
 
 def test_an_index_that_others_write_does_not_stop_training_or_readers(folder, monkeypatch):
-    monkeypatch.setattr("openenv_pipe.runs.episode_index.READER_WAIT_S", 0.01)
+    monkeypatch.setattr("openenv_pipe.runs.episode_index_file.READER_WAIT_S", 0.01)
     expected = found(folder)
     with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
         connection.execute("BEGIN EXCLUSIVE")

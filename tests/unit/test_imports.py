@@ -85,3 +85,8 @@ def test_rollout_knows_contracts_only(path):
         if room in ("engines", "rewards", "learner", "runs"):
             assert module == "base", f"{path} imports {name}"
         assert name.split(".")[0] not in ("torch", "transformers"), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_files_are_small_enough_to_be_read_in_one_go(path):
+    assert len((PACKAGE / path).read_text().splitlines()) <= 400
