@@ -96,12 +96,14 @@ def build_samples(vocabulary: int, given: int, chosen: int, members: int) -> lis
     return [
         Sample(
             group="0",
+            member=member,
+            num_episode_tokens=chosen,
             token_ids=prompt + [draw.randrange(vocabulary) for _ in range(chosen)],
             loss_mask=[False] * given + [True] * chosen,
             logprobs=[0.0] * given + [near] * chosen,
             advantages=[0.0] * given + [draw.uniform(-2.0, 2.0)] * chosen,
         )
-        for _ in range(members)
+        for member in range(members)
     ]
 
 

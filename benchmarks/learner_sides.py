@@ -54,11 +54,13 @@ def build_samples(case: dict[str, Any]) -> list[Sample]:
     near = -torch.tensor(float(vocabulary)).log().item()
     prompt = [draw.randrange(vocabulary) for _ in range(given)]
     samples = []
-    for _ in range(case["group_size"]):
+    for member in range(case["group_size"]):
         advantage = draw.uniform(-2.0, 2.0)
         samples.append(
             Sample(
                 group="0",
+                member=member,
+                num_episode_tokens=chosen,
                 token_ids=prompt + [draw.randrange(vocabulary) for _ in range(chosen)],
                 loss_mask=[False] * given + [True] * chosen,
                 logprobs=[0.0] * given + [near + draw.uniform(-0.1, 0.1) for _ in range(chosen)],

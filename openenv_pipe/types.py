@@ -13,6 +13,11 @@ A worked example, Wordle with the tiny tokenizer and two turns:
     turns[1].completion_ids  s h e e t <|end|>
 
 The sample of that episode is the four lists in a row; its loss mask is True on completions only.
+
+The turns of an episode are a graph: a turn continues its `parent` if the parent's whole context and
+completion are a prefix of the turn's prompt, token for token, and otherwise begins a root with its
+whole prompt. A branch is a path from a root to a turn that no other continues. An episode like the
+one above, in which each turn continues the one before it, has a single branch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,6 +49,17 @@ class Finish(StrEnum):
 
     STOP = "stop"  # the model wrote its end-of-turn token
     LENGTH = "length"  # max_tokens were used up: the reply is truncated
+
+
+class TurnRole(StrEnum):
+    """What a turn is to the episode. Only turns of the agent are trained."""
+
+    AGENT = "agent"
+    RETRY = "retry"  # sampled and discarded: another turn in its place was continued
+    AUXILIARY = "auxiliary"  # beside the task, without the agent's tools: a call for a title
+
+
+PREVIOUS = -1  # as a turn's parent: the turn before it in the episode, if there is one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,12 +107,16 @@ class Turn:
     logprobs are empty, and it cannot be trained on.
     """
 
-    prompt_ids: list[int]  # tokens new in this turn: never those of earlier turns
+    prompt_ids: list[int]  # what is new since the parent; of a root the whole prompt
     completion_ids: list[int]  # exactly as sampled, the end token included if there was one
     logprobs: list[float]  # of completion_ids, at the sampling temperature
     finish: Finish
     policy_versions: list[int]  # those that sampled it, in order
     reply: str  # completion_ids as text, without the end token
+    # The turn that this one continues, by its index in the episode; None: the turn begins a root.
+    # `Episode.parents` has the index in place of PREVIOUS.
+    parent: int | None = PREVIOUS
+    role: TurnRole = TurnRole.AGENT
     steps: list[Step] = field(default_factory=list)  # empty: the reply was not sent
     unusable: str | None = None  # why the reply, or the rest of it, could not be used
     # New in this turn: in place of ids, or beside them if a judge will read the episode.
@@ -185,12 +205,40 @@ class Episode:
         return cut or self.status in (Status.TURN_LIMIT, Status.TOKEN_LIMIT)
 
     @property
+    def parents(self) -> list[int | None]:
+        """For each turn the index of the turn that it continues; None where it begins a root."""
+        return [
+            (index - 1 if index else None) if turn.parent == PREVIOUS else turn.parent
+            for index, turn in enumerate(self.turns)
+        ]
+
+    @property
+    def branches(self) -> list[list[int]]:
+        """The indices of the turns on each path from a root to a turn that no other continues."""
+        parents = self.parents
+        continued = set(parents)
+        return [path_to(index, parents) for index in range(len(parents)) if index not in continued]
+
+    @property
     def num_tokens(self) -> int:
+        """The tokens of all turns: those that a turn shares with the turn it continues count once.
+
+        A turn that begins a root counts with its whole prompt.
+        """
         return sum(turn.num_prompt_tokens + turn.num_completion_tokens for turn in self.turns)
 
     @property
     def num_completion_tokens(self) -> int:
         return sum(turn.num_completion_tokens for turn in self.turns)
+
+
+def path_to(index: int, parents: Sequence[int | None]) -> list[int]:
+    """Return the indices of the turns from the root to a turn. parents: as `Episode.parents`."""
+    path, place = [index], parents[index]
+    while place is not None:
+        path.append(place)
+        place = parents[place]
+    return path[::-1]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -210,11 +258,13 @@ class Group:
 
 @dataclass(kw_only=True, slots=True)
 class Sample:
-    """One episode as the trainer sees it. All lists have length L."""
+    """One path through an episode's turns as the trainer sees it. All lists have length L."""
 
     group: str
+    member: int  # of the group: with it, this identifies the episode
+    num_episode_tokens: int  # trained tokens of all samples of the episode
     token_ids: list[int]
-    loss_mask: list[bool]  # True where the model chose the token
+    loss_mask: list[bool]  # True where the model chose the token, and no earlier sample has it
     logprobs: list[float]  # the sampler's; 0.0 where the mask is False
     advantages: list[float]  # 0.0 where the mask is False
 
@@ -249,6 +299,7 @@ class Batch:
     places: "torch.Tensor"  # [N] int64: the index in U of each trained token
     num_samples: int
     sample_index: "torch.Tensor"  # [N] int64: which of the batch's samples a token belongs to
+    episode_tokens: "torch.Tensor"  # [N] float32: trained tokens of the episode of each token
     logprobs: "torch.Tensor"  # [N] float32: the sampler's
     advantages: "torch.Tensor"  # [N] float32
     is_shared: bool  # True if a token may belong to several samples

@@ -6,6 +6,7 @@ is between them (episode loop, engine, learner) is the real thing.
 
 import asyncio
 import copy
+import dataclasses
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from openenv_pipe.algorithms.samples import build_sample
+from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig, TinyModelConfig, VllmEngineConfig
 from openenv_pipe.engines import Completion, Engine, TokenRequest
@@ -312,7 +313,8 @@ def sampled(groups: Sequence[Group]) -> list[tuple[list[int], list[float]]]:
 
 def plain_sample(episode: Episode) -> Sample:
     """Return the episode's sample with an advantage of 1 everywhere."""
-    return build_sample("group", episode, [1.0] * len(episode.turns))
+    (sample,) = episode_samples(episode.task.id, episode, [1.0] * len(episode.turns))
+    return sample
 
 
 # --- episodes, samples and gradients made up ----------------------------------------------------
@@ -377,7 +379,10 @@ def random_sample(draw: random.Random, shape: Sequence[tuple[int, int]]) -> Samp
         for given, chosen in shape
     ]
     advantages = [draw.uniform(-2.0, 2.0) for _ in turns]
-    return build_sample("group", made_up_episode(turns=turns), advantages)
+    member = hash(tuple(turns[0].logprobs))  # of each sample another, so that each is an episode
+    episode = made_up_episode(turns=turns, member=member)
+    (sample,) = episode_samples("group", episode, advantages)
+    return sample
 
 
 def random_samples(seed: int, count: int = 6, *, max_tokens: int = 6) -> list[Sample]:
@@ -406,6 +411,8 @@ def alike_samples(seed: int, count: int = 6, *, max_tokens: int = 12) -> list[Sa
         samples.append(
             Sample(
                 group=root.group,
+                member=number,
+                num_episode_tokens=sum(root.loss_mask[:whole] + tail.loss_mask),
                 token_ids=root.token_ids[:whole] + tail.token_ids,
                 loss_mask=root.loss_mask[:whole] + tail.loss_mask,
                 logprobs=root.logprobs[:whole] + tail.logprobs,
@@ -413,7 +420,7 @@ def alike_samples(seed: int, count: int = 6, *, max_tokens: int = 12) -> list[Sa
                 + tail.advantages,
             )
         )
-    return [*samples, samples[-1]]
+    return [*samples, dataclasses.replace(samples[-1], member=count)]
 
 
 def resume_from(first: Learner, second: Learner, folder: Path) -> None:

@@ -74,6 +74,7 @@ def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str =
     assert all(map(len, rows)), "a sample without trained tokens"
     trie = (merged if share else flat)(rows)
     places, targets, sample_index, logprobs, advantages = [], [], [], [], []
+    episode_tokens = []
     for index, (sample, path) in enumerate(zip(samples, trie.paths, strict=True)):
         chosen = np.flatnonzero(sample.loss_mask)
         assert chosen[0] > 0, "nothing predicts the first token of a sample"
@@ -81,6 +82,7 @@ def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str =
         places.append(np.concatenate(spans)[chosen - 1])
         targets.append(np.asarray(sample.token_ids, dtype=np.int64)[chosen])
         sample_index.append(np.full(len(chosen), index))
+        episode_tokens.append(np.full(len(chosen), sample.num_episode_tokens, dtype=np.float32))
         logprobs.append(np.asarray(sample.logprobs, dtype=np.float32)[chosen])
         advantages.append(np.asarray(sample.advantages, dtype=np.float32)[chosen])
     predictors_N, targets_N = np.concatenate(places), np.concatenate(targets)
@@ -101,6 +103,7 @@ def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str =
         places=tensor(places_N),
         num_samples=len(samples),
         sample_index=tensor(np.concatenate(sample_index)),
+        episode_tokens=tensor(np.concatenate(episode_tokens)),
         logprobs=tensor(np.concatenate(logprobs)),
         advantages=tensor(np.concatenate(advantages)),
         is_shared=share,

@@ -3,32 +3,82 @@
 from collections.abc import Sequence
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
-from openenv_pipe.types import Episode, Sample
+from openenv_pipe.types import Episode, Sample, TurnRole, path_to
 
 
 def build_samples(advantages: Sequence[GroupAdvantages]) -> list[Sample]:
     """Build the samples of groups with a signal; an episode without turns gives none."""
     return [
-        build_sample(each.group.id, episode, each.by_member[episode.member])
+        sample
         for each in advantages
         if each.has_signal
         for episode in each.group.scored
-        if episode.turns
+        for sample in episode_samples(each.group.id, episode, each.by_member[episode.member])
     ]
 
 
-def build_sample(group: str, episode: Episode, advantages: Sequence[float]) -> Sample:
-    """Build the sample of an episode. `advantages` has one value per turn.
+def episode_samples(group: str, episode: Episode, advantages: Sequence[float]) -> list[Sample]:
+    """Build the samples of an episode: one for each turn of the agent that no other continues.
+
+    A sample is the path to that turn from its root. A turn on several paths is trained in the
+    first of them only, so that each sampled token counts once in the loss.
+
+    advantages: one value per turn
+    """
+    assert len(advantages) == len(episode.turns), "an advantage for each turn"
+    parents = episode.parents
+    continued: set[int] = set()  # by a turn of the agent, however much later
+    for index, turn in enumerate(episode.turns):
+        if turn.role is TurnRole.AGENT:
+            continued.update(path_to(index, parents)[:-1])
+    samples, trained = [], set[int]()
+    for index, turn in enumerate(episode.turns):
+        if turn.role is TurnRole.AGENT and index not in continued:
+            path = path_to(index, parents)
+            samples.append(_sample(group, episode, path, advantages, trained))
+            trained.update(path)
+    num_tokens = sum(sum(sample.loss_mask) for sample in samples)
+    for sample in samples:
+        sample.num_episode_tokens = num_tokens
+    return samples
+
+
+def _sample(
+    group: str,
+    episode: Episode,
+    path: Sequence[int],
+    advantages: Sequence[float],
+    trained: set[int],
+) -> Sample:
+    """Build the sample of a path, in which the turns that are already `trained` are context.
 
     The row concatenates the turns' token ids; nothing is rendered or tokenised again. Tokens of
     prompts and of the environment have no loss, logprob or advantage.
     """
-    sample = Sample(group=group, token_ids=[], loss_mask=[], logprobs=[], advantages=[])
-    for turn, advantage in zip(episode.turns, advantages, strict=True):
+    sample = Sample(
+        group=group,
+        member=episode.member,
+        num_episode_tokens=0,
+        token_ids=[],
+        loss_mask=[],
+        logprobs=[],
+        advantages=[],
+    )
+    for index in path:
+        turn = episode.turns[index]
         assert turn.usage is None, "a turn without token ids cannot be trained on"
         given, chosen = len(turn.prompt_ids), len(turn.completion_ids)
+        is_trained = turn.role is TurnRole.AGENT and index not in trained
         sample.token_ids += turn.prompt_ids + turn.completion_ids
-        sample.loss_mask += [False] * given + [True] * chosen
-        sample.logprobs += [0.0] * given + turn.logprobs
-        sample.advantages += [0.0] * given + [advantage] * chosen
+        sample.loss_mask += [False] * given + [is_trained] * chosen
+        sample.logprobs += [0.0] * given + (turn.logprobs if is_trained else [0.0] * chosen)
+        sample.advantages += [0.0] * given + [advantages[index] if is_trained else 0.0] * chosen
     return sample
+
+
+def by_episode(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Return the samples of each episode, in the order of the episodes' first samples."""
+    found: dict[tuple[str, int], list[Sample]] = {}
+    for sample in samples:
+        found.setdefault((sample.group, sample.member), []).append(sample)
+    return list(found.values())

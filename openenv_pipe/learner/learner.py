@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from openenv_pipe.algorithms.losses.normalization import Counts
+from openenv_pipe.algorithms.samples import by_episode
 from openenv_pipe.config.schema import TrainerConfig
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner.accumulator import MetricAccumulator
@@ -87,22 +88,25 @@ class Learner:
     def _updates(
         self, samples: Sequence[Sample], step: int, accumulator: MetricAccumulator
     ) -> list[UpdateBatches]:
-        """Split the samples into optimizer updates of about equal size, at random by seed and step.
+        """Split the episodes into optimizer updates of about equal size, by seed and step.
 
-        All are built before the first of them changes the weights.
+        All samples of an episode are in the same update. All updates are built before the first of
+        them changes the weights.
         """
-        num_updates = min(self._config.updates_per_step, len(samples))
-        order = list(range(len(samples)))
+        episodes = by_episode(samples)
+        num_updates = min(self._config.updates_per_step, len(episodes))
+        order = list(range(len(episodes)))
         if num_updates > 1:
             random.Random(f"{self._seed}/{step}").shuffle(order)
         updates = []
         for number in range(num_updates):
-            part = [samples[index] for index in order[number::num_updates]]
+            chosen = order[number::num_updates]
+            part = [sample for index in chosen for sample in episodes[index]]
             batches = list(
                 batches_of(part, self._config.tokens_per_batch, self.policy, self._ranks)
             )
             counts = Counts(
-                num_samples=len(part),
+                num_episodes=len(chosen),
                 num_tokens=sum(sum(sample.loss_mask) for sample in part),
                 max_tokens=self._max_episode_tokens,
             )
@@ -160,6 +164,7 @@ class Learner:
             reference_logprobs=reference_N,
             advantages=batch.advantages,
             sample_index=batch.sample_index,
+            episode_tokens=batch.episode_tokens,
         )
 
 

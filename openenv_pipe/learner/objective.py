@@ -35,6 +35,7 @@ class Tokens:
     reference_logprobs: torch.Tensor | None  # None: no KL penalty
     advantages: torch.Tensor
     sample_index: torch.Tensor  # int64: the sample of the batch that a token belongs to
+    episode_tokens: torch.Tensor  # float32: trained tokens of the episode of each token
 
 
 class Objective:
@@ -71,7 +72,7 @@ class Objective:
         policy = self._policy_loss(tokens, old_N)
         loss_N = policy.loss if correction is None else policy.loss * correction.weight
         weights_N = token_weights(
-            tokens.sample_index, normaliser=self._config.normalise, counts=counts
+            tokens.episode_tokens, normaliser=self._config.normalise, counts=counts
         )
         loss = (weights_N * loss_N).sum()
         accumulator.add(policy_loss=loss)

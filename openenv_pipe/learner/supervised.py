@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from openenv_pipe.algorithms.samples import by_episode
 from openenv_pipe.config.schema import WarmStartConfig
 from openenv_pipe.learner.batches import batches_of
 from openenv_pipe.learner.optimizer import Optimizer
@@ -22,7 +23,7 @@ class WarmStart:
         self._tokens_per_batch = tokens_per_batch
         self.optimizer = Optimizer(policy.trained_parameters(), config.optimizer, config.steps)
         self._draw = random.Random(f"{seed}/warm start")
-        self._unseen: list[int] = []  # indices of samples not yet used in this pass
+        self._unseen: list[int] = []  # indices of episodes not yet used in this pass
 
     def state(self) -> dict[str, Any]:
         """Return the sampling state as JSON. The optimizer is saved separately."""
@@ -35,7 +36,7 @@ class WarmStart:
         self._unseen = list(state["unseen"])
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Take one optimizer step on some samples; each is used once per pass over all."""
+        """Take one optimizer step on some episodes; each is used once per pass over all."""
         part = self._next_part(samples)
         num_tokens = sum(sum(sample.loss_mask) for sample in part)
         lr, total = self.optimizer.lr, 0.0
@@ -53,10 +54,11 @@ class WarmStart:
         }
 
     def _next_part(self, samples: Sequence[Sample]) -> list[Sample]:
-        size = min(self._config.episodes_per_step, len(samples))
+        episodes = by_episode(samples)
+        size = min(self._config.episodes_per_step, len(episodes))
         if len(self._unseen) < size:
-            again = list(range(len(samples)))
+            again = list(range(len(episodes)))
             self._draw.shuffle(again)
             self._unseen += again
         part, self._unseen = self._unseen[:size], self._unseen[size:]
-        return [samples[number] for number in part]
+        return [sample for number in part for sample in episodes[number]]

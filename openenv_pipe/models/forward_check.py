@@ -96,7 +96,15 @@ def _sample(row: list[int]) -> Sample:
     """A sample that is trained on all but its first token."""
     mask = [False] + [True] * (len(row) - 1)
     zeros = [0.0] * len(row)
-    return Sample(group="probe", token_ids=row, loss_mask=mask, logprobs=zeros, advantages=zeros)
+    return Sample(
+        group="probe",
+        member=0,
+        num_episode_tokens=sum(mask),
+        token_ids=row,
+        loss_mask=mask,
+        logprobs=zeros,
+        advantages=zeros,
+    )
 
 
 def _cached_logits(policy: Policy, token_ids: torch.Tensor) -> torch.Tensor:

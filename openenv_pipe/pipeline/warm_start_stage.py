@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from openenv_pipe.algorithms.samples import build_sample
+from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
@@ -100,8 +100,8 @@ class WarmStartStage:
 
 def _build_samples(groups: Sequence[Group]) -> list[Sample]:
     return [
-        build_sample(group.id, episode, [1.0] * len(episode.turns))
+        sample
         for group in groups
         for episode in group.scored
-        if episode.turns
+        for sample in episode_samples(group.id, episode, [1.0] * len(episode.turns))
     ]

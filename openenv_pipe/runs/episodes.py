@@ -6,8 +6,12 @@ little-endian floats: `f4:...` if every value is exactly a float32, else `f8:...
 engine that takes messages has `messages` and `usage` in place of ids and logprobs, which are empty.
 Episodes that a judge read have `messages` beside the ids, and its words in `judgements`.
 
-The loss mask is not stored: an episode's sample is its turns' prompt_ids and completion_ids in
-order, masked out in prompts and trained on in completions.
+A turn has `parent`, the index of the turn that it continues (null: none), where that was stated; a
+turn without it continues the turn before. It has `role` where that is not `agent`.
+
+The loss mask is not stored: a sample is the prompt_ids and completion_ids of the turns on a path to
+a turn of the agent that no other continues, masked out in prompts and trained on in completions of
+the agent (`algorithms/samples.py`).
 
 Equal episodes have equal bytes: the duration (`duration_s`) is not stored and reads as 0. A group
 without episodes is not stored.
@@ -27,7 +31,19 @@ from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.files import parse_json, read_bytes, write_bytes
 from openenv_pipe.system.secrets import redact
-from openenv_pipe.types import Episode, Finish, Group, Judgement, Status, Step, Task, Turn, Usage
+from openenv_pipe.types import (
+    PREVIOUS,
+    Episode,
+    Finish,
+    Group,
+    Judgement,
+    Status,
+    Step,
+    Task,
+    Turn,
+    TurnRole,
+    Usage,
+)
 
 GZIP = 31  # zlib's code for a gzip container without name and time
 FASTEST = 1  # Halves the size; level 6 takes five times as long to save another tenth.
@@ -187,6 +203,10 @@ def _row_of_turn(turn: Turn) -> dict[str, Any]:
         "steps": [_row_of_step(step) for step in turn.steps],
         "unusable": turn.unusable,
     }
+    if turn.parent != PREVIOUS:
+        row["parent"] = turn.parent
+    if turn.role is not TurnRole.AGENT:
+        row["role"] = turn.role
     if turn.usage is not None or turn.messages:
         row["messages"] = turn.messages
     if turn.usage is not None:
@@ -239,6 +259,24 @@ def _check_types(episode: Episode) -> None:
             if not isinstance(value, kind):
                 raise TypeError(f"{value!r:.80} is not of the type {kind}")
     list(map(float, numbers))  # An int may be too large for a float.
+    _check_parents(episode.parents)
+
+
+def _check_parents(parents: Sequence[int | None]) -> None:
+    """Raise ValueError if a parent is not a turn of the episode, or turns continue each other."""
+    ends: set[int] = set()  # turns from which the way up ends at a root
+    for index in range(len(parents)):
+        way: list[int] = []
+        place: int | None = index
+        while place is not None and place not in ends:
+            way.append(place)
+            parent = parents[place]
+            if parent is not None and (type(parent) is not int or not 0 <= parent < len(parents)):
+                raise ValueError(f"the turn {place} continues {parent!r:.20}, which is no turn")
+            if parent in way:
+                raise ValueError(f"the turn {place} continues one that continues it")
+            place = parent
+        ends.update(way)
 
 
 def _turn_of_row(row: Mapping[str, Any]) -> Turn:
@@ -247,6 +285,7 @@ def _turn_of_row(row: Mapping[str, Any]) -> Turn:
         "finish": Finish(row["finish"]),
         "steps": [Step(**step) for step in row["steps"]],
         "usage": Usage(**row["usage"]) if "usage" in row else None,
+        "role": TurnRole(row.get("role", TurnRole.AGENT)),
     }
     return Turn(**{**row, **unpacked})
 

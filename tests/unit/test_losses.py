@@ -12,15 +12,15 @@ from openenv_pipe.algorithms.losses.policy import cispo_loss, grpo_loss, gspo_lo
 from openenv_pipe.algorithms.losses.ratios import sample_means
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.3}
-ROWS = torch.tensor([0, 0, 0, 1])  # one sample of three trained tokens and one of a single token
+EPISODE_TOKENS = torch.tensor([3.0, 3.0, 3.0, 1.0])  # an episode of three tokens, and of one
 NORMALISERS = ["sample", "token", "constant"]
 RATIOS = torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])
 ADVANTAGES = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
 
 
-def weights(normaliser, rows=ROWS):
-    counts = Counts(num_samples=2, num_tokens=4, max_tokens=10)
-    return token_weights(rows, normaliser=normaliser, counts=counts).tolist()
+def weights(normaliser, episode_tokens=EPISODE_TOKENS):
+    counts = Counts(num_episodes=2, num_tokens=4, max_tokens=10)
+    return token_weights(episode_tokens, normaliser=normaliser, counts=counts).tolist()
 
 
 def gradient(loss_of, logprobs):
@@ -37,8 +37,8 @@ def gradient(loss_of, logprobs):
 @pytest.mark.parametrize(
     ("normaliser", "expected"),
     [
-        ("sample", [1 / 6, 1 / 6, 1 / 6, 1 / 2]),  # the mean of each sample, then over two samples
-        ("constant", [1 / 20] * 4),  # always two samples of ten tokens, whatever their lengths
+        ("sample", [1 / 6, 1 / 6, 1 / 6, 1 / 2]),  # the mean of each episode, then over two
+        ("constant", [1 / 20] * 4),  # always two episodes of ten tokens, whatever they have
         ("token", [1 / 4] * 4),
     ],
 )
@@ -56,9 +56,9 @@ def test_weights_of_tokens(normaliser, expected):
     ],
 )
 def test_length_bias_of_each_normaliser(normaliser, expected):
-    """Trap 12: a mean per sample prefers long bad samples and short good ones; others do not.
+    """Trap 12: a mean per episode prefers long bad ones and short good ones; others do not.
 
-    On policy a token's loss is minus its advantage: +2 in the long sample, -4 in the short one.
+    On policy a token's loss is minus its advantage: +2 in the long episode, -4 in the short one.
     """
     advantages = torch.tensor([2.0, 2.0, 2.0, -4.0])
     policy = grpo_loss(torch.zeros(4), torch.zeros(4), advantages, **CLIPS)
@@ -67,12 +67,12 @@ def test_length_bias_of_each_normaliser(normaliser, expected):
 
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)
-def test_samples_of_a_split_weigh_what_they_did_together(normaliser):
+def test_tokens_of_a_split_weigh_what_they_did_together(normaliser):
     """Trap 10: counts are of the whole update, and the order of tokens does not matter."""
     together = weights(normaliser)
-    apart = [weights(normaliser, ROWS[row == ROWS] - row) for row in (0, 1)]
+    apart = [weights(normaliser, EPISODE_TOKENS[part]) for part in (slice(2), slice(2, 4))]
     assert apart[0] + apart[1] == together
-    assert weights(normaliser, ROWS.flip(0)) == together[::-1]
+    assert weights(normaliser, EPISODE_TOKENS.flip(0)) == together[::-1]
 
 
 def test_means_of_samples_stand_at_their_tokens():

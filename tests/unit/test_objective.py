@@ -15,7 +15,7 @@ from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
 
 ROWS = torch.tensor([0, 0, 1, 1])
-COUNTS = Counts(num_samples=2, num_tokens=4, max_tokens=8)
+COUNTS = Counts(num_episodes=2, num_tokens=4, max_tokens=8)
 SAMPLED = torch.tensor([-1.0, -2.0, -1.0, -2.0])
 START = torch.tensor([-1.1, -1.5, -1.0, -4.0])  # importance weights 0.9, 1.65, 1, 0.135
 NOW = torch.tensor([-1.2, -1.4, -0.9, -4.1])
@@ -43,6 +43,7 @@ def tokens(chosen=slice(None)):
         reference_logprobs=REFERENCE[chosen],
         advantages=ADVANTAGES[chosen],
         sample_index=ROWS[chosen] - ROWS[chosen][0],
+        episode_tokens=torch.full((4,), 2.0)[chosen],
     )
 
 

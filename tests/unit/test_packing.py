@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.packing import pack, prefix_reuse_fraction, split_by_budget
 from openenv_pipe.algorithms.prefix_tree import flat, merged
-from openenv_pipe.algorithms.samples import build_sample
+from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.types import Sample
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=9)
@@ -27,6 +27,8 @@ def sample_of(row):
     length = len(row) + 1
     return Sample(
         group="0",
+        member=0,
+        num_episode_tokens=1,
         token_ids=[*row, 7],
         loss_mask=[False] * len(row) + [True],
         logprobs=[0.0] * length,
@@ -128,7 +130,7 @@ def test_a_sample_is_the_ids_of_its_turns_in_a_row():
         made_up_turn([10, 11], [12, 13], logprobs=[-1.0, -2.0]),
         made_up_turn([14], [15], logprobs=[-3.0]),
     ]
-    sample = build_sample("7", made_up_episode(turns=turns), [0.5, -0.5])
+    (sample,) = episode_samples("7", made_up_episode(turns=turns), [0.5, -0.5])
     assert sample.group == "7"
     assert sample.token_ids == [10, 11, 12, 13, 14, 15]
     assert sample.loss_mask == [False, False, True, True, False, True]
@@ -139,7 +141,7 @@ def test_a_sample_is_the_ids_of_its_turns_in_a_row():
 def test_building_a_sample_leaves_the_episode_alone():
     turns = [made_up_turn([10], [11]), made_up_turn([12], [13])]
     episode = made_up_episode(turns=turns)
-    build_sample("0", episode, [1.0, 1.0])
+    episode_samples("0", episode, [1.0, 1.0])
     assert [turn.prompt_ids for turn in episode.turns] == [[10], [12]]
     assert [turn.logprobs for turn in episode.turns] == [[-1.0], [-1.0]]
 
@@ -182,7 +184,7 @@ def seen_from(batch, place):
 def test_tokens_that_nothing_needs_are_not_computed():
     """These are the environment's tokens after the last reply, and the last reply's last token."""
     turns = [made_up_turn([5, 6], [7, 8])]
-    sample = build_sample("0", made_up_episode(turns=turns), [1.0])
+    (sample,) = episode_samples("0", made_up_episode(turns=turns), [1.0])
     longer = dataclasses.replace(
         sample,
         token_ids=[*sample.token_ids, 9, 9],
@@ -196,5 +198,5 @@ def test_tokens_that_nothing_needs_are_not_computed():
 def test_an_end_token_that_looks_like_padding_keeps_its_loss():
     """Trap 19: no token is treated by its id; here the end token is 0."""
     turns = [made_up_turn([5, 6], [7, 0]), made_up_turn([8], [0])]
-    batch = pack([build_sample("0", made_up_episode(turns=turns), [1.0, 1.0])], share=False)
+    batch = pack(episode_samples("0", made_up_episode(turns=turns), [1.0, 1.0]), share=False)
     assert batch.targets[batch.places].tolist() == [7, 0, 0]

@@ -51,7 +51,7 @@ class LossBlock(Block):
     """The settings that all losses share: normalization and additional terms."""
 
     normalise: Literal["sample", "token", "constant"] = Field(
-        description="a mean over each sample's tokens, over all tokens, or a sum over a constant"
+        description="a mean over each episode's tokens, over all tokens, or a sum over a constant"
     )
     entropy_coef: NonNegative = Field(description="weight of the bonus for mean token entropy")
     kl: KlConfig
