@@ -23,6 +23,7 @@ one above, in which each turn continues the one before it, has a single branch.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,8 +31,29 @@ if TYPE_CHECKING:
 
 Observation = Mapping[str, Any]
 Action = Mapping[str, Any]
-Message = Mapping[str, str]
+Message = Mapping[str, Any]  # "role", "content", perhaps "name" and "pictures"
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
+
+
+class Picture(dict[str, Any]):
+    """A picture of an observation: its file's path in the run folder, and its size in pixels.
+
+    As JSON it is `{"picture": "pictures/NAME.png", "width": ..., "height": ...}`. The name is a
+    digest of the pixels, so equal pictures have equal names.
+    """
+
+    __slots__ = ("_source",)
+
+    def __init__(self, name: str, width: int, height: int, source: bytes | Path) -> None:
+        """source: the content of the PNG file, or the path where it can be read."""
+        super().__init__(picture=f"pictures/{name}.png", width=width, height=height)
+        self._source = source
+
+    @property
+    def png(self) -> bytes:
+        """The content of the PNG file. Raises OSError if it cannot be read."""
+        source = self._source
+        return source if isinstance(source, bytes) else source.read_bytes()
 
 
 class Status(StrEnum):

@@ -33,9 +33,8 @@ class SourceState:
         """Write the state into an empty folder."""
         write_json(folder / ORDER, self._to_json())
         if self.ahead:
-            write_episodes(
-                folder / AHEAD, [group for groups in self.ahead.values() for group in groups]
-            )
+            groups = [group for groups in self.ahead.values() for group in groups]
+            write_episodes(folder / AHEAD, groups, folder=folder)
 
     @classmethod
     def read(cls, folder: Path) -> "SourceState | None":
@@ -49,7 +48,7 @@ class SourceState:
         before, after = (OrderState(**state[name]) for name in ("order_before", "order_after"))
         if not (folder / AHEAD).exists():
             return cls(version=state["version"], ahead={}, order_before=before, order_after=before)
-        groups = {group.id: group for group in read_episodes(folder / AHEAD)}
+        groups = {group.id: group for group in read_episodes(folder / AHEAD, folder=folder)}
         ahead = {int(step): [groups[id] for id in ids] for step, ids in state["ahead"].items()}
         return cls(version=state["version"], ahead=ahead, order_before=before, order_after=after)
 

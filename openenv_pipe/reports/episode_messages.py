@@ -71,7 +71,7 @@ def _observed(episode: Episode) -> Messages:
 
 
 def _plain(message: Message) -> dict[str, str]:
-    return {str(key): str(value) for key, value in message.items()}
+    return {str(key): str(value) for key, value in message.items() if key != "pictures"}
 
 
 def _reply(text: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.runs.record import RunRecord
-from openenv_pipe.runs.transcript import headline, transcript
+from openenv_pipe.runs.transcript import in_markdown
 from openenv_pipe.system.files import write_text
 from openenv_pipe.system.foreign_text import (
     code_block,
@@ -324,7 +324,7 @@ def _examples(path: Path) -> str:
         shown = {"One of many alike": by_reward[0]}
     texts = [f"## Episodes of the last step\n\nFrom `episodes/{file.name}`."]
     for title, episode in shown.items():
-        texts.append(f"**{title}**: {headline(episode)}\n\n{code_block(transcript(episode))}")
+        texts.append(f"**{title}**: {in_markdown(episode, '.')}")
     return "\n\n".join(texts)
 
 

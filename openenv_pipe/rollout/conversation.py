@@ -62,6 +62,17 @@ class Conversation(ABC):
     async def reply(self, max_tokens: int) -> Turn:
         """Ask the engine for the next reply. Raises EngineError and ConfigError."""
 
+    def _fitted(self, messages: Sequence[Message], cut: Callable[[str, int], str]) -> list[Message]:
+        """Cut long messages, and keep the pictures of those notes that are left, if they are seen.
+
+        cut: shortens a text to so many tokens.
+        """
+        limit = self._context.env.max_observation_tokens
+        sees_pictures = self._context.engine.capabilities.sees_pictures
+        return [
+            with_pictures_shown(each, sees_pictures) for each in cut_messages(messages, limit, cut)
+        ]
+
     def _fields(self, max_tokens: int) -> dict[str, Any]:
         """Return the fields that all kinds of requests have."""
         return {
@@ -110,7 +121,7 @@ class TokenConversation(Conversation):
         )
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
-        return cut_messages(messages, self._context.env.max_observation_tokens, self._chat.cut)
+        return self._fitted(messages, self._chat.cut)
 
     async def _complete(self, max_tokens: int) -> Completion:
         return await self._context.engine.generate(
@@ -167,7 +178,7 @@ class MessageConversation(Conversation):
         self._num_new_tokens = estimate_tokens(self._messages)
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
-        return cut_messages(messages, self._context.env.max_observation_tokens, cut_text)
+        return self._fitted(messages, cut_text)
 
     async def reply(self, max_tokens: int) -> Turn:
         request = MessageRequest(
@@ -213,6 +224,16 @@ def cut_messages(
         else {**message, "content": cut(message["content"], limit)}
         for message in messages
     ]
+
+
+def with_pictures_shown(message: Message, sees_pictures: bool) -> Message:
+    """Return the message with those pictures that its text has notes of, or with none."""
+    if "pictures" not in message:
+        return message
+    rest = {key: value for key, value in message.items() if key != "pictures"}
+    text, pictures = message["content"], message["pictures"]
+    shown = {note: pictures[note] for note in pictures if sees_pictures and note in text}
+    return {**rest, "pictures": shown} if shown else rest
 
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

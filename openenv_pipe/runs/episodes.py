@@ -13,6 +13,9 @@ The loss mask is not stored: a sample is the prompt_ids and completion_ids of th
 a turn of the agent that no other continues, masked out in prompts and trained on in completions of
 the agent (`algorithms/samples.py`).
 
+A picture of an observation is `{"picture": "pictures/NAME.png", "width": ..., "height": ...}`, and
+its file lies in that place of the run folder. Equal pictures have one name, and are stored once.
+
 Equal episodes have equal bytes: the duration (`duration_s`) is not stored and reads as 0. A group
 without episodes is not stored.
 """
@@ -29,6 +32,7 @@ from typing import Any
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.pictures import open_pictures, write_pictures
 from openenv_pipe.system.files import parse_json, read_bytes, write_bytes
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import (
@@ -62,13 +66,19 @@ class RecordedEpisode:
 
 
 def write_episodes(
-    path: Path, groups: Sequence[Group], advantages: Sequence[GroupAdvantages] = ()
+    path: Path,
+    groups: Sequence[Group],
+    advantages: Sequence[GroupAdvantages] = (),
+    *,
+    folder: Path | None = None,
 ) -> None:
-    """Write the episodes of one step atomically.
+    """Write the episodes of one step atomically, after their pictures.
 
+    folder: the run folder that gets the pictures; None: the one above the folder of `path`.
     advantages: those of the groups, if they were trained on. They are stored for readers of the
     file, as null for an episode that was not trained on.
     """
+    write_pictures(folder or path.parent.parent, groups)
     by_group = {each.group.id: each for each in advantages}
     lines = []
     for group in groups:
@@ -81,14 +91,16 @@ def write_episodes(
     write_bytes(path, zlib.compress(text.encode(), FASTEST, GZIP))
 
 
-def read_episodes(path: Path) -> list[Group]:
+def read_episodes(path: Path, *, folder: Path | None = None) -> list[Group]:
     """Read the groups of one step, as they were written except for `duration_s`.
+
+    folder: the run folder that has their pictures; None: the one above the folder of `path`.
 
     Raises:
         RunFolderError: The file is missing or damaged.
     """
     groups: dict[str, Group] = {}
-    for each in read_recorded_episodes(path):
+    for each in read_recorded_episodes(path, folder=folder):
         group = groups.setdefault(
             each.group, Group(id=each.group, task=each.episode.task, episodes=[])
         )
@@ -98,9 +110,11 @@ def read_episodes(path: Path) -> list[Group]:
 
 
 def read_recorded_episodes(
-    path: Path, lines: Collection[int] | None = None
+    path: Path, lines: Collection[int] | None = None, *, folder: Path | None = None
 ) -> list[RecordedEpisode]:
     """Read the episodes of one step with their advantages; `lines`: only those, from 1 on.
+
+    folder: as in `read_episodes`.
 
     Raises:
         RunFolderError: The file is missing or damaged.
@@ -116,6 +130,7 @@ def read_recorded_episodes(
             )
             hash(recorded.group)
             _check_types(recorded.episode)
+            open_pictures(recorded.episode, folder or path.parent.parent)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise RunFolderError(f"{path} has a damaged episode: {error!r:.200}") from error
         found.append(recorded)

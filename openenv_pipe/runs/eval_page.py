@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from openenv_pipe.runs.eval_report import EvalReport, TaskScores
-from openenv_pipe.runs.transcript import headline, transcript
+from openenv_pipe.runs.transcript import in_markdown
 from openenv_pipe.system.foreign_text import code_block, for_markdown, shortened
 from openenv_pipe.system.markdown import UNKNOWN, interval_text, table
 from openenv_pipe.types import Episode, Group
@@ -63,7 +63,7 @@ def _episodes(groups: Sequence[Group]) -> str:
         "Best": scored[num_worst:][-NUM_SHOWN:][::-1],
     }
     texts = [
-        f"## {title}\n\n" + "\n\n".join(map(_episode, episodes))
+        f"## {title}\n\n" + "\n\n".join(in_markdown(each, "..") for each in episodes)
         for title, episodes in shown.items()
         if episodes
     ]
@@ -72,10 +72,6 @@ def _episodes(groups: Sequence[Group]) -> str:
 
 def _worth(episode: Episode) -> tuple[bool, float, int]:
     return episode.success, episode.reward, -len(episode.turns)
-
-
-def _episode(episode: Episode) -> str:
-    return f"{headline(episode)}\n\n{code_block(transcript(episode))}"
 
 
 def _tasks(name: str, report: EvalReport) -> str:

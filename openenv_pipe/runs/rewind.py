@@ -13,6 +13,7 @@ from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
 from openenv_pipe.runs.evals import DURING, STAGES, read_report
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import parse_record, read_lines
+from openenv_pipe.runs.pictures import FOLDER as PICTURES
 from openenv_pipe.system.files import read_bytes, write_bytes
 
 
@@ -41,7 +42,8 @@ def rewind(folder: RunFolder, place: StageStep | None) -> list[str]:
 
 def _remove_halves(folder: Path) -> None:
     """Delete unfinished files of killed attempts; their names begin with a dot."""
-    places = [folder, *(folder / name for name in SUBFOLDERS), *all_checkpoints(folder)]
+    folders = (folder / name for name in (*SUBFOLDERS, PICTURES))
+    places = [folder, *folders, *all_checkpoints(folder)]
     for place in places:
         if place.is_symlink():  # Its files may be somebody else's.
             continue

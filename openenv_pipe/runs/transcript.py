@@ -8,12 +8,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from openenv_pipe.system.foreign_text import for_markdown, visible
+from openenv_pipe.environments.pictures import find_references, replace_references
+from openenv_pipe.system.foreign_text import code_block, for_markdown, visible
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import Episode
 
 MAX_TEXT_LENGTH = 600  # characters of one reply
 MAX_FIELD_LENGTH = 120  # characters of one field of an observation
+MAX_PICTURES = 4  # of one episode that pages show
 
 
 def transcript(episode: Episode) -> str:
@@ -33,6 +35,31 @@ def transcript(episode: Episode) -> str:
     if episode.error:
         lines.append("error  " + _cut(episode.error, MAX_TEXT_LENGTH))
     return "\n".join(line.replace("\n", "\n       ") for line in lines)
+
+
+def in_markdown(episode: Episode, run_folder: str) -> str:
+    """Return the headline, the transcript and some pictures of an episode as Markdown.
+
+    run_folder: the path to it from the page, such as `..`.
+    """
+    parts = [headline(episode), code_block(transcript(episode)), _pictures(episode, run_folder)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _pictures(episode: Episode, run_folder: str) -> str:
+    """Return the first and the last pictures of an episode; empty without any."""
+    seen = [
+        reference["picture"]
+        for observation in episode.observations
+        for reference in find_references(observation)
+    ]
+    paths = list(dict.fromkeys(seen))
+    first = paths[: MAX_PICTURES // 2]
+    shown = [*first, *paths[len(first) :][-MAX_PICTURES // 2 :]]
+    links = [f"![picture {paths.index(path) + 1}]({run_folder}/{path})" for path in shown]
+    if left_out := len(paths) - len(shown):
+        links.insert(len(first), f"({left_out} more)")
+    return " ".join(links)
 
 
 def headline(episode: Episode) -> str:
@@ -59,8 +86,14 @@ def _changes(seen: Mapping[str, Any], observation: Mapping[str, Any]) -> str:
 
 
 def _field(value: Any) -> str:
+    value = replace_references(value, _picture)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return _cut(text, MAX_FIELD_LENGTH)
+
+
+def _picture(reference: Mapping[str, Any]) -> str:
+    size = f"{reference['width']} x {reference['height']} pixels"
+    return f"[{size}: {reference['picture']}]"
 
 
 def _cut(text: str, longest: int) -> str:

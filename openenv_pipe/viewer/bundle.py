@@ -3,6 +3,7 @@
     DIR/index.html      open this
     DIR/static/         the pages; all modules in one script, because files cannot load modules
     DIR/data/           the answers of the server, each a script that a page loads when it needs it
+    DIR/data/pictures/  the pictures of the observations
 
 A page in a bundle filters episodes itself (`static/bundle.js`). It searches the beginnings of last
 replies and errors, not whole texts.
@@ -11,6 +12,7 @@ replies and errors, not whole texts.
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,11 @@ from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.runs.episode_index import EpisodeIndex, file_of
 from openenv_pipe.runs.episode_query import EpisodeFilter, IndexedEpisode
 from openenv_pipe.runs.episodes import read_recorded_episodes
+from openenv_pipe.runs.pictures import FOLDER as PICTURES
 from openenv_pipe.system.files import new_folder
 from openenv_pipe.viewer import comparisons, run_page
 from openenv_pipe.viewer.answers import as_json
-from openenv_pipe.viewer.episodes import content_of, why_skipped
+from openenv_pipe.viewer.episodes import content_of, read_picture, why_skipped
 from openenv_pipe.viewer.run_store import RunStore
 from openenv_pipe.viewer.summaries import summarise_run
 from openenv_pipe.viewer.tokens import tokens_of
@@ -56,7 +59,7 @@ def write_bundle(
         raise ConfigError(f"--bundle {folder} exists already; name a folder that does not")
     with new_folder(folder, "--bundle") as aside:
         _write_pages(aside)
-        _write_data(aside / "data", _answers(store, keys, stamps, trust=trust))
+        _write_data(aside / "data", _answers(store, keys, stamps, aside, trust=trust))
 
 
 def _write_pages(folder: Path) -> None:
@@ -84,7 +87,7 @@ def joined_modules() -> str:
 
 def _write_data(folder: Path, answers: Iterator[tuple[str, Any]]) -> None:
     """Write each answer as a script, and a list of which file has which."""
-    folder.mkdir()
+    (folder / PICTURES).mkdir(parents=True)
     files: dict[str, str] = {}
     for number, (name, answer) in enumerate(answers, 1):
         files[name] = f"{number:06d}.js"
@@ -94,9 +97,9 @@ def _write_data(folder: Path, answers: Iterator[tuple[str, Any]]) -> None:
 
 
 def _answers(
-    store: RunStore, keys: list[str], stamps: list[str], *, trust: bool
+    store: RunStore, keys: list[str], stamps: list[str], bundle: Path, *, trust: bool
 ) -> Iterator[tuple[str, Any]]:
-    """Yield what the server would answer, by address."""
+    """Yield what the server would answer, by address; copy pictures into the bundle."""
     yield "/runs", {"runs": [summarise_run(store, key) for key in keys]}
     sweeps = [each for each in comparisons.list_sweeps(store) if each["stamp"] in stamps]
     yield "/sweeps", {"sweeps": sweeps}
@@ -109,11 +112,11 @@ def _answers(
             path = store.path(key)
         except PipeError:
             continue  # Its row in the table says why it is unreadable.
-        yield from _answers_of_run(store, key, path, trust=trust)
+        yield from _answers_of_run(store, key, path, bundle, trust=trust)
 
 
 def _answers_of_run(
-    store: RunStore, key: str, path: Path, *, trust: bool
+    store: RunStore, key: str, path: Path, bundle: Path, *, trust: bool
 ) -> Iterator[tuple[str, Any]]:
     run = f"/runs/{key}"
     yield run, _or_error(run_page.describe_run, store, key)
@@ -124,7 +127,7 @@ def _answers_of_run(
     yield f"{run}/evaluations", evaluations
     for name in run_page.logs_of(path):
         yield f"{run}/log/{name}", {"text": run_page.tail(path, name)}
-    yield from _episodes(store, key, path, trust=trust)
+    yield from _episodes(store, key, path, bundle, trust=trust)
 
 
 def _or_error(read: Callable[..., Any], *arguments: Any) -> Any:
@@ -135,7 +138,9 @@ def _or_error(read: Callable[..., Any], *arguments: Any) -> Any:
         return {"error": str(error)}
 
 
-def _episodes(store: RunStore, key: str, path: Path, *, trust: bool) -> Iterator[tuple[str, Any]]:
+def _episodes(
+    store: RunStore, key: str, path: Path, bundle: Path, *, trust: bool
+) -> Iterator[tuple[str, Any]]:
     """Yield the list of a run's episodes, then one answer for each of their files."""
     index = store.index(key)
     by_file, num_left_out = _last_files(index)
@@ -144,6 +149,14 @@ def _episodes(store: RunStore, key: str, path: Path, *, trust: bool) -> Iterator
         problems.append(
             f"This bundle has the last episodes; {num_left_out:,} of earlier steps are left out."
         )
+
+    def copy_picture(name: str) -> str:
+        address = f"data/{PICTURES}/{name}"
+        with suppress(PipeError, OSError):  # without the file, pages show its size
+            if not (bundle / address).exists():
+                (bundle / address).write_bytes(read_picture(store, key, {"name": name}))
+        return address
+
     entries = [
         {**asdict(entry), "skipped": skipped}
         for listed in by_file.values()
@@ -156,7 +169,7 @@ def _episodes(store: RunStore, key: str, path: Path, *, trust: bool) -> Iterator
             f"/runs/{key}/file/{source}/{step}",
             {
                 each.line: {
-                    "content": content_of(each, whole=False),
+                    "content": content_of(each, copy_picture, whole=False),
                     "tokens": tokens_of(each, path, trust=trust),
                 }
                 for each in recorded

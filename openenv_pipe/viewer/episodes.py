@@ -1,14 +1,22 @@
 """The data of the pages about episodes: the list, one episode, a group, a task over time."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar, get_args
 
+from openenv_pipe.environments.pictures import (
+    find_references,
+    reference_of,
+    replace_references,
+)
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.episode_index import file_of
 from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter, IndexedEpisode, Order
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
+from openenv_pipe.runs.pictures import FOLDER as PICTURES
+from openenv_pipe.system.files import open_file
 from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.types import Turn
 from openenv_pipe.viewer.run_store import RunStore
@@ -24,6 +32,7 @@ TEXTS = ("source", "task", "task_id", "group", "status", "reward_term", "text")
 Number = TypeVar("Number", int, float)
 FLAGS = ("success", "is_scored", "is_truncated", "has_unusable")
 MAX_NUMBER_LENGTH = 40
+PICTURE_NAME = re.compile(r"[0-9a-f]{32}\.png")
 
 
 def list_episodes(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str, Any]:
@@ -87,7 +96,7 @@ def show_episode(store: RunStore, key: str, query: Mapping[str, str]) -> dict[st
         "entry": asdict(entry),
         "members": [asdict(each) for each in members],
         "skipped": why_skipped(members),
-        **content_of(recorded, whole=query.get("whole") == "yes"),
+        **content_of(recorded, _served_from(key), whole=query.get("whole") == "yes"),
     }
 
 
@@ -113,7 +122,7 @@ def show_group(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str,
         raise RunFolderError(f"{key} has no group {query.get('group')!r:.80} of {_place(query)}")
     return {
         "members": [
-            {"entry": asdict(entry), **content_of(recorded, whole=False)}
+            {"entry": asdict(entry), **content_of(recorded, _served_from(key), whole=False)}
             for entry, recorded in zip(members, _read(store, key, members), strict=True)
         ],
         "skipped": why_skipped(members),
@@ -154,15 +163,34 @@ def _place(query: Mapping[str, str]) -> str:
     return f"{query.get('source') or TRAIN!r:.80}, step {query.get('step') or 'none'!r:.20}"
 
 
-def content_of(recorded: RecordedEpisode, *, whole: bool) -> dict[str, Any]:
-    """Return what people read of an episode, and its tokens."""
+def read_picture(store: RunStore, key: str, query: Mapping[str, str]) -> bytes:
+    """Return the PNG file of a picture of a run. Raises RunFolderError if there is none."""
+    name = query.get("name", "")
+    if not PICTURE_NAME.fullmatch(name):
+        raise RunFolderError(f"{name!r:.80} is not the name of a picture")
+    folder = store.path(key) / PICTURES
+    if folder.is_symlink():  # It may lead out of the run.
+        raise RunFolderError(f"{folder} is a link")
+    with open_file(folder / name, follow_links=False) as file:
+        return file.read()
+
+
+def _served_from(key: str) -> Callable[[str], str]:
+    """Return the function from a picture's name to the address where the server has it."""
+    return lambda name: f"api/runs/{key}/picture?name={name}"
+
+
+def content_of(
+    recorded: RecordedEpisode, address_of: Callable[[str], str], *, whole: bool
+) -> dict[str, Any]:
+    """Return what people read of an episode. address_of: from a picture's name to its address."""
     episode, limit = recorded.episode, None if whole else MAX_TEXT_LENGTH
     advantages = recorded.advantages or []
     turns = []
     for number, turn in enumerate(episode.turns):
         turns.append(
             {
-                **_turn(turn, limit),
+                **_turn(turn, address_of, limit),
                 "advantage": advantages[number] if number < len(advantages) else None,
                 "turn_reward": (
                     episode.turn_rewards[number] if number < len(episode.turn_rewards) else None
@@ -172,6 +200,7 @@ def content_of(recorded: RecordedEpisode, *, whole: bool) -> dict[str, Any]:
     return {
         "task": {"id": episode.task.id, "seed": episode.task.seed, "reset": episode.task.reset},
         "first_observation": _observation(episode.first_observation, limit),
+        "first_pictures": _pictures(episode.first_observation, address_of),
         "turns": turns,
         "reward_terms": episode.reward_terms,
         "whole_reward": episode.whole_reward,
@@ -183,7 +212,7 @@ def content_of(recorded: RecordedEpisode, *, whole: bool) -> dict[str, Any]:
     }
 
 
-def _turn(turn: Turn, limit: int | None) -> dict[str, Any]:
+def _turn(turn: Turn, address_of: Callable[[str], str], limit: int | None) -> dict[str, Any]:
     return {
         "reply": _cut(turn.reply, limit),
         "finish": turn.finish,
@@ -192,6 +221,7 @@ def _turn(turn: Turn, limit: int | None) -> dict[str, Any]:
             {
                 "action": _observation(step.action, limit),
                 "observation": _observation(step.observation, limit),
+                "pictures": _pictures(step.observation, address_of),
                 "reward": step.reward,
             }
             for step in turn.steps
@@ -204,12 +234,27 @@ def _turn(turn: Turn, limit: int | None) -> dict[str, Any]:
 
 def _observation(value: Mapping[str, Any], limit: int | None) -> dict[str, str]:
     """Return the fields of an observation or an action as texts, without those that are empty."""
+    value = replace_references(dict(value), _size)
     return {
         name: _cut(each if isinstance(each, str) else json.dumps(each, ensure_ascii=False), limit)
         or ""
         for name, each in value.items()
         if each not in (None, "", [], {})
     }
+
+
+def _pictures(
+    observation: Mapping[str, Any], address_of: Callable[[str], str]
+) -> list[dict[str, str]]:
+    """Return the addresses and the sizes of an observation's pictures."""
+    return [
+        {"address": address_of(f"{reference_of(each)}.png"), "size": _size(each)}
+        for each in find_references(observation)
+    ]
+
+
+def _size(reference: Mapping[str, Any]) -> str:
+    return f"[picture: {reference['width']} x {reference['height']} pixels]"
 
 
 def _cut(text: str | None, limit: int | None) -> str | None:

@@ -51,6 +51,13 @@ def build_app(store: RunStore, *, token: str | None = None, trust: bool = False)
     def events(request: Request) -> Response:
         return StreamingResponse(_changes(store, _key(request)), media_type="text/event-stream")
 
+    def picture(request: Request) -> Response:
+        try:
+            png = episodes.read_picture(store, _key(request), request.query_params)
+        except (PipeError, OSError) as error:
+            return Answer({"error": str(error)}, status_code=404)
+        return Response(png, media_type="image/png")
+
     run = "/runs/{name}/{number}"
     return Starlette(
         routes=[
@@ -74,6 +81,7 @@ def build_app(store: RunStore, *, token: str | None = None, trust: bool = False)
                 f"{run}/tokens",
                 lambda store, key, query: episodes.show_tokens(store, key, query, trust=trust),
             ),
+            Route(f"/api{run}/picture", picture),
             Route(f"/api{run}/events", events),
         ],
         middleware=[Middleware(Access, token=token)],

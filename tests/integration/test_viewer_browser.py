@@ -1,9 +1,11 @@
 """The viewer in a real Chromium: what a person sees and clicks, live and from a bundle's files."""
 
+import asyncio
 import re
 import shutil
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import run_samples
 
 from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.environments.pictures import with_references
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -21,6 +24,7 @@ expect = playwright.expect
 
 PATIENCE_MS = 60_000  # no load reaches it
 HOSTILE = '<img src="x" onerror="document.title=`owned`"><script>document.title="owned"</script>'
+FRAME = [[[250, column, row] for column in range(40)] for row in range(32)]
 ENDLESS = ("trainer.steps=5000", "trainer.tasks_per_step=2", "trainer.group_size=2")
 QUICK = ("eval.num_tasks=1", "eval.baselines=false", "trainer.checkpoint.every=5000")
 
@@ -51,6 +55,10 @@ def home(tmp_path_factory) -> Path:
     for each in groups[1].episodes:
         each.reward, each.turn_rewards = float(each.member), []
         each.turns[0].reply, each.first_observation = HOSTILE, {"page": HOSTILE}
+    seen = groups[0].episodes[0].first_observation
+    with ThreadPoolExecutor() as threads:  # this one has playwright's event loop
+        shown = threads.submit(asyncio.run, with_references({**seen, "frame": FRAME})).result()
+    groups[0].episodes[0].first_observation = shown
     advantages = step_advantages(groups, baseline="group", scale="none", discount=1.0)
     write_episodes(episodes_path(folder.path, 4), groups, advantages)
     run_samples.evaluate(folder, "start", 0.2)
@@ -175,6 +183,14 @@ def test_keys_go_through_the_episodes_of_a_group(address, page):
     page.keyboard.press("/")
     page.keyboard.type("guess")
     expect(page.get_by_label("Search text")).to_have_value("guess")
+
+
+@pytest.mark.parametrize("place", ["address", "bundle"])
+def test_pictures_of_observations_are_shown(place, page, request):
+    page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001/episode?step=4&line=1")
+    picture = page.get_by_alt_text("[picture: 40 x 32 pixels]")
+    expect(picture).to_have_count(1)
+    page.wait_for_function("document.querySelector('.pictures img').naturalWidth === 40")
 
 
 @pytest.mark.parametrize("place", ["address", "bundle"])

@@ -1,71 +1,238 @@
-"""Pictures in observations become notes in what a model reads."""
+"""Pictures in observations: found at one door, kept as files, and notes in what a model reads."""
 
 import base64
-import struct
-import zlib
+import io
+import json
+import warnings
 
 import pytest
+from PIL import Image
 
-from openenv_pipe.environments.adapters.pictures import without_pictures
+from openenv_pipe.environments import pictures
 from openenv_pipe.environments.adapters.templates import (
     compile_template,
     observation_message,
     observation_text,
     render_message,
 )
+from openenv_pipe.environments.pictures import find_references, with_references
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
+from openenv_pipe.runs.transcript import in_markdown, transcript
+from openenv_pipe.types import Episode, Finish, Group, Picture, Status, Step, Task, Turn
 
 
-def png(width: int, height: int) -> str:
-    """Return a black picture as base64 of a PNG file."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    rows = zlib.compress(bytes((width + 1) * height))
-    file = (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    )
-    return base64.b64encode(file).decode()
+def file_of(image: Image.Image, kind: str = "PNG") -> str:
+    """Return a picture as base64 of a file."""
+    file = io.BytesIO()
+    image.save(file, kind)
+    return base64.b64encode(file.getvalue()).decode()
 
 
-NOTE = "[picture: png, 64 x 48 pixels, "
-JPEG = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(90)).decode()
-KEPT = [
+def gradient(width: int = 64, height: int = 48, mode: str = "RGB") -> Image.Image:
+    data = bytes(index * 7 % 256 for index in range(width * height * len(mode)))
+    return Image.frombytes(mode, (width, height), data)
+
+
+def rows_of(image: Image.Image) -> list:
+    """Return the pixels as nested lists, as numpy's `tolist` does."""
+    data, (width, height) = image.tobytes(), image.size
+    if image.mode == "L":
+        return [list(data[row * width : (row + 1) * width]) for row in range(height)]
+    pixels = [list(data[start : start + 3]) for start in range(0, len(data), 3)]
+    return [pixels[row * width : (row + 1) * width] for row in range(height)]
+
+
+RGB, GRAY = gradient(), gradient(mode="L")
+SIZE = "64 x 48 pixels"
+BOMB = base64.b64encode(
+    base64.b64decode(file_of(Image.new("L", (8, 8))))[:16] + (2**15).to_bytes(4) * 2 + bytes(90)
+).decode()
+SAME = [
+    ("rows", rows_of(RGB)),
+    ("png", file_of(RGB)),
+    ("url", f"data:image/png;base64,{file_of(RGB)}"),
+    ("lines", "\n".join(file_of(RGB)[n : n + 76] for n in range(0, 9999, 76)).strip()),
+]
+NO_PICTURES = [
     "iVBORw0KGgo",
     "iVBORw0KGgo is how a PNG file begins, and this sentence is no such file: it has a colon.",
+    "iVBORw0KGgo" + "A" * 100,
+    "iVBORw0KGgo" + "=" * 3 + "A" * 90,
     "data:image/png;base64,",
+    "data:image/webp;base64," + "a" * 100,
+    file_of(RGB)[: len(file_of(RGB)) // 2],
+    BOMB,
     "a" * 500,
     [[0, 1], [2, 3]],
+    [[number % 16 for number in range(40)]] * 40,  # a board
+    [[[9, 9, 9]] * 25] * 25,  # a board of three layers
+    [[[9, 9, 9]] * 40] * 39 + [[[9, 9, 9]] * 39],
+    [[[9, 9, 256]] * 40] * 40,
+    [[[9, 9, 0.5]] * 40] * 40,
+    [[[9, 9, "9"]] * 40] * 40,
+    [[["9", "9", "9"]] * 40] * 40,
+    [[True, False] * 20] * 40,
+    [list("no picture, but as many letters in rows.")] * 40,
+    [[{"a": 1, "b": 2, "c": 3}] * 40] * 40,
     7,
     None,
 ]
 
 
-def test_a_picture_becomes_a_note_of_its_kind_and_size():
-    assert without_pictures(png(64, 48)).startswith(NOTE)
-    assert without_pictures(f"data:image/png;base64,{png(64, 48)}").startswith(NOTE)
-    assert without_pictures(JPEG) == "[picture: jpeg, 96 bytes]"
-    assert without_pictures("data:image/webp;base64," + "a" * 100) == "[picture: webp, 75 bytes]"
+async def taken(value):
+    return (await with_references({"screen": value}))["screen"]
 
 
-@pytest.mark.parametrize("value", KEPT)
-def test_other_values_stay_as_they_are(value):
-    assert without_pictures({"value": [value]}) == {"value": [value]}
+@pytest.mark.parametrize(("form", "value"), SAME)
+async def test_equal_pictures_have_one_name_in_whatever_form_they_come(form, value):
+    picture = await taken(value)
+    assert isinstance(picture, Picture)
+    assert picture == await taken(rows_of(RGB))
+    assert (picture["width"], picture["height"]) == RGB.size
+    with Image.open(io.BytesIO(picture.png)) as image:
+        assert image.format == "PNG" and image.mode == "RGB" and image.tobytes() == RGB.tobytes()
 
 
-@pytest.mark.parametrize("packed", ["iVBORw0KGgo" + "=" * 3 + "A" * 90, "iVBORw0KGgo" + "A" * 54])
-def test_a_damaged_picture_is_a_note_or_a_text_and_no_error(packed):
-    assert isinstance(without_pictures(packed), str)
+async def test_other_forms_of_pictures_are_read():
+    gray = await taken(rows_of(GRAY))
+    assert (
+        gray == await taken(file_of(GRAY)) == await taken([[[n] for n in r] for r in rows_of(GRAY)])
+    )
+    assert gray != await taken(rows_of(RGB))
+    for kind in ("JPEG", "GIF"):
+        assert isinstance(await taken(file_of(RGB, kind)), Picture)
+    flat = {"screen": list(GRAY.tobytes()), "screen_shape": [48, 64]}
+    assert (await with_references(flat))["screen"] == gray
+    flat = {"screen": list(RGB.tobytes()), "screen_shape": [48, 64, 3]}
+    assert (await with_references(flat))["screen"] == await taken(rows_of(RGB))
+    assert isinstance(
+        (await taken({"views": [{"left": file_of(RGB)}]}))["views"][0]["left"], Picture
+    )
+    black = [[[0, 0, 0]] * 40] * 40
+    assert isinstance(await taken(black), Picture)
 
 
-def test_a_model_reads_the_note_wherever_the_picture_is():
-    observation = {"frames": [{"image": png(64, 48)}], "score": 3}
+@pytest.mark.parametrize("value", NO_PICTURES, ids=range(len(NO_PICTURES)))
+async def test_what_is_no_picture_or_cannot_be_read_stays_as_it_is(value):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Pillow warns of large pictures
+        assert await taken([value]) == [value]
+    flat = {"screen": [1, 2, 3] * 99, "screen_shape": value}
+    assert await with_references(flat) == flat
+
+
+async def test_what_is_decoded_is_bounded(monkeypatch):
+    many = await taken([file_of(GRAY)] * (pictures.MAX_PICTURES + 2))
+    assert [isinstance(each, Picture) for each in many].count(True) == pictures.MAX_PICTURES
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 64 * 48 - 1)
+    for _, value in SAME:
+        assert await taken(value) == value
+
+
+async def test_a_model_reads_the_note_wherever_the_picture_is():
+    observation = await with_references({"frames": [{"image": file_of(RGB)}], "score": 3})
     template = compile_template("first", "{{ frames[0].image }} {{ score }}")
-    shown = render_message("user", template, observation)["content"]
-    assert shown.startswith(NOTE) and shown.endswith("] 3")
-    plain = observation_message("user", None, observation, observation_text)["content"]
-    assert NOTE in plain and "iVBOR" not in plain
-    assert observation["frames"][0]["image"] == png(64, 48)
+    message = render_message("user", template, observation)
+    note = f"[picture 1: {SIZE}]"
+    assert message["content"] == f"{note} 3"
+    assert message["pictures"] == {note: observation["frames"][0]["image"]}
+    plain = observation_message("user", None, observation, observation_text)
+    assert note in plain["content"] and "pictures/" not in plain["content"]
+    hidden = render_message("user", compile_template("first", "{{ score }}"), observation)
+    assert hidden == {"role": "user", "content": "3"}
+
+
+async def test_a_picture_that_cannot_be_read_is_a_note_of_its_kind():
+    note = observation_message("user", None, {"shot": "data:image/webp;base64," + "a" * 100}, str)
+    assert "[picture: webp, 75 bytes]" in note["content"] and "pictures" not in note
+    long_text = "iVBORw0KGgo" + " " * 1_000_000 + "!"  # takes hours if it is matched carelessly
+    assert observation_message("user", None, {"text": long_text}, str)["content"]
+
+
+async def test_what_looks_like_a_reference_shows_no_file():
+    forged = {"picture": f"pictures/{'0' * 32}.png", "width": 64, "height": 48}
+    message = observation_message("user", None, {"shot": forged}, observation_text)
+    assert SIZE in message["content"] and "pictures" not in message
+    for path in ("pictures/../run.json", "/etc/passwd", f"pictures/{'0' * 32}.png\n"):
+        assert find_references({"shot": forged | {"picture": path}}) == []
+
+
+async def episodes_with_pictures() -> list[Group]:
+    task = Task(id="train/0", split="train", index=0, seed=0)
+    members = []
+    for member in range(2):
+        first = await with_references({"screen": rows_of(RGB), "score": 0})
+        second = await with_references({"screen": [file_of(GRAY)], "score": 1})
+        turn = Turn(
+            prompt_ids=[1],
+            completion_ids=[2],
+            logprobs=[0.0],
+            finish=Finish.STOP,
+            policy_versions=[0],
+            reply="up",
+            steps=[Step(action={"move": "up"}, observation=second, reward=1.0)],
+        )
+        members.append(
+            Episode(
+                task=task,
+                member=member,
+                seed=member,
+                first_observation=first,
+                turns=[turn],
+                status=Status.DONE,
+            )
+        )
+    return [Group(id="g", task=task, episodes=members)]
+
+
+async def test_episode_files_name_pictures_which_are_stored_once(tmp_path):
+    (tmp_path / "episodes").mkdir()
+    groups = await episodes_with_pictures()
+    path = episodes_path(tmp_path, 1)
+    write_episodes(path, groups)
+    files = sorted(each.name for each in (tmp_path / "pictures").iterdir())
+    screen = groups[0].episodes[0].first_observation["screen"]
+    assert len(files) == 2 and screen["picture"].removeprefix("pictures/") in files
+    assert len(path.read_bytes()) < 1000
+    before = path.read_bytes(), [(tmp_path / "pictures" / each).stat() for each in files]
+    read = read_episodes(path)
+    assert read == groups
+    write_episodes(path, read)  # a resumed run writes the same again
+    assert before == (
+        path.read_bytes(),
+        [(tmp_path / "pictures" / each).stat() for each in files],
+    )
+    assert read[0].episodes[0].first_observation["screen"].png == screen.png
+
+
+async def test_another_run_gets_the_pictures_that_its_episodes_name(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        (folder / "episodes").mkdir(parents=True)
+    write_episodes(episodes_path(old, 1), await episodes_with_pictures())
+    read = read_episodes(episodes_path(old, 1))
+    write_episodes(episodes_path(new, 1), read)
+    assert [each.read_bytes() for each in sorted((new / "pictures").iterdir())] == [
+        each.read_bytes() for each in sorted((old / "pictures").iterdir())
+    ]
+    for each in [*(old / "pictures").iterdir(), *(new / "pictures").iterdir()]:
+        each.unlink()
+    with pytest.raises(RunFolderError, match="cannot read a picture of recorded episodes"):
+        write_episodes(episodes_path(new, 1), read)
+
+
+async def test_transcripts_name_the_files_and_pages_show_them():
+    (group,) = await episodes_with_pictures()
+    episode = group.episodes[0]
+    path = episode.first_observation["screen"]["picture"]
+    assert f"screen: [{SIZE}: {path}]" in transcript(episode)
+    page = in_markdown(episode, "..")
+    assert f"![picture 1](../{path}) ![picture 2](../pictures/" in page
+    many = [
+        await with_references({"screen": file_of(gradient(64, height))}) for height in range(40, 47)
+    ]
+    episode.turns[0].steps = [Step(action={}, observation=each) for each in many]
+    assert page.count("![") == 2 and in_markdown(episode, "..").count("![") == 4
+    assert "(4 more)" in in_markdown(episode, "..")
+    assert json.loads(json.dumps(many))[0]["screen"]["width"] == 64

@@ -84,6 +84,16 @@ async def test_the_frames_are_those_of_the_protocol():
     assert state == {"step_count": 1}
 
 
+async def test_pictures_of_observations_become_references():
+    rows = [[[200, column, row] for column in range(40)] for row in range(32)]
+    frames = [answer({"screen": rows, "score": 1}), answer({"screen": rows}, reward=1)]
+    async with session_with(answers(*frames)) as session:
+        first = (await session.reset({}, LIMIT_S)).observation
+        second = (await session.step({}, LIMIT_S)).observation
+    assert (first["screen"]["width"], first["screen"]["height"]) == (40, 32)
+    assert first == second | {"score": 1}
+
+
 async def test_binary_frames_are_read_too():
     async with session_with(answers(answer({"a": 1}).encode())) as session:
         assert (await session.step({}, LIMIT_S)).observation == {"a": 1}

@@ -1,6 +1,6 @@
 """A recording: a run folder without weights, small enough for version control.
 
-    run.json config.json metrics.jsonl episodes/ eval/     copied
+    run.json config.json metrics.jsonl episodes/ eval/     copied, with the pictures of the episodes
     checkpoints.json                                       the sha256 of every checkpoint's files
 
 `reproduce` accepts it in place of its run. Nothing is overwritten.
@@ -12,8 +12,10 @@ from typing import Any
 
 from openenv_pipe.commands.reproduce.comparing import RECORDED_DIGESTS, checkpoint_digests
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.metrics import parse_record, read_lines
+from openenv_pipe.runs.pictures import write_pictures
 from openenv_pipe.system.files import read_bytes, write_bytes, write_json, write_text
 
 
@@ -37,6 +39,7 @@ def record(name: str, to: Path, *, steps: int | None, runs_dir: Path) -> None:
     for path in sorted((folder.path / "episodes").glob("step_*.jsonl.gz")):
         step = path.name.removeprefix("step_").removesuffix(".jsonl.gz")
         if steps is None or (step.isdecimal() and int(step) <= steps):
+            write_pictures(to, read_episodes(path))
             write_bytes(to / "episodes" / path.name, read_bytes(path))
     (to / "eval").mkdir()
     for path in sorted((folder.path / "eval").glob("*.json")):

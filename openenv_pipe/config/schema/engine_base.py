@@ -18,6 +18,7 @@ class EngineCapabilities:
     can_train: bool  # it samples from the policy, and reports token ids and logprobs
     is_exact: bool  # the trainer's own modules compute its logprobs: equal runs, equal bytes
     publishes_in_flight: bool  # its policy may change while a collection is under way
+    sees_pictures: bool = False  # it is given the pictures of observations, not only their notes
 
     def __post_init__(self) -> None:
         if self.can_train and self.takes != "token_ids":

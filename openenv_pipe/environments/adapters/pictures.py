@@ -1,52 +1,48 @@
-"""Pictures in observations: models of text read a note in place of the base64 text of a picture."""
+"""Pictures in what a model reads: a note stands where a picture is in the text."""
 
-import base64
-import binascii
-import re
 from collections.abc import Mapping
 from typing import Any
 
-SHORTEST = 64  # characters of a base64 text that can be a picture
-HEADER = 64  # characters that are decoded to find the kind and the size; a multiple of 4
-DATA_URL = re.compile(r"data:image/([a-z0-9.+-]{1,20});base64,", re.IGNORECASE)
-# The first bytes of a file, in base64, by kind.
-SIGNATURES = {"iVBORw0KGgo": "png", "/9j/": "jpeg", "R0lGODdh": "gif", "R0lGODlh": "gif"}
-BASE64 = re.compile(r"[A-Za-z0-9+/\s]+=*\s*")
+from openenv_pipe.environments.pictures import format_of, packed_bytes, reference_of
+from openenv_pipe.types import Picture
 
 
-def without_pictures(value: Any) -> Any:
-    """Replace pictures, as data URLs or base64 of PNG, JPEG or GIF files, by notes of their sizes.
+class Notes:
+    """The notes for the pictures of one message, numbered in their order."""
 
-    value: anything of JSON. Lists of numbers stay as they are.
-    """
-    if isinstance(value, str):
-        return _note(value) or value
-    if isinstance(value, Mapping):
-        return {name: without_pictures(each) for name, each in value.items()}
-    if isinstance(value, list) and value and isinstance(value[0], str | list | Mapping):
-        return [without_pictures(each) for each in value]
-    return value
+    def __init__(self) -> None:
+        self._num_notes = 0
+        self._pictures: dict[str, Picture] = {}
+
+    def replace(self, value: Any) -> Any:
+        """Return a value of JSON with a note in the place of each picture.
+
+        Texts that look like a picture which could not be read become a note too.
+        """
+        if isinstance(value, str):
+            return _unread(value) or value
+        if isinstance(value, Mapping):
+            if reference_of(value) is not None:
+                return self._note(value)
+            return {name: self.replace(each) for name, each in value.items()}
+        if isinstance(value, list) and value and isinstance(value[0], str | list | Mapping):
+            return [self.replace(each) for each in value]
+        return value
+
+    def shown_in(self, text: str) -> dict[str, Picture]:
+        """Return the pictures whose notes are in a text, by their notes."""
+        return {note: picture for note, picture in self._pictures.items() if note in text}
+
+    def _note(self, reference: Mapping[str, Any]) -> str:
+        self._num_notes += 1
+        note = f"[picture {self._num_notes}: {reference['width']} x {reference['height']} pixels]"
+        if isinstance(reference, Picture):  # and not read from a file, or sent by a server
+            self._pictures[note] = reference
+        return note
 
 
-def _note(text: str) -> str | None:
-    """Return the note for a text that is a picture; None for other texts."""
-    if len(text) < SHORTEST:
-        return None
-    url = DATA_URL.match(text)
-    packed = text[url.end() :] if url else text
-    kind = next((SIGNATURES[each] for each in SIGNATURES if packed.startswith(each)), None)
-    if url is None and (kind is None or BASE64.fullmatch(packed) is None):
-        return None
-    size = _png_size(packed) if kind == "png" else ""
-    kind = kind or (url[1].lower() if url else "")
-    return f"[picture: {kind}{size}, {len(packed) * 3 // 4} bytes]"
-
-
-def _png_size(packed: str) -> str:
-    """Return the size that the header of a PNG file names, such as ", 64 x 48 pixels"."""
-    try:
-        header = base64.b64decode(packed[:HEADER])
-    except binascii.Error:
-        return ""
-    width, height = (int.from_bytes(header[start : start + 4]) for start in (16, 20))
-    return f", {width} x {height} pixels"
+def _unread(text: str) -> str | None:
+    """Return the note for a picture that could not be read; None for other texts."""
+    kind = format_of(text)
+    data = None if kind is None else packed_bytes(text)
+    return None if data is None or kind is None else f"[picture: {kind.lower()}, {len(data)} bytes]"

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from openenv_pipe.environments.adapters.pictures import without_pictures
+from openenv_pipe.environments.adapters.pictures import Notes
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Message, Observation
 
@@ -102,11 +102,9 @@ def render_message(role: str, template: jinja2.Template, fields: Mapping[str, An
     Raises:
         ConfigError: The template fails; the message names the fields that exist.
     """
+    notes = Notes()
     try:
-        return {
-            "role": role,
-            "content": template.render({"range": _Range(), **without_pictures(fields)}),
-        }
+        text = template.render({"range": _Range(), **notes.replace(fields)})
     except jinja2.UndefinedError as error:
         raise ConfigError(
             f"an env.adapter template asks for a field that the observation lacks: "
@@ -116,6 +114,13 @@ def render_message(role: str, template: jinja2.Template, fields: Mapping[str, An
         raise ConfigError(
             f"an env.adapter template cannot be rendered: {error}; the fields are {_named(fields)}"
         ) from None
+    return _message(role, text, notes)
+
+
+def _message(role: str, text: str, notes: Notes) -> Message:
+    """Return a message, with the pictures that its text has notes of as `pictures`."""
+    pictures = notes.shown_in(text)
+    return {"role": role, "content": text} | ({"pictures": pictures} if pictures else {})
 
 
 def _named(fields: Mapping[str, Any]) -> str:
@@ -133,7 +138,8 @@ def observation_message(
 ) -> Message:
     """Render by the template, which also sees `more`; without a template, call `plain`."""
     if template is None:
-        return {"role": role, "content": plain(without_pictures(observation))}
+        notes = Notes()
+        return _message(role, plain(notes.replace(observation)), notes)
     return render_message(role, template, {**observation, **more})
 
 

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -25,6 +26,7 @@ from openenv_pipe.environments.client.protocol import (
     request_frame,
     step_result,
 )
+from openenv_pipe.environments.pictures import with_references
 from openenv_pipe.errors import (
     ServerFullError,
     SessionClosedError,
@@ -133,7 +135,7 @@ class Session:
 
     async def reset(self, keywords: Mapping[str, Any], timeout_s: float) -> StepResult:
         """Start an episode. Raises as `step` does."""
-        return self._result(await self.ask("reset", "observation", keywords, timeout_s))
+        return await self._result(await self.ask("reset", "observation", keywords, timeout_s))
 
     async def step(self, action: Mapping[str, Any], timeout_s: float) -> StepResult:
         """Take one action.
@@ -143,7 +145,7 @@ class Session:
             SessionError: The session failed and is not usable any more: ServerFullError,
                 SessionTimeoutError, SessionClosedError, or an answer that breaks the protocol.
         """
-        return self._result(await self.ask("step", "observation", action, timeout_s))
+        return await self._result(await self.ask("step", "observation", action, timeout_s))
 
     async def state(self, timeout_s: float) -> dict[str, Any]:
         """Read the environment's state, the cheapest message without effect. Raises as `step`."""
@@ -254,13 +256,19 @@ class Session:
             )
         return SessionClosedError(f"{self.url}: connection lost at {kind}: {closed}")
 
-    def _result(self, data: dict[str, Any]) -> StepResult:
+    async def _result(self, data: dict[str, Any]) -> StepResult:
         """Read the answer to reset or step; an invalid one makes the session unusable."""
         try:
-            return step_result(data, self.url)
+            result = step_result(data, self.url)
         except SessionError:
             self._in_sync = False
             raise
+        observation = await with_references(result.observation)
+        return (
+            result
+            if observation is result.observation
+            else replace(result, observation=observation)
+        )
 
 
 async def step_aside(session: Session, timeout_s: float, action: Mapping[str, Any]) -> Observation:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openenv_pipe.system.foreign_json import encodable_json
-from openenv_pipe.types import Episode, Status
+from openenv_pipe.types import Episode, Message, Status
 
 Conversation = list[dict[str, Any]]
 
@@ -23,13 +23,18 @@ def conversation_of(episode: Episode) -> Conversation:
     if not any(turn.messages for turn in episode.turns):
         shown.append({"role": "environment", "content": episode.first_observation})
     for turn in episode.turns:
-        shown += [dict(message) for message in turn.messages]
+        shown += [_without_pictures(message) for message in turn.messages]
         shown.append({"role": "assistant", "content": turn.reply})
         if not any(other.messages for other in episode.turns):
             shown += [{"role": "environment", "content": s.observation} for s in turn.steps]
     if episode.status is Status.DONE and episode.turns and episode.turns[0].messages:
         shown.append({"role": "environment", "content": episode.turns[-1].observation})
     return encodable_json(shown)
+
+
+def _without_pictures(message: Message) -> dict[str, Any]:
+    """Return a message with notes of its pictures only, because judges read text."""
+    return {name: value for name, value in message.items() if name != "pictures"}
 
 
 def shared_beginning(conversations: Sequence[Conversation]) -> int:

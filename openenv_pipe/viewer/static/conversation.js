@@ -28,6 +28,12 @@ export function fields(observation, before, other) {
   }));
 }
 
+// The pictures of an observation; addresses are the server's or the bundle's own.
+function pictures(found) {
+  if (!found?.length) return null;
+  return h("p", { class: "pictures" }, found.map(({ address, size }) => h("img", { src: address, alt: size, title: size, loading: "lazy" })));
+}
+
 function said(kind, title, ...content) {
   return h("div", { class: `said ${kind}` }, h("h3", {}, title), content);
 }
@@ -48,7 +54,7 @@ function numbersOf(turn, index) {
 export function conversation(content, other) {
   let seen = content.first_observation;
   const begin = h("article", { class: "turn" }, h("header", {}, h("b", {}, "Beginning")),
-    said("env", "Observation", fields(content.first_observation, null, other?.first_observation)));
+    said("env", "Observation", fields(content.first_observation, null, other?.first_observation), pictures(content.first_pictures)));
   const turns = content.turns.map((turn, index) => {
     const its = other?.turns[index];
     const parts = [said("model", "Reply", words(turn.reply, other ? its?.reply ?? "" : undefined))];
@@ -56,7 +62,7 @@ export function conversation(content, other) {
       const title = turn.steps.length > 1 ? ` ${which + 1}` : "";
       if (!(Object.keys(step.action).length === 1 && Object.values(step.action)[0] === turn.reply)) parts.push(said("", `Action${title}`, fields(step.action)));
       parts.push(said("env", [h("span", {}, `Observation${title}`), turn.steps.length > 1 ? h("span", {}, `reward ${number(step.reward)}`) : null],
-        fields(step.observation, seen, its?.steps[which]?.observation)));
+        fields(step.observation, seen, its?.steps[which]?.observation), pictures(step.pictures)));
       seen = step.observation;
     });
     if (turn.unusable) parts.push(said("wrong", "Could not be used", h("p", { class: "text" }, turn.unusable)));

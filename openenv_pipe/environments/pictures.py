@@ -1,0 +1,226 @@
+"""Find pictures in observations, and keep a small reference in the place of each.
+
+A picture arrives as rows of pixels (numbers of 0..255), as the base64 text of a PNG, JPEG or GIF
+file, or as a data URL of one. Everything that reads observations sees a `Picture` instead, which
+is written to episode files by its name.
+"""
+
+import binascii
+import hashlib
+import io
+import re
+from asyncio import to_thread
+from collections.abc import Callable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.types import Picture
+
+MIN_SIDE = 32  # rows and columns; smaller arrays are boards, which models read as numbers
+MAX_ON_BOARDS = 15  # an array of rows of numbers that are all as small is a board of any size
+MAX_PIXELS = 2**23  # of one picture: a little more than 4K
+MAX_PICTURES = 64  # of one observation; the others stay as they are
+MIN_TEXT_LENGTH = 64  # characters of a base64 text that can be a picture
+DATA_URL = re.compile(r"data:image/([a-z0-9.+-]{1,20});base64,", re.IGNORECASE)
+# The first characters of a file's base64 text, by Pillow's name of the format.
+SIGNATURES = {"iVBORw0KGgo": "PNG", "/9j/": "JPEG", "R0lGODdh": "GIF", "R0lGODlh": "GIF"}
+GRAY_MODES = ("1", "L", "LA")
+NAME_LENGTH = 32  # hexadecimal digits
+REFERENCE = re.compile(rf"pictures/([0-9a-f]{{{NAME_LENGTH}}})\.png")
+COMPRESSION = 3  # zlib's level: level 6 takes twice as long to save a tenth
+
+
+async def with_references(observation: dict[str, Any]) -> dict[str, Any]:
+    """Return the observation with a `Picture` in the place of each picture.
+
+    What looks like a picture and cannot be read, or is too large, stays as it is.
+    """
+    if not _may_have_pictures(observation):
+        return observation
+    found: dict[str, Any] = await to_thread(_Reader().read, observation)  # decoding takes long
+    return found
+
+
+def reference_of(value: Any) -> str | None:
+    """Return the name of the file that a reference in an observation names; None for others."""
+    if not isinstance(value, Mapping) or value.keys() != {"picture", "width", "height"}:
+        return None
+    path, width, height = value["picture"], value["width"], value["height"]
+    match = REFERENCE.fullmatch(path) if isinstance(path, str) else None
+    return match[1] if match and type(width) is int and type(height) is int else None
+
+
+def replace_references(value: Any, replace: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Return the value with `replace(reference)` in the place of each reference to a picture."""
+    if isinstance(value, Mapping):
+        if reference_of(value) is not None:
+            return replace(value)
+        return {name: replace_references(each, replace) for name, each in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], str | list | Mapping):
+        return [replace_references(each, replace) for each in value]
+    return value
+
+
+def find_references(value: Any) -> list[Mapping[str, Any]]:
+    """Return the references to pictures in a value, in order."""
+    found: list[Mapping[str, Any]] = []
+    replace_references(value, found.append)
+    return found
+
+
+def opened(reference: Mapping[str, Any], folder: Path) -> Picture:
+    """Return the picture that a reference names. folder: the run folder that it is from."""
+    name = reference_of(reference)
+    assert name is not None
+    path = folder / reference["picture"]
+    return Picture(name, reference["width"], reference["height"], path)
+
+
+def _may_have_pictures(value: Any) -> bool:
+    """Tell quickly whether a value of JSON has something that `_Reader` has to look at."""
+    if isinstance(value, str):
+        return format_of(value) is not None
+    if isinstance(value, dict):
+        return any(
+            _may_have_pictures(each) or _is_flat(value, name) for name, each in value.items()
+        )
+    if isinstance(value, list) and value and isinstance(value[0], str | list | dict):
+        return _has_rows(value) or any(map(_may_have_pictures, value))
+    return False
+
+
+def format_of(text: str) -> str | None:
+    """Return the format of a picture's text, as Pillow names it: of data URLs, whatever they say.
+
+    None: the text is no picture.
+    """
+    if len(text) < MIN_TEXT_LENGTH:
+        return None
+    url = DATA_URL.match(text)
+    beginning = text[url.end() if url else 0 :][:MIN_TEXT_LENGTH]
+    for signature, name in SIGNATURES.items():
+        if beginning.startswith(signature):
+            return name
+    return url[1].upper() if url else None
+
+
+def packed_bytes(text: str) -> bytes | None:
+    """Decode base64, which may be a data URL; None if it is not base64."""
+    url = DATA_URL.match(text)
+    packed = "".join(text[url.end() if url else 0 :].split())
+    try:
+        return binascii.a2b_base64(packed + "=" * (-len(packed) % 4), strict_mode=True)
+    except (binascii.Error, ValueError):  # ValueError: a letter beyond ASCII
+        return None
+
+
+def _has_rows(value: list[Any]) -> bool:
+    """Tell whether a list may be the rows of a picture."""
+    first = value[0]
+    return len(value) >= MIN_SIDE and isinstance(first, list) and len(first) >= MIN_SIDE
+
+
+def _is_flat(fields: dict[str, Any], name: str) -> bool:
+    """Tell whether a field is a list of numbers whose shape another field has."""
+    shape = fields.get(f"{name}_shape")
+    numbers = fields[name]
+    is_list = isinstance(numbers, list) and bool(numbers) and type(numbers[0]) is int
+    return is_list and isinstance(shape, list)
+
+
+class _Reader:
+    """Reads the pictures of one observation."""
+
+    def __init__(self) -> None:
+        self._num_left = MAX_PICTURES
+
+    def read(self, value: Any) -> Any:
+        """Return a value of JSON with pictures in their places."""
+        if isinstance(value, str):
+            return self._counted(_from_text, value)
+        if isinstance(value, dict):
+            return {
+                name: self._counted(_from_flat, each, value[f"{name}_shape"])
+                if _is_flat(value, name)
+                else self.read(each)
+                for name, each in value.items()
+            }
+        if isinstance(value, list) and value and isinstance(value[0], str | list | dict):
+            picture = self._counted(_from_rows, value) if _has_rows(value) else value
+            return picture if picture is not value else [self.read(each) for each in value]
+        return value
+
+    def _counted(self, make: Callable[..., Picture | None], value: Any, *more: Any) -> Any:
+        picture = make(value, *more) if self._num_left else None
+        if picture is None:
+            return value
+        self._num_left -= 1
+        return picture
+
+
+def _from_text(text: str) -> Picture | None:
+    kind = format_of(text)
+    if kind is None or kind not in SIGNATURES.values() or (data := packed_bytes(text)) is None:
+        return None
+    from PIL.GifImagePlugin import GifImageFile
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+
+    classes = {"PNG": PngImageFile, "JPEG": JpegImageFile, "GIF": GifImageFile}
+    try:
+        with classes[kind](io.BytesIO(data)) as image:  # reads the header, which has the size
+            if image.width * image.height > MAX_PIXELS:
+                return None
+            mode = "L" if image.mode in GRAY_MODES else "RGB"
+            return _picture(mode, image.width, image.height, image.convert(mode).tobytes())
+    except Exception:  # whatever Pillow raises for a damaged file
+        return None
+
+
+def _from_flat(numbers: Any, shape: list[Any]) -> Picture | None:
+    """Make a picture of a list of numbers. shape: height, width, and 1 or 3 channels."""
+    if len(shape) not in (2, 3) or any(type(each) is not int or each < 0 for each in shape):
+        return None
+    height, width, channels = (*shape, 1)[:3]
+    if min(height, width) < MIN_SIDE or channels not in (1, 3):
+        return None
+    if len(numbers) != height * width * channels or height * width > MAX_PIXELS:
+        return None
+    return _from_numbers(numbers, height, width, channels)
+
+
+def _from_rows(rows: list[Any]) -> Picture | None:
+    """Make a picture of rows of numbers, or of rows of lists of 1 or 3 numbers."""
+    height, width = len(rows), len(rows[0])
+    if height * width > MAX_PIXELS:
+        return None
+    if any(type(row) is not list or len(row) != width for row in rows):
+        return None
+    if type(rows[0][0]) is not list:
+        return _from_numbers(list(chain.from_iterable(rows)), height, width, 1)
+    channels, pixels = len(rows[0][0]), list(chain.from_iterable(rows))
+    if channels not in (1, 3) or any(type(p) is not list or len(p) != channels for p in pixels):
+        return None
+    return _from_numbers(list(chain.from_iterable(pixels)), height, width, channels)
+
+
+def _from_numbers(numbers: list[Any], height: int, width: int, channels: int) -> Picture | None:
+    if type(numbers[0]) is not int:  # true and false are numbers for `bytes`
+        return None
+    try:
+        data = bytes(numbers)
+    except (TypeError, ValueError):  # something else than a number of 0..255
+        return None
+    if channels == 1 and max(data) <= MAX_ON_BOARDS:
+        return None
+    return _picture("L" if channels == 1 else "RGB", width, height, data)
+
+
+def _picture(mode: str, width: int, height: int, data: bytes) -> Picture:
+    from PIL import Image
+
+    digest = hashlib.sha256(f"{mode} {width} {height} ".encode() + data).hexdigest()
+    file = io.BytesIO()
+    Image.frombytes(mode, (width, height), data).save(file, "PNG", compress_level=COMPRESSION)
+    return Picture(digest[:NAME_LENGTH], width, height, file.getvalue())

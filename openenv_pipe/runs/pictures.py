@@ -1,0 +1,57 @@
+"""The folder `pictures/` of a run: a PNG file for each different picture of its observations.
+
+The names are digests of the pixels, so nothing is ever replaced, and a resumed run finds what it
+would write again.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.environments.pictures import find_references, opened, replace_references
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.files import write_bytes
+from openenv_pipe.types import Episode, Group, Picture
+
+FOLDER = "pictures"
+
+
+def write_pictures(folder: Path, groups: Iterable[Group]) -> None:
+    """Write the pictures that the groups' episodes have seen and the folder of a run lacks.
+
+    Raises:
+        RunFolderError: A picture that was read from another run's folder is not there any more.
+    """
+    written: set[str] = set()
+    for reference in _references(groups):
+        path = folder / reference["picture"]
+        if not isinstance(reference, Picture) or path.name in written:
+            continue
+        written.add(path.name)
+        if path.exists():
+            continue
+        path.parent.mkdir(exist_ok=True)
+        try:
+            png = reference.png
+        except OSError as error:
+            raise RunFolderError(f"cannot read a picture of recorded episodes: {error}") from error
+        write_bytes(path, png)
+
+
+def open_pictures(episode: Episode, folder: Path) -> None:
+    """Make the references of an episode that was read pictures of a run's folder, in place."""
+
+    def known(observation: Mapping[str, Any]) -> Any:
+        return replace_references(observation, lambda reference: opened(reference, folder))
+
+    episode.first_observation = known(episode.first_observation)
+    for turn in episode.turns:
+        turn.steps = [replace(step, observation=known(step.observation)) for step in turn.steps]
+
+
+def _references(groups: Iterable[Group]) -> Iterator[Mapping[str, Any]]:
+    for group in groups:
+        for episode in group.episodes:
+            for observation in episode.observations:
+                yield from find_references(observation)
