@@ -1,6 +1,5 @@
 """Score the episodes of a group: ask all terms for their values, and compose the rewards."""
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from openenv_pipe.config.schema import (
     TermConfig,
     VerifierTerm,
 )
-from openenv_pipe.errors import JudgeError, raise_first
+from openenv_pipe.errors import JudgeError
 from openenv_pipe.rewards.composition import compose_rewards, reason_of
 from openenv_pipe.rewards.judges import CriteriaTerm, Judge, Ruler, open_judge
 from openenv_pipe.rewards.python_term import FunctionTerm
@@ -24,6 +23,7 @@ from openenv_pipe.rewards.rubric import ReportedTerm
 from openenv_pipe.rewards.terms import EpisodeTerm
 from openenv_pipe.rewards.values import GroupTerm
 from openenv_pipe.rewards.verifier import Verifier, check_verifier, open_verifiers
+from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group
 
 
@@ -70,16 +70,8 @@ class Scorer:
         for episode in group.scored:
             total = math.fsum(turn.reward for turn in episode.turns)
             episode.success = total >= self._success_reward
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                asked = {
-                    name: tasks.create_task(term.values(group))
-                    for name, term in self._terms.items()
-                }
-        except BaseExceptionGroup as errors:
-            raise_first(errors)
-        values = {name: task.result() for name, task in asked.items()}
-        compose_rewards(self._config, group, values)
+        values = await run_all(term.values(group) for term in self._terms.values())
+        compose_rewards(self._config, group, dict(zip(self._terms, values, strict=True)))
 
     def accept(self, groups: Sequence[Group]) -> None:
         """Accept the verdicts of a step or an evaluation.

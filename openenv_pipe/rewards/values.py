@@ -1,13 +1,13 @@
 """What reward terms return: a value for each episode of a group, or why there is none."""
 
-import asyncio
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from openenv_pipe.environments.client.protocol import MAX_REWARD
-from openenv_pipe.errors import ConfigError, raise_first
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group, Judgement
 
 
@@ -48,16 +48,9 @@ class GroupTerm(Protocol):
 async def value_each(
     group: Group, value: Callable[[Episode], Coroutine[Any, Any, TermValue | NoValue]]
 ) -> Values:
-    """Return the values of a group's episodes, each by itself and all at once.
-
-    If one raises, the others are cancelled and its error is raised.
-    """
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(value(episode)) for episode in group.scored]
-    except BaseExceptionGroup as errors:
-        raise_first(errors)
-    return {e.member: task.result() for e, task in zip(group.scored, asked, strict=True)}
+    """Return the values of a group's episodes, each by itself and all at once."""
+    found = await run_all(value(episode) for episode in group.scored)
+    return {episode.member: each for episode, each in zip(group.scored, found, strict=True)}
 
 
 def check_number(name: str, value: float) -> float:

@@ -22,14 +22,19 @@ from openenv_pipe.rewards.values import NoValue, TermValue, Values, value_each, 
 from openenv_pipe.system.foreign_json import encodable_json, parse_foreign
 from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import Access, HttpClient
-from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
+from openenv_pipe.system.http_retries import (
+    MAX_QUOTED,
+    SETTINGS_STATUSES,
+    PassingError,
+    post,
+    repeated,
+)
 from openenv_pipe.system.python_targets import bind_function
 from openenv_pipe.types import Episode, Group
 
 FOLDER = "verifier"  # in the folder of a judge's answers
 MAX_BYTES = 2**20  # of an answer
 MAX_NUMBERS, MAX_NAME_LENGTH = 64, 100  # of an answer; each number becomes a metric
-SETTINGS_STATUSES = {301, 302, 307, 308, 401, 403, 404}  # wrong for every request, so end the run
 
 
 class FailedVerifierError(Exception):

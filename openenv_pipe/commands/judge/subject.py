@@ -1,6 +1,5 @@
 """Recorded episodes, and the judge and the reward that score them again."""
 
-import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +7,14 @@ from pathlib import Path
 
 from openenv_pipe.config.compose import amend, compose
 from openenv_pipe.config.schema import JudgeConfig, RewardConfig, RunConfig
-from openenv_pipe.errors import ConfigError, RunFolderError, raise_first
+from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rollout.collector import group_seed
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group
 
 STEP_FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
@@ -122,12 +122,7 @@ async def score_again(
                 f"none of the reward terms ({', '.join(reward.terms)}) asks a judge; choose one "
                 "that does, as in reward=ruler"
             )
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for group in scored:
-                    tasks.create_task(scorer.score(group))
-        except BaseExceptionGroup as errors:
-            raise_first(errors)
+        await run_all(scorer.score(group) for group in scored)
     return scored
 
 

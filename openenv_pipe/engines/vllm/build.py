@@ -21,13 +21,14 @@ from openenv_pipe.engines.vllm.publish_mode import (
     choose_publish_mode,
     refuse_broadcast,
 )
-from openenv_pipe.engines.vllm.replica import Probe, Replica, run_all
+from openenv_pipe.engines.vllm.replica import Probe, Replica
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.engines.vllm.servers import MakeProcesses, make_servers, own_processes
 from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.tasks import run_all
 
 Result = TypeVar("Result")
 Tell = Callable[[str], None]

@@ -17,10 +17,11 @@ from openenv_pipe.engines.vllm.group_requests import GroupRequests, SharedReques
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import Publisher
-from openenv_pipe.engines.vllm.replica import MAX_TRIES, Replica, run_all
+from openenv_pipe.engines.vllm.replica import MAX_TRIES, Replica
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.server_metrics import summarise
 from openenv_pipe.errors import EngineError
+from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Finish
 
 Result = TypeVar("Result")

@@ -5,9 +5,8 @@ version of their server, and the logprob check compares with the logprobs of tha
 engine repeats failed completions, on the server that `routing.py` then names.
 """
 
-import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.publish import Published, Publisher
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
 from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
-from openenv_pipe.errors import EngineError, raise_first
+from openenv_pipe.errors import EngineError
 
 Result = TypeVar("Result")
 MAX_TRIES = 4  # of one request; each failure may mean a restart of the server
@@ -196,13 +195,3 @@ class Replica:
             return await client.metrics_text()
         except ServerGoneError:
             return None
-
-
-async def run_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all calls at once. The first failure cancels the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(call)
-    except BaseExceptionGroup as errors:
-        raise_first(errors)

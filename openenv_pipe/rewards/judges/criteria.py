@@ -3,7 +3,6 @@
 One request shows one episode and asks about all criteria. Equal episodes of a group are shown once.
 """
 
-import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.config.schema import Criterion, JudgeTerm
-from openenv_pipe.errors import ConfigError, raise_first
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards.judges.answers import json_object, number_of, score_of
 from openenv_pipe.rewards.judges.judge import (
     BudgetSpentError,
@@ -22,9 +21,10 @@ from openenv_pipe.rewards.judges.judge import (
     UnusableAnswerError,
     Verdict,
 )
-from openenv_pipe.rewards.judges.trajectories import Conversation, conversation_of, quoted
+from openenv_pipe.rewards.judges.trajectories import Conversation, distinct_conversations, quoted
 from openenv_pipe.rewards.values import NoValue, TermValue, Values, weighted
 from openenv_pipe.system.foreign_json import encodable_json
+from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Group, Judgement, Task
 
 INSTRUCTION = """\
@@ -59,22 +59,12 @@ class CriteriaTerm:
 
     async def values(self, group: Group) -> Values:
         """Return the values of the episodes; none of them if the budget is spent."""
-        conversations: list[Conversation] = []
-        index_of: list[int] = []  # by episode: its conversation's index
-        for episode in group.scored:
-            conversation = conversation_of(episode)
-            if conversation not in conversations:
-                conversations.append(conversation)
-            index_of.append(conversations.index(conversation))
+        conversations, index_of = distinct_conversations(group.scored)
         reference = self._reference(group.task)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                asked = [tasks.create_task(self._ask(each, reference)) for each in conversations]
-        except BaseExceptionGroup as errors:
-            raise_first(errors)
+        verdicts = await run_all(self._ask(each, reference) for each in conversations)
         values: dict[int, TermValue | NoValue] = {}
         for place, (episode, index) in enumerate(zip(group.scored, index_of, strict=True)):
-            verdict = asked[index].result()
+            verdict = verdicts[index]
             if verdict is None:
                 return {}  # an episode judged would be compared with one that is not
             is_first = index not in index_of[:place]

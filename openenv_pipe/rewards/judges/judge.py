@@ -19,10 +19,10 @@ from openenv_pipe.errors import EngineError, JudgeError, RequestRefusedError
 from openenv_pipe.rewards.judges.spending import Price, Spending
 from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
 from openenv_pipe.rewards.judges.vllm_server import VllmJudgeClient
+from openenv_pipe.system.http_retries import SETTINGS_STATUSES
 from openenv_pipe.types import Message
 
 MAX_QUOTED = 2000  # characters of an unusable answer that the judge is shown again
-SETTINGS_STATUSES = {301, 302, 307, 308, 401, 403, 404}  # wrong for every request, so end the run
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 

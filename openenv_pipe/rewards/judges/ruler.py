@@ -4,7 +4,6 @@ One request shows all episodes of a group. What they share at the beginning is s
 episodes are shown once, and the order is random, by the run's seed, because judges prefer places.
 """
 
-import asyncio
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.config.schema import RulerTerm
-from openenv_pipe.errors import raise_first
 from openenv_pipe.rewards.judges.answers import json_object, number_of, score_of
 from openenv_pipe.rewards.judges.judge import (
     BudgetSpentError,
@@ -25,11 +23,12 @@ from openenv_pipe.rewards.judges.judge import (
 )
 from openenv_pipe.rewards.judges.trajectories import (
     Conversation,
-    conversation_of,
+    distinct_conversations,
     quoted,
     shared_beginning,
 )
 from openenv_pipe.rewards.values import NoValue, TermValue, Values
+from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group, Judgement
 
 NUM_ANCHORS = 2  # episodes in all parts of a group that is split
@@ -100,13 +99,7 @@ class Ruler:
             return {}
 
     async def _compare(self, group: Group, episodes: Sequence[Episode]) -> dict[int, TermValue]:
-        conversations: list[Conversation] = []
-        index_of: list[int] = []  # by episode: its conversation's index
-        for episode in episodes:
-            conversation = conversation_of(episode)
-            if conversation not in conversations:
-                conversations.append(conversation)
-            index_of.append(conversations.index(conversation))
+        conversations, index_of = distinct_conversations(episodes)
         orders = await self._ask_all(group, conversations)
         verdicts = [verdict for parts in orders for verdict in parts]
         scores = [_join([verdict.value for verdict in parts]) for parts in orders]
@@ -132,18 +125,13 @@ class Ruler:
         self, group: Group, conversations: Sequence[Conversation]
     ) -> list[list[Verdict[Scores]]]:
         """Ask about all parts of all orders at once; return the verdicts by order and part."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                asking = [
-                    [
-                        tasks.create_task(self._ask(conversations, part))
-                        for part in self._parts(group, number, len(conversations))
-                    ]
-                    for number in range(self._term.num_orders)
-                ]
-        except BaseExceptionGroup as errors:
-            raise_first(errors)
-        return [[task.result() for task in order] for order in asking]
+        return await run_all(
+            run_all(
+                self._ask(conversations, part)
+                for part in self._parts(group, number, len(conversations))
+            )
+            for number in range(self._term.num_orders)
+        )
 
     def _parts(self, group: Group, number: int, count: int) -> list[list[int]]:
         """Return the indices of conversations in an order of the group's seed, by part."""

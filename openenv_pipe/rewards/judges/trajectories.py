@@ -37,6 +37,18 @@ def _without_pictures(message: Message) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name != "pictures"}
 
 
+def distinct_conversations(episodes: Sequence[Episode]) -> tuple[list[Conversation], list[int]]:
+    """Return the conversations that differ, and the index among them of each episode's."""
+    conversations: list[Conversation] = []
+    index_of: list[int] = []
+    for episode in episodes:
+        conversation = conversation_of(episode)
+        if conversation not in conversations:
+            conversations.append(conversation)
+        index_of.append(conversations.index(conversation))
+    return conversations, index_of
+
+
 def shared_beginning(conversations: Sequence[Conversation]) -> int:
     """Return how many messages all conversations begin with."""
     count = 0
