@@ -78,6 +78,7 @@ def run(endpoint: Endpoint, story: Callable[..., Any], **changes: Any) -> Any:
                 "tokens_per_minute": None,
                 "max_tokens_key": "max_tokens",
                 "parameters": {},
+                "pictures": False,
                 "timeout_s": 60.0,
                 "max_retries": 2,
                 "cache_dir": None,

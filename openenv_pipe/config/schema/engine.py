@@ -54,6 +54,10 @@ class OpenAIEngineConfig(EngineBlock, EndpointBlock):
         takes="messages", can_train=False, is_exact=False, publishes_in_flight=True
     )
     type: Literal["openai"]
+    pictures: bool = Field(
+        description="send the pictures of observations, for models that accept images; false: the "
+        "model reads a note of each"
+    )
     cache_dir: str | None = Field(
         description="folder of responses, which equal requests reuse; null: no cache"
     )

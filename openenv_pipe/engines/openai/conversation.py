@@ -1,11 +1,13 @@
 """One conversation with an endpoint, which has to be sent as a whole with every request."""
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openenv_pipe.engines.base import estimate_tokens
 from openenv_pipe.system.foreign_json import encodable_json
-from openenv_pipe.types import Message
+from openenv_pipe.types import Message, Picture
 
 _NOT_MADE = "This call was not made."
 
@@ -14,23 +16,31 @@ class Conversation:
     """The messages so far.
 
     An endpoint wants each tool call answered in a message of the role `tool` that names the call's
-    id, and wants no other message in that role. Environments answer calls in their order.
+    id, and wants no other message in that role. Environments answer calls in their order. Pictures
+    may only be in a user's message: those of an answer follow it in one.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.num_tokens = 0  # estimated
         self._unanswered: list[str] = []  # ids of the last reply's calls
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Append the environment's messages."""
+        self.num_tokens += estimate_tokens(messages)
         others = []
-        for message in encodable_json(messages):
+        for given in messages:
+            pictures: Mapping[str, Picture] = given.get("pictures", {})
+            texts = {name: value for name, value in given.items() if name != "pictures"}
+            (message,) = encodable_json([texts])
             if message["role"] == "tool" and self._unanswered:
                 self._answer(self._unanswered.pop(0), message["content"])
+                if pictures:
+                    others.append(_user(_parts("\n".join(pictures), pictures)))
             elif message["role"] == "tool":  # the call was written in words, and has no id
-                others.append({"role": "user", "content": message["content"]})
+                others.append(_user(_parts(message["content"], pictures)))
             else:
-                others.append(message)
+                others.append({**message, "content": _parts(message["content"], pictures)})
         for call_id in self._unanswered:
             self._answer(call_id, _NOT_MADE)
         self._unanswered = []
@@ -39,10 +49,29 @@ class Conversation:
     def add_reply(self, reply: Mapping[str, Any]) -> None:
         """Append the endpoint's own reply, as `read_reply` returns it."""
         self.messages.append({"role": "assistant", **reply})
+        self.num_tokens += estimate_tokens([reply])
         self._unanswered = [call["id"] for call in reply.get("tool_calls", ())]
 
     def _answer(self, call_id: str, content: str) -> None:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+
+
+def _user(content: str | list[dict[str, Any]]) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _parts(text: str, pictures: Mapping[str, Picture]) -> str | list[dict[str, Any]]:
+    """Return a message's content, with each picture behind its note in the text."""
+    if not pictures:
+        return text
+    parts: list[dict[str, Any]] = []
+    # The notes are in the order of the observation's fields, and a template may have another one.
+    for note in sorted(pictures, key=text.index):
+        before, _, text = text.partition(note)
+        url = f"data:image/png;base64,{base64.b64encode(pictures[note].png).decode()}"
+        parts.append({"type": "text", "text": before + note})
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def read_reply(message: Mapping[str, Any]) -> dict[str, Any]:

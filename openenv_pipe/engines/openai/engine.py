@@ -1,12 +1,13 @@
 """The engine `openai`: each episode is a conversation with a hosted model, without token ids."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import OpenAIEngineConfig
-from openenv_pipe.engines.base import MessageRequest, TextReply, estimate_tokens, turn_seed
+from openenv_pipe.engines.base import MessageRequest, TextReply, turn_seed
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.conversation import (
     Conversation,
@@ -20,9 +21,8 @@ from openenv_pipe.types import Finish
 class OpenAIEngine:
     """An `engines.base.Engine`. The caller opens and closes `client`."""
 
-    capabilities = OpenAIEngineConfig.capabilities
-
     def __init__(self, config: OpenAIEngineConfig, client: ChatClient) -> None:
+        self.capabilities = replace(config.capabilities, sees_pictures=config.pictures)
         self._config = config
         self._client = client
         self._conversations: dict[int, Conversation] = {}
@@ -41,7 +41,7 @@ class OpenAIEngine:
         """
         conversation = self._conversations.setdefault(request.episode, Conversation())
         conversation.add_messages(request.new_messages)
-        num_tokens = estimate_tokens(conversation.messages) + request.max_tokens
+        num_tokens = conversation.num_tokens + request.max_tokens
         answer = await self._client.complete(self._body(conversation, request), num_tokens)
         choice = answer["choices"][0]
         reply = read_reply(choice["message"])

@@ -1,0 +1,141 @@
+"""Pictures in conversations: models that see them get them, and others their notes."""
+
+import base64
+from dataclasses import replace
+
+import pytest
+from fakes import FakeHost, all_episodes, collect, run_config
+from test_openai_engine import CALL, Endpoint, request, run, said
+from test_rollout import ChatOnly, MessageEngine, NoChat, scripted
+
+from openenv_pipe.config.schema import OpenAIEngineConfig
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.pictures import with_references
+from openenv_pipe.rewards.judges.trajectories import conversation_of
+from openenv_pipe.runs.episodes import read_episodes, write_episodes
+
+NOTES = [f"[picture {number}: 40 x 32 pixels]" for number in (1, 2)]
+LONG = 1000  # characters
+
+
+class SeeingEngine(MessageEngine):
+    capabilities = replace(OpenAIEngineConfig.capabilities, sees_pictures=True)
+
+
+def rows(number: int) -> list:
+    return [[[number, column, row] for column in range(40)] for row in range(32)]
+
+
+@pytest.fixture
+async def pictures():
+    found = await with_references({"a": rows(1), "b": rows(2)})
+    return [found["a"], found["b"]]
+
+
+async def played(engine, policy, pictures, first, **changes):
+    """Play one episode of two turns, whose observations have `screen` and, at first, `text`."""
+
+    def play(seed, number, action):
+        return StepResult({"screen": pictures[min(number, 1)], "text": first}, 0.5, number == 2)
+
+    adapter = {
+        "type": "text",
+        "system": None,
+        "first": "{{ text }}{{ screen }}",
+        "following": "{{ screen }}",
+        "unusable": "? {{ why }}",
+        "pattern": r"(?s)^(?P<text>.*)$",
+    }
+    config = run_config({"env.adapter": adapter, "env.max_episode_tokens": 500, **changes})
+    options = {"host": FakeHost(play), "config": config, "num_tasks": 1, "group_size": 1}
+    groups = await collect(policy, engine=engine, **options)
+    return groups, all_episodes(groups)[0]
+
+
+async def test_an_engine_that_sees_pictures_gets_them(pictures, tmp_path):
+    engine = SeeingEngine((None, None))
+    groups, episode = await played(engine, NoChat(), pictures, "look: ")
+    sent = [each.new_messages for each in engine.requests]
+    assert sent[0] == [
+        {"role": "user", "content": f"look: {NOTES[0]}", "pictures": {NOTES[0]: pictures[0]}}
+    ]
+    assert sent[1][0]["pictures"] == {NOTES[0]: pictures[1]}
+    assert 1280 / 784 < episode.turns[1].num_prompt_tokens < 1280 / 784 + 30
+    (tmp_path / "episodes").mkdir()
+    write_episodes(tmp_path / "episodes" / "step.gz", groups)
+    (read,) = all_episodes(read_episodes(tmp_path / "episodes" / "step.gz"))
+    assert read.turns == episode.turns
+    assert "pictures" not in str(conversation_of(episode)[:-1])  # a judge reads text
+
+
+async def test_a_picture_whose_note_was_cut_is_not_sent(pictures):
+    engine = SeeingEngine((None, None))
+    changes = {"env.max_observation_tokens": 2, "env.max_turns": 1}
+    await played(engine, NoChat(), pictures, "x" * LONG, **changes)
+    (message,) = engine.requests[0].new_messages
+    assert message.keys() == {"role", "content"}
+
+
+@pytest.mark.parametrize("engine", [MessageEngine((None, None)), scripted("up")])
+async def test_other_engines_get_the_notes(engine, pictures):
+    is_scripted = engine.capabilities.takes == "observations"
+    _, episode = await played(engine, ChatOnly() if is_scripted else NoChat(), pictures, "")
+    if not is_scripted:
+        sent = [each.new_messages for each in engine.requests]
+        assert sent == [[{"role": "user", "content": NOTES[0]}]] * 2
+    assert episode.first_observation["screen"].png == pictures[0].png
+
+
+def image(picture) -> dict:
+    url = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def text(words: str) -> dict:
+    return {"type": "text", "text": words}
+
+
+def test_endpoints_get_each_picture_behind_its_note(pictures):
+    endpoint = Endpoint(said("up"))
+    content = f"{NOTES[1]} and {NOTES[0]}: \ud800"
+    message = {
+        "role": "user",
+        "content": content,
+        "pictures": dict(zip(NOTES, pictures, strict=True)),
+    }
+
+    async def story(engine):
+        assert engine.capabilities.sees_pictures
+        await engine.generate(request(message))
+
+    run(endpoint, story, pictures=True)
+    (sent,) = endpoint.bodies[0]["messages"]
+    assert sent == {
+        "role": "user",
+        "content": [
+            *(text(NOTES[1]), image(pictures[1]), text(f" and {NOTES[0]}"), image(pictures[0])),
+            text(": ?"),
+        ],
+    }
+
+
+def test_pictures_of_a_tools_answer_follow_in_a_message_of_the_user(pictures):
+    endpoint = Endpoint(said(None, "tool_calls", tool_calls=[CALL]), said("blue"))
+    result = {"role": "tool", "name": "look", "content": f"seen: {NOTES[0]}"}
+    result["pictures"] = {NOTES[0]: pictures[0]}
+
+    async def story(engine):
+        await engine.generate(request({"role": "user", "content": "look"}))
+        await engine.generate(request(result, turn=1))
+
+    run(endpoint, story, pictures=True)
+    *_, answer, shown = endpoint.bodies[1]["messages"]
+    assert answer == {"role": "tool", "tool_call_id": "c1", "content": f"seen: {NOTES[0]}"}
+    assert shown == {"role": "user", "content": [text(NOTES[0]), image(pictures[0])]}
+
+
+def test_pictures_are_sent_only_if_the_configuration_says_so(pictures):
+    async def story(engine):
+        assert not engine.capabilities.sees_pictures
+
+    run(Endpoint(said("up")), story)
