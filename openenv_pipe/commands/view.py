@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from openenv_pipe.commands.play_checkpoint import CheckpointPlay
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.viewer.access import LOOPBACK
@@ -24,7 +25,7 @@ def view(
 
     target: a run, a sweep or a folder of runs. port: None takes one that is free.
     host: one that other machines reach needs a token, which is part of the address.
-    trust: also reads tokenizers that a foreign run's configuration names.
+    trust: also plays foreign runs, and reads tokenizers that their configurations name.
 
     Raises:
         RunFolderError: There is no such run, sweep or folder.
@@ -32,7 +33,8 @@ def view(
     """
     runs_dir, page = find_target(target)
     token = None if host in LOOPBACK or host == "::1" else secrets.token_urlsafe(24)
-    app = build_app(RunStore(runs_dir), token=token, trust=trust)
+    play = CheckpointPlay(runs_dir, trust=trust)
+    app = build_app(RunStore(runs_dir), token=token, trust=trust, play=play)
     listener = open_socket(host, port or FIRST_PORT, is_fixed=port is not None)
     number = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host

@@ -37,6 +37,7 @@ class Player:
         """number: identifies the episode to the engine."""
         self.number = number
         self.group = group
+        self.opening: Opening | None = None  # of the conversation, after the reset
         self._context = context
         self._episode = episode
         self._temperature = temperature
@@ -66,8 +67,8 @@ class Player:
         if result.done:
             return Status.DONE
         ask = partial(step_aside, session, env.step_timeout_s)
-        opening = await self._context.adapter.open(result.observation, ask)
-        conversation = self._conversation(opening)
+        self.opening = await self._context.adapter.open(result.observation, ask)
+        conversation = self._conversation(self.opening)
         while True:
             room = env.max_episode_tokens - episode.num_tokens - conversation.num_new_tokens
             if room < 1:

@@ -1,7 +1,9 @@
 """Who may see the pages: this machine's browser, or whoever has the token; and what a page may do.
 
 A page of another site that makes its own name mean 127.0.0.1 (DNS rebinding) sends that name as
-Host, and is refused. Nothing that is loaded comes from elsewhere (Content-Security-Policy).
+Host, and is refused. Nothing that is loaded comes from elsewhere (Content-Security-Policy). What
+changes something is sent as JSON, with the viewer's own address as Origin: a page of another site
+cannot send that.
 """
 
 import hmac
@@ -47,9 +49,11 @@ class Access:
             await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("this server only answers GET", status_code=405)
         headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD") and not _is_of_own_page(headers):
+            return PlainTextResponse(
+                "refused: only the viewer's own pages may send something", status_code=403
+            )
         if self._token is None:
             host = headers.get("host", "")
             name = host[: host.index("]") + 1] if "]" in host else host.partition(":")[0]
@@ -72,6 +76,16 @@ class Access:
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="replace"), (self._token or "").encode())
+
+
+def _is_of_own_page(headers: Headers) -> bool:
+    """Whether a page of this server sent the request; browsers let no other page send this."""
+    origin = headers.get("origin", "").partition("://")[2]
+    return (
+        headers.get("content-type") == "application/json"
+        and origin != ""
+        and origin == headers.get("host")
+    )
 
 
 def _cookie(headers: Headers) -> str:

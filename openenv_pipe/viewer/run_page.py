@@ -8,6 +8,7 @@ from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.reports.alarms import find_alarms
+from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
 from openenv_pipe.system.files import open_file
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.viewer.meanings import meanings
@@ -39,9 +40,16 @@ def describe_run(store: RunStore, key: str) -> dict[str, Any]:
         "config": store.config(key),
         "alarms": [asdict(alarm) for alarm in find_alarms(records)],
         "evaluations": list(store.reports(key)),
+        "checkpoints": [str(step) for step in checkpoint_steps(folder.path)],
         "logs": logs_of(folder.path),
         "has_episodes": any((folder.path / "episodes").glob("step_*")),
     }
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Return the steps of GRPO that have a checkpoint, the newest first."""
+    places = [StageStep.of(path) for path in all_checkpoints(folder)]
+    return [place.step for place in reversed(places) if place.stage == "grpo"]
 
 
 def curves(store: RunStore, key: str, *, epoch: int = 0, after: int = 0) -> dict[str, Any]:

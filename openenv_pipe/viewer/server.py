@@ -8,6 +8,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.viewer import comparisons, episodes, run_page
 from openenv_pipe.viewer.access import Access
 from openenv_pipe.viewer.answers import Answer
+from openenv_pipe.viewer.play import PlaySession, play_routes
 from openenv_pipe.viewer.run_store import RunStore
 from openenv_pipe.viewer.summaries import summarise_runs
 
@@ -35,11 +37,18 @@ END_WAIT_S = 1  # for pages that still listen when the server ends
 Reader = Callable[[RunStore, str, Mapping[str, str]], Any]
 
 
-def build_app(store: RunStore, *, token: str | None = None, trust: bool = False) -> Starlette:
+def build_app(
+    store: RunStore,
+    *,
+    token: str | None = None,
+    trust: bool = False,
+    play: PlaySession | None = None,
+) -> Starlette:
     """Return the application that shows the runs of a store.
 
     token: what a browser has to know; None: only this machine may ask.
     trust: whether tokenizers of models that a foreign run names may be read.
+    play: plays checkpoints when a page asks for it, and ends with the application.
     """
 
     def route(path: str, read: Reader) -> Route:
@@ -57,6 +66,12 @@ def build_app(store: RunStore, *, token: str | None = None, trust: bool = False)
         except (PipeError, OSError) as error:
             return Answer({"error": str(error)}, status_code=404)
         return Response(png, media_type="image/png")
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        if play:
+            await play.end()
 
     run = "/runs/{name}/{number}"
     return Starlette(
@@ -83,8 +98,10 @@ def build_app(store: RunStore, *, token: str | None = None, trust: bool = False)
             ),
             Route(f"/api{run}/picture", picture),
             Route(f"/api{run}/events", events),
+            *(play_routes(store, play) if play else []),
         ],
         middleware=[Middleware(Access, token=token)],
+        lifespan=lifespan,
     )
 
 

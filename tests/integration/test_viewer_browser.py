@@ -185,6 +185,29 @@ def test_keys_go_through_the_episodes_of_a_group(address, page):
     expect(page.get_by_label("Search text")).to_have_value("guess")
 
 
+def test_a_person_and_the_model_play(address, page):
+    page.goto(f"{address}#/run/smoke/0001/play?checkpoint=start&index=3")
+    page.get_by_role("button", name="Start").click()
+    reply = page.get_by_label("Your reply")
+    reply.wait_for()
+    page.get_by_text("Scripted player: random").wait_for()
+    page.get_by_role("button", name="Take it").first.click()
+    expect(reply).not_to_have_value("")
+    taken = reply.input_value()
+    page.get_by_role("button", name="I, with this text").click()
+    turns = page.locator("article.turn", has_text="Reply by")
+    expect(turns).to_have_count(1)
+    expect(turns.first).to_contain_text("Reply by you")
+    expect(turns.first.locator(".said.model .text")).to_have_text(taken)
+    page.get_by_role("button", name="The model").click()
+    expect(turns).to_have_count(2)
+    expect(turns.last).to_contain_text("Reply by the model")
+    page.goto(f"{address}#/run/smoke/0001/play")  # An address is enough to come back to it.
+    expect(turns).to_have_count(2)
+    page.get_by_role("button", name="End", exact=True).click()
+    page.get_by_role("button", name="Start").wait_for()
+
+
 @pytest.mark.parametrize("place", ["address", "bundle"])
 def test_pictures_of_observations_are_shown(place, page, request):
     page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001/episode?step=4&line=1")
@@ -213,6 +236,7 @@ def test_every_page_fits_a_phone(place, scheme, browser, request):
         *(f"{run}{tab}" for tab in ("", "/episodes", "/tasks", "/evaluations")),
     ]
     pages += [f"{run}/logs", f"{run}/config", f"{run}/episode?step=1&line=1"]
+    pages += [f"{run}/play"] if place == "address" else []
     pages += [f"{run}/group?step=1&group=1/0", f"{run}/task?task=eval/0"]
     page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     page.set_default_timeout(PATIENCE_MS)

@@ -151,7 +151,9 @@ def test_names_of_this_machine_are_accepted(client, host):
 
 
 def test_nothing_can_be_sent(client):
-    assert client.post("/api/runs").status_code == 405
+    own = {"Origin": "http://127.0.0.1:8090", "Content-Type": "application/json"}
+    assert client.post("/api/runs", headers=own).status_code == 405
+    assert client.post("/api/runs").status_code == 403
 
 
 def test_other_machines_need_the_token(folder):

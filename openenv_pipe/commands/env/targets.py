@@ -13,6 +13,7 @@ from typing import Any, Literal
 from openenv_pipe.config.compose import compose, compose_env
 from openenv_pipe.config.schema import (
     EnvConfig,
+    HostConfig,
     RewardConfig,
     ServingConfig,
     TaskServer,
@@ -105,6 +106,14 @@ async def open_tasks(env: EnvConfig, split: Literal["train", "eval"], host: Host
     return ListedRows(split, config, rows, f"split {config.split!r} of the server")
 
 
+def for_one_session(host: HostConfig) -> HostConfig:
+    """Return the host with one server for one session, which is not restarted."""
+    changes: dict[str, Any] = {"sessions_per_server": 1, "num_servers": 1, "max_restarts": 0}
+    if host.type == "attach":
+        changes = {"sessions_per_server": 1, "urls": host.urls[:1]}
+    return host.model_copy(update=changes)
+
+
 @asynccontextmanager
 async def one_server(
     serving: ServingConfig, *, num_sessions: int = 1, variables: Mapping[str, str] | None = None
@@ -115,12 +124,8 @@ async def one_server(
     use all. The server's logs are deleted at the end. Raises ConfigError and HostError.
     """
     told = {"MAX_CONCURRENT_ENVS": str(num_sessions), **serving.env.variables, **(variables or {})}
-    changes: dict[str, Any] = {"sessions_per_server": 1, "num_servers": 1, "max_restarts": 0}
-    if serving.host.type == "attach":
-        changes = {"sessions_per_server": 1, "urls": serving.host.urls[:1]}
     one = ServingConfig(
-        env=serving.env.model_copy(update={"variables": told}),
-        host=serving.host.model_copy(update=changes),
+        env=serving.env.model_copy(update={"variables": told}), host=for_one_session(serving.host)
     )
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-env-") as logs:
         host = build_host(one, Path(logs))

@@ -27,6 +27,7 @@ from openenv_pipe.config.schema.eval import EvalConfig
 from openenv_pipe.config.schema.host import (
     AttachHostConfig,
     DockerHostConfig,
+    HostConfig,
     KubernetesHostConfig,
     ProcessHostConfig,
     PythonHostConfig,
@@ -120,6 +121,7 @@ __all__ = [
     "EvalConfig",
     "GridSweep",
     "GroupRelativeAdvantageConfig",
+    "HostConfig",
     "HttpVerifier",
     "HubModelConfig",
     "JsonAdapterConfig",

@@ -5,6 +5,7 @@ import { runsPage } from "./runs_page.js";
 import { runPage } from "./run_page.js";
 import { episodesPage, tasksPage } from "./episodes_page.js";
 import { episodePage, groupPage, taskPage, samePage } from "./episode_page.js";
+import { playPage } from "./play_page.js";
 import { overlayPage, sweepsPage, sweepPage, evaluationsPage } from "./compare_page.js";
 
 const NAME = "openenv-pipe";
@@ -18,6 +19,7 @@ const ROUTES = [
   [/^\/run\/([^/]+\/[^/]+)\/group$/, (route, key) => groupPage(route, key)],
   [/^\/run\/([^/]+\/[^/]+)\/task$/, (route, key) => taskPage(route, key)],
   [/^\/run\/([^/]+\/[^/]+)\/evaluations$/, (route, key) => evaluationsPage(route, key)],
+  [/^\/run\/([^/]+\/[^/]+)\/play$/, (route, key) => playPage(route, key)],
   [/^\/evaluations$/, (route) => evaluationsPage(route, null)],
   [/^\/overlay$/, (route) => overlayPage(route)],
   [/^\/sweeps$/, (route) => sweepsPage(route)],

@@ -34,7 +34,7 @@ function pictures(found) {
   return h("p", { class: "pictures" }, found.map(({ address, size }) => h("img", { src: address, alt: size, title: size, loading: "lazy" })));
 }
 
-function said(kind, title, ...content) {
+export function said(kind, title, ...content) {
   return h("div", { class: `said ${kind}` }, h("h3", {}, title), content);
 }
 
@@ -50,14 +50,14 @@ function numbersOf(turn, index) {
   return h("header", {}, h("b", {}, `Turn ${index + 1}`), pairs.filter(([, value]) => value !== null).map(([name, value]) => h("span", {}, name, " ", h("b", {}, value))));
 }
 
-// other: the same part of another run's episode, to mark what differs.
-export function conversation(content, other) {
+// other: the same part of another run's episode, to mark what differs. beside: who gave the reply of a turn, and parts beside it.
+export function conversation(content, other, beside = () => ["", []]) {
   let seen = content.first_observation;
   const begin = h("article", { class: "turn" }, h("header", {}, h("b", {}, "Beginning")),
     said("env", "Observation", fields(content.first_observation, null, other?.first_observation), pictures(content.first_pictures)));
   const turns = content.turns.map((turn, index) => {
-    const its = other?.turns[index];
-    const parts = [said("model", "Reply", words(turn.reply, other ? its?.reply ?? "" : undefined))];
+    const its = other?.turns[index], [by, more] = beside(index);
+    const parts = [h("div", { class: "beside" }, said("model", `Reply${by}`, words(turn.reply, other ? its?.reply ?? "" : undefined)), more)];
     turn.steps.forEach((step, which) => {
       const title = turn.steps.length > 1 ? ` ${which + 1}` : "";
       if (!(Object.keys(step.action).length === 1 && Object.values(step.action)[0] === turn.reply)) parts.push(said("", `Action${title}`, fields(step.action)));

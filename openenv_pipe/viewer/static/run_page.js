@@ -5,10 +5,10 @@ import { ask, listen, runPath } from "./api.js";
 import { Chart } from "./charts.js";
 import { progressBar, interval } from "./runs_page.js";
 
-export const TABS = [["", "Curves", "c"], ["episodes", "Episodes", "e"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["logs", "Logs"], ["config", "Configuration"]];
+export const TABS = [["", "Curves", "c"], ["episodes", "Episodes", "e"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["logs", "Logs"], ["config", "Configuration"], ["play", "Play", "p"]];
 
 export function runTabs(key, current) {
-  return h("nav", { class: "tabs", "aria-label": "Parts of the run" }, TABS.map(([name, title, letter]) =>
+  return h("nav", { class: "tabs", "aria-label": "Parts of the run" }, TABS.filter(([name]) => name !== "play" || !window.bundle).map(([name, title, letter]) =>
     h("a", { "data-key": letter, href: address(`/run/${key}${name ? `/${name}` : ""}`), "aria-current": name === current ? "page" : null }, title)));
 }
 
