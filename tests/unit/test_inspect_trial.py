@@ -56,7 +56,36 @@ def test_answers_and_bookkeeping_are_left_out():
     seen = {"question": "why", "correct_answer": "", "episode_id": "7", "step_count": 3}
     assert first_template([seen]) == "{{ question }}"
     assert not is_plain([[seen]])
-    assert first_template([{"metadata": {"a": 1}}]) == "{{ metadata }}"
+
+
+def test_of_metadata_alone_the_same_fields_are_left_out():
+    rules = "x" * 300
+    episode = [
+        {
+            "done": False,
+            "metadata": {
+                "question": "why",
+                "answer": "because",
+                "rules": rules,
+                "items": ["a", "b"][: turn + 1] + ["c"] * turn,
+                "note": None if turn else "hello",
+                "step_count": turn,
+            },
+        }
+        for turn in range(2)
+    ]
+    first = first_template(episode[:1])
+    shown = rendered(first, episode[0])
+    assert shown == f"question: why\nrules: {rules}\nitems: ['a']\nnote: hello"
+    following = following_template([episode])
+    assert rendered(following, episode[1]).strip() == "question: why\nitems: ['b', 'c']"
+    ended = following_template([[*episode, {"done": True}]])
+    assert "question: why" in rendered(ended, episode[1])
+    assert rendered(ended, {"done": True}).strip() == ""
+    assert not is_plain([episode])
+    assert is_plain([[{"metadata": {"a": 1}}, {"metadata": {"a": 2}}]])
+    assert first_template([{"metadata": {"a": 1}}]) == "{{ metadata.a }}"
+    assert first_template([{"done": False}]) == "{{ metadata }}"
 
 
 def test_what_a_model_has_been_told_is_not_repeated():

@@ -2,10 +2,11 @@
 
 Left out are fields that may contain the answer, bookkeeping, fields while they are empty, and what
 the model has been told already: after the first message, long texts that never change, and the
-earlier items of lists that only grow.
+earlier items of lists that only grow. Where observations have nothing but metadata, the same holds
+for the fields of the metadata.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from openenv_pipe.types import Observation
 OWN_FIELDS = frozenset({"done", "reward", "metadata"})  # OpenEnv's fields of every observation
 NOT_SHOWN = OWN_FIELDS | ANSWER_FIELD_NAMES | BOOKKEEPING
 LONG_TEXT = 200  # characters; a shorter text is shown again although it does not change
-METADATA = "{{ metadata }}"  # where an observation has nothing else
+METADATA = "{{ metadata }}"  # where nothing else is known of observations
 
 Episodes = Sequence[Sequence[Observation]]
 
@@ -28,26 +29,31 @@ def template_of_schema(schema: Mapping[str, Any]) -> str:
 
 def first_template(firsts: Sequence[Observation]) -> str:
     """Return the template of the first message, for observations like these."""
-    names = [name for name in _names(firsts) if _is_shown(name)]
-    return _template({name: name for name in names}, _conditions(names, firsts))
+    ((firsts,), path) = _told([firsts])
+    shown = {name: path(name) for name in _names(firsts) if _is_shown(name)}
+    return _template(shown, _conditions(shown, firsts))
 
 
 def following_template(episodes: Episodes) -> str:
     """Return the template of the messages after a step, for episodes like these."""
+    episodes, path = _told(episodes)
     following = [observation for episode in episodes for observation in episode[1:]]
-    shown = {
-        name: name
+    paths = {
+        name: path(name)
         for name in _names(following)
         if _is_shown(name) and not _is_repeated(name, episodes)
     }
-    for name in shown:
-        if growth := _growth(name, episodes):
-            shown[name] = f"{name}[-{growth}:]"
-    return _template(shown, _conditions(shown, following))
+    growths = {name: _growth(name, episodes) for name in paths}
+    shown = {
+        name: f"{each}[-{growths[name]}:]" if growths[name] else each
+        for name, each in paths.items()
+    }
+    return _template(shown, _conditions(paths, following))
 
 
 def is_plain(episodes: Episodes) -> bool:
     """True if the observation as JSON shows what the templates would: they leave nothing out."""
+    episodes, _ = _told(episodes)
     observations = [observation for episode in episodes for observation in episode]
     return not any(
         (name not in OWN_FIELDS | BOOKKEEPING and not _is_shown(name))
@@ -55,6 +61,27 @@ def is_plain(episodes: Episodes) -> bool:
         or _growth(name, episodes)
         for name in _names(observations)
     )
+
+
+def _told(episodes: Episodes) -> tuple[Episodes, Callable[[str], str]]:
+    """Return what tells a model something, and the function from a field to its expression.
+
+    This is the observations, or their metadata if they have nothing else.
+    """
+    observations = [observation for episode in episodes for observation in episode]
+    fields = set(_names(observations)) - OWN_FIELDS - BOOKKEEPING
+    if fields or not any(isinstance(each.get("metadata"), Mapping) for each in observations):
+        return episodes, lambda name: name
+    return [[_metadata(each) for each in episode] for episode in episodes], _path_in_metadata
+
+
+def _metadata(observation: Observation) -> Observation:
+    metadata = observation.get("metadata")
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def _path_in_metadata(name: str) -> str:
+    return f"metadata['{name}']" if hasattr(dict, name) else f"metadata.{name}"
 
 
 def _is_shown(name: str) -> bool:
@@ -65,16 +92,21 @@ def _names(observations: Iterable[Observation]) -> list[str]:
     return list(dict.fromkeys(name for each in observations for name in each))
 
 
-def _conditions(names: Iterable[str], observations: Sequence[Observation]) -> dict[str, str]:
-    """Return, for the fields that are sometimes absent or empty, when they are there."""
+def _conditions(paths: Mapping[str, str], observations: Sequence[Observation]) -> dict[str, str]:
+    """Return, for the fields that are sometimes absent or empty, when they are there.
+
+    paths: the expressions of the fields, by name.
+    """
     conditions = {}
-    for name in names:
+    for name, path in paths.items():
         values = [each.get(name) for each in observations]
-        tests = [f"{name} is defined"] if any(name not in each for each in observations) else []
+        tests = [f"{path} is defined"] if any(name not in each for each in observations) else []
+        if tests and path != name:
+            tests.insert(0, "metadata is defined")
         if any(value in EMPTY for value in values):
             # Zero and False are false, but not empty.
             is_number = any(isinstance(value, int | float) for value in values)
-            tests.append(f"{name} is not none" if is_number else name)
+            tests.append(f"{path} is not none" if is_number else path)
         if tests:
             conditions[name] = " and ".join(tests)
     return conditions
