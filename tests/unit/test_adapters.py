@@ -90,32 +90,6 @@ def test_a_template_that_raises_is_a_mistake_of_the_configuration(template):
         text_adapter(following=template).follow({"length": 5})
 
 
-NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}BODY{% endfor %}{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ 9**(9**9) }}",
-        "{{ length**length**length**length }}",
-        "{{ (2**9999) * (2**9999) }}",
-        "{{ 'x' * 10**9 }}",
-        "{{ 999999999 * ['x'] }}",
-        "{{ range(10**9) | list }}",
-        NESTED.replace("BODY", ""),
-        "{% for a in range(9999) %}{{ long }}{% endfor %}",
-    ],
-)
-def test_a_template_has_limits_of_size(template):
-    with pytest.raises(ConfigError, match="template cannot be rendered"):
-        text_adapter(following=template).follow({"length": 99, "long": "x" * 10_000})
-
-
-def test_arithmetic_of_templates():
-    template = "{{ 2**10 * 3 }} {{ 2.0**-1 }} {{ '-' * 3 }} {{ range(3)|list }} {{ 2 * 1.5 }}"
-    assert text_adapter(following=template).follow({}) == [user("3072 0.5 --- [0, 1, 2] 3.0")]
-
-
 def test_what_an_observation_contains_is_not_a_template():
     assert text_adapter().follow({"marks": "{{ 6 * 7 }}"}) == [user("{{ 6 * 7 }}")]
 
