@@ -1,6 +1,7 @@
 """Identify the process that made a run folder or container, and tell whether it is alive."""
 
 import socket
+from contextlib import suppress
 
 import psutil
 from pydantic import BaseModel, ConfigDict
@@ -35,3 +36,19 @@ class ProcessId(BaseModel):
             return abs(process.create_time() - self.started_s) < START_TOLERANCE_S
         except (psutil.NoSuchProcess, ValueError, OverflowError):  # The last two: no possible pid.
             return False
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory of the process and of those that it has started; None on another host.
+
+        It is the sum of their resident sets, so memory that they share counts more than once.
+        """
+        if self.host != socket.gethostname() or not self.alive:
+            return None
+        total = 0
+        with suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            for each in [process, *process.children(recursive=True)]:
+                with suppress(psutil.Error):
+                    total += each.memory_info().rss
+        return total or None

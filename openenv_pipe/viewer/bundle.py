@@ -34,7 +34,7 @@ STATIC = Path(__file__).parent / "static"
 MODULES = (
     *("dom.js", "api.js", "charts.js", "runs_page.js", "run_page.js", "episodes_page.js"),
     *("conversation.js", "tokens.js", "episode_page.js", "play_page.js"),
-    *("compare_page.js", "app.js"),
+    *("parallel.js", "compare_page.js", "app.js"),
 )
 COPIED = ("style.css", "icon.svg", "uPlot.iife.min.js", "uPlot.min.css", "uPlot.LICENSE")
 MAX_EPISODES = 5000  # of one run: those of the last steps

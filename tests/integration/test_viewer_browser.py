@@ -45,7 +45,8 @@ def browser():
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """A folder with the finished run smoke/0001, which has a skipped group and hostile texts."""
+    """A folder with the finished run smoke/0001, which has a skipped group and hostile texts, and
+    with the sweep 2026 of three runs."""
     home = tmp_path_factory.mktemp("viewer")
     folder = run_samples.create(home / "runs")
     run_samples.train(folder, num_steps=3)
@@ -64,6 +65,7 @@ def home(tmp_path_factory) -> Path:
     run_samples.evaluate(folder, "start", 0.2)
     run_samples.evaluate(folder, "trained", 0.6, step=3)
     folder.finish("finished")
+    run_samples.sweep(home / "runs", {0.001: 0.2, 0.01: 0.8, 0.1: 0.5})
     return home
 
 
@@ -185,6 +187,26 @@ def test_keys_go_through_the_episodes_of_a_group(address, page):
     expect(page.get_by_label("Search text")).to_have_value("guess")
 
 
+def test_dragging_along_an_axis_keeps_the_settings_that_cross_it_there(address, page):
+    page.goto(f"{address}#/sweep/2026")
+    lines = page.locator(".parallel .setting")
+    expect(lines).to_have_count(3)
+    assert page.locator(".parallel .name").first.text_content() == "lr (log)"
+    success = page.locator(".parallel [data-axis='1']")
+    success.scroll_into_view_if_needed()
+    box = success.bounding_box()
+    across = box["x"] + box["width"] / 2
+    page.mouse.move(across, box["y"] + 1)
+    page.mouse.down()
+    page.mouse.move(across, box["y"] + box["height"] / 4)
+    page.mouse.up()
+    kept = page.locator(".parallel .setting:not(.faded)")
+    expect(kept).to_have_attribute("data-setting", "lr=0.01")
+    page.get_by_text("1 of 3 settings: lr=0.01").wait_for()
+    page.mouse.click(across, box["y"] + box["height"] / 2)
+    expect(kept).to_have_count(3)
+
+
 def test_a_person_and_the_model_play(address, page):
     page.goto(f"{address}#/run/smoke/0001/play?checkpoint=start&index=3")
     page.get_by_role("button", name="Start").click()
@@ -233,6 +255,7 @@ def test_every_page_fits_a_phone(place, scheme, browser, request):
     pages = [
         "#/runs",
         "#/sweeps",
+        *(["#/sweep/2026"] if place == "address" else []),
         *(f"{run}{tab}" for tab in ("", "/episodes", "/tasks", "/evaluations")),
     ]
     pages += [f"{run}/logs", f"{run}/config", f"{run}/episode?step=1&line=1"]

@@ -1,7 +1,8 @@
 """Made-up configurations, episodes and run folders for the tests of `runs/`."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -126,3 +127,29 @@ def evaluate(folder: RunFolder, label: str, success_rate: float, step: int | Non
     random = Random(0)
     played = [episode(random, i, 0, success=i < 10 * success_rate) for i in range(10)]
     save_evaluation(folder.path, evaluation(folder, label, played, step))
+
+
+def sweep(runs_dir: Path, successes: Mapping[float, float], stamp: str = "2026") -> None:
+    """Write a sweep over the learning rate with one lost job, and its runs.
+
+    successes: the success after training, by learning rate.
+    """
+    jobs: list[dict] = []
+    for rate, success in successes.items():
+        made = config(runs_dir)
+        optimizer = made.trainer.optimizer.model_copy(update={"lr": rate})
+        trainer = made.trainer.model_copy(update={"optimizer": optimizer})
+        made = made.model_copy(update={"trainer": trainer})
+        folder = RunFolder.create(made, overrides=[], command=[], sweep=stamp)
+        train(folder)
+        evaluate(folder, "start", 0.2)
+        evaluate(folder, "trained", success, step=2)
+        folder.finish("finished")
+        job = {"overrides": [f"a={len(jobs) + 1}"], "run": folder.record.id}
+        jobs.append({"index": len(jobs) + 1, "status": "finished", **job})
+    lost = {"overrides": [f"a={len(jobs) + 1}"], "cause": "no", "run": None}
+    jobs.append({"index": len(jobs) + 1, "status": "failed", **lost})
+    path = runs_dir / "sweeps" / stamp
+    path.mkdir(parents=True)
+    content = {"status": "finished", "overrides": ["a=1,2"], "jobs": jobs}
+    (path / "sweep.json").write_text(json.dumps(content))

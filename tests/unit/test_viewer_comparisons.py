@@ -1,7 +1,5 @@
 """The viewer's answers about several runs: overlays, sweeps and evaluations."""
 
-import json
-
 import pytest
 import run_samples
 from starlette.testclient import TestClient
@@ -14,25 +12,7 @@ from openenv_pipe.viewer.run_store import RunStore
 def runs_dir(tmp_path_factory):
     """Two runs with different learning rates, which a sweep with a lost job has made."""
     runs_dir = tmp_path_factory.mktemp("runs")
-    for success, rate in ((0.4, 0.1), (0.8, 0.2)):
-        config = run_samples.config(runs_dir)
-        optimizer = config.trainer.optimizer.model_copy(update={"lr": rate})
-        trainer = config.trainer.model_copy(update={"optimizer": optimizer})
-        folder = run_samples.RunFolder.create(
-            config.model_copy(update={"trainer": trainer}), overrides=[], command=[], sweep="2026"
-        )
-        run_samples.train(folder)
-        run_samples.evaluate(folder, "start", 0.2)
-        run_samples.evaluate(folder, "trained", success, step=2)
-        folder.finish("finished")
-    sweep = runs_dir / "sweeps" / "2026"
-    sweep.mkdir(parents=True)
-    jobs = [
-        {"index": 1, "overrides": ["a=1"], "status": "finished", "run": "smoke/0001"},
-        {"index": 2, "overrides": ["a=2"], "status": "failed", "cause": "no", "run": None},
-    ]
-    content = {"status": "finished", "overrides": ["a=1,2"], "jobs": jobs}
-    (sweep / "sweep.json").write_text(json.dumps(content))
+    run_samples.sweep(runs_dir, {0.1: 0.4, 0.2: 0.8})
     (runs_dir / "sweeps" / "broken").mkdir()
     (runs_dir / "sweeps" / "broken" / "sweep.json").write_text("[")
     return runs_dir
@@ -64,13 +44,13 @@ def test_sweeps(client):
     first, second = client.get("/api/sweeps").json()["sweeps"]
     assert first["status"] == "unreadable" and "sweep.json" in first["problem"]
     assert second["stamp"] == "2026"
-    assert second["jobs"] == {"failed": 1, "finished": 1}
+    assert second["jobs"] == {"failed": 1, "finished": 2}
     found = client.get("/api/sweeps/2026").json()
     assert [each["values"] for each in found["settings"]] == [
         {"trainer.optimizer.lr": 0.2},
         {"trainer.optimizer.lr": 0.1},
     ]
-    assert found["lost_jobs"] == ["job 2 (a=2): failed, no"]
+    assert found["lost_jobs"] == ["job 3 (a=3): failed, no"]
 
 
 @pytest.mark.parametrize("stamp", ["%2e%2e", "nothing", "%2e", "a%2f%2e%2e"])

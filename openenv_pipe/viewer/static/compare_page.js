@@ -3,6 +3,7 @@
 import { h, fill, address, sortable, statusMark, number, percent, count, choice, field, NONE } from "./dom.js";
 import { ask, listen, runPath } from "./api.js";
 import { Chart, lineColour } from "./charts.js";
+import { parallelCoordinates } from "./parallel.js";
 import { runTabs, smoothingControl, linesOf, pointsOf } from "./run_page.js";
 
 const MOST = 6;
@@ -104,7 +105,7 @@ export async function sweepPage(route, stamp) {
   return {
     title: found.title, trail: [["Sweeps", address("/sweeps")], [stamp, address(route.path)]], shown: curves.fit, end: curves.end,
     node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, found.title), smoothingControl(route, curves.draw),
-      keys.length > 1 ? h("a", { href: address("/overlay", { runs: keys.join(",") }) }, `all curves of the first ${keys.length} runs`) : null), settingsTable(found, route, colours), h("p", {}), place),
+      keys.length > 1 ? h("a", { href: address("/overlay", { runs: keys.join(",") }) }, `all curves of the first ${keys.length} runs`) : null), settingsTable(found, route, colours), h("p", {}), parallelCoordinates(found), place),
   };
 }
 

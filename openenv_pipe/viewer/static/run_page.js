@@ -27,6 +27,7 @@ function head(run) {
       ["Reward", number(run.reward)], ["Success in training", percent(run.success)],
       ["Success before", interval(run.success_start)], ["Success trained", interval(run.success_trained)],
       ["Time", duration(run.duration_s)], ["Tokens written", count(run.num_tokens)], ["Tokens per second", count(run.tokens_per_s)],
+      ["Memory now", run.memory_bytes ? h("span", { title: "Of the run's processes on this machine, its servers included" }, `${(run.memory_bytes / 2 ** 30).toFixed(2)} GiB`) : null],
       ["Environment", run.env], ["Model", run.model],
     ]),
     run.alarms.map((alarm) => h("div", { class: "notice", "data-metric": alarm.metric }, h("strong", {}, alarm.what, "."), h("p", {}, "Try: ", alarm.advice, "."))),
