@@ -250,6 +250,12 @@ class Episode:
         return sum(turn.num_prompt_tokens + turn.num_completion_tokens for turn in self.turns)
 
     @property
+    def num_branch_tokens(self) -> int:
+        """The tokens of the longest branch, which env.max_episode_tokens limits."""
+        counts = [turn.num_prompt_tokens + turn.num_completion_tokens for turn in self.turns]
+        return max((sum(counts[index] for index in path) for path in self.branches), default=0)
+
+    @property
     def num_completion_tokens(self) -> int:
         return sum(turn.num_completion_tokens for turn in self.turns)
 

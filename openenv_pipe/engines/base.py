@@ -44,6 +44,9 @@ class TokenRequest(GenerationRequest):
     """A request to an engine that takes token ids."""
 
     new_ids: Sequence[int]  # prompt ids since the last completion; the engine has earlier ones
+    # The prompt keeps only so many of the earlier tokens, and goes on with new_ids; None: it keeps
+    # all. Always None with model.history=append.
+    num_kept: int | None = None
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
 

@@ -54,6 +54,11 @@ class _Conversation:
     pending: list[int] = field(default_factory=list)  # the tokens after those
     num_sampled: int = 0
 
+    def keep(self, num_tokens: int) -> None:
+        """Forget all tokens but the first ones. Their keys and values will be overwritten."""
+        self.pending = self.pending[: max(0, num_tokens - self.length)]
+        self.length = min(self.length, num_tokens)
+
 
 @dataclass(kw_only=True, slots=True)
 class _Waiting:
@@ -149,6 +154,8 @@ class _Conversations:
             requests = self._seat(requests)
             conversations = [self._by_episode[request.episode] for request in requests]
             for conversation, request in zip(conversations, requests, strict=True):
+                if request.num_kept is not None:
+                    conversation.keep(request.num_kept)
                 conversation.pending += request.new_ids
             return _Wave(self._model, self._cache, requests, conversations).run(version)
 

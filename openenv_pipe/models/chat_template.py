@@ -1,8 +1,10 @@
-"""Convert chat messages to token ids and back, append-only.
+"""Convert chat messages to token ids and back.
 
-Sampled tokens are never rendered again. Later turns only append: the ids between the model's last
-token and its next one, markup included, are taken from the chat template, so that a conversation
-built turn by turn has exactly the ids of the template applied to the whole.
+With the history `append`, sampled tokens are never rendered again. Later turns only append: the ids
+between the model's last token and its next one, markup included, are taken from the chat template,
+so that a conversation built turn by turn has exactly the ids of the template applied to the whole.
+With `rerender`, the template renders the whole conversation for each prompt, replies included, and
+may change what came before.
 
 Tools are described once at the beginning: by the template, or in plain words if the template has no
 tools or would move their description as the conversation grows.
@@ -10,12 +12,15 @@ tools or would move their description as the conversation grows.
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Message, Tool
+
+HistoryMode = Literal["append", "rerender"]
 
 _OPENING: tuple[Message, ...] = ({"role": "user", "content": "question"},)
 _REPLY = "answer"
@@ -30,6 +35,12 @@ _TOOL: Tool = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
     },
 }
+_CHANNEL = "<|channel|>"  # as in gpt-oss, whose template takes thoughts and answers separately
+_CHANNEL_MESSAGE = re.compile(
+    r"<\|channel\|>(\w+)(?:(?!<\|message\|>).)*<\|message\|>"
+    r"(.*?)(?=<\|(?:end|return|call|channel)\|>|\Z)",
+    re.DOTALL,
+)
 _Frozen = tuple[tuple[tuple[str, str], ...], ...]  # messages as a cache key
 _NUM_FIRST = 64  # cached beginnings, one for each of this many concurrent groups
 _NUM_CACHED = 4096  # cached later messages and replies
@@ -43,11 +54,11 @@ class ChatFormat:
     """The chat template of one tokenizer.
 
     Raises:
-        ConfigError: The tokenizer has no usable template, or the template rewrites earlier turns,
-            so that trained token ids would not be those that were sampled.
+        ConfigError: The tokenizer has no usable template, or the template rewrites earlier turns
+            and the history is `append`: trained token ids would not be those that were sampled.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, history: HistoryMode = "append") -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 "the tokenizer has no chat template; set model.chat_template to a Jinja template"
@@ -59,19 +70,22 @@ class ChatFormat:
             )
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self.end_id: int = tokenizer.eos_token_id
-        self._end_text: str = tokenizer.eos_token
+        self.history: HistoryMode = history
         added = tokenizer.added_tokens_decoder.values()
         self._special_tokens = [token.content for token in added if token.special]
+        self._takes_runs = True
+        self._takes_runs = self._template_takes_runs()
         self._after_reply = self._render((*_OPENING, _assistant(_REPLY)), prompt=False)
-        self._check_ends_turns()
+        self._end_text = self._find_end_text()
+        self.end_id: int = tokenizer.convert_tokens_to_ids(self._end_text)
         # Rendering takes longer than a step of a small environment, which often repeats itself.
         # All members of a group have the same beginning.
         self._cached_first_ids = lru_cache(_NUM_FIRST)(self._first_ids)
         self._cached_following_ids = lru_cache(_NUM_CACHED)(self._following_ids)
         self._cached_reply_ids = lru_cache(_NUM_CACHED)(self._encode)
         self._takes_tools = True
-        self._check_append_only()
+        if history == "append":
+            self._check_append_only()
         self._takes_tools = self._template_takes_tools()
         self._cached_first_ids.cache_clear()
         self._cached_following_ids.cache_clear()
@@ -81,7 +95,18 @@ class ChatFormat:
         return list(self._cached_first_ids(_frozen(messages), json.dumps(tools) if tools else "[]"))
 
     def _first_ids(self, frozen: _Frozen, tools_json: str) -> list[int]:
-        messages = self._without_markup(map(dict, frozen))
+        return self._prompt_ids(self.without_markup(map(dict, frozen)), tools_json)
+
+    def rendered_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Return the ids of a whole conversation, up to where the model writes.
+
+        messages: those of the environment from `without_markup`, and replies from `reply_message`
+        """
+        if not self._takes_tools:
+            messages = _results_as_user(messages)
+        return self._prompt_ids(messages, json.dumps(tools) if tools else "[]")
+
+    def _prompt_ids(self, messages: Sequence[Message], tools_json: str) -> list[int]:
         tools = json.loads(self._harmless(tools_json))
         if tools and not self._takes_tools:
             messages, tools = _tools_in_words(messages, tools), ()
@@ -96,7 +121,7 @@ class ChatFormat:
         return list(self._cached_following_ids(_frozen(messages), ended))
 
     def _following_ids(self, frozen: _Frozen, ended: bool) -> list[int]:
-        messages = self._without_markup(map(dict, frozen))
+        messages: Sequence[Message] = self.without_markup(map(dict, frozen))
         if not self._takes_tools:
             messages = _results_as_user(messages)
         text = self._render((*_OPENING, _assistant(_REPLY), *messages), prompt=True)
@@ -123,6 +148,21 @@ class ChatFormat:
         ids = completion_ids[:-1] if ended else completion_ids
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
+    def reply_message(self, reply: str) -> Message:
+        """Return a reply as the message that `rendered_ids` takes.
+
+        Templates find thoughts in a reply by themselves, except for those with channels.
+        """
+        if _CHANNEL not in self._special_tokens:
+            return _assistant(reply)
+        parts: dict[str, str] = {"analysis": "", "final": ""}
+        for channel, text in _CHANNEL_MESSAGE.findall(reply):
+            name = "analysis" if channel == "analysis" else "final"
+            parts[name] += self._harmless(text)
+        if not any(parts.values()):
+            parts["final"] = self._harmless(reply)
+        return {**_assistant(parts["final"]), "thinking": parts["analysis"]}
+
     def reply_ids(self, reply: str) -> list[int]:
         """Encode a reply that was not sampled (a scripted one), with its end-of-turn token."""
         return [*self._cached_reply_ids(reply), self.end_id]
@@ -130,6 +170,7 @@ class ChatFormat:
     def _render(
         self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Tool] = ()
     ) -> str:
+        messages = messages if self._takes_runs else _alternating(messages)
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages), list(tools) or None, tokenize=False, add_generation_prompt=prompt
@@ -141,7 +182,7 @@ class ChatFormat:
                 "model.chat_template to one that can"
             ) from error
 
-    def _without_markup(self, messages: Iterable[Message]) -> list[Message]:
+    def without_markup(self, messages: Iterable[Message]) -> list[Message]:
         """Break up special tokens in an environment's text, so that it cannot forge turns."""
         return [
             {key: self._harmless(text) for key, text in message.items()} for message in messages
@@ -158,12 +199,23 @@ class ChatFormat:
         text = text.encode(errors="replace").decode()
         return self._backend.encode(text, add_special_tokens=False).ids
 
-    def _check_ends_turns(self) -> None:
-        if self._end_text not in self._after_reply.rpartition(_REPLY)[2]:
+    def _find_end_text(self) -> str:
+        """Return the token with which the template ends the model's turn.
+
+        Some tokenizers have another token for the end of a text, as those of Gemma do.
+        """
+        after = self._after_reply.rpartition(_REPLY)[2]
+        end: str = self._tokenizer.eos_token
+        if end in after:
+            return end
+        others = [token for token in self._special_tokens if token in after]
+        if not others:
             raise ConfigError(
                 f"the chat template does not end the model's turn with the tokenizer's "
-                f"end token {self._end_text!r}; set model.chat_template to one that does"
+                f"end token {end!r}, nor with another special token; set model.chat_template to "
+                "one that does"
             )
+        return min(others, key=after.index)
 
     def _check_append_only(self) -> None:
         for reply in _PROBES:
@@ -171,12 +223,21 @@ class ChatFormat:
                 raise ConfigError(
                     "the chat template rewrites earlier turns when the conversation goes on "
                     f"(seen with the reply {reply!r}), so trained tokens would not be the sampled "
-                    "ones; set model.chat_template to one that keeps them, as in "
-                    "conf/model/qwen3_0_6b.yaml"
+                    "ones; set model.history=rerender, which begins a sample where the template "
+                    "changes something, or model.chat_template to one that keeps earlier turns, as "
+                    "in conf/model/qwen3_0_6b.yaml"
                 )
 
+    def _template_takes_runs(self) -> bool:
+        """Tell whether the template accepts several user messages in a row."""
+        try:
+            self._render((_user("one"), _user("two")), prompt=True)
+        except ConfigError:
+            return False
+        return True
+
     def _template_takes_tools(self) -> bool:
-        """Tell whether the template shows tools and results, and never moves them."""
+        """Tell whether the template shows tools and results, and keeps them where they are."""
         conversation = (*_OPENING, _assistant(_CALL), _RESULT)
         try:
             shown = self._render(conversation, prompt=True, tools=[_TOOL])
@@ -184,7 +245,10 @@ class ChatFormat:
             return (
                 _TOOL["function"]["name"] in before
                 and _RESULT["content"] in after
-                and self._only_grows(_CALL, [[_RESULT, _RESULT], [_user("second")]], [_TOOL])
+                and (
+                    self.history == "rerender"
+                    or self._only_grows(_CALL, [[_RESULT, _RESULT], [_user("second")]], [_TOOL])
+                )
             )
         except ConfigError:  # The template does not know a role.
             return False
@@ -218,6 +282,15 @@ def _tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[
     first, *others = messages
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return [{**first, "content": f"{_TOOLS_IN_WORDS}{lines}\n\n{first['content']}"}, *others]
+
+
+def _alternating(messages: Sequence[Message]) -> list[Message]:
+    """Merge messages of one role in a row into one."""
+    return [
+        {**last, "content": "\n\n".join(each["content"] for each in [*others, last])}
+        for _, group in itertools.groupby(messages, lambda each: each["role"])
+        for *others, last in [list(group)]
+    ]
 
 
 def _results_as_user(messages: Sequence[Message]) -> list[Message]:

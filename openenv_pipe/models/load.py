@@ -69,6 +69,7 @@ def load_policy(
         device=device,
         autocast=_DTYPES[config.autocast],
         activation_checkpointing=config.activation_checkpointing,
+        history=config.history,
     )
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openenv_pipe.models.attention.packed import PackedRow
-from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.chat_template import ChatFormat, HistoryMode
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.logprobs import token_logprobs
 from openenv_pipe.models.quantization import num_values
@@ -36,10 +36,11 @@ class Policy:
         device: torch.device,
         autocast: torch.dtype,
         activation_checkpointing: bool = False,
+        history: HistoryMode = "append",
     ) -> None:
         self.model = model.to(device)
         self.tokenizer = tokenizer
-        self.chat = ChatFormat(tokenizer)
+        self.chat = ChatFormat(tokenizer, history)
         self.device = device
         self.end_id = self.chat.end_id
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -173,6 +174,7 @@ class Policy:
             device=self.device,
             autocast=self._autocast,
             activation_checkpointing=learns and bool(self._checkpointed),
+            history=self.chat.history,
         )
         twin.packs_rows = self.packs_rows
         return twin

@@ -176,7 +176,9 @@ def _chat(config: RunConfig) -> str:
     model = config.model
     if isinstance(model, HubModelConfig) and find_model_folder(model) is None:
         return ""
-    ChatFormat(load_tokenizer(model))
+    chat = ChatFormat(load_tokenizer(model), model.history)
+    if chat.history == "rerender":
+        return "the template renders each prompt anew"
     return "the template keeps earlier turns as they were written"
 
 

@@ -52,8 +52,8 @@ def reply_length(episode: Episode) -> list[float]:
 
 def overlong(episode: Episode, *, limit_tokens: int, buffer_share: float) -> list[float]:
     """Return DAPO's soft overlong punishment, equation 13 of arXiv:2503.14476, in [-1, 0]. It
-    counts all tokens of the episode, because env.max_episode_tokens limits all of them."""
-    left = limit_tokens - episode.num_tokens
+    counts the tokens of the episode's longest branch, which env.max_episode_tokens limits."""
+    left = limit_tokens - episode.num_branch_tokens
     return at_the_end(episode, min(0.0, max(-1.0, left / (buffer_share * limit_tokens) - 1.0)))
 
 

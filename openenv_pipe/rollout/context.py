@@ -1,8 +1,8 @@
 """The rollout context: one frozen object with everything that playing an episode needs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Engine
@@ -15,8 +15,15 @@ from openenv_pipe.types import Group, Message, Tool
 class Chat(Protocol):
     """The methods of a chat format that an episode needs if its engine takes token ids."""
 
+    history: Literal["append", "rerender"]
+
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]: ...
+    def rendered_ids(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> list[int]: ...
+    def without_markup(self, messages: Iterable[Message]) -> list[Message]: ...
+    def reply_message(self, reply: str) -> Message: ...
     def reply_text(self, completion_ids: Sequence[int]) -> str: ...
     def reply_ids(self, reply: str) -> list[int]: ...
     def cut(self, text: str, max_tokens: int) -> str: ...

@@ -18,6 +18,7 @@ from openenv_pipe.engines.base import (
     estimate_tokens,
 )
 from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.rollout.history import HISTORIES, PromptHistory
 from openenv_pipe.system.foreign_json import encodable
 from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Tool, Turn, Usage
 
@@ -47,16 +48,16 @@ class Conversation(ABC):
 
     @property
     @abstractmethod
-    def num_new_tokens(self) -> int:
-        """The number of tokens added since the last reply; at first, those of the opening."""
+    def num_prompt_tokens(self) -> int:
+        """The number of tokens of the next turn's whole prompt."""
 
     @abstractmethod
     def num_tool_tokens(self) -> int:
         """Return how many tokens of the opening describe tools."""
 
     @abstractmethod
-    def add(self, messages: Sequence[Message], *, ended: bool) -> None:
-        """Add the messages that follow a reply. ended: the reply was not truncated."""
+    def add(self, messages: Sequence[Message]) -> None:
+        """Add the messages that follow the episode's last turn."""
 
     @abstractmethod
     async def reply(self, max_tokens: int) -> Turn:
@@ -93,30 +94,32 @@ class TokenConversation(Conversation):
         self._chat = context.chat
         messages, tools = self._cut(self._opening.messages), self._opening.tools
         self._new_messages = _with_tools(messages, tools)
-        self._new_ids = self._chat.first_ids(messages, tools)
+        kind = HISTORIES[self._chat.history]
+        self._history: PromptHistory = kind(self._chat, self._episode, messages, tools)
 
     @property
-    def num_new_tokens(self) -> int:
-        return len(self._new_ids)
+    def num_prompt_tokens(self) -> int:
+        return self._history.num_tokens
 
     def num_tool_tokens(self) -> int:
         opening = self._opening
         with_tools = self._chat.first_ids(opening.messages, opening.tools)
         return len(with_tools) - len(self._chat.first_ids(opening.messages))
 
-    def add(self, messages: Sequence[Message], *, ended: bool) -> None:
+    def add(self, messages: Sequence[Message]) -> None:
         self._new_messages = self._cut(messages)
-        self._new_ids = self._chat.following_ids(self._new_messages, ended=ended)
+        self._history.add(self._new_messages)
 
     async def reply(self, max_tokens: int) -> Turn:
         completion = await self._complete(max_tokens)
         return Turn(
-            prompt_ids=self._new_ids,
+            prompt_ids=self._history.new_ids,
             completion_ids=completion.token_ids,
             logprobs=completion.logprobs,
             finish=completion.finish,
             policy_versions=completion.policy_versions,
             reply=self._chat.reply_text(completion.token_ids),
+            parent=self._history.parent,
             messages=self._new_messages if self._context.scorer.reads_messages else [],
         )
 
@@ -126,7 +129,8 @@ class TokenConversation(Conversation):
     async def _complete(self, max_tokens: int) -> Completion:
         return await self._context.engine.generate(
             TokenRequest(
-                new_ids=self._new_ids,
+                new_ids=self._history.unknown_ids,
+                num_kept=self._history.num_kept,
                 group_seed=self._group.seed,
                 member=self._episode.member,
                 **self._fields(max_tokens),
@@ -167,13 +171,13 @@ class MessageConversation(Conversation):
         self._num_new_tokens = estimate_tokens(self._messages) + self.num_tool_tokens()
 
     @property
-    def num_new_tokens(self) -> int:
-        return self._num_new_tokens
+    def num_prompt_tokens(self) -> int:
+        return self._episode.num_tokens + self._num_new_tokens
 
     def num_tool_tokens(self) -> int:
         return estimate_tokens(self._opening.tools) if self._opening.tools else 0
 
-    def add(self, messages: Sequence[Message], *, ended: bool) -> None:
+    def add(self, messages: Sequence[Message]) -> None:
         self._messages = self._cut(messages)
         self._num_new_tokens = estimate_tokens(self._messages)
 

@@ -12,7 +12,6 @@ from openenv_pipe.rollout.conversation import CONVERSATIONS, Conversation
 from openenv_pipe.types import (
     Action,
     Episode,
-    Finish,
     Group,
     Message,
     Opening,
@@ -70,7 +69,7 @@ class Player:
         self.opening = await self._context.adapter.open(result.observation, ask)
         conversation = self._conversation(self.opening)
         while True:
-            room = env.max_episode_tokens - episode.num_tokens - conversation.num_new_tokens
+            room = env.max_episode_tokens - conversation.num_prompt_tokens
             if room < 1:
                 return Status.TOKEN_LIMIT
             asked_s = time.time()
@@ -82,7 +81,7 @@ class Player:
                 return end
             if len(episode.turns) == env.max_turns:
                 return Status.TURN_LIMIT
-            conversation.add(messages, ended=turn.finish is Finish.STOP)
+            conversation.add(messages)
 
     def _conversation(self, opening: Opening) -> Conversation:
         """Begin the conversation. Raises ConfigError if the tools alone exceed an episode."""
@@ -96,7 +95,7 @@ class Player:
             temperature=self._temperature,
         )
         limit = context.env.max_episode_tokens
-        if conversation.num_new_tokens < limit or not opening.tools:
+        if conversation.num_prompt_tokens < limit or not opening.tools:
             return conversation
         if (num_for_tools := conversation.num_tool_tokens()) >= limit:
             raise ConfigError(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from openenv_pipe.algorithms.agreement import agreement_of
-from openenv_pipe.types import Episode, Finish, Group
+from openenv_pipe.types import PREVIOUS, Episode, Finish, Group, TurnRole
 
 
 def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
@@ -43,10 +43,22 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         "reply/truncated": sum(turn.finish is Finish.LENGTH for turn in replies),
         "reply/tokens_mean": sum(e.num_completion_tokens for e in scored) / max(1, num_turns),
     }
+    metrics |= _summarise_branches(scored)
     for name in dict.fromkeys(name for episode in scored for name in episode.reward_terms):
         values = [e.reward_terms[name] for e in scored if name in e.reward_terms]
         metrics[f"reward/{name}"] = fmean(values)
     return metrics
+
+
+def _summarise_branches(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return how episodes branch; nothing if no turn says which one it continues."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    if all(turn.parent == PREVIOUS for turn in turns):
+        return {}
+    return {
+        "episodes/branched": sum(len(episode.branches) > 1 for episode in episodes),
+        "turns/untrained": fmean(turn.role is not TurnRole.AGENT for turn in turns),
+    }
 
 
 def _summarise_judging(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import by_episode, episode_samples
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.learner.supervised import WarmStart
+from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import GZIP, episodes_path, read_episodes, write_episodes
 from openenv_pipe.types import Group, TurnRole
 
@@ -191,3 +192,15 @@ def test_a_file_with_an_unknown_role_is_damaged(tmp_path):
     path.write_bytes(zlib.compress(text, 1, GZIP))
     with pytest.raises(RunFolderError, match="judge"):
         read_episodes(path)
+
+
+# --- metrics ------------------------------------------------------------------------------------
+
+
+def test_metrics_say_how_episodes_branch_where_any_can():
+    linear = made_up_episode(turns=[made_up_turn([1], [2])] * 2)
+    group = Group(id="0", task=linear.task, episodes=[linear])
+    assert not {"episodes/branched", "turns/untrained"} & set(summarise_groups([group]))
+    group.episodes.append(branched_episode(member=1))
+    found = summarise_groups([group])
+    assert (found["episodes/branched"], found["turns/untrained"]) == (1, 2 / 8)

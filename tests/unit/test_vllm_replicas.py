@@ -1,6 +1,7 @@
 """Several servers for one policy: routing, resources for each, and a server that dies."""
 
 import asyncio
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -325,3 +326,13 @@ def test_servers_that_make_no_sense_are_refused(overrides, why):
         configured("engine.launch=attach", *overrides)
     several = configured("engine.launch=attach", "engine.url=[http://a:1,http://b:1]")
     assert several.urls == ["http://a:1", "http://b:1"]
+
+
+async def test_a_prompt_may_keep_only_a_part_of_the_conversation(tmp_path):
+    """With `model.history=rerender`, the template may have changed what came before."""
+    async with two_servers(tmp_path) as (engine, servers, _, _):
+        engine.begin_collection(1, 1)
+        await engine.generate(request(5))
+        await engine.generate(dataclasses.replace(request(9, turn=1), episode=5, num_kept=2))
+        prompts = [prompt for server in servers for prompt in server.prompts if prompt[0] == 5]
+        assert prompts == [[5], [5, TOKENS[0], 9]]

@@ -19,7 +19,7 @@ def load_chat(config: RunConfig) -> ChatFormat | None:
     try:
         if isinstance(model, HubModelConfig) and find_model_folder(model) is None:
             return None
-        return ChatFormat(load_tokenizer(model))
+        return ChatFormat(load_tokenizer(model), model.history)
     except ConfigError:  # The requirement `chat` reports it.
         return None
 

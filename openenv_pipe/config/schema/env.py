@@ -47,8 +47,8 @@ class EnvConfig(Block):
         description="tokens per reply; longer replies are cut off"
     )
     max_episode_tokens: PositiveCount = Field(
-        description="tokens per episode, prompts included; the episode ends before a turn that "
-        "might not fit"
+        description="tokens per episode, prompts included, and of each branch of an episode that "
+        "branches; the episode ends before a turn that might not fit"
     )
     max_observation_tokens: PositiveCount | None = Field(
         description="tokens of one message of the environment; of a longer one, the beginning and "

@@ -42,6 +42,11 @@ class _Model(Block):
         description="recompute each layer in the backward pass: slower, with less memory"
     )
     chat_template: str | None = Field(description="Jinja chat template; null: the tokenizer's own")
+    history: Literal["append", "rerender"] = Field(
+        description="append: prompts only grow, by the template's text between two replies; "
+        "rerender: the template renders all messages for each prompt, and what it changes begins "
+        "a sample of its own"
+    )
 
     @model_validator(mode="after")
     def _only_what_is_frozen_is_quantized(self) -> "_Model":

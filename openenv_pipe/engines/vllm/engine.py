@@ -74,6 +74,8 @@ class VllmEngine:
     async def generate(self, request: TokenRequest) -> Completion:
         """Sample a completion. Raises EngineError when no server answers."""
         ids = self._ids.setdefault(request.episode, [])
+        if request.num_kept is not None:
+            del ids[request.num_kept :]
         ids += request.new_ids
         sampled = await self._sample(request, tuple(ids))
         ids += sampled.token_ids

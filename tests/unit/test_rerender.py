@@ -1,0 +1,267 @@
+"""`model.history=rerender`: prompts that the template renders anew. Trap numbers: tests/README.md.
+
+The stock templates are read from the installed package trl (Apache-2.0), which stores those of the
+models for comparison; the tokenizers are small ones with the templates' special tokens.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import (
+    FakeHost,
+    RecordingEngine,
+    all_episodes,
+    collect,
+    local_engine,
+    run_config,
+    tiny_policy,
+)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from openenv_pipe.algorithms.packing import pack
+from openenv_pipe.algorithms.samples import episode_samples
+from openenv_pipe.engines.scripted import ScriptedEngine
+from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import CHAT_TEMPLATE, build_tokenizer
+from openenv_pipe.types import Status
+
+# The thought of a reply is its first character, which the template drops when the next user
+# message comes.
+DROPS_THOUGHTS = CHAT_TEMPLATE.replace(
+    "{{ message.content }}",
+    "{{ message.content[1:] if message.role == 'assistant' and not loop.last else"
+    " message.content }}",
+)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "A sum.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+# By template: the end of a text, the end of the model's turn, and a reply with a thought.
+STOCK = {
+    "qwen3": ("<|im_end|>", "<|im_end|>", "<think>\nwhy\n</think>\n\nok"),
+    "qwen3_instruct_2507": ("<|im_end|>", "<|im_end|>", "ok"),
+    "qwen2_5": ("<|endoftext|>", "<|im_end|>", "ok"),
+    "llama3": ("<|eot_id|>", "<|eot_id|>", "ok"),
+    "llama3_1": ("<|eot_id|>", "<|eot_id|>", "ok"),
+    "llama3_2": ("<|eot_id|>", "<|eot_id|>", "ok"),
+    "gemma3": ("<eos>", "<end_of_turn>", "ok"),
+    "gptoss": (
+        "<|return|>",
+        "<|return|>",
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>ok",
+    ),
+}
+
+
+def template_of(name):
+    found = importlib.util.find_spec("trl")
+    if found is None:
+        pytest.skip("not installed: trl")
+    return (Path(found.submodule_search_locations[0]) / f"chat_templates/{name}.jinja").read_text()
+
+
+def stock_tokenizer(name):
+    """Return a tokenizer of bytes and of the special tokens that the template names."""
+    template = template_of(name)
+    end, turn_end, reply = STOCK[name]
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={each: n for n, each in enumerate(symbols)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = re.findall(r"<\|\w+\|>|<(?:start|end)_of_turn>", template + turn_end + reply)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=end,
+        bos_token="<bos>",
+        additional_special_tokens=[*dict.fromkeys(names)],
+        chat_template=template,
+    )
+    wrapped.add_tokens(["<think>", "</think>"])
+    return wrapped
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def counting_host():
+    return FakeHost(lambda seed, number, action: StepResult({"text": f"n{number}"}, 0.5, False))
+
+
+class ChatOnly:
+    def __init__(self, chat):
+        self.chat = chat
+
+
+async def play_scripted(chat, reply, *, num_turns=3):
+    """Return an episode of a player that always gives the same reply."""
+    config = run_config(
+        {
+            "env.max_turns": num_turns,
+            "env.max_reply_tokens": 200,
+            "env.max_episode_tokens": 4000,
+            "model.max_length": 4000,
+            "env.adapter.system": "Be brief.",
+        }
+    )
+    engine = ScriptedEngine(lambda observations, draw: reply)
+    options = {"host": counting_host(), "config": config, "num_tasks": 1, "group_size": 1}
+    (episode,) = all_episodes(await collect(ChatOnly(chat), engine=engine, **options))
+    assert len(episode.turns) == num_turns
+    return episode
+
+
+def contexts_of(episode):
+    """Return the whole prompt of each turn, from the graph."""
+    found, parents = [], episode.parents
+    for index, turn in enumerate(episode.turns):
+        parent = parents[index]
+        before = found[parent] + episode.turns[parent].completion_ids if parent is not None else []
+        found.append(before + turn.prompt_ids)
+    return found
+
+
+# --- stock templates ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STOCK)
+async def test_prompts_are_the_stock_templates_own(name):
+    """Trap 3: each prompt is the template applied to all messages, thoughts as it takes them."""
+    tokenizer, (_, turn_end, reply) = stock_tokenizer(name), STOCK[name]
+    chat = ChatFormat(tokenizer, "rerender")
+    assert tokenizer.convert_ids_to_tokens(chat.end_id) == turn_end
+    episode = await play_scripted(chat, reply)
+    messages = [{"role": "system", "content": "Be brief."}, user("n0")]
+    for number, prompt in enumerate(contexts_of(episode), start=1):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert prompt == tokenizer.encode(text, add_special_tokens=False)
+        content = "ok" if name == "gptoss" else reply
+        messages += [{"role": "assistant", "content": content}, user(f"n{number}")]
+    assert [chat.reply_text(turn.completion_ids) for turn in episode.turns] == [reply] * 3
+
+
+@pytest.mark.parametrize("name", STOCK)
+async def test_what_a_stock_template_keeps_stays_one_sample(name):
+    chat = ChatFormat(stock_tokenizer(name), "rerender")
+    episode = await play_scripted(chat, STOCK[name][2])
+    rewrites = name in ("qwen3", "gptoss")
+    samples = episode_samples("g", episode, [1.0] * 3)
+    assert len(samples) == (3 if rewrites else 1)
+    trained = sum(sum(sample.loss_mask) for sample in samples)
+    assert trained == episode.num_completion_tokens
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_stock_templates_describe_tools(name):
+    """By themselves, or in words where they refuse results without a call in a field."""
+    tokenizer = stock_tokenizer(name)
+    chat = ChatFormat(tokenizer, "rerender")
+    call = chat.reply_message('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    result = {"role": "tool", "name": "add", "content": "it is two"}
+    text = tokenizer.decode(chat.rendered_ids([user("sum?"), call, result, result], [TOOL]))
+    assert text.index("A sum.") < text.rindex("<tool_call>{") < text.index("it is two")
+
+
+def test_the_refusal_of_a_rewriting_template_names_the_way_out():
+    with pytest.raises(ConfigError, match=r"model\.history=rerender"):
+        ChatFormat(stock_tokenizer("qwen3"))
+
+
+def test_users_who_say_two_things_are_merged_where_a_template_refuses_runs():
+    tokenizer = stock_tokenizer("gemma3")
+    chat = ChatFormat(tokenizer)
+    text = tokenizer.decode(chat.following_ids([user("one"), user("two")], ended=True))
+    assert "one\n\ntwo" in text
+
+
+@pytest.mark.parametrize(
+    ("reply", "content", "thinking"),
+    [
+        (STOCK["gptoss"][2], "ok", "why"),
+        ("<|channel|>analysis<|message|>why and", "", "why and"),
+        ("plain<|end|>", "plain< |end|>", ""),
+        ("<|channel|>commentary to=functions.f <|message|>{}", "{}", ""),
+        ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "b", "a"),
+        ("<|channel|>", "< |channel|>", ""),
+    ],
+)
+def test_replies_with_channels_are_taken_apart(reply, content, thinking):
+    """Whatever a model writes, the template does not refuse it."""
+    chat = ChatFormat(stock_tokenizer("gptoss"), "rerender")
+    message = chat.reply_message(reply)
+    assert (message["content"], message["thinking"]) == (content, thinking)
+    assert chat.rendered_ids([user("a"), message, user("b")])
+
+
+# --- episodes -----------------------------------------------------------------------------------
+
+
+def rerendering(policy, template):
+    """Return the policy with another template."""
+    policy.tokenizer.chat_template = template
+    policy.chat = ChatFormat(policy.tokenizer, "rerender")
+    return policy
+
+
+async def test_a_template_that_keeps_everything_gives_the_samples_of_append():
+    engine = ScriptedEngine(lambda observations, draw: "abc")
+    found = []
+    for history in ("append", "rerender"):
+        chat = ChatFormat(build_tokenizer(), history)
+        (episode, *_) = all_episodes(await collect(ChatOnly(chat), engine=engine))
+        (sample,) = episode_samples("g", episode, [1.0] * len(episode.turns))
+        found.append((sample.token_ids, sample.loss_mask, episode.status, episode.parents))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, DROPS_THOUGHTS], ids=["keeps", "drops"])
+async def test_sampler_and_trainer_agree_on_prompts_that_do_not_continue(template):
+    """Trap 4: the engine keeps the keys and values of the beginning that prompts share."""
+    policy = rerendering(tiny_policy(ends=True), template)
+    engine = RecordingEngine(local_engine(policy))
+    groups = await collect(policy, engine=engine)
+    samples = []
+    for episode in all_episodes(groups):
+        advantages = [1.0] * len(episode.turns)
+        samples += episode_samples(f"{episode.task.id}", episode, advantages)
+    assert len(samples) > len(all_episodes(groups))
+    batch = pack(samples, share=True)
+    with torch.no_grad():
+        trained, _ = policy.logprobs(batch, 1.0)
+    assert (trained - batch.logprobs).abs().max() < 1e-5
+    num_kept = [call.num_kept for calls in engine.calls.values() for call, _ in calls[1:]]
+    assert min(num_kept) > 0, "every prompt begins as the one before it"
+
+
+async def test_requests_and_turns_have_the_same_prompts():
+    policy = rerendering(tiny_policy(ends=True), DROPS_THOUGHTS)
+    engine = RecordingEngine(local_engine(policy))
+    groups = await collect(policy, engine=engine)
+    for number, episode in enumerate(all_episodes(groups)):
+        ids = []
+        for (request, completion), prompt in zip(
+            engine.calls[number], contexts_of(episode), strict=True
+        ):
+            ids = ids[: request.num_kept] + request.new_ids
+            assert ids == prompt
+            ids += completion.token_ids
+
+
+async def test_the_token_limit_is_that_of_a_branch():
+    policy = rerendering(tiny_policy(ends=True), DROPS_THOUGHTS)
+    config = run_config({"env.max_episode_tokens": 24})
+    episodes = all_episodes(await collect(policy, config=config))
+    for episode in episodes:
+        assert episode.num_branch_tokens <= 24
+    assert max(episode.num_tokens for episode in episodes) > 24
+    assert Status.TOKEN_LIMIT in {episode.status for episode in episodes}
