@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.pipeline.callbacks import Callback, call_back
+from openenv_pipe.reports.unscored import UnscoredWatch
 from openenv_pipe.reports.unusable import UnusableWatch
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
@@ -37,9 +38,11 @@ class MetricsLog:
         self._run = Run(folder.path)
         self._last: Mapping[str, Any] = {}
         self._unusable = UnusableWatch(config.trainer.unusable_limit)
+        self._unscored = UnscoredWatch()
         for record in read_metrics(folder.metrics_path):  # of attempts before this one
             self._track(record)
             self._unusable.warning(record)
+            self._unscored.warning(record)
 
     def begin(self, stage: str, num_steps: int) -> None:
         self._progress.stage(stage, num_steps)
@@ -62,7 +65,8 @@ class MetricsLog:
         self._metrics.append(record)
         self._track(record, groups)
         self._progress.advance(record)
-        if (warning := self._unusable.warning(record)) is not None:
+        warnings = (self._unusable.warning(record), self._unscored.warning(record, groups))
+        for warning in filter(None, warnings):
             self._progress.note(warning)
         self._last = record
 

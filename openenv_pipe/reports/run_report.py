@@ -23,6 +23,7 @@ from openenv_pipe.errors import UserError
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.rewards import parts_table
 from openenv_pipe.reports.signal import signal_text
+from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
@@ -57,13 +58,14 @@ def write_report(folder: RunFolder) -> Path:
     """
     config = folder.written_config
     records = read_metrics(folder.metrics_path)
-    stages = read_stages(folder.path)
+    stages, reports = read_stages(folder.path), read_reports(folder.path)
     sections = [
         f"# {folder.record.id}",
         _state(folder, config, records),
         _outcome(config, stages),
         _unusable(config, records),
-        _scores_table(config, read_reports(folder.path)),
+        _unscored(folder.path, records, reports),
+        _scores_table(config, reports),
         _pictures(folder.path, config, records, stages),
         parts_table(config.reward, records),
         signal_text(records),
@@ -111,13 +113,19 @@ def _unusable(config: RunConfig, records: Records) -> str:
     return f"**Warning:** {warning}." if warning else ""
 
 
+def _unscored(path: Path, records: Records, reports: Reports) -> str:
+    text, file = unscored_text(records, reports), last_episodes_path(path)
+    why = reason(read_episodes(file)) if text and file else ""
+    return f"{text} One of the reasons: {for_markdown(why)}" if why else text
+
+
 def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
     try:
         change = compare_reports(before, after, config.eval, config.seed)
     except UserError:  # A resume with other tasks of evaluation, or a damaged report.
         return "The two evaluations have no task in common: there is nothing to compare."
     if not (change.success and change.reward):
-        return "Every episode of an evaluation failed: there is nothing to compare."
+        return "No episode of an evaluation has a reward: there is nothing to compare."
     success, reward = change.success, change.reward
     assert before.success and before.reward and after.success and after.reward
     verdict = _verdict(success, reward)
@@ -169,8 +177,8 @@ def _scores_table(config: RunConfig, reports: Reports) -> str:
     titles = ["model", "success", *passes, "reward", "turns", *counts]
     caption = (
         f"Means over eval tasks with {config.eval.confidence:.0%} bootstrap intervals. Each row "
-        "leads to its tasks and its best and worst episodes. A failed episode (status error) "
-        "counts in no mean."
+        "leads to its tasks and its best and worst episodes. A failed episode (status error) or "
+        "one without a reward counts in no mean."
     )
     return f"{table(titles, rows)}\n\n{caption}"
 

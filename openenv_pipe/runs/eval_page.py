@@ -37,6 +37,8 @@ def _figures(report: EvalReport) -> str:
     rows += [["reward", interval_text(report.reward)], ["turns", interval_text(report.turns)]]
     how = "a scripted player" if report.temperature is None else _temperature(report.temperature)
     text = f"{report.num_tasks} tasks, {report.samples_per_task} episodes each, {how}."
+    if report.num_unscored:
+        text += f" {report.num_unscored} episodes have no reward, and count in no mean."
     return f"{text}\n\n{table(['', 'mean over tasks [interval]'], rows)}"
 
 

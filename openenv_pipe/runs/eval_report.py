@@ -34,12 +34,12 @@ FiniteInterval = Annotated[Interval, AfterValidator(_finite)]
 
 
 class TaskScores(_Frozen):
-    """The episodes of one task that did not fail; each list has an entry per episode."""
+    """The episodes of one task that have a reward; each list has an entry per episode."""
 
     task: str
     task_seed: int
     reset_digest: str  # of the reset keywords: tasks of equal id and seed may still differ
-    num_failed: int
+    num_failed: int  # episodes without a reward included
     seeds: list[int]
     successes: list[bool]
     rewards: list[float]
@@ -70,6 +70,11 @@ class EvalReport(_Frozen):
     pass_at: dict[int, FiniteInterval]  # for k = 2, 4, 8, ... and samples_per_task
     tasks: list[TaskScores]
     error: str | None = None  # why nothing could be played; of baselines only
+
+    @property
+    def num_unscored(self) -> int:
+        """The number of episodes that did not fail and have no reward."""
+        return sum(task.num_failed for task in self.tasks) - self.num_failed
 
 
 class ReportDifference(_Frozen):

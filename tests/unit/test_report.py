@@ -1,6 +1,7 @@
 """Evaluation reports, report.md with its plots, and the table of runs."""
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from io import StringIO
 from random import Random
@@ -15,9 +16,10 @@ from openenv_pipe.reports.plots import draw_learning_curves, draw_losses, smooth
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.reports.runs_table import list_runs, runs_table
 from openenv_pipe.reports.signal import signal_text
+from openenv_pipe.reports.unscored import METRIC, UnscoredWatch
 from openenv_pipe.reports.unusable import UnusableWatch, unusable_warning
 from openenv_pipe.rollout.metrics import summarise_signal
-from openenv_pipe.runs.episodes import read_episodes
+from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
 from openenv_pipe.runs.eval_report import compare_reports
 from openenv_pipe.runs.evals import (
     read_during,
@@ -26,6 +28,7 @@ from openenv_pipe.runs.evals import (
     read_stages,
     save_evaluation,
 )
+from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.transcript import transcript
 from openenv_pipe.system.foreign_text import code_block
 from openenv_pipe.types import Status
@@ -68,6 +71,48 @@ def test_a_model_that_learns_not_to_act_is_warned_of_once():
     assert unusable_warning([{"stage": "warm_start", "step": 1}], limit=0.9) is None
     watch = UnusableWatch(0.9)
     assert [watch.warning(each) is None for each in _steps(0.5, 1.0, 1.0)] == [True, False, True]
+
+
+def _judged(*failed):
+    return [
+        {"stage": "grpo", "step": step, "episodes/count": 9, "episodes/failed": 1, METRIC: number}
+        for step, number in enumerate(failed, start=1)
+    ]
+
+
+def test_a_step_without_any_reward_is_warned_of_once():
+    group = run_samples.groups(num_groups=1)[0]
+    group.episodes[1].unscored = "term 'ruler': the judge is\nsilent"
+    watch = UnscoredWatch()
+    warnings = [watch.warning(each, [group]) for each in _judged(0, 7, 8, 8)]
+    assert warnings[:2] == [None, None] and warnings[3] is None
+    assert warnings[2].startswith("no episode of step 3 has a reward, so nothing was learned")
+    assert "the judge is" in warnings[2]
+    assert "a verifier" in UnscoredWatch().warning(*_judged(8))
+    assert UnscoredWatch().warning({**_judged(8)[0], "stage": "warm_start"}) is None
+    none_played = {**_judged(0)[0], "episodes/failed": 9}
+    assert UnscoredWatch().warning(none_played) is None
+
+
+def test_the_report_says_how_many_episodes_have_no_reward(folder):
+    run_samples.train(folder, num_steps=1)
+    run_samples.evaluate(folder, "start", 0.2)
+    assert "without a reward:" not in write_report(folder).read_text()
+    silent = "term 'ruler': <b>no answer</b>"
+    groups = run_samples.groups(num_groups=2, size=4)
+    played = [episode for group in groups for episode in group.episodes]
+    for episode in played:
+        episode.unscored = silent
+    write_episodes(episodes_path(folder.path, 2), groups)
+    with closing(MetricsFile(folder.metrics_path)) as metrics:
+        for record in _judged(0, 8)[1:]:
+            metrics.append(record)
+    save_evaluation(folder.path, run_samples.evaluation(folder, "trained", played, step=2))
+    text = write_report(folder).read_text()
+    assert "8 of 8 in training, 8 of 8 in the evaluation `trained`, because a judge" in text
+    assert "One of the reasons: term 'ruler'" in text and "<b>" not in text
+    assert "No episode of an evaluation has a reward: there is nothing to compare." in text
+    assert "8 episodes have no reward" in (folder.path / "eval/trained.md").read_text()
 
 
 def test_what_a_signal_costs_is_counted_per_episode_and_per_token():

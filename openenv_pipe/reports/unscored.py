@@ -1,0 +1,77 @@
+"""Say that episodes have no reward: a judge, a verifier or a reward term gave no value for them.
+
+Such an episode counts in no mean and teaches nothing, so a run in which all of them fail looks like
+one that has just not learned yet.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.types import Group
+
+METRIC = "judge/failed"
+CAUSE = "a judge, a verifier or a reward term gave no value"
+MAX_REASON_LENGTH = 300  # characters
+
+Record = Mapping[str, Any]
+
+
+class UnscoredWatch:
+    """Watches whether the episodes of GRPO steps have rewards."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def warning(self, record: Record, groups: Sequence[Group] = ()) -> str | None:
+        """Return a warning if no episode of a step has a reward; once a run.
+
+        groups: the step's, for the reason.
+        """
+        num_unscored, num_played = _counts(record)
+        if self._has_warned or not num_unscored or num_unscored < num_played:
+            return None
+        self._has_warned = True
+        return (
+            f"no episode of step {record['step']} has a reward, so nothing was learned from it: "
+            f"{reason(groups) or CAUSE}"
+        )
+
+
+def unscored_text(records: Iterable[Record], reports: Mapping[str, EvalReport]) -> str:
+    """Say how many episodes of a run have no reward; empty if all have one.
+
+    reports: of the evaluations, by name.
+    """
+    counts = [_counts(record) for record in records]
+    num_unscored = sum(unscored for unscored, _ in counts)
+    parts = []
+    if num_unscored:
+        parts.append(f"{num_unscored} of {sum(played for _, played in counts)} in training")
+    parts += [
+        f"{report.num_unscored} of {sum(report.statuses.values()) - report.num_failed} in the "
+        f"evaluation `{name}`"
+        for name, report in reports.items()
+        if report.num_unscored
+    ]
+    if not parts:
+        return ""
+    return (
+        f"**Episodes without a reward:** {', '.join(parts)}, because {CAUSE}. They count in no "
+        "mean, and nothing is learned from them."
+    )
+
+
+def reason(groups: Iterable[Group]) -> str:
+    """Return why one of the groups' episodes has no reward; empty if all have one."""
+    reasons = (episode.unscored for group in groups for episode in group.episodes)
+    return shortened(next((each for each in reasons if each), ""), MAX_REASON_LENGTH)
+
+
+def _counts(record: Record) -> tuple[int, int]:
+    """Return how many episodes of a GRPO step have no reward, and how many did not fail."""
+    if record.get("stage") != "grpo":
+        return 0, 0
+    num_played = (record.get("episodes/count") or 0) - (record.get("episodes/failed") or 0)
+    return record.get(METRIC) or 0, num_played
