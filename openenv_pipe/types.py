@@ -64,6 +64,25 @@ class Status(StrEnum):
     TURN_LIMIT = "turn_limit"  # env.max_turns replies were given
     TOKEN_LIMIT = "token_limit"  # the next turn would not fit into env.max_episode_tokens
     ERROR = "error"  # a session failed: the episode is recorded, but never trained on
+    # Of programs (agent=program):
+    TIME_LIMIT = "time_limit"  # it worked for agent.timeout_s, and was stopped
+    OUTPUT_LIMIT = "output_limit"  # it wrote agent.max_output_mb, and was stopped
+    NO_CALLS = "no_calls"  # it ended without a call of the model
+    PROGRAM_FAILED = "program_failed"  # it ended with another exit code than 0
+    PROGRAM_KILLED = "program_killed"  # a signal ended it
+
+    @property
+    def is_failure(self) -> bool:
+        """True for an episode that must not count in its group."""
+        return self in (
+            *(Status.ERROR, Status.NO_CALLS),
+            *(Status.PROGRAM_FAILED, Status.PROGRAM_KILLED),
+        )
+
+    @property
+    def is_limit(self) -> bool:
+        """True for an episode that a limit ended, not the environment."""
+        return self.endswith("_limit")
 
 
 class Finish(StrEnum):
@@ -201,6 +220,8 @@ class Episode:
     success: bool = False
     judgements: dict[str, Judgement] = field(default_factory=dict)  # by reward term
     unscored: str | None = None  # why there is no reward: a judge failed
+    output: str = ""  # of a program: what it wrote to stdout and stderr, cut
+    notes: list[str] = field(default_factory=list)  # what a program asked for and did not get
     duration_s: float = 0.0
     started_s: float | None = field(default=None, compare=False)  # Unix time; not stored in files
 
@@ -213,7 +234,7 @@ class Episode:
     @property
     def failed(self) -> bool:
         """True for an episode that must not count in its group."""
-        return self.status is Status.ERROR
+        return self.status.is_failure
 
     @property
     def is_scored(self) -> bool:
@@ -224,7 +245,7 @@ class Episode:
     def truncated(self) -> bool:
         """True if a limit, not the environment, ended the episode or one of its replies."""
         cut = any(turn.finish is Finish.LENGTH for turn in self.turns)
-        return cut or self.status in (Status.TURN_LIMIT, Status.TOKEN_LIMIT)
+        return cut or self.status.is_limit
 
     @property
     def parents(self) -> list[int | None]:

@@ -46,9 +46,9 @@ def link_turns(turns: Sequence[Turn]) -> None:
 def assign_roles(turns: Sequence[Turn], has_tools: Sequence[bool]) -> None:
     """Set the roles of an episode's turns, once it has ended.
 
-    A turn that no other continues is a RETRY if one in its place was continued: one with the same
-    parent, or for a root one with the same prompt. If a call of the episode has tools, a turn is
-    AUXILIARY if no turn on any path through it has. All others are the AGENT's.
+    A turn that no other continues is a RETRY if one with the same prompt was continued. If a call
+    of the episode has tools, a turn is AUXILIARY if no turn on any path through it has. All others
+    are the AGENT's.
 
     turns: each with an explicit parent
     has_tools: whether the call of each turn had tools
@@ -75,12 +75,14 @@ def assign_roles(turns: Sequence[Turn], has_tools: Sequence[bool]) -> None:
 
 
 def _siblings(turns: Sequence[Turn], children: Children) -> list[list[int]]:
-    """Return groups of turns in the same place. Roots are in the same place if prompts are equal:
-    others are conversations of their own.
+    """Return groups of turns with equal prompts. Other turns that continue the same one are no
+    repetitions: a sub-agent may have answered at once, and a template may have dropped a thought.
     """
-    roots = sorted(children[None], key=lambda index: turns[index].prompt_ids)
-    groups = [list(group) for _, group in groupby(roots, lambda index: turns[index].prompt_ids)]
-    return groups + [found for parent, found in list(children.items()) if parent is not None]
+    groups = []
+    for found in children.values():
+        found = sorted(found, key=lambda index: turns[index].prompt_ids)
+        groups += [list(group) for _, group in groupby(found, lambda i: turns[i].prompt_ids)]
+    return groups
 
 
 def _children(turns: Sequence[Turn]) -> Children:

@@ -25,6 +25,7 @@ GROUPS = {
     "model.type": "model",
     "engine.type": "engine",
     "judge.type": "judge",
+    "agent.type": "agent",
     "env.adapter.type": "env/adapter",
     "env.tasks.train.type": "env/tasks@env.tasks.train",
     "env.tasks.eval.type": "env/tasks@env.tasks.eval",

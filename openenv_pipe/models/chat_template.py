@@ -13,8 +13,9 @@ tools or would move their description as the conversation grows.
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal
 
 from openenv_pipe.errors import ConfigError
@@ -41,6 +42,10 @@ _CHANNEL_MESSAGE = re.compile(
     r"(.*?)(?=<\|(?:end|return|call|channel)\|>|\Z)",
     re.DOTALL,
 )
+# Around the text of a message in `rendered_ids`: its index before it, and the end.
+_MARKED = re.compile("\ue000(\\d+)\ue001(.*?)\ue002", re.DOTALL)
+_MARKS = re.compile("\ue000\\d+\ue001|\ue002")
+_NO_IDS: Mapping[int, Sequence[int]] = MappingProxyType({})
 _Frozen = tuple[tuple[tuple[str, str], ...], ...]  # messages as a cache key
 _NUM_FIRST = 64  # cached beginnings, one for each of this many concurrent groups
 _NUM_CACHED = 4096  # cached later messages and replies
@@ -95,22 +100,54 @@ class ChatFormat:
         return list(self._cached_first_ids(_frozen(messages), json.dumps(tools) if tools else "[]"))
 
     def _first_ids(self, frozen: _Frozen, tools_json: str) -> list[int]:
-        return self._prompt_ids(self.without_markup(map(dict, frozen)), tools_json)
+        text = self._prompt_text(self.without_markup(map(dict, frozen)), tools_json)
+        return self._encode(text)
 
-    def rendered_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def rendered_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        sampled: Mapping[int, Sequence[int]] = _NO_IDS,
+    ) -> list[int]:
         """Return the ids of a whole conversation, up to where the model writes.
 
         messages: those of the environment from `without_markup`, and replies from `reply_message`
+        sampled: of replies by their index, the ids that the model sampled, without the end token.
+            They are used wherever the template shows the reply as it is, because encoding its text
+            again can give other ids.
         """
+        tools_json = json.dumps(list(tools)) if tools else "[]"
+        text = self._conversation_text(messages, tools_json)
+        if not sampled or _MARKS.search(text):
+            return self._encode(text)
+        marked = [
+            {**each, "content": f"\ue000{index}\ue001{each['content']}\ue002"}
+            if index in sampled
+            else each
+            for index, each in enumerate(messages)
+        ]
+        marked_text = self._conversation_text(marked, tools_json)
+        if _MARKS.sub("", marked_text) != text:  # The template looks into the messages.
+            return self._encode(text)
+        ids, place = list[int](), 0
+        for match in _MARKED.finditer(marked_text):
+            index = int(match[1])
+            if match[2] == messages[index]["content"]:
+                ids += self._encode(_MARKS.sub("", marked_text[place : match.start()]))
+                ids += sampled[index]
+                place = match.end()
+        return ids + self._encode(_MARKS.sub("", marked_text[place:]))
+
+    def _conversation_text(self, messages: Sequence[Message], tools_json: str) -> str:
         if not self._takes_tools:
             messages = _results_as_user(messages)
-        return self._prompt_ids(messages, json.dumps(tools) if tools else "[]")
+        return self._prompt_text(messages, tools_json)
 
-    def _prompt_ids(self, messages: Sequence[Message], tools_json: str) -> list[int]:
+    def _prompt_text(self, messages: Sequence[Message], tools_json: str) -> str:
         tools = json.loads(self._harmless(tools_json))
         if tools and not self._takes_tools:
             messages, tools = _tools_in_words(messages, tools), ()
-        return self._encode(self._render(messages, prompt=True, tools=tools))
+        return self._render(messages, prompt=True, tools=tools)
 
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
         """Return the ids between a completion and the next one.

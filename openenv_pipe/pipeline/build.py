@@ -14,15 +14,18 @@ from contextlib import (
     nullcontext,
 )
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from openenv_pipe.config.schema import (
+    AgentConfig,
     HubModelConfig,
     LocalEngineConfig,
     OpenAIEngineConfig,
+    ProgramAgentConfig,
     PythonEngineConfig,
     RunConfig,
     VllmEngineConfig,
@@ -45,6 +48,7 @@ from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.rewards import open_scorer
 from openenv_pipe.rollout import RolloutContext
+from openenv_pipe.rollout.context import Programs
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.progress import Progress, telling_of_long_waits
@@ -96,6 +100,7 @@ async def assembled(
         async with (
             opened as engine,
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
+            _opened_programs(config.agent, logs) as programs,
         ):
             rollout = RolloutContext(
                 env=config.env,
@@ -105,6 +110,7 @@ async def assembled(
                 chat=policy.chat if policy else None,
                 engine=engine,
                 scorer=scorer,
+                programs=programs,
             )
             starting.close()
             yield Components(
@@ -120,6 +126,19 @@ async def assembled(
             await asyncio.shield(asyncio.to_thread(workers.close))
         await asyncio.shield(host.close())
         torch_thread.shutdown(wait=True, cancel_futures=True)
+
+
+@asynccontextmanager
+async def _opened_programs(agent: AgentConfig, logs: Path) -> AsyncIterator[Programs | None]:
+    """Serve the programs that play the episodes, until the end of the block."""
+    if not isinstance(agent, ProgramAgentConfig):
+        yield None
+        return
+    # Imported late, and in a thread, because OpenEnv's capture proxy takes seconds to import.
+    player = await asyncio.to_thread(import_module, "openenv_pipe.rollout.agents.player")
+    gateway = player.Gateway()
+    async with gateway.serving():
+        yield player.Programs(config=agent, gateway=gateway, folder=logs.absolute() / "programs")
 
 
 async def _start(host: Host, logs: Path, tell: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ import psutil
 from openenv_pipe.config.schema import (
     HubModelConfig,
     ProcessHostConfig,
+    ProgramAgentConfig,
     PythonAdvantageConfig,
     PythonEngineConfig,
     PythonLossConfig,
@@ -45,6 +46,7 @@ from openenv_pipe.models.load import (
 from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
 from openenv_pipe.models.quantization import load_bitsandbytes
 from openenv_pipe.rewards import Scorer
+from openenv_pipe.rollout.agents.program import command_problem
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.extras import refuse_missing_requirements
 from openenv_pipe.system.process import port_in_use
@@ -197,6 +199,20 @@ def _engine(config: RunConfig) -> str:
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 
+def _agent(config: RunConfig) -> str:
+    agent = config.agent
+    if not isinstance(agent, ProgramAgentConfig):
+        return ""
+    if config.engine.capabilities.takes != "token_ids":
+        raise ConfigError(
+            f"agent=program with engine={config.engine.type}: its calls are answered by an engine "
+            "that takes token ids; set engine=local or engine=vllm, or agent=loop"
+        )
+    if (problem := command_problem(agent)) is not None:
+        raise ConfigError(problem)
+    return f"a program, {agent.command[0]}"
+
+
 def _vllm(config: RunConfig) -> str:
     """Check that vLLM, or Docker for its image, is installed. A replay needs neither."""
     if isinstance(config.judge, VllmJudgeConfig):
@@ -314,4 +330,5 @@ REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "tasks": _tasks,
     "rewards": _rewards,
     "policies": _policies,
+    "agent": _agent,
 }

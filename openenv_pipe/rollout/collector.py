@@ -107,10 +107,11 @@ def _players(
     context: RolloutContext, groups: Sequence[Group], first_number: int, temperature: float
 ) -> Iterator[Player]:
     """Yield one player for each episode, built when a worker needs it."""
+    player = context.programs.player if context.programs else Player
     number = first_number
     for group in groups:
         for episode in group.episodes:
-            yield Player(context, group, episode, number=number, temperature=temperature)
+            yield player(context, group, episode, number=number, temperature=temperature)
             number += 1
 
 

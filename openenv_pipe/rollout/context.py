@@ -1,15 +1,18 @@
 """The rollout context: one frozen object with everything that playing an episode needs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits
-from openenv_pipe.types import Group, Message, Tool
+from openenv_pipe.types import Episode, Group, Message, Tool
+
+if TYPE_CHECKING:
+    from openenv_pipe.rollout.episode import Player
 
 
 class Chat(Protocol):
@@ -20,13 +23,30 @@ class Chat(Protocol):
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]: ...
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]: ...
     def rendered_ids(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        sampled: Mapping[int, Sequence[int]] = ...,
     ) -> list[int]: ...
     def without_markup(self, messages: Iterable[Message]) -> list[Message]: ...
     def reply_message(self, reply: str) -> Message: ...
     def reply_text(self, completion_ids: Sequence[int]) -> str: ...
     def reply_ids(self, reply: str) -> list[int]: ...
     def cut(self, text: str, max_tokens: int) -> str: ...
+
+
+class Programs(Protocol):
+    """Makes the players of episodes that programs play (`rollout.agents.player`)."""
+
+    def player(
+        self,
+        context: "RolloutContext",
+        group: Group,
+        episode: Episode,
+        *,
+        number: int,
+        temperature: float,
+    ) -> "Player": ...
 
 
 class Scorer(Protocol):
@@ -57,7 +77,8 @@ class RolloutContext:
     chat: Chat | None  # None: the engine takes messages
     engine: Engine
     scorer: Scorer
+    programs: Programs | None = None  # play in the place of the pipeline's loop
 
     def with_engine(self, engine: Engine) -> "RolloutContext":
         """Return the same context with another engine, such as a scripted player."""
-        return replace(self, engine=engine)
+        return replace(self, engine=engine, programs=None)

@@ -14,7 +14,6 @@ MAX_WORDS_LENGTH = 100_000  # characters of one episode that a text search cover
 MAX_PREVIEW_LENGTH = 160
 MAX_ERROR_LENGTH = 300
 MAX_NAME_LENGTH = 200
-LIMITS = (Status.TURN_LIMIT, Status.TOKEN_LIMIT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,14 +42,14 @@ def summarise_row(row: Mapping[str, Any]) -> Summary:
             _name(row["task"]["id"]),
             str(status),
             bool(row["success"]),
-            status is not Status.ERROR and row.get("unscored") is None,
+            not status.is_failure and row.get("unscored") is None,
             float(row["reward"]),
             json.dumps(terms, allow_nan=False),
             fmean(map(float, advantages)) if advantages else None,
             len(turns),
             sum(_num_tokens(turn) for turn in turns),
             sum(turn["unusable"] is not None for turn in turns),
-            status in LIMITS or any(turn["finish"] == Finish.LENGTH for turn in turns),
+            status.is_limit or any(turn["finish"] == Finish.LENGTH for turn in turns),
             visible(error[:MAX_ERROR_LENGTH]) if error else None,
             visible(next((text for text in reversed(replies) if text), "")[:MAX_PREVIEW_LENGTH]),
         ),

@@ -204,6 +204,10 @@ def _row_of_episode(group: str, episode: Episode) -> dict[str, Any]:
         row["judgements"] = {name: asdict(each) for name, each in episode.judgements.items()}
     if episode.unscored is not None:
         row["unscored"] = episode.unscored
+    if episode.output:
+        row["output"] = episode.output
+    if episode.notes:
+        row["notes"] = episode.notes
     return row
 
 
@@ -249,6 +253,8 @@ def _episode_of_row(task: Task, row: Mapping[str, Any]) -> Episode:
         success=row["success"],
         judgements={name: Judgement(**each) for name, each in row.get("judgements", {}).items()},
         unscored=row.get("unscored"),
+        output=row.get("output", ""),
+        notes=row.get("notes", []),
     )
 
 
@@ -261,7 +267,12 @@ def _check_types(episode: Episode) -> None:
     """Raise TypeError if a text, a number or an observation of the episode is something else."""
     steps = [step for turn in episode.turns for step in turn.steps]
     texts = [turn.reply for turn in episode.turns]
-    texts += [episode.error or "", *(turn.unusable or "" for turn in episode.turns)]
+    texts += [
+        episode.error or "",
+        episode.output,
+        *episode.notes,
+        *(turn.unusable or "" for turn in episode.turns),
+    ]
     numbers = [episode.reward, *episode.reward_terms.values(), *episode.turn_rewards]
     numbers += [episode.whole_reward, *(step.reward for step in steps)]
     for judgement in episode.judgements.values():

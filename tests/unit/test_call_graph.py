@@ -132,6 +132,11 @@ def test_roots_with_other_prompts_are_no_retries():
     assert roles_of(play(([1], [2]), ([1, 2, 3], [4]), ([8], [5]))) == [AGENT] * 3
 
 
+def test_a_turn_whose_thought_the_template_dropped_later_is_no_retry():
+    calls = [([1], [2]), ([1, 2, 3], [50, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 3, 4, 5, 6, 7], [8])]
+    assert roles_of(play(*calls)) == [AGENT] * 4
+
+
 def test_calls_without_tools_are_auxiliary_where_others_have_tools():
     turns = play(([1], [2]), ([9], [4]), ([9, 4, 5], [6]), ([1, 2, 3], [4]))
     assert roles_of(turns, [True, False, False, True]) == [AGENT, AUXILIARY, AUXILIARY, AGENT]

@@ -34,6 +34,7 @@ REQUIRED = {
     "tracker=weave": ["tracker.weave.headers.project_id=team/project"],
     "engine=python": ["engine.target=openenv_pipe.engines.local:LocalEngine"],
     "host=python": ["host.target=my_host:Host"],
+    "agent=program": ["agent.command=['{python}', agent.py]"],
     "judge=openai": ["judge.model=some-model", "judge.api_key=null"],
     "reward=judge": ["judge=openai", "judge.model=some-model", "judge.api_key=null"],
     "judge=vllm": ["judge.model=some-model"],
@@ -49,6 +50,7 @@ OPTIONS = [each for each in OPTIONS if not each.startswith("sweep=")]
 
 def test_groups_are_the_blocks_of_the_schema_and_the_experiments():
     assert set(group_names()) == {"conf", "env", "host", "reward", "model", "engine", "trainer"} | {
+        "agent",
         "judge",
         "eval",
         "tracker",

@@ -11,6 +11,7 @@ from openenv_pipe.config.schema.adapter import (
     TextAdapterConfig,
     ToolAdapterConfig,
 )
+from openenv_pipe.config.schema.agent import AgentConfig, LoopAgentConfig, ProgramAgentConfig
 from openenv_pipe.config.schema.base import PythonTarget
 from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
 from openenv_pipe.config.schema.endpoint import EndpointBlock
@@ -105,6 +106,7 @@ from openenv_pipe.config.schema.trainer import (
 __all__ = [
     "AdapterConfig",
     "AdvantageConfig",
+    "AgentConfig",
     "AttachHostConfig",
     "BestConfig",
     "CheckpointConfig",
@@ -131,6 +133,7 @@ __all__ = [
     "LengthTerm",
     "ListedTasks",
     "LocalEngineConfig",
+    "LoopAgentConfig",
     "LossConfig",
     "MlflowTrackerConfig",
     "ModelConfig",
@@ -145,6 +148,7 @@ __all__ = [
     "OtlpTrackerConfig",
     "OverlongTerm",
     "ProcessHostConfig",
+    "ProgramAgentConfig",
     "PythonAdapterConfig",
     "PythonAdvantageConfig",
     "PythonEngineConfig",

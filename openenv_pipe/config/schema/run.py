@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from openenv_pipe.config.schema.agent import AgentConfig
 from openenv_pipe.config.schema.base import Document, NumProcesses, Seed
 from openenv_pipe.config.schema.engine import EngineConfig
 from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
@@ -45,6 +46,7 @@ class RunConfig(Document):
     host: HostConfig
     reward: RewardConfig
     judge: JudgeConfig
+    agent: AgentConfig
     model: ModelConfig
     engine: EngineConfig
     trainer: TrainerConfig

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.system.process import ManagedProcess, free_port, port_in_use
 from openenv_pipe.system.readiness import NotReadyError, unless_dead, wait_until_healthy
 from openenv_pipe.system.resources import find_env
-from openenv_pipe.system.secrets import is_secret_name
+from openenv_pipe.system.secrets import without_credentials
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
@@ -39,9 +38,6 @@ uvicorn.main()
 """
 PACKAGE = "{package}"  # in env.command and env.variables: the package's folder
 NEVER_S = 86_400  # between the server's pings, which a busy event loop would answer too late
-CREDENTIAL = re.compile(
-    r"(^|_)(TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
-)
 
 
 class ProcessHost(SupervisedHost):
@@ -181,7 +177,7 @@ def server_command(env: "EnvConfig") -> list[str]:
         ConfigError: the configuration or the package names no command.
     """
     if env.command:
-        return [_absolute(part, _command_folder(env)) for part in _command(env)]
+        return [absolute_part(part, _command_folder(env)) for part in _command(env)]
     if env.package is None:
         raise ConfigError(f"env {env.name!r} has neither env.package nor env.command; set one")
     package = find_env(env.package).absolute()
@@ -221,7 +217,7 @@ def _command_folder(env: "EnvConfig") -> Path:
     return find_env(env.package).parent if env.package else Path.cwd()
 
 
-def _absolute(part: str, folder: Path) -> str:
+def absolute_part(part: str, folder: Path) -> str:
     """Return the absolute path of a file that a part of a command names, else the part."""
     path = folder / part
     with suppress(OSError):  # The part is too long for a path, as a program after -c may be.
@@ -280,15 +276,9 @@ def server_environment(
 ) -> dict[str, str]:
     """Return the environment variables of a server: `ours` without credentials, and `variables`.
 
-    A variable whose name is TOKEN, KEY, KEY_ID, SECRET, PASSWORD, PASSWD or CREDENTIALS, or ends in
-    one of them after an underscore, counts as a credential, as does every other name of a secret
-    (`system/secrets.py`). An environment that needs one names it in `env.variables`.
+    An environment that needs a credential names it in `env.variables`.
     """
-    passed = {
-        name: value
-        for name, value in ours.items()
-        if not (CREDENTIAL.search(name) or is_secret_name(name))
-    }
+    passed = without_credentials(ours)
     passed["MAX_CONCURRENT_ENVS"] = str(num_sessions)
     passed["PYTHONUNBUFFERED"] = "1"  # without it a killed server's last lines are lost
     return passed | dict(variables)

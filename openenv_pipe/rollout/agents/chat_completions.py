@@ -1,0 +1,250 @@
+"""Chat completions for engines that take token ids: from a request's JSON to ids, and back.
+
+The messages are rendered by the model's chat template as a whole, as every server does. Messages
+that the model wrote before are recognised, so that their ids are those that were sampled: text that
+is encoded again can give other ids.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openenv_pipe.engines.base import Completion
+from openenv_pipe.environments.adapters.base import UnusableReply
+from openenv_pipe.environments.adapters.tool_calls import tool_calls
+from openenv_pipe.types import Finish, Message, Tool
+
+# Settings of a request that would change the distribution that tokens are sampled from.
+SETTINGS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
+    *("stop", "min_tokens", "response_format", "tool_choice"),
+)
+# Their values that change nothing.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+}
+_Key = tuple[str, tuple[tuple[str, str], ...]]  # a reply's text, and its calls' names and arguments
+
+
+class InvalidRequestError(Exception):
+    """A request that cannot be answered; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatRequest:
+    """One request for a chat completion, in the terms of chat templates."""
+
+    messages: list[Message]
+    replies: dict[int, _Key]  # the assistant's messages by index, for `KnownReplies`
+    tools: list[Tool]
+    takes_calls: bool  # calls in the reply become `tool_calls`
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownReply:
+    """A reply of the model."""
+
+    text: str
+    ids: list[int]  # without the end-of-turn token
+
+
+class KnownReplies:
+    """The replies of one conversation partner, by what its requests repeat of them."""
+
+    def __init__(self) -> None:
+        self._replies: dict[_Key, KnownReply] = {}
+
+    def add(self, message: Mapping[str, Any], text: str, ids: Sequence[int]) -> None:
+        """Remember a reply: the message that was sent, its raw text, its ids without the end."""
+        self._replies[_key_of(message)] = KnownReply(text, list(ids))
+
+    def find(self, request: ChatRequest) -> dict[int, KnownReply]:
+        """Return the known replies in a request, by the indices of their messages."""
+        found = {index: self._replies.get(key) for index, key in request.replies.items()}
+        return {index: reply for index, reply in found.items() if reply is not None}
+
+
+def read_request(body: Mapping[str, Any]) -> ChatRequest:
+    """Read the JSON of a request.
+
+    Raises:
+        InvalidRequestError: It has no messages, or parts that are not text.
+    """
+    given = body.get("messages")
+    if not isinstance(given, list) or not given or not all(isinstance(m, dict) for m in given):
+        raise InvalidRequestError("messages has to be a list of at least one message")
+    names: dict[str, str] = {}  # of called tools, by the id of the call
+    messages: list[Message] = []
+    replies = {}
+    for index, message in enumerate(given):
+        calls = _calls_of(message)
+        if message.get("role") == "assistant":
+            replies[index] = _key_of(message)
+        names |= {str(call.get("id")): name for call, (name, _) in calls}
+        messages.append(_read_message(message, [each for _, each in calls], names))
+    tools = [each for each in body.get("tools") or [] if _is_tool(each)]
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise InvalidRequestError(f"max_tokens is {limit!r:.40}; expected a number above 0")
+    return ChatRequest(
+        messages=messages,
+        replies=replies,
+        tools=tools,
+        takes_calls=bool(tools) and body.get("tool_choice") != "none",
+        max_tokens=limit,
+    )
+
+
+def ignored_settings(body: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+    """Return the settings of a request that its tokens are sampled without.
+
+    A policy is trained on its own distribution at one temperature, and on no other.
+    """
+    wanted = {key: body[key] for key in SETTINGS if body.get(key) is not None}
+    neutral = {**NEUTRAL, "temperature": (temperature,)}
+    return {key: value for key, value in wanted.items() if value not in neutral.get(key, ())}
+
+
+def reply_message(text: str, request: ChatRequest, number: int) -> dict[str, Any]:
+    """Return the message of a reply, with its tool calls if the request takes any.
+
+    number: of the completion; the calls' ids are made of it.
+    """
+    actions = []
+    if request.takes_calls:
+        try:
+            actions = tool_calls(text)
+        except UnusableReply:  # A broken call is text, as it is for other servers.
+            actions = []
+    if not actions:
+        return {"role": "assistant", "content": text}
+    before = text.partition("<tool_call>")[0].strip() if "<tool_call>" in text else ""
+    return {
+        "role": "assistant",
+        "content": before or None,
+        "tool_calls": [
+            {
+                "id": f"call_{number}_{index}",
+                "type": "function",
+                "function": {
+                    "name": action["tool_name"],
+                    "arguments": json.dumps(action["arguments"], ensure_ascii=False),
+                },
+            }
+            for index, action in enumerate(actions)
+        ],
+    }
+
+
+def completion_body(
+    completion: Completion,
+    message: Mapping[str, Any],
+    *,
+    number: int,
+    model: str,
+    prompt_ids: Sequence[int],
+) -> dict[str, Any]:
+    """Return the JSON of the answer, with vLLM's fields for token ids.
+
+    Equal completions have equal answers: there is no time and no random id in them.
+    """
+    finish = "length" if completion.finish is Finish.LENGTH else "stop"
+    ids = completion.token_ids
+    content: list[dict[str, Any]] = [
+        {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token_id, logprob in zip(ids, completion.logprobs, strict=True)
+    ]
+    return {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [
+            {
+                "index": 0,
+                "message": dict(message),
+                "finish_reason": "tool_calls" if message.get("tool_calls") else finish,
+                "logprobs": {"content": content, "refusal": None},
+                "token_ids": list(ids),
+            }
+        ],
+        "usage": {
+            "prompt_tokens": len(prompt_ids),
+            "completion_tokens": len(ids),
+            "total_tokens": len(prompt_ids) + len(ids),
+        },
+        "prompt_token_ids": list(prompt_ids),
+    }
+
+
+def _read_message(
+    message: Mapping[str, Any], calls: Sequence[tuple[str, str]], names: Mapping[str, str]
+) -> Message:
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise InvalidRequestError(f"a message has the role {role!r:.40}; expected a text")
+    role = {"developer": "system", "function": "tool"}.get(role, role)
+    parts = [text] if (text := _text_of(message.get("content"))) else []
+    parts += [
+        f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in calls
+    ]
+    read = {"role": role, "content": "\n".join(parts)}
+    if role == "tool":
+        read["name"] = str(message.get("name") or names.get(str(message.get("tool_call_id")), ""))
+    return read
+
+
+def _text_of(content: Any) -> str:
+    """Return a message's text. Raises InvalidRequestError for pictures and the like."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        text = part if isinstance(part, str) else part.get("text") if type(part) is dict else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise InvalidRequestError(f"a message has a part of type {kind!r:.40}; expected text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _key_of(message: Mapping[str, Any]) -> _Key:
+    return _text_of(message.get("content")).strip(), tuple(call for _, call in _calls_of(message))
+
+
+def _calls_of(message: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], tuple[str, str]]]:
+    """Return a message's tool calls, each with its name and its arguments as plain JSON."""
+    found = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidRequestError("a tool call in a message has no function with a name")
+        found.append((call, (function["name"], _plain_json(function.get("arguments")))))
+    return found
+
+
+def _plain_json(arguments: Any) -> str:
+    """Return a call's arguments as JSON in one form, whatever form the program has sent."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        value = arguments
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)

@@ -1,0 +1,169 @@
+"""Play one episode by a program: start it, watch it, and turn its calls and steps into turns."""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.schema import ProgramAgentConfig
+from openenv_pipe.environments.client.session import Session, step_aside
+from openenv_pipe.rollout.agents.calls import ModelCalls
+from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
+from openenv_pipe.rollout.agents.program import (
+    GRACE_S,
+    Address,
+    output_file,
+    start_program,
+    take_output,
+)
+from openenv_pipe.rollout.agents.steps import EnvironmentSteps
+from openenv_pipe.rollout.agents.turns import build_turns
+from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.rollout.episode import Player
+from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.types import Episode, Group, Opening, Status
+
+WATCH_S = 0.02  # between two looks at a program
+SIGNALS = 128  # exit codes above it are signals
+MAX_ERROR_LENGTH = 300  # characters of a program's last words in the episode's error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Programs:
+    """What the programs of all episodes share."""
+
+    config: ProgramAgentConfig
+    gateway: Gateway
+    folder: Path  # for the folders and the output of programs that run
+
+    def player(
+        self,
+        context: RolloutContext,
+        group: Group,
+        episode: Episode,
+        *,
+        number: int,
+        temperature: float,
+    ) -> "ProgramPlayer":
+        """Return the player of one episode. number: identifies it to the engine."""
+        return ProgramPlayer(self, context, group, episode, number=number, temperature=temperature)
+
+
+class ProgramPlayer(Player):
+    """Plays one episode by a program in the place of the pipeline's loop."""
+
+    def __init__(self, programs: Programs, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._programs = programs
+
+    async def _play(self, session: Session) -> Status:
+        context, episode, env = self._context, self._episode, self._context.env
+        config = self._programs.config
+        keywords = {**episode.task.reset, "seed": episode.task.seed}
+        first = await session.reset(keywords, env.reset_timeout_s)
+        episode.first_observation = first.observation
+        if first.done:
+            return Status.DONE
+        ask = partial(step_aside, session, env.step_timeout_s)
+        opening = await context.adapter.open(first.observation, ask)
+        steps = EnvironmentSteps(session, env, first)
+        calls = ModelCalls(
+            context, episode, config, number=self.number, temperature=self._temperature
+        )
+        with self._programs.gateway.rollout(calls, steps, max_calls=config.max_calls) as rollout:
+            try:
+                return await self._run(rollout, opening)
+            finally:
+                calls.cancel()
+
+    async def _run(self, rollout: Rollout, opening: Opening) -> Status:
+        """Run the program to its end, and fill in the episode. Return how it ended."""
+        programs, episode = self._programs, self._episode
+        calls, steps = rollout.calls, rollout.steps
+        folder = programs.folder / rollout.key[-8:]
+        process = start_program(
+            programs.config,
+            Address(url=programs.gateway.url, key=rollout.key),
+            folder=folder,
+            prompt="\n\n".join(message["content"] for message in opening.messages),
+            task=self._task(opening),
+        )
+        try:
+            limit = await _watch(process, programs.config, rollout, output_file(folder))
+        finally:
+            await process.stopped(GRACE_S)
+            episode.output = await asyncio.to_thread(take_output, folder, rollout.key)
+        await steps.end()
+        await calls.end()
+        if calls.failure is not None:
+            raise calls.failure
+        episode.turns = build_turns(
+            calls.answered, steps, keeps_messages=self._context.scorer.reads_messages
+        )
+        episode.notes = calls.notes
+        if steps.failure is not None:
+            raise steps.failure
+        return limit or self._status(rollout, process.returncode)
+
+    def _status(self, rollout: Rollout, exit_code: int | None) -> Status:
+        """Return how a program that ended by itself has ended."""
+        episode, calls, steps = self._episode, rollout.calls, rollout.steps
+        if exit_code != 0:
+            signal = (exit_code or SIGNALS) - SIGNALS
+            how = f"ended by signal {signal}" if signal > 0 else f"exit code {exit_code}"
+            last = episode.output.strip()[-MAX_ERROR_LENGTH:]
+            episode.error = f"the program failed: {how}; the end of its output: {last!r}"
+            return Status.PROGRAM_KILLED if signal > 0 else Status.PROGRAM_FAILED
+        if rollout.fatal_findings:
+            episode.error = f"the calls cannot be used: {rollout.fatal_findings[0]}"
+            return Status.ERROR
+        if steps.is_done:
+            return Status.DONE
+        if calls.is_too_long:
+            return Status.TOKEN_LIMIT
+        if not calls.answered:
+            episode.error = "the program ended without a call of the model"
+            return Status.NO_CALLS
+        if rollout.num_refused_calls or steps.is_used_up:
+            return Status.TURN_LIMIT
+        return Status.ANSWERED
+
+    def _task(self, opening: Opening) -> str:
+        """Return the task as JSON for the program."""
+        task = self._episode.task
+        return json.dumps(
+            {
+                "id": task.id,
+                "observation": self._episode.first_observation,
+                "messages": list(opening.messages),
+                "tools": list(opening.tools),
+                "max_steps": self._context.env.max_turns,
+            }
+        )
+
+
+async def _watch(
+    process: ManagedProcess, config: ProgramAgentConfig, rollout: Rollout, output: Path
+) -> Status | None:
+    """Return when the program has ended, or has to; with the limit that it met, if any.
+
+    The time that it waits for the model does not count: that depends on the other programs.
+    """
+    worked_s, looked_s = 0.0, time.monotonic()
+    max_bytes = config.max_output_mb * 2**20
+    while process.alive:
+        await asyncio.sleep(WATCH_S)
+        now_s = time.monotonic()
+        if not rollout.calls.num_waiting:
+            worked_s += now_s - looked_s
+        looked_s = now_s
+        if rollout.calls.failure is not None or rollout.steps.failure is not None:
+            return None
+        if worked_s > config.timeout_s:
+            return Status.TIME_LIMIT
+        if output.stat().st_size > max_bytes:
+            return Status.OUTPUT_LIMIT
+    return None

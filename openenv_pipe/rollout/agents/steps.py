@@ -1,0 +1,85 @@
+"""The environment's side of a program: its session, whose steps the program takes by HTTP."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.environments.client.protocol import StepResult, is_mistake
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.errors import SessionError, StepRefusedError
+from openenv_pipe.types import Step
+
+
+class RefusedStepError(Exception):
+    """A step that was not taken. The text goes to the program."""
+
+
+class EnvironmentSteps:
+    """Takes the steps of one episode's program in the session of the run, and records them."""
+
+    def __init__(self, session: Session, env: EnvConfig, first: StepResult) -> None:
+        """first: the result of the reset."""
+        self.taken: list[tuple[int, Step, float]] = []  # the call before it, the step, Unix time
+        self.refused: dict[int, str] = {}  # by the call before it, why the last step was refused
+        self.is_done = first.done
+        self.is_used_up = False  # the program asked for more steps than env.max_turns
+        self.failure: SessionError | None = None  # what ends the episode
+        self._session = session
+        self._env = env
+        self._first = first
+        self._one_at_a_time = asyncio.Lock()
+        self._has_ended = False
+
+    @property
+    def first(self) -> StepResult:
+        """The result of the reset."""
+        return self._first
+
+    async def step(self, action: Mapping[str, Any], call: int) -> StepResult:
+        """Take a step.
+
+        call: the number of the last model call before it, which the step is credited to.
+
+        Raises:
+            RefusedStepError: It was not taken.
+        """
+        async with self._one_at_a_time:
+            self._refuse_late()
+            try:
+                result = await self._session.step(action, self._env.step_timeout_s)
+            except SessionError as error:
+                if isinstance(error, StepRefusedError) and is_mistake(error, self._env):
+                    self.refused[call] = str(error)
+                else:
+                    self.failure = error
+                raise RefusedStepError(str(error)) from error
+            step = Step(action=action, observation=result.observation, reward=result.reward or 0.0)
+            self.taken.append((call, step, time.time()))
+            self.is_done = result.done
+            return result
+
+    async def state(self) -> dict[str, Any]:
+        """Return the environment's state. Raises RefusedStepError."""
+        async with self._one_at_a_time:
+            self._refuse_late()
+            try:
+                return await self._session.state(self._env.step_timeout_s)
+            except SessionError as error:
+                if not isinstance(error, StepRefusedError):
+                    self.failure = error
+                raise RefusedStepError(str(error)) from error
+
+    async def end(self) -> None:
+        """Take no further step, and wait for the one under way."""
+        self._has_ended = True
+        async with self._one_at_a_time:
+            return
+
+    def _refuse_late(self) -> None:
+        if self.is_done or self._has_ended or self.failure is not None:
+            raise RefusedStepError("the episode is over")
+        if len(self.taken) >= self._env.max_turns:
+            self.is_used_up = True
+            raise RefusedStepError(f"all env.max_turns={self._env.max_turns} steps are taken")

@@ -1,0 +1,83 @@
+"""Training a program that calls the model by HTTP, from the command line."""
+
+import pytest
+
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.types import Status, TurnRole
+from tests.crash_matrix import Result, finish, killed_and_resumed, start, uninterrupted
+
+# A planner is asked for a word before each letter, in a conversation of its own.
+PROGRAM = """
+import http.client, json, os, urllib.parse
+
+def post(url, body):
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=60)
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    connection.request("POST", parts.path, json.dumps(body), headers)
+    return json.load(connection.getresponse())
+
+def ask(messages):
+    answer = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"messages": messages})
+    return answer["choices"][0]["message"]
+
+messages = json.load(open(os.environ["OPENENV_TASK_FILE"]))["messages"]
+while True:
+    plan = ask([{"role": "system", "content": "plan"}, messages[-1]])
+    messages[-1] = {"role": "user", "content": messages[-1]["content"] + plan["content"][:2]}
+    reply = ask(messages)
+    result = post(os.environ["OPENENV_URL"] + "/step", {"action": {"message": reply["content"]}})
+    if result["done"]:
+        break
+    messages += [reply, {"role": "user", "content": result["observation"]["letter"]}]
+print("done")
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The arguments of a small run with the program."""
+    program = tmp_path_factory.mktemp("program") / "agent.py"
+    program.write_text(PROGRAM)
+    return (
+        *("conf=echo", "agent=program", f"agent.command=['{{python}}','-S','{program}']"),
+        *("device=cpu", "num_threads=1", "env.max_reply_tokens=6", "host.sessions_per_server=4"),
+        *("trainer.steps=2", "trainer.tasks_per_step=2", "trainer.group_size=2"),
+        "+agent.variables.PYTHONWARNINGS=ignore",
+        *("trainer.checkpoint.every=1", "eval.num_tasks=2", "eval.baselines=false"),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(run, tmp_path_factory):
+    return uninterrupted(tmp_path_factory.mktemp("whole"), run, "echo")
+
+
+def test_a_program_with_two_roles_is_trained_on_its_own_tokens(whole):
+    """The trainer computes the logprobs of the sampler on all paths."""
+    records = [each for each in read_metrics(whole.folder / "metrics.jsonl") if each["step"]]
+    assert all(record["mismatch/max"] < 1e-4 for record in records)
+    assert any(record["groups/trained"] for record in records)
+    groups = read_episodes(episodes_path(whole.folder, 1))
+    for episode in (episode for group in groups for episode in group.episodes):
+        assert (episode.status, episode.output) == (Status.DONE, "done\n")
+        assert episode.parents == [None, None, None, 1, None, 3, None, 5]
+        assert {turn.role for turn in episode.turns} == {TurnRole.AGENT}
+        assert [len(turn.steps) for turn in episode.turns] == [0, 1] * 4
+    assert not list((whole.folder / "logs" / "latest" / "programs").iterdir())
+
+
+def test_killed_and_resumed_a_program_gives_the_same_bytes(run, whole, tmp_path):
+    trial = killed_and_resumed(tmp_path, run, "echo", [(1, 0.2)])
+    assert (len(trial.kills), any(trial.codes)) == (1, False), trial.said
+    assert RunFolder.open(trial.folder).status == "finished"
+    assert Result.of(trial.folder).difference(Result.of(whole.folder)) is None
+
+
+def test_a_program_that_is_not_there_is_refused_before_the_run(tmp_path):
+    given = ("conf=echo", "agent=program", "agent.command=[no-such-agent]")
+    code, said = finish(start(tmp_path, *given))
+    assert (code, list(tmp_path.glob("echo"))) == (2, [])
+    assert "agent.command starts with 'no-such-agent'" in said

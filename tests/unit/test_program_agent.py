@@ -1,0 +1,317 @@
+"""Programs in the place of the pipeline's loop: real processes on a fake host."""
+
+import asyncio
+import dataclasses
+import re
+
+import psutil
+import pytest
+from fakes import collect, local_engine, play, tiny_policy
+from programs import RepliesEngine, agent_config, play_episodes, programs_context, two_steps
+
+from openenv_pipe.algorithms.samples import episode_samples
+from openenv_pipe.errors import EngineError, SessionClosedError
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.runs.episodes import read_episodes, write_episodes
+from openenv_pipe.types import Group, Status, TurnRole, path_to
+
+CHAT = ChatFormat(build_tokenizer())
+# The pipeline's loop, as a program: what `collect` plays.
+LOOP = """
+messages = task["messages"]
+while True:
+    reply = ask(messages)
+    result = step(text=reply["content"])
+    if result.get("done", True):
+        break
+    messages += [reply, user(result["observation"]["text"])]
+"""
+
+
+async def play_script(script, tmp_path, *replies, options=None, **agent):
+    """Play one episode with a program and an engine that gives `replies`."""
+    engine = RepliesEngine(CHAT, *(replies or ("yes",)))
+    config = agent_config(script, **agent)
+    context = programs_context(config, tmp_path, chat=CHAT, engine=engine, **(options or {}))
+    async with context as rollout:
+        (episode,) = await play_episodes(rollout)
+    return episode, engine
+
+
+async def test_a_program_that_plays_as_the_loop_gives_the_loops_episodes(tmp_path):
+    """The same ids, logprobs, links and steps: also of replies that are not UTF-8."""
+    policy = tiny_policy(ends=True)
+    plain = await collect(policy, num_tasks=2)
+    context = programs_context(
+        agent_config(LOOP, max_calls=4),
+        tmp_path,
+        chat=policy.chat,
+        engine=local_engine(policy),
+        play=play,
+        changes={"env.max_episode_tokens": 120},
+    )
+    async with context as rollout:
+        episodes = await play_episodes(rollout, num_tasks=2, group_size=2)
+    assert [each.turns for each in episodes] == [
+        each.turns for group in plain for each in group.episodes
+    ]
+    assert sum(map(len, (turn.completion_ids for e in episodes for turn in e.turns))) > 20
+
+
+# --- the graph of calls -------------------------------------------------------------------------
+
+MANY_CALLS = """
+tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+main = [user("find two words")]
+first = ask(main, tools=tools)
+assert [call["function"]["name"] for call in first["tool_calls"]] == ["look_up", "look_up"]
+main += [first] + [
+    {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["arguments"]}
+    for call in first["tool_calls"]
+]
+ask(main, tools=tools)
+better = ask(main, tools=tools)
+sub = [{"role": "system", "content": "You help."}, user("a part")]
+sub += [ask(sub, tools=tools), user("more")]
+ask(sub, tools=tools)
+ask([user("a title for this")])
+main += [better, user("go on")]
+ask(main, tools=tools)
+ask([user("so far: two words")], tools=tools)
+"""
+TWO_CALLS = (
+    '<tool_call>{"name": "look_up","arguments": {"word": "sky"}}</tool_call>'
+    '<tool_call>{"name": "look_up", "arguments": {"word":"sea"}}</tool_call>'
+)
+
+
+async def test_the_calls_of_a_program_are_linked_and_have_roles(tmp_path):
+    replies = (TWO_CALLS, "draft", "better", "part", "rest", "title", "end", "compacted")
+    episode, engine = await play_script(MANY_CALLS, tmp_path, *replies)
+    assert (episode.status, episode.error) == (Status.ANSWERED, None), episode.output
+    assert [turn.reply for turn in episode.turns] == list(replies)
+    assert episode.parents == [None, 0, 0, None, 3, None, 2, None]
+    agent, retry, auxiliary = TurnRole.AGENT, TurnRole.RETRY, TurnRole.AUXILIARY
+    assert [turn.role for turn in episode.turns] == [
+        *(agent, retry, agent, agent, agent, auxiliary, agent, agent)
+    ]
+    samples = episode_samples("group", episode, [1.0] * 8)
+    trained = [[1, 2, 6], [3, 4], [7]]  # the last turn of each path, and those before it
+    ends = [0, 0, 0]
+    for index, path in enumerate(trained):
+        (sample,) = [each for each in samples if ends_with(each, engine.completions[path[-1]])]
+        ids = [place for place, is_trained in enumerate(sample.loss_mask) if is_trained]
+        ends[index] = len(ids)
+        assert sample.token_ids == engine.prompts[path[-1]] + engine.completions[path[-1]].token_ids
+    lengths = [len(each.token_ids) for each in engine.completions]
+    assert ends == [lengths[0] + lengths[2] + lengths[6], lengths[3] + lengths[4], lengths[7]]
+    assert len(samples) == 3
+
+
+def ends_with(sample, completion):
+    return sample.token_ids[-len(completion.token_ids) :] == completion.token_ids
+
+
+async def test_every_call_has_the_engines_ids_and_logprobs(tmp_path):
+    replies = (TWO_CALLS, "draft", "better", "part", "rest", "title", "end", "compacted")
+    episode, engine = await play_script(MANY_CALLS, tmp_path, *replies)
+    parents = episode.parents
+    for index, turn in enumerate(episode.turns):
+        path = path_to(index, parents)
+        prompt = [
+            token
+            for place in path
+            for token in episode.turns[place].prompt_ids
+            + (episode.turns[place].completion_ids if place != index else [])
+        ]
+        assert prompt == engine.prompts[index]
+        completion = engine.completions[index]
+        assert (turn.completion_ids, turn.logprobs) == (completion.token_ids, completion.logprobs)
+        assert turn.policy_versions == [3]
+
+
+# --- the environment ----------------------------------------------------------------------------
+
+
+async def test_steps_belong_to_the_call_before_them(tmp_path):
+    script = "ask([user('a')]); step(text='one'); ask([user('b')]); print(step(text='two'))"
+    episode, _ = await play_script(script, tmp_path)
+    assert episode.status is Status.DONE
+    assert [[step.action for step in turn.steps] for turn in episode.turns] == [
+        [{"text": "one"}],
+        [{"text": "two"}],
+    ]
+    assert [turn.reward for turn in episode.turns] == [0.5, 0.5]
+    assert "'done': True" in episode.output
+
+
+async def test_a_program_sees_its_task(tmp_path):
+    script = """
+print(task["messages"], task["observation"], task["max_steps"], sys.argv[1:])
+print(post(os.environ["OPENENV_URL"] + "/reset", {}))
+assert open(sys.argv[2]).read() == sys.argv[1] and open("more/notes.txt").read() == "of policy"
+ask([user("a")])
+"""
+    command = [*agent_config(script).command, "{prompt}", "{prompt_file}"]
+    files = {"more/notes.txt": "of {model}"}
+    episode, _ = await play_script("", tmp_path, command=command, files=files)
+    assert episode.status is Status.ANSWERED, episode.output
+    seen = "[{'role': 'user', 'content': 'seen 0'}] {'text': 'seen 0'} 4 ['seen 0', "
+    assert episode.output.startswith(seen)
+    assert '"observation":{"text":"seen 0"}' in episode.output
+
+
+async def test_steps_end_with_the_episode_and_its_limit(tmp_path):
+    script = "ask([user('a')])\nfor _ in range(4): print(step(text='x'))"
+    episode, _ = await play_script(script, tmp_path)
+    assert (episode.status, len(episode.turns[0].steps)) == (Status.DONE, 2)
+    assert episode.output.count("the episode is over") == 2
+    options = {"changes": {"env.max_turns": 1}}
+    episode, _ = await play_script(script, tmp_path, options=options)
+    assert (episode.status, len(episode.turns[0].steps)) == (Status.TURN_LIMIT, 1)
+
+
+async def test_a_lost_session_fails_the_episode_and_ends_the_program(tmp_path):
+    def play(seed, number, action):
+        if number:
+            raise SessionClosedError("the server has died")
+        return two_steps(seed, number, action)
+
+    script = "ask([user('a')]); step(text='x'); time.sleep(60)"
+    episode, _ = await play_script(script, tmp_path, options={"play": play})
+    assert (episode.status, len(episode.turns)) == (Status.ERROR, 1)
+    assert "the server has died" in episode.error
+
+
+# --- what programs do ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "error"),
+    [
+        ("pass", Status.NO_CALLS, "without a call"),
+        ("print('bye'); sys.exit(3)", Status.PROGRAM_FAILED, "exit code 3; the end of .* 'bye'"),
+        ("ask([user('a')])", Status.ANSWERED, None),
+        ("ask([user('a')], tools=[], tool_choice='auto')", Status.ANSWERED, None),
+        ("ask([user('a')]); time.sleep(60)", Status.TIME_LIMIT, None),
+        ("ask([user('a')]); os.kill(os.getpid(), 9)", Status.PROGRAM_KILLED, "by signal 9"),
+        ("ask([user('a')])\nwhile True: print('x' * 9999)", Status.OUTPUT_LIMIT, None),
+        ("ask([user('a' * 500)])", Status.TOKEN_LIMIT, None),
+        ("for _ in range(50): ask([user('a')])", Status.TURN_LIMIT, None),
+        ("ask([user('a')], key='sk-' + 32 * '0')", Status.PROGRAM_FAILED, "401.*unknown API key"),
+    ],
+)
+async def test_the_ways_in_which_a_program_ends(tmp_path, script, status, error):
+    limits = {"timeout_s": 5.0 if "sleep" in script else 60.0, "max_calls": 4}
+    episode, engine = await play_script(script, tmp_path, **limits)
+    assert episode.status is status, (episode.status, episode.error, episode.output)
+    assert re.search(error, episode.error) if error else episode.error is None
+    assert episode.failed == bool(error)
+    assert len(episode.turns) == len(engine.prompts) <= 4
+    assert len(episode.output) < 9000
+    assert list((tmp_path / "programs").iterdir()) == []
+
+
+async def test_no_process_of_a_program_is_left(tmp_path):
+    script = """
+import subprocess
+command = [sys.executable, "-c", "import time; time.sleep(60)"]
+child = subprocess.Popen(command, start_new_session=True)
+print(child.pid)
+ask([user("a")])
+"""
+    episode, _ = await play_script(script, tmp_path)
+    assert episode.status is Status.ANSWERED
+    assert not psutil.pid_exists(int(episode.output))
+
+
+async def test_what_was_asked_for_and_not_given_is_noted_once(tmp_path):
+    script = "for _ in range(2): ask([user('a')], top_p=0.5, temperature=1.0, model='gpt-4o')"
+    episode, _ = await play_script(script, tmp_path)
+    sampling, model = episode.notes
+    assert "top_p=0.5" in sampling and "'gpt-4o'" in model
+
+
+async def test_a_call_whose_program_leaves_is_not_trained(tmp_path):
+    """The program asks for a stream, closes the connection, and goes on."""
+    left = asyncio.Event()
+
+    class Engine(RepliesEngine):
+        async def generate(self, request):
+            if request.turn == 0:
+                await asyncio.wait_for(left.wait(), 60)
+                await asyncio.sleep(0.1)
+            return await super().generate(request)
+
+    def play(seed, number, action):
+        if number:
+            left.set()
+        return two_steps(seed, number, action)
+
+    script = """
+parts = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+connection = http.client.HTTPConnection(parts.netloc)
+body = json.dumps({"messages": [user("a")], "stream": True})
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+connection.request("POST", parts.path + "/chat/completions", body, headers)
+connection.close()
+step(text="left")
+ask([user("b")])
+"""
+    context = programs_context(
+        agent_config(script), tmp_path, chat=CHAT, engine=Engine(CHAT, "yes"), play=play
+    )
+    async with context as rollout:
+        (episode,) = await play_episodes(rollout)
+    assert [turn.role for turn in episode.turns] == [TurnRole.RETRY, TurnRole.AGENT]
+
+
+async def test_streams_have_the_answer(tmp_path):
+    script = """
+status, text = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+                    {"messages": [user("a")], "stream": True})
+print(status, [line for line in text.splitlines() if "yes" in line or "DONE" in line])
+"""
+    episode, _ = await play_script(script, tmp_path)
+    assert "200" in episode.output and "[DONE]" in episode.output and "yes" in episode.output
+
+
+async def test_calls_at_once_are_all_answered(tmp_path):
+    script = """
+import threading
+threads = [threading.Thread(target=ask, args=([user(str(n))],)) for n in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    episode, _ = await play_script(script, tmp_path)
+    assert (len(episode.turns), episode.parents) == (8, [None] * 8)
+
+
+async def test_the_failure_of_the_engine_ends_the_run(tmp_path):
+    class Engine(RepliesEngine):
+        async def generate(self, request):
+            raise EngineError("no server")
+
+    context = programs_context(
+        agent_config("ask([user('a')])"), tmp_path, chat=CHAT, engine=Engine(CHAT, "")
+    )
+    async with context as rollout:
+        with pytest.raises(EngineError, match="no server"):
+            await play_episodes(rollout)
+
+
+async def test_the_key_is_not_in_the_output(tmp_path):
+    episode, _ = await play_script(
+        "print(os.environ['OPENAI_API_KEY']); ask([user('a')])", tmp_path
+    )
+    assert episode.output == "<hidden: OPENAI_API_KEY>\n"
+
+
+async def test_episodes_of_programs_are_stored_whole(tmp_path):
+    episode, _ = await play_script("print('out'); ask([user('a')], top_p=0.5)", tmp_path)
+    path = tmp_path / "episodes.jsonl.gz"
+    write_episodes(path, [Group(id="g", task=episode.task, episodes=[episode])])
+    (group,) = read_episodes(path)
+    assert dataclasses.replace(group.episodes[0], duration_s=episode.duration_s) == episode
+    assert (episode.output, len(episode.notes)) == ("out\n", 1)
