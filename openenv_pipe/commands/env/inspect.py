@@ -40,6 +40,7 @@ from openenv_pipe.environments.client.metadata import (
     fetch_metadata,
 )
 from openenv_pipe.environments.schemas import Schema, SchemaWalk
+from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.rollout.collector import done_at_reset
@@ -88,10 +89,9 @@ def inspect_environment(target: Target, output: Path | None) -> Inspection:
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists; name another file, or remove it")
-    description, trial, unknown = asyncio.run(_ask(target.serving))
+    description, trial, more = asyncio.run(_ask(target.serving))
     found = _inspect(target.serving, description, trial, output.stem if output else None)
-    if unknown is not None:
-        found = replace(found, notes=[*found.notes, unknown])
+    found = replace(found, notes=[*found.notes, *more])
     for path, text in zip(paths, (found.block, found.experiment), strict=False):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -330,17 +330,18 @@ def _short_package(package: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
-async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, Trial, str | None]:
+async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, Trial, list[str]]:
     """Fetch the metadata and play random actions, starting a server if none runs.
 
-    Also returns a sentence on what this program does not know of the server, if there is anything.
+    Also returns sentences on what else the server offers: tasks, and what is not known of it.
     """
     async with one_server(serving, num_sessions=NUM_SESSIONS) as host:
-        description = await fetch_metadata(host.urls[0], host.access)
-        unknown = await describe_unknown_paths(host.urls[0], host.access)
+        url, access = host.urls[0], host.access
+        description = await fetch_metadata(url, access)
+        told = [await describe_task_api(url, access), await describe_unknown_paths(url, access)]
         tasks = await open_tasks(serving.env, "train", host)
         trial = await try_environment(serving.env, host, tasks, description.action)
-        return description, trial, unknown
+        return description, trial, [text for text in told if text is not None]
 
 
 def _flow(values: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import Access, fetch
 
 MAX_TASKS = 10**9
+MAX_TOLD = 5  # splits in a sentence
 TIME_LIMIT_S = 60.0  # A server may have to load its data first.
 NOT_IMPLEMENTED = 501
 
@@ -34,23 +35,53 @@ async def server_rows(url: str, access: Access, split: str, key: str) -> ServerR
     Raises:
         ConfigError: The server has no task API or no such split; the message names the `key`.
     """
+    path, splits = await _splits_of(url, access, key)
+    if split not in splits:
+        raise ConfigError(f"{key}.split={split!r}: the server has {', '.join(splits) or 'none'}")
+    return ServerRows(split, await _num_tasks(url, access, key, path, split))
+
+
+async def describe_task_api(url: str, access: Access) -> str | None:
+    """Return a sentence on the tasks that a server lists itself; None: it lists none."""
+    try:
+        path, splits = await _splits_of(url, access, "tasks")
+        counts = [await _num_tasks(url, access, "tasks", path, each) for each in splits[:MAX_TOLD]]
+    except ConfigError:
+        return None
+    if not splits:
+        return None
+    listed = ", ".join(
+        f"{n} of the split {quoted(each)}" for n, each in zip(counts, splits, strict=False)
+    )
+    more = f" and {len(splits) - MAX_TOLD} more splits" if len(splits) > MAX_TOLD else ""
+    return (
+        f"the server lists tasks of its own: {listed}{more}; to play them, override "
+        "tasks@tasks.train and tasks@tasks.eval by server, and name their splits (docs/tasks.md)"
+    )
+
+
+async def _splits_of(url: str, access: Access, key: str) -> tuple[str, list[str]]:
+    """Return the path of the server's environment, and the names of its splits."""
     environments = await _answer(url, access, key, "/list_environments")
     try:
         (name,) = environments
-        splits = await _answer(url, access, key, f"/{quote(name, safe='')}/splits")
-        names = [str(each["name"]) for each in splits]
+        path = f"/{quote(name, safe='')}"
+        splits = await _answer(url, access, key, f"{path}/splits")
+        return path, [str(each["name"]) for each in splits]
     except (TypeError, ValueError, LookupError) as error:
         raise _unexpected(url, key, "list its environment and its splits", error) from None
-    if split not in names:
-        raise ConfigError(f"{key}.split={split!r}: the server has {', '.join(names) or 'none'}")
-    path = f"/{quote(name, safe='')}/num_tasks"
+
+
+async def _num_tasks(url: str, access: Access, key: str, path: str, split: str) -> int:
+    """Return how many tasks a split has. path: of the server's environment."""
+    answer = await _answer(url, access, key, f"{path}/num_tasks", {"split": split})
     try:
-        num_tasks = int((await _answer(url, access, key, path, {"split": split}))["num_tasks"])
+        num_tasks = int(answer["num_tasks"])
     except (TypeError, ValueError, OverflowError, LookupError) as error:
         raise _unexpected(url, key, "say how many tasks a split has", error) from None
     if not 0 <= num_tasks <= MAX_TASKS:
         raise _unexpected(url, key, f"have 0 to {MAX_TASKS} tasks", f"{num_tasks} tasks")
-    return ServerRows(split, num_tasks)
+    return num_tasks
 
 
 def _unexpected(url: str, key: str, expected: str, seen: object) -> ConfigError:
