@@ -248,6 +248,11 @@ class Episode:
         return cut or self.status.is_limit
 
     @property
+    def agent_turns(self) -> list[Turn]:
+        """The turns that are trained: neither retries nor auxiliary calls."""
+        return [turn for turn in self.turns if turn.role is TurnRole.AGENT]
+
+    @property
     def parents(self) -> list[int | None]:
         """For each turn the index of the turn that it continues; None where it begins a root."""
         return [

@@ -151,7 +151,7 @@ def export(
     output = output or default_output(folder, form)
     found = find_episodes(folder, Selection(wanted=wanted, best=best, first=None))
     count = export_episodes(folder, found, form, output)
-    tell_person(f"{count} episodes")
+    tell_person(f"{count} rows")
     print(output)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openenv_pipe import __version__
+from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.reports.episode_list import FoundEpisode
 from openenv_pipe.reports.episode_messages import Messages, messages_reader
@@ -14,7 +15,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.system.secrets import redact
-from openenv_pipe.types import Episode, Turn
+from openenv_pipe.types import Episode, Sample, Turn
 
 ExportForm = Literal["parquet", "jsonl", "trl", "verifiers", "atif"]
 SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "trl": ".jsonl", "verifiers": ".jsonl"}
@@ -27,7 +28,7 @@ Row = dict[str, Any]
 def export_episodes(
     folder: RunFolder, found: Iterable[FoundEpisode], form: ExportForm, output: Path
 ) -> int:
-    """Write episodes to a file, or for `atif` to files in a folder; return their number.
+    """Write episodes to a file, or for `atif` to files in a folder; return the number of rows.
 
     Raises:
         ConfigError: A package is missing.
@@ -36,7 +37,7 @@ def export_episodes(
     if output.exists():
         raise RunFolderError(f"{output} exists already; name another file with --output")
     make = RowMaker(folder)
-    rows = (make.row(form, number, each) for number, each in enumerate(found))
+    rows = (row for number, each in enumerate(found) for row in make.rows(form, number, each))
     plain = (encodable_json([row])[0] for row in rows)
     if form == "atif":
         return _write_each(output, plain)
@@ -55,25 +56,41 @@ class RowMaker:
         self._model = config.engine.player or getattr(config.model, "path", config.model.type)
         self._messages: Callable[[Episode], Messages] = messages_reader(config)
 
-    def row(self, form: ExportForm, number: int, found: FoundEpisode) -> Row:
-        """Return the row of an episode. number: its place among those that are exported."""
-        makers: dict[ExportForm, Callable[[int, FoundEpisode], Row]] = {
-            "jsonl": self._flat,
-            "parquet": self._flat,
-            "trl": self._trl,
-            "verifiers": self._verifiers,
-            "atif": self._atif,
-        }
-        return makers[form](number, found)
+    def rows(self, form: ExportForm, number: int, found: FoundEpisode) -> list[Row]:
+        """Return the rows of an episode. number: its place among those that are exported."""
+        match form:
+            case "jsonl" | "parquet":
+                return self._flat(found)
+            case "trl":
+                return [self._trl(found)]
+            case "verifiers":
+                return [self._verifiers(number, found)]
+            case "atif":
+                return [self._atif(found)]
 
-    def _flat(self, number: int, found: FoundEpisode) -> Row:
-        """Return all of an episode. Of the lists of tokens, `loss_mask` marks what was trained."""
+    def _flat(self, found: FoundEpisode) -> list[Row]:
+        """Return all of an episode, for each of its samples; `loss_mask` marks what is trained."""
+        episode, group = found.recorded.episode, found.recorded.group
+        samples: list[Sample] = []
+        if all(turn.usage is None for turn in episode.turns):
+            samples = episode_samples(group, episode, [0.0] * len(episode.turns))
+        facts = self._all_facts(found)
+        if not samples:
+            return [{**facts, "sample": 0, "token_ids": [], "loss_mask": [], "logprobs": []}]
+        return [
+            {
+                **facts,
+                "sample": number,
+                "token_ids": sample.token_ids,
+                "loss_mask": [int(chosen) for chosen in sample.loss_mask],
+                "logprobs": sample.logprobs,
+            }
+            for number, sample in enumerate(samples)
+        ]
+
+    def _all_facts(self, found: FoundEpisode) -> Row:
+        """Return what all samples of an episode share."""
         episode = found.recorded.episode
-        ids, mask, logprobs = [], [], []
-        for turn in episode.turns:
-            ids += [*turn.prompt_ids, *turn.completion_ids]
-            mask += [0] * len(turn.prompt_ids) + [1] * len(turn.completion_ids)
-            logprobs += [0.0] * len(turn.prompt_ids) + turn.logprobs
         return {
             **self._facts(found),
             "seed": episode.task.seed,
@@ -81,9 +98,6 @@ class RowMaker:
             "error": episode.error,
             "advantages": found.recorded.advantages,
             "messages": self._messages(episode),
-            "token_ids": ids,
-            "loss_mask": mask,
-            "logprobs": logprobs,
         }
 
     def _facts(self, found: FoundEpisode) -> Row:
@@ -101,7 +115,7 @@ class RowMaker:
             "reward_terms": json.dumps(episode.reward_terms),
         }
 
-    def _trl(self, number: int, found: FoundEpisode) -> Row:
+    def _trl(self, found: FoundEpisode) -> Row:
         """Return a conversation, which SFTTrainer takes; it ignores the other column."""
         return {
             "messages": self._messages(found.recorded.episode),
@@ -124,11 +138,11 @@ class RowMaker:
             **{name: float(value) for name, value in episode.reward_terms.items()},
         }
 
-    def _atif(self, number: int, found: FoundEpisode) -> Row:
+    def _atif(self, found: FoundEpisode) -> Row:
         """Return a trajectory of Harbor's format ATIF."""
         episode = found.recorded.episode
         steps: list[Row] = []
-        turns = iter(episode.turns)
+        turns = iter(episode.agent_turns)
         for message in self._messages(episode):
             source = SOURCES.get(message["role"], "user")
             step: Row = {"step_id": len(steps) + 1, "source": source, "message": message["content"]}
@@ -225,6 +239,7 @@ def _parquet_schema(pyarrow: Any) -> Any:
         "reward_terms": text,
         "advantages": pyarrow.list_(pyarrow.float64()),
         "messages": pyarrow.list_(message),
+        "sample": number,
         "token_ids": pyarrow.list_(number),
         "loss_mask": pyarrow.list_(pyarrow.int8()),
         "logprobs": pyarrow.list_(pyarrow.float64()),

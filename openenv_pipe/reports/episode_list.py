@@ -108,6 +108,8 @@ def as_json(found: FoundEpisode) -> dict[str, Any]:
         "first_observation": episode.first_observation,
         "turns": [
             {
+                "parent": parent,
+                "role": turn.role,
                 "reply": turn.reply,
                 "finish": turn.finish,
                 "unusable": turn.unusable,
@@ -116,7 +118,7 @@ def as_json(found: FoundEpisode) -> dict[str, Any]:
                     for s in turn.steps
                 ],
             }
-            for turn in episode.turns
+            for turn, parent in zip(episode.turns, episode.parents, strict=True)
         ],
         "judgements": {name: each.explanation for name, each in episode.judgements.items()},
     }

@@ -41,7 +41,7 @@ def messages_reader(config: RunConfig) -> Callable[[Episode], Messages]:
 
 def _recorded(episode: Episode) -> Messages:
     found: Messages = []
-    for turn in episode.turns:
+    for turn in episode.agent_turns:
         found += [_plain(message) for message in turn.messages]
         found.append(_reply(turn.reply))
     return found

@@ -11,18 +11,21 @@ from typing import Any
 from openenv_pipe.environments.pictures import find_references, replace_references
 from openenv_pipe.system.foreign_text import code_block, for_markdown, visible
 from openenv_pipe.system.secrets import redact
-from openenv_pipe.types import Episode
+from openenv_pipe.types import Episode, TurnRole
 
 MAX_TEXT_LENGTH = 600  # characters of one reply
 MAX_FIELD_LENGTH = 120  # characters of one field of an observation
+ROLES = {TurnRole.RETRY: "a retry", TurnRole.AUXILIARY: "an auxiliary call"}
 MAX_PICTURES = 4  # of one episode that pages show
 
 
 def transcript(episode: Episode) -> str:
     """Return what the environment and the model wrote, line by line."""
-    seen = episode.first_observation
+    seen, notes = episode.first_observation, branch_notes(episode)
     lines = ["env    " + _changes({}, seen)]
     for number, turn in enumerate(episode.turns, start=1):
+        if notes[number - 1]:
+            lines.append(f"       turn {number} {notes[number - 1]}")
         lines.append(
             f"{number:>2} llm " + (_cut(turn.reply.strip(), MAX_TEXT_LENGTH) or "(nothing)")
         )
@@ -35,6 +38,21 @@ def transcript(episode: Episode) -> str:
     if episode.error:
         lines.append("error  " + _cut(episode.error, MAX_TEXT_LENGTH))
     return "\n".join(line.replace("\n", "\n       ") for line in lines)
+
+
+def branch_notes(episode: Episode) -> list[str]:
+    """Say of each turn that it does not continue the one before it, or is not trained; else ''."""
+    found = []
+    for index, (turn, parent) in enumerate(zip(episode.turns, episode.parents, strict=True)):
+        notes = []
+        if parent is None and index:
+            notes.append("continues no other turn")
+        elif parent is not None and parent != index - 1:
+            notes.append(f"continues turn {parent + 1}")
+        if turn.role is not TurnRole.AGENT:
+            notes.append(f"is {ROLES[turn.role]}, and not trained")
+        found.append(", ".join(notes))
+    return found
 
 
 def in_markdown(episode: Episode, run_folder: str) -> str:

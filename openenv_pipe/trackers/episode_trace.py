@@ -153,6 +153,7 @@ def _model_call(origin: Origin, root: Span, number: int, turn: Turn, seen: list[
             "gen_ai.usage.output_tokens": turn.num_completion_tokens,
             "gen_ai.response.finish_reasons": [str(turn.finish)],
             OWN + "policy_versions": list(turn.policy_versions),
+            OWN + "role": str(turn.role),
         },
         error=_text(turn.unusable) if turn.unusable else None,
     )

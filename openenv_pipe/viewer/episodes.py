@@ -16,6 +16,7 @@ from openenv_pipe.runs.episode_index import file_of
 from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter, IndexedEpisode, Order
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.pictures import FOLDER as PICTURES
+from openenv_pipe.runs.transcript import branch_notes
 from openenv_pipe.system.files import open_file
 from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.types import Turn
@@ -186,11 +187,12 @@ def content_of(
     """Return what people read of an episode. address_of: from a picture's name to its address."""
     episode, limit = recorded.episode, None if whole else MAX_TEXT_LENGTH
     advantages = recorded.advantages or []
-    turns = []
+    turns, notes = [], branch_notes(episode)
     for number, turn in enumerate(episode.turns):
         turns.append(
             {
                 **_turn(turn, address_of, limit),
+                "branch": notes[number],
                 "advantage": advantages[number] if number < len(advantages) else None,
                 "turn_reward": (
                     episode.turn_rewards[number] if number < len(episode.turn_rewards) else None

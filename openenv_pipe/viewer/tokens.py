@@ -14,6 +14,7 @@ from openenv_pipe.errors import PipeError, RunFolderError
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import RecordedEpisode
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.types import TurnRole
 
 MAX_TOKENS = 100_000  # of one episode
 
@@ -21,7 +22,8 @@ MAX_TOKENS = 100_000  # of one episode
 def tokens_of(recorded: RecordedEpisode, path: Path, *, trust: bool) -> dict[str, Any]:
     """Return the tokens of an episode as columns, and why texts are missing if they are.
 
-    A token of the environment has `mask` 0, and neither logprob nor advantage.
+    A token of the environment has `mask` 0, and neither logprob nor advantage. A token of a turn
+    that is not trained has `mask` 0 and a logprob.
     """
     turns = recorded.episode.turns
     ids = [token for turn in turns for token in [*turn.prompt_ids, *turn.completion_ids]]
@@ -31,7 +33,7 @@ def tokens_of(recorded: RecordedEpisode, path: Path, *, trust: bool) -> dict[str
         advantage = known[number] if number < len(known) else None
         version = ", ".join(map(str, turn.policy_versions))
         num_prompt, num_completion = len(turn.prompt_ids), len(turn.completion_ids)
-        mask += [0] * num_prompt + [1] * num_completion
+        mask += [0] * num_prompt + [int(turn.role is TurnRole.AGENT)] * num_completion
         padded = [*turn.logprobs, *[None] * num_completion][:num_completion]
         logprobs += [None] * num_prompt + padded
         advantages += [None] * num_prompt + [advantage] * num_completion

@@ -6,6 +6,7 @@ import json
 import zlib
 
 import pytest
+import run_samples
 import torch
 from fakes import (
     assert_same_update,
@@ -21,9 +22,21 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.samples import by_episode, episode_samples
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.learner.supervised import WarmStart
+from openenv_pipe.reports.episode_export import export_episodes
+from openenv_pipe.reports.episode_list import Selection, find_episodes
+from openenv_pipe.rewards.judges.trajectories import conversation_of
 from openenv_pipe.rollout.metrics import summarise_groups
-from openenv_pipe.runs.episodes import GZIP, episodes_path, read_episodes, write_episodes
-from openenv_pipe.types import Group, TurnRole
+from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter
+from openenv_pipe.runs.episodes import (
+    GZIP,
+    RecordedEpisode,
+    episodes_path,
+    read_episodes,
+    write_episodes,
+)
+from openenv_pipe.runs.transcript import branch_notes, transcript
+from openenv_pipe.types import Group, Status, TurnRole
+from openenv_pipe.viewer.tokens import tokens_of
 
 NORMALISERS = ["sample", "token", "constant"]
 
@@ -204,3 +217,54 @@ def test_metrics_say_how_episodes_branch_where_any_can():
     group.episodes.append(branched_episode(member=1))
     found = summarise_groups([group])
     assert (found["episodes/branched"], found["turns/untrained"]) == (1, 2 / 8)
+
+
+# --- what people and other tools see ------------------------------------------------------------
+
+
+def test_people_see_where_turns_branch_and_which_are_not_trained():
+    assert branch_notes(branched_episode()) == [
+        *("", "", "continues turn 1, is a retry, and not trained", "continues turn 2"),
+        *("continues no other turn, is an auxiliary call, and not trained",),
+        "continues no other turn",
+    ]
+    assert "turn 4 continues turn 2" in transcript(branched_episode())
+    linear = made_up_episode(turns=[made_up_turn([1], [2])] * 2)
+    assert branch_notes(linear) == ["", ""]
+
+
+def test_tokens_that_are_not_trained_have_no_mask_in_the_viewer(tmp_path):
+    recorded = RecordedEpisode(line=1, group="0", episode=branched_episode(), advantages=None)
+    shown = tokens_of(recorded, tmp_path, trust=False)
+    masked = [id for id, chosen in zip(shown["ids"], shown["mask"], strict=True) if chosen]
+    assert masked == [12, 14, 15, 18, 32, 33]
+
+
+def test_an_export_has_a_row_for_each_sample(tmp_path):
+    run = run_samples.create(tmp_path)
+    episode = branched_episode()
+    group = Group(id="0", task=episode.task, episodes=[episode])
+    write_episodes(episodes_path(run.path, 1), [group])
+    selection = Selection(wanted=EpisodeFilter(source=TRAIN), first=None)
+    path = tmp_path / "all.jsonl"
+    assert export_episodes(run, find_episodes(run, selection), "jsonl", path) == 2
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    samples = episode_samples("0", episode, [1.0] * 6)
+    for number, (row, sample) in enumerate(zip(rows, samples, strict=True)):
+        assert row["sample"] == number
+        assert (row["token_ids"], row["loss_mask"]) == (sample.token_ids, sample.loss_mask)
+
+
+def test_judges_read_the_agents_turns_only():
+    shown = [each["content"] for each in conversation_of(said_by_roles())]
+    assert shown == ["task", "done"]
+
+
+def said_by_roles():
+    said = {"task": TurnRole.AGENT, "title": TurnRole.AUXILIARY}
+    turns = [
+        made_up_turn([], [], messages=[{"role": "user", "content": text}], role=role, steps=[])
+        for text, role in said.items()
+    ]
+    turns[0].reply = "done"
+    return made_up_episode(turns=turns, status=Status.ANSWERED)

@@ -15,14 +15,14 @@ Conversation = list[dict[str, Any]]
 
 
 def conversation_of(episode: Episode) -> Conversation:
-    """Return what the model read and wrote, and what the environment showed at the end.
+    """Return what the agent read and wrote, and what the environment showed at the end.
 
     Without recorded messages the observations stand for them.
     """
     shown: Conversation = []
     if not any(turn.messages for turn in episode.turns):
         shown.append({"role": "environment", "content": episode.first_observation})
-    for turn in episode.turns:
+    for turn in episode.agent_turns:
         shown += [_without_pictures(message) for message in turn.messages]
         shown.append({"role": "assistant", "content": turn.reply})
         if not any(other.messages for other in episode.turns):

@@ -47,7 +47,7 @@ function numbersOf(turn, index) {
     ["policy", turn.policy_versions.length ? turn.policy_versions.join(", ") : null],
     ["ended", turn.finish === "length" ? "cut off" : null],
   ];
-  return h("header", {}, h("b", {}, `Turn ${index + 1}`), pairs.filter(([, value]) => value !== null).map(([name, value]) => h("span", {}, name, " ", h("b", {}, value))));
+  return h("header", {}, h("b", {}, `Turn ${index + 1}`), turn.branch ? h("span", { class: "bad" }, turn.branch) : null, pairs.filter(([, value]) => value !== null).map(([name, value]) => h("span", {}, name, " ", h("b", {}, value))));
 }
 
 // other: the same part of another run's episode, to mark what differs. beside: who gave the reply of a turn, and parts beside it.

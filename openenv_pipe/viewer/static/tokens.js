@@ -42,7 +42,7 @@ function shownText(text) {
 function tipOf(tokens, index) {
   const rows = [
     ["token", tokens.texts ? JSON.stringify(tokens.texts[index]) : NONE], ["id", tokens.ids[index]], ["position", index], ["turn", tokens.turn[index]],
-    ["trained on", tokens.mask[index] ? "yes" : "no, from the environment"],
+    ["trained on", tokens.mask[index] ? "yes" : tokens.logprob[index] === null ? "no, from the environment" : "no, of a turn that is not trained"],
     ["logprob", tokens.logprob[index] === null ? null : number(tokens.logprob[index], 4)],
     ["probability", tokens.logprob[index] === null ? null : number(Math.exp(tokens.logprob[index]), 4)],
     ["advantage", tokens.advantage[index] === null ? null : number(tokens.advantage[index], 4)],
