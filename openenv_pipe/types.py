@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 Observation = Mapping[str, Any]
@@ -321,6 +322,17 @@ class Sample:
     loss_mask: list[bool]  # True where the model chose the token, and no earlier sample has it
     logprobs: list[float]  # the sampler's; 0.0 where the mask is False
     advantages: list[float]  # 0.0 where the mask is False
+    # Indices of the turns whose completions are the tokens with a True mask, in their order.
+    trained_turns: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedTokens:
+    """What the learner has computed of a sample's N trained tokens, in their order."""
+
+    entropy: "np.ndarray"  # [N] float16
+    # [N] float16: the trainer's logprob when the step began, minus the sampler's; NaN: not computed
+    mismatch: "np.ndarray"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -351,7 +363,7 @@ class Batch:
     predictors: "torch.Tensor"  # [U] int64: the indices in the row that predict trained tokens
     targets: "torch.Tensor"  # [U] int64: the trained tokens' ids
     places: "torch.Tensor"  # [N] int64: the index in U of each trained token
-    num_samples: int
+    samples: "Sequence[Sample]"
     sample_index: "torch.Tensor"  # [N] int64: which of the batch's samples a token belongs to
     episode_tokens: "torch.Tensor"  # [N] float32: trained tokens of the episode of each token
     logprobs: "torch.Tensor"  # [N] float32: the sampler's

@@ -69,6 +69,8 @@ def _sample(
         assert turn.usage is None, "a turn without token ids cannot be trained on"
         given, chosen = len(turn.prompt_ids), len(turn.completion_ids)
         is_trained = turn.role is TurnRole.AGENT and index not in trained
+        if is_trained:
+            sample.trained_turns.append(index)
         sample.token_ids += turn.prompt_ids + turn.completion_ids
         sample.loss_mask += [False] * given + [is_trained] * chosen
         sample.logprobs += [0.0] * given + (turn.logprobs if is_trained else [0.0] * chosen)

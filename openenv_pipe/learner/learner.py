@@ -20,8 +20,9 @@ from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
+from openenv_pipe.learner.token_recorder import TokenRecorder
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.types import Batch, Sample
+from openenv_pipe.types import Batch, Sample, TrainedTokens
 
 
 class Learner:
@@ -50,6 +51,7 @@ class Learner:
         self._flops = ModelFlops(policy.model)
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
+        self.trained_tokens: list[TrainedTokens | None] = []  # of each sample of the last update
         if self._objective.needs_reference:
             policy.keep_reference()
 
@@ -63,14 +65,15 @@ class Learner:
         """
         _refuse_broken(samples)
         started = time.perf_counter()
-        accumulator = MetricAccumulator()
+        accumulator, recorder = MetricAccumulator(), TokenRecorder(samples)
         norms: list[float] = []
         lr = self.optimizer.lr
         for update in self._updates(samples, step, accumulator):
-            self._accumulate(update, accumulator)
+            self._accumulate(update, accumulator, recorder)
             self._ranks.sum_gradients(values for _, values in self.policy.trained_parameters())
             norms.append(self.optimizer.step())
         self._ranks.merge(accumulator)
+        self.trained_tokens = recorder.collected(self._ranks)
         metrics = step_metrics(accumulator, norms, lr)  # waits for the device
         return metrics | self._speed(accumulator, time.perf_counter() - started)
 
@@ -132,7 +135,9 @@ class Learner:
         )
         return [self.policy.logprobs(batch, self._config.temperature)[0] for batch in batches]
 
-    def _accumulate(self, update: UpdateBatches, accumulator: MetricAccumulator) -> None:
+    def _accumulate(
+        self, update: UpdateBatches, accumulator: MetricAccumulator, recorder: TokenRecorder
+    ) -> None:
         """Accumulate the gradients of all batches; their sum does not depend on the split."""
         for number, batch in enumerate(update.batches):
             start_N = update.start_logprobs[number] if update.start_logprobs else None
@@ -141,6 +146,7 @@ class Learner:
                 (0.0 * tokens.logprobs.sum()).backward()
                 continue
             self._objective.loss(tokens, update.counts, accumulator).backward()
+            recorder.add(batch, tokens)
             size = _size(batch)
             flops = self._flops.forward_and_backward(size)
             if self._objective.needs_reference:

@@ -81,11 +81,16 @@ class Ranks:
 
     def merge(self, accumulator: MetricAccumulator) -> None:
         """Combine the accumulators of all ranks, with the same result on each."""
+        if self.size > 1:
+            accumulator.replace(self.gather(accumulator.values()))
+
+    def gather(self, value: Item) -> list[Item]:
+        """Return the values of all ranks, in the order of the ranks, on each of them."""
         if self.size == 1:
-            return
-        parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, accumulator.values())
-        accumulator.replace(parts)
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def broadcast(self, values: torch.Tensor) -> None:
         """Overwrite every rank's tensor with rank 0's."""

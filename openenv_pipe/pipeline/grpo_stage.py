@@ -24,6 +24,7 @@ from openenv_pipe.rollout.metrics import (
 from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.episode_index import index_episodes
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
 from openenv_pipe.system.python_targets import bind_function
 from openenv_pipe.types import Group
 
@@ -133,6 +134,8 @@ class GrpoStage:
             await context.publisher.begin_update()
             metrics |= await context.components.compute(self._learner.update, samples, step)
             await context.publisher.publish(step)
+            tokens = self._learner.trained_tokens
+            await asyncio.to_thread(write_trained_tokens, tokens_path(path), samples, tokens)
         metrics["tokens/skipped"] = metrics["tokens/sampled"] - metrics.get("tokens/trained", 0)
         metrics |= await context.publisher.metrics()
         await indexing

@@ -29,8 +29,8 @@ def rewind(folder: RunFolder, place: StageStep | None) -> list[str]:
     for path in all_checkpoints(folder.path):
         if StageStep.of(path).order > order:
             _move(path, aside / "checkpoints")
-    for path in sorted((folder.path / "episodes").glob("step_*.jsonl.gz")):
-        step = path.name.removeprefix("step_").removesuffix(".jsonl.gz")
+    for path in sorted((folder.path / "episodes").glob("*.jsonl.gz")):
+        step = path.name.removeprefix("step_").removeprefix("tokens_").removesuffix(".jsonl.gz")
         if step.isdecimal() and int(step) > grpo_step:
             _move(path, aside / "episodes")
     damage = _set_evaluations_aside(folder.path / "eval", place, aside / "eval")

@@ -28,7 +28,7 @@ from openenv_pipe.viewer.answers import as_json
 from openenv_pipe.viewer.episodes import content_of, read_picture, why_skipped
 from openenv_pipe.viewer.run_store import RunStore
 from openenv_pipe.viewer.summaries import summarise_run
-from openenv_pipe.viewer.tokens import tokens_of
+from openenv_pipe.viewer.tokens import tokens_of, trained_tokens_of
 
 STATIC = Path(__file__).parent / "static"
 MODULES = (
@@ -165,13 +165,20 @@ def _episodes(
     ]
     yield f"/runs/{key}/episodes", {"entries": entries, "problems": problems}
     for (source, step), listed in by_file.items():
-        recorded = read_recorded_episodes(file_of(path, source, step), {e.line for e in listed})
+        file = file_of(path, source, step)
+        recorded = read_recorded_episodes(file, {e.line for e in listed})
+        trained = trained_tokens_of(file)
         yield (
             f"/runs/{key}/file/{source}/{step}",
             {
                 each.line: {
                     "content": content_of(each, copy_picture, whole=False),
-                    "tokens": tokens_of(each, path, trust=trust),
+                    "tokens": tokens_of(
+                        each,
+                        trained.get((each.group, each.episode.member)),
+                        path,
+                        trust=trust,
+                    ),
                 }
                 for each in recorded
             },

@@ -21,7 +21,7 @@ from openenv_pipe.system.files import open_file
 from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.types import Turn
 from openenv_pipe.viewer.run_store import RunStore
-from openenv_pipe.viewer.tokens import tokens_of
+from openenv_pipe.viewer.tokens import tokens_of, trained_tokens_of
 
 MAX_LISTED = 200
 MAX_TEXT_LENGTH = 20_000  # characters of one text, unless the whole of it is asked for
@@ -111,7 +111,8 @@ def show_tokens(
     found = read_recorded_episodes(file, {line or 0})
     if not found:
         raise RunFolderError(f"{key} has no episode of {_place(query)} in line {line}")
-    return tokens_of(found[0], path, trust=trust)
+    trained = trained_tokens_of(file).get((found[0].group, found[0].episode.member))
+    return tokens_of(found[0], trained, path, trust=trust)
 
 
 def show_group(store: RunStore, key: str, query: Mapping[str, str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ of the model which the configuration names, if this machine has it and the run m
 (`runs/trust.py`). Nothing is downloaded. Without a tokenizer, tokens are shown by their ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,27 @@ from openenv_pipe.errors import PipeError, RunFolderError
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import RecordedEpisode
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.trained_tokens import RecordedTokens, read_trained_tokens, tokens_path
 from openenv_pipe.types import TurnRole
 
 MAX_TOKENS = 100_000  # of one episode
 
 
-def tokens_of(recorded: RecordedEpisode, path: Path, *, trust: bool) -> dict[str, Any]:
+def tokens_of(
+    recorded: RecordedEpisode, trained: RecordedTokens | None, path: Path, *, trust: bool
+) -> dict[str, Any]:
     """Return the tokens of an episode as columns, and why texts are missing if they are.
 
     A token of the environment has `mask` 0, and neither logprob nor advantage. A token of a turn
-    that is not trained has `mask` 0 and a logprob.
+    that is not trained has `mask` 0 and a logprob. Entropy and mismatch are columns if the learner
+    has recorded them. trained: that record. path: the run folder.
     """
     turns = recorded.episode.turns
     ids = [token for turn in turns for token in [*turn.prompt_ids, *turn.completion_ids]]
     mask, logprobs, advantages, versions, numbers = [], [], [], [], []
+    by_turn = trained.by_turn(recorded.episode) if trained else {}
+    entropies: list[float | None] = []
+    mismatches: list[float | None] = []
     for number, turn in enumerate(turns):
         known = recorded.advantages or []
         advantage = known[number] if number < len(known) else None
@@ -37,6 +44,10 @@ def tokens_of(recorded: RecordedEpisode, path: Path, *, trust: bool) -> dict[str
         padded = [*turn.logprobs, *[None] * num_completion][:num_completion]
         logprobs += [None] * num_prompt + padded
         advantages += [None] * num_prompt + [advantage] * num_completion
+        unknown = [None] * num_completion
+        entropy, mismatch = by_turn.get(number, (unknown, unknown))
+        entropies += [*[None] * num_prompt, *entropy]
+        mismatches += [*[None] * num_prompt, *mismatch]
         versions += [None] * num_prompt + [version] * num_completion
         numbers += [number + 1] * (num_prompt + num_completion)
     texts, problem = _texts(ids[:MAX_TOKENS], path, trust=trust)
@@ -50,7 +61,20 @@ def tokens_of(recorded: RecordedEpisode, path: Path, *, trust: bool) -> dict[str
         "version": versions[:MAX_TOKENS],
         "turn": numbers[:MAX_TOKENS],
         "num_more": max(0, len(ids) - MAX_TOKENS),
+        **({"entropy": entropies[:MAX_TOKENS]} if by_turn else {}),
+        **({"mismatch": mismatches[:MAX_TOKENS]} if by_turn else {}),
     }
+
+
+def trained_tokens_of(episodes: Path) -> Mapping[tuple[str, int], RecordedTokens]:
+    """Return what the learner has recorded beside a file of episodes, by group and member.
+
+    A file that is missing, as in a run of an older version, or damaged records nothing.
+    """
+    try:
+        return read_trained_tokens(tokens_path(episodes))
+    except RunFolderError:
+        return {}
 
 
 def _texts(ids: Sequence[int], path: Path, *, trust: bool) -> tuple[list[str] | None, str | None]:

@@ -89,8 +89,11 @@ def test_two_give_the_losses_and_gradients_of_one(workers, lora_rank, parallel):
     for some in (None, workers):
         policy, learner = learner_of(config, some)
         metrics = learner.update(samples, 1)
-        seen.append((metrics, learner.optimizer.tensors(), trained(policy)))
-    (one, one_state, one_weights), (two, two_state, two_weights) = seen
+        tokens = [(*each.entropy, *each.mismatch) for each in learner.trained_tokens]
+        seen.append((metrics, learner.optimizer.tensors(), trained(policy), tokens))
+    (one, one_state, one_weights, one_tokens), (two, two_state, two_weights, two_tokens) = seen
+    for ours, theirs in zip(two_tokens, one_tokens, strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-3), "also those of the other rank"
     assert two["tokens/trained"] == one["tokens/trained"]
     assert numbers_of(two) == pytest.approx(numbers_of(one), rel=LOSS_BOUND, abs=LOSS_BOUND)
     gradients = [

@@ -22,12 +22,14 @@ from openenv_pipe.runs.checkpoints import (
     point_best,
     retain,
 )
+from openenv_pipe.runs.episodes import episodes_path
 from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
 from openenv_pipe.runs.record import Lineage
 from openenv_pipe.runs.rewind import rewind
+from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
 
 
 @pytest.fixture
@@ -156,6 +158,7 @@ def test_a_folder_is_rewound_and_nothing_of_it_deleted(folder):
     run_samples.train(folder, num_steps=4)
     for step in (2, 4):
         save(folder, step)
+        write_trained_tokens(tokens_path(episodes_path(folder.path, step)), [], [])
     (folder.path / "checkpoints" / ".step_000005.partial").mkdir()
     for half in (".run.json.x1", "eval/.start.json.x2", "episodes/.step_000005.jsonl.gz.x3"):
         (folder.path / half).write_text("{")
@@ -166,8 +169,12 @@ def test_a_folder_is_rewound_and_nothing_of_it_deleted(folder):
     assert [record["step"] for record in read_metrics(folder.metrics_path)] == [1, 2]
     assert names(folder) == ["02"]
     assert not list(folder.path.rglob(".*"))
-    episodes = [path.name[9:11] for path in sorted((folder.path / "episodes").iterdir())]
-    assert episodes == ["01", "02"]
+    episodes = [path.name for path in sorted((folder.path / "episodes").iterdir())]
+    assert [name.partition(".")[0] for name in episodes] == [
+        *("step_000001", "step_000002"),
+        "tokens_000002",
+    ]
+    assert (folder.logs / "set_aside" / "episodes" / "tokens_000004.jsonl.gz").exists()
     aside = folder.logs / "set_aside"
     assert folder.metrics_path.read_text() + (aside / "metrics.jsonl").read_text() == before
     moved = {path.relative_to(aside).as_posix() for path in aside.rglob("step_*")}

@@ -327,7 +327,7 @@ def test_several_updates_per_step_share_the_samples_out():
     policy.logprobs = watch
     samples = random_samples(9, count=7)
     metrics = learner.update(samples, step=1)
-    assert [batch.num_samples for batch in seen] == [3, 2, 2]
+    assert [len(batch.samples) for batch in seen] == [3, 2, 2]
     assert metrics["tokens/trained"] == sum(sum(sample.loss_mask) for sample in samples)
     assert learner.optimizer.num_steps_taken == 3
 

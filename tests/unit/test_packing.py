@@ -154,7 +154,7 @@ def test_a_row_holds_what_its_samples_hold(seed, share):
     samples = alike_samples(seed)
     batch = pack(samples, share=share)
     assert batch.is_shared == share
-    assert batch.num_samples == len(samples)
+    assert list(batch.samples) == samples
     start = 0
     for index, sample in enumerate(samples):
         chosen = [place for place, trained in enumerate(sample.loss_mask) if trained]

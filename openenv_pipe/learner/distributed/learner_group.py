@@ -20,7 +20,7 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.types import Sample
+from openenv_pipe.types import Sample, TrainedTokens
 
 
 class PendingOptimizerState:
@@ -113,6 +113,10 @@ class LearnerGroup:
         if isinstance(own, ShardedOptimizer):
             return GatheredOptimizerState(own, self._workers)
         return own
+
+    @property
+    def trained_tokens(self) -> list[TrainedTokens | None]:
+        return self._learner.trained_tokens
 
     def update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
         """Do what `Learner.update` does, on all ranks. The first call starts the workers."""

@@ -46,7 +46,7 @@ function tipOf(tokens, index) {
     ["logprob", tokens.logprob[index] === null ? null : number(tokens.logprob[index], 4)],
     ["probability", tokens.logprob[index] === null ? null : number(Math.exp(tokens.logprob[index]), 4)],
     ["advantage", tokens.advantage[index] === null ? null : number(tokens.advantage[index], 4)],
-    ["policy version", tokens.version[index]], ["entropy", tokens.entropy?.[index] ?? null], ["mismatch", tokens.mismatch?.[index] ?? null],
+    ["policy version", tokens.version[index]], ["entropy", tokens.entropy?.[index] == null ? null : number(tokens.entropy[index], 4)], ["mismatch", tokens.mismatch?.[index] == null ? null : number(tokens.mismatch[index], 4)],
   ];
   return h("table", {}, rows.filter(([, value]) => value !== null).map(([name, value]) => h("tr", {}, h("td", {}, name), h("td", {}, value))));
 }
