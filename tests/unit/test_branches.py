@@ -235,7 +235,7 @@ def test_people_see_where_turns_branch_and_which_are_not_trained():
 
 def test_tokens_that_are_not_trained_have_no_mask_in_the_viewer(tmp_path):
     recorded = RecordedEpisode(line=1, group="0", episode=branched_episode(), advantages=None)
-    shown = tokens_of(recorded, tmp_path, trust=False)
+    shown = tokens_of(recorded, None, tmp_path, trust=False)
     masked = [id for id, chosen in zip(shown["ids"], shown["mask"], strict=True) if chosen]
     assert masked == [12, 14, 15, 18, 32, 33]
 
