@@ -25,10 +25,10 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from fakes import CPU, random_samples, run_config, tiny_model  # noqa: E402
 
-from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_learner  # noqa: E402
+from openenv_pipe.learner.distributed.build import build_learner, load_checked_policy  # noqa: E402
+from openenv_pipe.learner.distributed.learner_group import LearnerGroup  # noqa: E402
 from openenv_pipe.learner.distributed.workers import Workers  # noqa: E402
 from openenv_pipe.learner.learner import Learner  # noqa: E402
-from openenv_pipe.models.load import load_policy  # noqa: E402
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 1024, "num_layers": 6, "max_length": 2048}
 HEADS = {"num_heads": 4, "num_kv_heads": 4, "head_size": 64}
@@ -37,8 +37,10 @@ HEADS = {"num_heads": 4, "num_kv_heads": 4, "head_size": 64}
 def build(parallel: str, workers: Workers | None) -> Learner | LearnerGroup:
     model = tiny_model().model_copy(update=SHAPE | HEADS)
     changes = {"trainer.parallel": parallel, "trainer.tokens_per_batch": 2048}
+    if workers:
+        changes["trainer.devices"] = workers.ranks.size
     config = run_config({"model": model.model_dump(), **changes})
-    policy = load_policy(config.model, seed=0, device=CPU)
+    policy, _ = load_checked_policy(config, CPU, workers, None)
     return build_learner(policy, config, workers)
 
 

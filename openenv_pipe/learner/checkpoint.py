@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.safetensors_only import load_adapter, read_model
 
 OPTIMIZER, REFERENCE = "optimizer.safetensors", "reference.safetensors"
 PROGRESS = "progress.json"
@@ -29,7 +27,7 @@ def save_weights(folder: Path, policy: Policy, *, steps: int, warm_start_steps: 
     `steps` (of GRPO) and `warm_start_steps` are the steps that produced the weights.
     """
     with _full_disk_as_os_error(folder):
-        policy.model.save_pretrained(folder)
+        policy.save_model(folder)
         policy.tokenizer.save_pretrained(folder)
     _sort_target_modules(folder / "adapter_config.json")
     _write(folder / "counters.json", {"steps": steps, "warm_start_steps": warm_start_steps})
@@ -37,23 +35,16 @@ def save_weights(folder: Path, policy: Policy, *, steps: int, warm_start_steps: 
 
 def load_weights(folder: Path, policy: Policy) -> None:
     """Load the weights of a checkpoint of the same model and adapter settings into the policy."""
-    if (folder / "adapter_config.json").exists():
-        load_adapter(policy.model, folder, policy.device)
-        return
-    dtype = next(policy.model.parameters()).dtype
-    # transformers reads back its own names and file splits.
-    saved = read_model(str(folder), dtype=dtype)
-    policy.model.load_state_dict(saved.state_dict())
+    policy.load_model(folder)
 
 
 def save_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> None:
     """Write the optimizer and the reference into an empty folder."""
     with _full_disk_as_os_error(folder):
-        if optimizer is not None and (tensors := optimizer.tensors()):
-            save_file(tensors, folder / OPTIMIZER)
+        if optimizer is not None:
+            optimizer.save(folder / OPTIMIZER)
         if policy.reference is not None:
-            named = {str(number): tensor for number, tensor in enumerate(policy.reference)}
-            save_file(named, folder / REFERENCE)
+            policy.save_reference(folder / REFERENCE)
     steps_taken = optimizer.num_steps_taken if optimizer is not None else 0
     _write(folder / PROGRESS, {"optimizer_steps": steps_taken})
 
@@ -62,10 +53,9 @@ def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> 
     """Load what `save_progress` wrote. State whose file a fork left out keeps its initial value."""
     if optimizer is not None and (folder / OPTIMIZER).exists():
         steps_taken = json.loads((folder / PROGRESS).read_text())["optimizer_steps"]
-        optimizer.load(load_file(folder / OPTIMIZER), steps_taken)
+        optimizer.load_file(folder / OPTIMIZER, steps_taken)
     if (folder / REFERENCE).exists():
-        named = load_file(folder / REFERENCE, device=str(policy.device))
-        policy.keep_reference([named[str(number)] for number in range(len(named))])
+        policy.load_reference(folder / REFERENCE)
 
 
 @contextlib.contextmanager

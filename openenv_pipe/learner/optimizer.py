@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from openenv_pipe.config.schema import OptimizerConfig
 from openenv_pipe.errors import TrainingError
@@ -84,9 +86,14 @@ class Optimizer:
             for name, value in part.state.get(parameter, {}).items()
         }
 
-    def own_part(self, key: str, whole: torch.Tensor) -> torch.Tensor:
-        """Return the part of a full state tensor that this optimizer holds: all of it."""
-        return whole
+    def save(self, file: Path) -> None:
+        """Write all state into a safetensors file; before the first step there is none."""
+        if tensors := self.tensors():
+            save_file(tensors, file)
+
+    def load_file(self, file: Path, num_steps_taken: int) -> None:
+        """Load what `save` wrote after `num_steps_taken` steps."""
+        self.load(load_file(file), num_steps_taken)
 
     def load(self, tensors: Mapping[str, torch.Tensor], num_steps_taken: int) -> None:
         """Replace the state by one that `tensors` returned after `num_steps_taken` steps."""

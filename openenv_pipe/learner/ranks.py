@@ -3,12 +3,14 @@
 All ranks execute the same program on different rows. `workers.py` starts and ends them.
 """
 
+import functools
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,8 @@ from torch.distributed.tensor import DTensor
 from openenv_pipe.learner.accumulator import MetricAccumulator
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 LONGEST_WAIT = timedelta(minutes=10)  # of a collective, for the slowest rank
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -27,6 +31,13 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
+
+    def joined(self, order: str, *arguments: Any) -> AbstractContextManager[None]:
+        """Let the other ranks do `order` while this rank does its part within the block.
+
+        Only rank 0 of a sharded policy gives orders (`workers.LeadRanks`); others do nothing here.
+        """
+        return nullcontext()
 
     def join(self, rendezvous: Path, device: torch.device) -> None:
         """Join the process group through the file `rendezvous`; block until all ranks have joined.
@@ -98,3 +109,25 @@ class Ranks:
 
 
 SINGLE_RANK = Ranks()
+
+
+def collective(
+    owner: str,
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Let all ranks call a method, with the same arguments, when rank 0 calls it.
+
+    owner: the name of the method's object in `worker.Worker`. The object has its ranks in `_ranks`.
+    """
+
+    def decorated(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(method)
+        def on_all_ranks(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+            own: Any = arguments[0]
+            order = f"{owner}.{method.__name__}"
+            assert not options, "orders have arguments by position"
+            with own._ranks.joined(order, *arguments[1:]):
+                return method(*arguments, **options)
+
+        return on_all_ranks
+
+    return decorated

@@ -4,10 +4,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from openenv_pipe.algorithms.samples import by_episode
 from openenv_pipe.config.schema import WarmStartConfig
 from openenv_pipe.learner.batches import batches_of
 from openenv_pipe.learner.optimizer import Optimizer
+from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
 
@@ -16,12 +19,23 @@ class WarmStart:
     """Minimises the mean negative logprob of the replies' tokens, at temperature 1."""
 
     def __init__(
-        self, policy: Policy, config: WarmStartConfig, *, tokens_per_batch: int, seed: int
+        self,
+        policy: Policy,
+        config: WarmStartConfig,
+        *,
+        tokens_per_batch: int,
+        seed: int,
+        ranks: Ranks = SINGLE_RANK,
+        optimizer: Optimizer | None = None,
     ) -> None:
+        """optimizer: None builds the configured one."""
         self._policy = policy
+        self._ranks = ranks
         self._config = config
         self._tokens_per_batch = tokens_per_batch
-        self.optimizer = Optimizer(policy.trained_parameters(), config.optimizer, config.steps)
+        self.optimizer = optimizer or Optimizer(
+            policy.trained_parameters(), config.optimizer, config.steps
+        )
         self._draw = random.Random(f"{seed}/warm start")
         self._unseen: list[int] = []  # indices of episodes not yet used in this pass
 
@@ -38,20 +52,26 @@ class WarmStart:
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Take one optimizer step on some episodes; each is used once per pass over all."""
         part = self._next_part(samples)
-        num_tokens = sum(sum(sample.loss_mask) for sample in part)
-        lr, total = self.optimizer.lr, 0.0
+        lr = self.optimizer.lr
+        loss, norm = self._learn(part)
+        return {
+            "loss/supervised": loss,
+            "grad/norm": norm,
+            "lr": lr,
+            "tokens/trained": _num_tokens(part),
+        }
+
+    def _learn(self, part: Sequence[Sample]) -> tuple[float, float]:
+        """Take an optimizer step; return the loss and the gradient's norm."""
+        num_tokens, total = _num_tokens(part), 0.0
         with self._policy.learning():
-            for batch in batches_of(part, self._tokens_per_batch, self._policy):
-                logprobs_N, _ = self._policy.logprobs(batch, temperature=1.0)
-                loss = -logprobs_N.sum() / num_tokens
+            for batch in batches_of(part, self._tokens_per_batch, self._policy, self._ranks):
+                logprobs_N, _ = self._policy.logprobs(batch, 1.0)
+                loss = -logprobs_N.sum() * float(batch.counts) / num_tokens
                 loss.backward()
                 total += loss.item()
-        return {
-            "loss/supervised": total,
-            "grad/norm": self.optimizer.step(),
-            "lr": lr,
-            "tokens/trained": num_tokens,
-        }
+        total = self._ranks.sum(torch.tensor(total, dtype=torch.float64)).item()
+        return total, self.optimizer.step()
 
     def _next_part(self, samples: Sequence[Sample]) -> list[Sample]:
         episodes = by_episode(samples)
@@ -62,3 +82,7 @@ class WarmStart:
             self._unseen += again
         part, self._unseen = self._unseen[:size], self._unseen[size:]
         return [sample for number in part for sample in episodes[number]]
+
+
+def _num_tokens(part: Sequence[Sample]) -> int:
+    return sum(sum(sample.loss_mask) for sample in part)

@@ -23,7 +23,7 @@ from openenv_pipe.models.quantization import find_quantizable, quantize
 from openenv_pipe.models.safetensors_only import load_adapter, read_model
 
 SDPA = "sdpa"  # the local engine makes masks for it
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def select_device(name: str) -> torch.device:
@@ -51,23 +51,23 @@ def load_policy(
     tokenizer = load_tokenizer(config)
     full_checkpoint = checkpoint if config.lora.rank == 0 else None
     if isinstance(config, TinyModelConfig):
-        model = _build_tiny(config, tokenizer, full_checkpoint)
+        model = build_tiny(config, tokenizer, full_checkpoint)
     else:
         model = _load_hub(config, full_checkpoint)
-    _refuse_sliding_attention(model)
+    refuse_sliding_attention(model)
     use_packed_attention(model)
     if config.quantization == "nf4":
-        quantize(model, precision=_DTYPES[config.autocast], device=device)
+        quantize(model, precision=DTYPES[config.autocast], device=device)
     if config.lora.rank:
         torch.manual_seed(seed)
         with warnings.catch_warnings():  # peft 0.21 uses an old name of transformers 5
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-            model = _with_adapter(model, config, checkpoint)
+            model = with_adapter(model, config, checkpoint)
     return Policy(
         model,
         tokenizer,
         device=device,
-        autocast=_DTYPES[config.autocast],
+        autocast=DTYPES[config.autocast],
         activation_checkpointing=config.activation_checkpointing,
         history=config.history,
     )
@@ -82,13 +82,13 @@ def check_architecture(config: RunConfig) -> None:
         ConfigError: the architecture cannot be trained, the adapter fits none of its layers, or
             episodes may have more tokens than the model has positions.
     """
-    model = _build_empty(config.model)
-    _refuse_sliding_attention(model)
+    model = build_empty(config.model)
+    refuse_sliding_attention(model)
     refuse_long_episodes(config, find_max_length(model))
     if config.model.quantization == "nf4":
         find_quantizable(model.get_decoder())
     if config.model.lora.rank:
-        _with_adapter(model, config.model, None)
+        with_adapter(model, config.model, None)
 
 
 def find_max_length(model: Any) -> int | None:
@@ -137,7 +137,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     if isinstance(config, TinyModelConfig):
         tokenizer: Any = tiny.build_tokenizer()
     else:
-        with _readable_errors(config):
+        with readable_errors(config):
             tokenizer = AutoTokenizer.from_pretrained(
                 config.path, revision=config.revision, trust_remote_code=False
             )
@@ -146,38 +146,38 @@ def load_tokenizer(config: ModelConfig) -> Any:
     return tokenizer
 
 
-def _build_empty(config: ModelConfig) -> Any:
+def build_empty(config: ModelConfig) -> Any:
     """Build the model on torch's device `meta`: it has shapes and no values."""
     with torch.device("meta"):
         if isinstance(config, TinyModelConfig):
             return Qwen3ForCausalLM(tiny.model_config(config, tiny.build_tokenizer()))
-        with _readable_errors(config):
+        with readable_errors(config):
             folder = find_model_folder(config)
             assert folder is not None  # the caller has checked that
             found = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             return AutoModelForCausalLM.from_config(found, attn_implementation=SDPA)
 
 
-def _build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None) -> Any:
+def build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None) -> Any:
     if checkpoint is not None:
-        return read_model(str(checkpoint), dtype=_DTYPES[config.dtype], attn_implementation=SDPA)
+        return read_model(str(checkpoint), dtype=DTYPES[config.dtype], attn_implementation=SDPA)
     torch.manual_seed(config.seed)
     model: Any = Qwen3ForCausalLM(tiny.model_config(config, tokenizer))
-    return model.to(_DTYPES[config.dtype])
+    return model.to(DTYPES[config.dtype])
 
 
 def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> Any:
-    with _readable_errors(config):
+    with readable_errors(config):
         return read_model(
             str(checkpoint or config.path),
             revision=None if checkpoint else config.revision,
-            dtype=_DTYPES[config.dtype],
+            dtype=DTYPES[config.dtype],
             attn_implementation=SDPA,
         )
 
 
 @contextlib.contextmanager
-def _readable_errors(config: HubModelConfig) -> Iterator[None]:
+def readable_errors(config: HubModelConfig) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
@@ -189,7 +189,7 @@ def _readable_errors(config: HubModelConfig) -> Iterator[None]:
         ) from None
 
 
-def _refuse_sliding_attention(model: Any) -> None:
+def refuse_sliding_attention(model: Any) -> None:
     config = model.config.get_text_config()
     default = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
     kinds = set(getattr(config, "layer_types", None) or default)
@@ -200,7 +200,7 @@ def _refuse_sliding_attention(model: Any) -> None:
         )
 
 
-def _with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:
+def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:
     lora = LoraConfig(
         r=config.lora.rank,
         lora_alpha=config.lora.alpha,  # type: ignore[arg-type]  # fractions work

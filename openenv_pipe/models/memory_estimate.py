@@ -145,9 +145,6 @@ def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dic
     model, trainer = config.model, config.trainer
     num_ranks = trainer.devices if in_one_memory else 1
     needed = {kind: num_ranks * size for kind, size in _rank_bytes(shape, config).items()}
-    if _is_sharded(config):
-        playing = _weight_bytes(shape, config) + _adapter_bytes(shape, config)
-        needed["the policy that plays"] = playing
     if config.engine.type == "local" and trainer.max_staleness:
         needed["the sampler's copy"] = _trained_bytes(shape, config)
     if config.engine.type == "local":
@@ -179,20 +176,20 @@ def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
     """Estimate what each of trainer.devices holds for learning."""
     model, trainer = config.model, config.trainer
     weights, trained = _weight_bytes(shape, config), _trained_bytes(shape, config)
-    share, share_of_trained, at_hand = 1.0, 1.0, 0.0  # held fractions; gathered layer's fraction
+    share, gathered, gathered_gradients = 1.0, 0.0, 0.0  # fractions of all weights
     if _is_sharded(config):
-        sharded = num_in_layers(shape) / shape.num_parameters
-        share = 1.0 - sharded + sharded / trainer.devices
-        share_of_trained = 1 / trainer.devices if model.lora.rank else share
-        at_hand = sharded / shape.num_layers
+        in_layers = num_in_layers(shape) / shape.num_parameters
+        share, of_a_layer = 1 / trainer.devices, in_layers / shape.num_layers
+        gathered = 1.0 - in_layers + 2 * of_a_layer  # one layer works, and the next is fetched
+        gathered_gradients = 0.0 if model.lora.rank else 1.0 - in_layers + of_a_layer
     num_episodes = -(-trainer.tasks_per_step * trainer.group_size // trainer.devices)
     tokens = min(trainer.tokens_per_batch, num_episodes * config.env.max_episode_tokens)
-    held = weights * (share + at_hand) + _adapter_bytes(shape, config) * share_of_trained
+    held = weights * (share + gathered) + _adapter_bytes(shape, config) * share
     needed = {
         "python and its libraries": PROCESS,
         "weights": int(held),
-        "gradients": int(trained * share_of_trained),
-        "optimizer": int(_moments(shape, config) * share_of_trained),
+        "gradients": int(trained * (share + gathered_gradients)),
+        "optimizer": int(_moments(shape, config) * share),
         "activations": _activations(shape, config, tokens) + WORKSPACE,
         "logits": min(tokens * shape.vocabulary, LOGITS_AT_ONCE) * 4,
     }
@@ -239,14 +236,17 @@ def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
     product = BYTES[config.model.autocast]
     heads = shape.attention_width + shape.cache_width
     layer = (6 * shape.hidden_size + 4 * heads) * 4 + 4 * shape.intermediate_size * product
-    if config.model.activation_checkpointing:
+    is_rounded = config.model.dtype != config.model.autocast
+    is_sharded = _is_sharded(config)
+    if config.model.activation_checkpointing or (is_sharded and is_rounded):
         kept = shape.num_layers * shape.hidden_size * 4 + layer
     else:
         kept = shape.num_layers * layer
-    is_rounded = config.model.dtype != config.model.autocast
     num_rounded = shape.num_parameters  # Four-bit weights are dequantized one layer at a time.
     if config.model.quantization != "none":
         num_rounded -= num_in_layers(shape)
+    if is_sharded:
+        num_rounded = num_in_layers(shape) // shape.num_layers
     rounded_weights = num_rounded * product if is_rounded else 0
     spread = SPREAD_WITH_ADAPTERS if config.model.lora.rank else SPREAD
     return int(tokens * kept * spread) + rounded_weights

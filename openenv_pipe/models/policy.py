@@ -7,9 +7,11 @@ import contextlib
 import copy
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -18,6 +20,7 @@ from openenv_pipe.models.chat_template import ChatFormat, HistoryMode
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.logprobs import token_logprobs
 from openenv_pipe.models.quantization import num_values
+from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
 from openenv_pipe.types import Batch
 
 
@@ -68,6 +71,24 @@ class Policy:
     def trained_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Return names and parameters that an optimizer may change."""
         return [item for item in self.model.named_parameters() if item[1].requires_grad]
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield all weights with their names."""
+        yield from self.model.state_dict().items()
+
+    def save_model(self, folder: Path) -> None:
+        """Write the weights, or the adapter alone, in the format of transformers or peft."""
+        self.model.save_pretrained(folder)
+
+    def load_model(self, folder: Path) -> None:
+        """Load what `save_model` wrote for the same model and adapter settings."""
+        if (folder / ADAPTER_CONFIG).exists():
+            load_adapter(self.model, folder, self.device)
+            return
+        dtype = next(self.model.parameters()).dtype
+        # transformers reads back its own names and file splits.
+        saved = read_model(str(folder), dtype=dtype)
+        self.model.load_state_dict(saved.state_dict())
 
     def hidden(
         self,
@@ -159,8 +180,8 @@ class Policy:
         with self._checkpointing():
             return self.hidden(padded_BT)[is_token_BT]
 
-    def twin(self, *, learns: bool = False) -> "Policy":
-        """Return a copy, which samples while this policy learns, or learns itself.
+    def twin(self) -> "Policy":
+        """Return a copy, which samples while this policy learns.
 
         The two share the tensors of parameters that are not trained.
         """
@@ -173,7 +194,6 @@ class Policy:
             self.tokenizer,
             device=self.device,
             autocast=self._autocast,
-            activation_checkpointing=learns and bool(self._checkpointed),
             history=self.chat.history,
         )
         twin.packs_rows = self.packs_rows
@@ -213,6 +233,16 @@ class Policy:
         An empty list stands for the model without its adapter.
         """
         return self._reference
+
+    def save_reference(self, file: Path) -> None:
+        """Write the reference into a safetensors file."""
+        assert self._reference is not None
+        save_file({str(number): each for number, each in enumerate(self._reference)}, file)
+
+    def load_reference(self, file: Path) -> None:
+        """Load what `save_reference` wrote."""
+        named = load_file(file, device=str(self.device))
+        self.keep_reference([named[str(number)] for number in range(len(named))])
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:

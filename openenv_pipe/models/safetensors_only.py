@@ -28,6 +28,14 @@ def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any
         ConfigError: It is an adapter, or names weights in another format.
         OSError, ValueError: It cannot be read.
     """
+    refuse_other_weights(path, revision)
+    return AutoModelForCausalLM.from_pretrained(
+        path, revision=revision, use_safetensors=True, trust_remote_code=False, **options
+    )
+
+
+def refuse_other_weights(path: str, revision: str | None = None) -> None:
+    """Raise ConfigError if the model is an adapter, or names weights in another format."""
     if _find_file(path, ADAPTER_CONFIG, revision):
         raise ConfigError(
             f"{path} has an {ADAPTER_CONFIG}: it is an adapter, or a model with one beside it; "
@@ -45,9 +53,6 @@ def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any
                 f"{path} names the weights {name!r}; expected files *.safetensors of its own "
                 "folder, because other formats are pickles, which run code"
             )
-    return AutoModelForCausalLM.from_pretrained(
-        path, revision=revision, use_safetensors=True, trust_remote_code=False, **options
-    )
 
 
 def load_adapter(model: Any, folder: Path, device: Any) -> None:

@@ -5,21 +5,33 @@ Shape letters: P prompts, V vocabulary.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from peft import get_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import Linear, LoraLayer
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import dense_state
 
 _PROBE_SEED = 20_230_614
 _FIRST_PROBE_SIZE, _MOST_DOUBLINGS = 1e-2, 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factors:
+    """What an adapter adds to a matrix: scale * second @ first, transposed for some modules."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+    scale: float
+    is_transposed: bool
 
 
 class Publication:
@@ -55,10 +67,16 @@ class Publication:
 
     def write_adapter(self, folder: Path) -> None:
         """Write the adapter alone, in peft's format."""
+        self.write_adapter_of(folder, None)
+
+    def write_adapter_of(self, folder: Path, adapter: dict[str, torch.Tensor] | None) -> None:
+        """Write an adapter of the policy's shape; None: the policy's own."""
         assert self._adapter is not None
         folder.mkdir(parents=True, exist_ok=True)
         self._adapter.save_pretrained(str(folder))
-        tensors = get_peft_model_state_dict(self._policy.model, save_embedding_layers=False)
+        tensors = get_peft_model_state_dict(
+            self._policy.model, state_dict=adapter, save_embedding_layers=False
+        )
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
@@ -79,6 +97,30 @@ class Publication:
                     return after_PV
             size *= 2
         raise AssertionError(f"an adapter of size {size / 2:g} does not change the policy")
+
+    def _factors(self, name: str) -> "Factors | None":
+        """Return an adapter's two matrices of the weight `name`; None if it has none.
+
+        Raises:
+            ConfigError: the adapter of this module is no product of two matrices.
+        """
+        if self._adapter is None or not name.endswith(".weight"):
+            return None
+        layer: Any = self._base.get_submodule(name.removesuffix(".weight"))
+        if not isinstance(layer, LoraLayer):
+            return None
+        if type(layer) is not Linear:
+            raise ConfigError(
+                f"engine.publish=merged with trainer.parallel=fsdp cannot merge {name} "
+                f"({type(layer).__name__}); set engine.publish=adapter"
+            )
+        matrices: list[Any] = [layer.lora_A["default"], layer.lora_B["default"]]
+        return Factors(
+            first=matrices[0].weight,
+            second=matrices[1].weight,
+            scale=layer.scaling["default"],
+            is_transposed=layer.fan_in_fan_out,
+        )
 
     def free_memory(self) -> None:
         """Release the GPU memory that torch has cached, for other processes."""
@@ -103,11 +145,10 @@ class Publication:
         size: their standard deviation.
         """
         own = [(parameter, parameter.data) for _, parameter in self._policy.trained_parameters()]
-        draw = torch.Generator().manual_seed(_PROBE_SEED)
+        made_up = made_up_values([values.shape for _, values in own], size)
         try:
-            for parameter, values in own:
-                made_up = torch.randn(values.shape, generator=draw) * size
-                parameter.data = made_up.to(values)
+            for (parameter, values), replacement in zip(own, made_up, strict=True):
+                parameter.data = replacement.to(values)
             yield
         finally:
             for parameter, values in own:
@@ -122,6 +163,13 @@ class Publication:
         """The transformers model without peft's wrapper."""
         model = self._policy.model
         return model if self._adapter is None else model.get_base_model()
+
+
+def made_up_values(shapes: Sequence[torch.Size], size: float) -> Iterator[torch.Tensor]:
+    """Draw fixed random tensors. size: their standard deviation."""
+    draw = torch.Generator().manual_seed(_PROBE_SEED)
+    for shape in shapes:
+        yield torch.randn(shape, generator=draw) * size
 
 
 @torch.no_grad()

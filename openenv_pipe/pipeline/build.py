@@ -38,9 +38,9 @@ from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
 from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import known_splits, open_splits
+from openenv_pipe.learner.distributed.build import build_publication, load_checked_policy
 from openenv_pipe.learner.distributed.workers import Workers
-from openenv_pipe.models.forward_check import check_forward
-from openenv_pipe.models.load import load_policy, refuse_long_episodes, select_device
+from openenv_pipe.models.load import refuse_long_episodes, select_device
 from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
@@ -93,10 +93,13 @@ async def assembled(
             progress.phase("starting the environment's servers and loading the model")
         )
         loading = asyncio.get_running_loop().run_in_executor(
-            torch_thread, partial(_load_checked, config, device, checkpoint, tell)
+            torch_thread, partial(_load_checked, config, device, workers, checkpoint, tell)
         )
         policy, _ = await asyncio.gather(loading, _start(host, logs, tell))
-        opened = _opened_engine(config, policy, torch_thread, logs, checkpoint, tell, servers)
+        publication = build_publication(policy, workers) if policy else None
+        opened = _opened_engine(
+            config, policy, publication, torch_thread, logs, checkpoint, tell, servers
+        )
         async with (
             opened as engine,
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
@@ -157,7 +160,7 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Componen
         ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads)) as torch_thread,
     ):
         policy = await asyncio.get_running_loop().run_in_executor(
-            torch_thread, partial(_load_checked, config, device, None, _log.warning)
+            torch_thread, partial(_load_checked, config, device, workers, None, _log.warning)
         )
         yield Components(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
 
@@ -172,6 +175,7 @@ def _workers(
 def _load_checked(
     config: RunConfig,
     device: torch.device,
+    workers: Workers | None,
     checkpoint: Path | None,
     tell: Callable[[str], None],
 ) -> Policy | None:
@@ -181,8 +185,8 @@ def _load_checked(
     """
     if not config.engine.capabilities.needs_tokenizer:
         return None
-    policy = load_policy(config.model, seed=config.seed, device=device, checkpoint=checkpoint)
-    if (reason := check_forward(policy)) is not None:
+    policy, reason = load_checked_policy(config, device, workers, checkpoint)
+    if reason is not None:
         model = config.model.path if isinstance(config.model, HubModelConfig) else "tiny"
         tell(f"model {model} does not support packed rows ({reason}); training pads samples")
     refuse_long_episodes(config, policy.max_length)
@@ -193,6 +197,7 @@ def _load_checked(
 async def _opened_engine(
     config: RunConfig,
     policy: Policy | None,
+    publication: Publication | None,
     torch_thread: ThreadPoolExecutor,
     logs: Path,
     checkpoint: Path | None,
@@ -211,14 +216,14 @@ async def _opened_engine(
         async with ChatClient(engine, cache_dir=engine.cache_dir) as client:
             yield OpenAIEngine(engine, client)
         return
-    assert policy is not None
+    assert policy is not None and publication is not None
     if isinstance(engine, LocalEngineConfig):
         with _own_sampler(config, policy, torch_thread) as sampler:
             yield LocalEngine(max_episodes=engine.max_batch, **sampler)
     elif isinstance(engine, VllmEngineConfig):
         async with open_engine(
             engine,
-            Publication(policy),
+            publication,
             source=_base_model(config, checkpoint),
             footprint=_footprint(config, policy),
             logs=logs,

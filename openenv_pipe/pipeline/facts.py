@@ -47,7 +47,7 @@ def policy_facts(policy: Policy) -> dict[str, JsonValue]:
         "device": str(policy.device),
         "num_threads": torch.get_num_threads(),
         "num_parameters": policy.num_parameters,
-        "model_digest": _digest_of_tensors(policy.model.state_dict().items()),
+        "model_digest": _digest_of_tensors(policy.named_weights()),
         "tokenizer_digest": digest_of_bytes(tokenizer.encode()),
     }
 

@@ -10,7 +10,8 @@ from openenv_pipe.algorithms.advantages import GroupAdvantages, step_advantages
 from openenv_pipe.algorithms.custom_advantages import custom_advantages
 from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.config.schema import AdvantageConfig, PythonAdvantageConfig
-from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_learner
+from openenv_pipe.learner.distributed.build import build_learner
+from openenv_pipe.learner.distributed.learner_group import LearnerGroup
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
@@ -54,7 +55,9 @@ class GrpoStage:
         components, evaluator = context.components, context.evaluator
         context.metrics_log.begin("grpo", self._trainer.steps)
         assert components.policy is not None
-        self._learner = build_learner(components.policy, self._config, components.workers)
+        self._learner = await components.compute(
+            build_learner, components.policy, self._config, components.workers
+        )
         if checkpoint and StageStep.of(checkpoint).stage == "grpo":
             await components.compute(self._load, checkpoint)
         while self._step < self._trainer.steps and self._step != self._stop_after:

@@ -34,6 +34,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.process import find_program
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.learner.distributed.sharded_load import is_sharded
 from openenv_pipe.learner.distributed.workers import refuse_missing_devices
 from openenv_pipe.learner.objective import Objective
 from openenv_pipe.models.chat_template import ChatFormat
@@ -104,6 +105,26 @@ def _training(config: RunConfig) -> str:
             "model.lora.rank"
         )
     return f"engine={config.engine.type} can train"
+
+
+def _sharding(config: RunConfig) -> str:
+    """Refuse what needs the whole policy in one place."""
+    trainer = config.trainer
+    if not is_sharded(config):
+        return ""
+    if config.engine.type == "local" and trainer.max_staleness:
+        raise ConfigError(
+            f"trainer.max_staleness={trainer.max_staleness} with trainer.parallel=fsdp and "
+            "engine=local: to play ahead it needs a second policy, but all ranks together hold "
+            "one; set trainer.max_staleness=0, engine=vllm or trainer.parallel=data"
+        )
+    kind = trainer.warm_start.optimizer.type
+    if trainer.warm_start.steps and kind != "adamw":
+        raise ConfigError(
+            f"trainer.warm_start.optimizer.type={kind} with trainer.parallel=fsdp: it needs whole "
+            "matrices; set trainer.warm_start.optimizer.type=adamw or trainer.parallel=data"
+        )
+    return f"each of {trainer.devices} devices holds a shard of all weights"
 
 
 def _device(config: RunConfig) -> str:
@@ -313,6 +334,7 @@ def _policies(config: RunConfig) -> str:
 LEARNER_REQUIREMENTS: dict[str, Requirement] = {
     "training": _training,
     "device": _device,
+    "sharding": _sharding,
     RUN_FOLDER: _folder,
     "tracker": _tracker,
     "advantage": _advantage,

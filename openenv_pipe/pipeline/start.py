@@ -38,7 +38,13 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.system.progress import Progress
 
-MAY_CHANGE = ("trainer.steps", "trainer.checkpoint.", "eval.during.", "tracker")
+MAY_CHANGE = (
+    "trainer.steps",
+    "trainer.devices",
+    "trainer.checkpoint.",
+    "eval.during.",
+    "tracker",
+)
 # The state in a checkpoint's `resume/`: its name, its files, and the keys whose change makes it
 # unusable.
 RESUME_STATE = (

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openenv_pipe.algorithms.samples import episode_samples
+from openenv_pipe.learner.distributed.build import build_warm_start
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
@@ -37,12 +38,10 @@ class WarmStartStage:
         If a callback stops the run, the result is the step of the warm start that was reached.
         """
         context, trainer = self._context, self._config.trainer
-        assert context.components.policy is not None
-        self._warm_start = WarmStart(
-            context.components.policy,
-            trainer.warm_start,
-            tokens_per_batch=trainer.tokens_per_batch,
-            seed=self._config.seed,
+        components = context.components
+        assert components.policy is not None
+        self._warm_start = await components.compute(
+            build_warm_start, components.policy, self._config, components.workers
         )
         if checkpoint:
             await context.components.compute(self._load, checkpoint)

@@ -1,5 +1,7 @@
 """The learner on two devices, here two CPU processes, against the learner on one.
 
+Each has the whole policy (trainer.parallel=data); `test_sharding.py` is about shards.
+
 Losses agree to 1e-5 and gradients to 1e-4, both relative. `gloo` replaces a GPU's `nccl`.
 """
 
@@ -13,7 +15,7 @@ from fakes import CPU, alike_samples, random_samples, run_config, tiny_model
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
 from openenv_pipe.learner.distributed import workers as workers_module
-from openenv_pipe.learner.distributed.learner_group import build_learner
+from openenv_pipe.learner.distributed.build import build_learner
 from openenv_pipe.learner.distributed.workers import Workers, refuse_missing_devices
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.runs.metrics import read_metrics
@@ -41,12 +43,9 @@ def workers(tmp_path_factory):
     workers.close()
 
 
-def config_of(changes, *, lora_rank, parallel, checkpointing=False):
+def config_of(changes, *, lora_rank):
     values = {f"trainer.{key}": value for key, value in changes.items()}
-    model = tiny_model(lora_rank=lora_rank).model_copy(
-        update={"activation_checkpointing": checkpointing}
-    )
-    return run_config({**values, "trainer.parallel": parallel, "model": model.model_dump()})
+    return run_config({**values, "model": tiny_model(lora_rank=lora_rank).model_dump()})
 
 
 def learner_of(config, workers):
@@ -78,12 +77,11 @@ def assert_close(ours, theirs, bound):
         assert difference <= bound * one.abs().max() + 1e-8, (key, difference.item())
 
 
-@pytest.mark.parametrize("parallel", ["data", "fsdp"])
 @pytest.mark.parametrize("lora_rank", [0, 4], ids=["full", "lora"])
-def test_two_give_the_losses_and_gradients_of_one(workers, lora_rank, parallel):
+def test_two_give_the_losses_and_gradients_of_one(workers, lora_rank):
     """The gradients are compared by Adam's first moment: a tenth of the gradient after one
     unclipped step."""
-    config = config_of(PLAIN, lora_rank=lora_rank, parallel=parallel)
+    config = config_of(PLAIN, lora_rank=lora_rank)
     samples = random_samples(3, count=7)
     seen = []
     for some in (None, workers):
@@ -105,17 +103,10 @@ def test_two_give_the_losses_and_gradients_of_one(workers, lora_rank, parallel):
     assert two_weights.keys() == one_weights.keys()
 
 
-@pytest.mark.parametrize(
-    ("lora_rank", "parallel", "checkpointing"),
-    [(0, "data", False), (0, "fsdp", True), (4, "fsdp", False)],
-    ids=["full data", "full fsdp", "lora fsdp"],
-)
-def test_all_that_an_update_may_consist_of(workers, lora_rank, parallel, checkpointing):
+def test_all_that_an_update_may_consist_of(workers):
     """Shared prefixes, a reference, corrections to the step's start and a bounded norm work
     together."""
-    config = config_of(
-        WITH_ALL, lora_rank=lora_rank, parallel=parallel, checkpointing=checkpointing
-    )
+    config = config_of(WITH_ALL, lora_rank=0)
     seen = []
     for some in (None, workers):
         policy, learner = learner_of(config, some)
@@ -132,18 +123,16 @@ def test_all_that_an_update_may_consist_of(workers, lora_rank, parallel, checkpo
     assert_close(two_weights, one_weights, GRADIENT_BOUND)
 
 
-@pytest.mark.parametrize("parallel", ["data", "fsdp"])
-def test_fewer_samples_than_devices(workers, parallel):
+def test_fewer_samples_than_devices(workers):
     """No rank waits for ever, and the padding rows of an idle rank change no number."""
-    config = config_of(PLAIN, lora_rank=0, parallel=parallel)
+    config = config_of(PLAIN, lora_rank=0)
     for samples in (random_samples(1, count=1), random_samples(2, count=3)):
         one, two = (learner_of(config, some)[1].update(samples, 1) for some in (None, workers))
         assert numbers_of(two) == pytest.approx(numbers_of(one), rel=LOSS_BOUND, abs=LOSS_BOUND)
 
 
-@pytest.mark.parametrize("parallel", ["data", "fsdp"])
-def test_a_checkpoint_is_gone_on_from_to_the_bit(workers, parallel, tmp_path):
-    config = config_of(WITH_ALL, lora_rank=0, parallel=parallel)
+def test_a_checkpoint_is_gone_on_from_to_the_bit(workers, tmp_path):
+    config = config_of(WITH_ALL, lora_rank=0)
     policy, learner = learner_of(config, workers)
     learner.update(random_samples(1), 1)
     save_progress(tmp_path, policy, learner.optimizer)
@@ -169,7 +158,7 @@ def _holding(policy, weights):
 
 def test_a_rank_whose_end_nobody_inside_a_kernel_sees_ends_the_run(workers, monkeypatch):
     """The rank is suspended, so its connections stay open, as they would between GPUs."""
-    _, learner = learner_of(config_of(PLAIN, lora_rank=0, parallel="data"), workers)
+    _, learner = learner_of(config_of(PLAIN, lora_rank=0), workers)
     learner.update(random_samples(1), 1)
     (process,) = psutil.Process(workers._processes[0].pid).children()
     said = []
@@ -195,7 +184,7 @@ def test_the_end_of_a_rank_ends_the_update_with_its_log(workers):
 
     Later tests start new workers.
     """
-    _, learner = learner_of(config_of(PLAIN, lora_rank=0, parallel="data"), workers)
+    _, learner = learner_of(config_of(PLAIN, lora_rank=0), workers)
     learner.update(random_samples(1), 1)
     (process,) = psutil.Process(workers._processes[0].pid).children()
     process.suspend()

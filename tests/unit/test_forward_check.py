@@ -12,6 +12,7 @@ from fakes import (
 )
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.learner.distributed import build as policy_build
 from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.pipeline import build
 
@@ -134,8 +135,9 @@ def test_an_error_inside_the_forward_pass_is_not_taken_for_a_missing_argument(er
 
 
 def test_a_run_tells_that_its_samples_are_padded(monkeypatch):
-    monkeypatch.setattr(build, "check_forward", lambda policy: "its attention has softcap=30.0")
+    reason = "its attention has softcap=30.0"
+    monkeypatch.setattr(policy_build, "check_forward", lambda policy: reason)
     notes = []
-    build._load_checked(run_config(), torch.device("cpu"), None, notes.append)
+    build._load_checked(run_config(), torch.device("cpu"), None, None, notes.append)
     (note,) = notes
     assert "model tiny does not support packed rows (its attention has softcap=30.0)" in note

@@ -136,8 +136,8 @@ class TrainerConfig(Block):
         description="GPUs, or processes on the CPU, that share each update"
     )
     parallel: Literal["data", "fsdp"] = Field(
-        description="data: every device holds the whole model; fsdp: it holds a shard of what is "
-        "trained (FSDP2)"
+        description="data: every device holds the whole model; fsdp: each holds a shard of all "
+        "weights, gradients and optimizer state (FSDP2)"
     )
     warm_start: WarmStartConfig
     advantage: AdvantageConfig

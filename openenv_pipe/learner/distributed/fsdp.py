@@ -1,26 +1,41 @@
-"""FSDP2 for a policy: each rank holds a shard of the layers, their gradients and optimizer state.
+"""FSDP2 for a policy: each rank holds a shard of all weights, gradients and optimizer state.
 
-Embedding and head are replicated on every rank, because the learner's own kernels read and write
-them in place. Optimizers that need whole matrices, such as Muon, are not supported.
+The layers are gathered one after another. Embedding, last norm and head are gathered together
+while a batch is computed, because the learner's own kernels read and write them in place.
+Optimizers that need whole matrices, such as Muon, are not supported.
+
+All ranks have the same objects. Rank 0 lets the others call the methods that are collectives
+(`collective`). While rank 0 plays or compares logprobs, the others only help to gather weights.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from openenv_pipe.config.schema import OptimizerConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.learner.distributed.shard_files import read_shapes, read_shards, write_shards
 from openenv_pipe.learner.optimizer import NamedParameters, Optimizer
-from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.learner.ranks import Ranks, collective
+from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.safetensors_only import ADAPTER
+from openenv_pipe.types import Batch
+
+Result = TypeVar("Result")
+WEIGHTS = "model.safetensors"
 
 
 def own_part(values: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard, which shares memory; a replicated tensor is returned whole."""
+    """Return this rank's shard, which shares memory; a tensor that is not sharded as it is."""
     return values.to_local() if isinstance(values, DTensor) else values
 
 
@@ -32,39 +47,202 @@ def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(whole, mesh, places, src_data_rank=None).to_local().clone()
 
 
-def gather_full(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Gather the full tensor from all shards. A collective: every rank must call it."""
-    if not isinstance(parameter, DTensor):
-        return part
+def as_shard_of(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Wrap this rank's part of a tensor that is sharded like the parameter."""
+    assert isinstance(parameter, DTensor)
     mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
-    return DTensor.from_local(part, mesh, [Shard(0)], shape=shape, stride=stride).full_tensor()
+    return DTensor.from_local(part, mesh, [Shard(0)], shape=shape, stride=stride)
+
+
+def gather(values: torch.Tensor) -> torch.Tensor:
+    """Gather a full tensor from all shards. A collective."""
+    return values.full_tensor() if isinstance(values, DTensor) else values
+
+
+class Root(torch.nn.Module):
+    """The outermost module of a sharded model; calls a function while its weights are gathered."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], Result]) -> Result:
+        return function()
+
+
+def shard(model: Any, ranks: Ranks, device: torch.device) -> Root:
+    """Shard a model's weights over the ranks. Those on torch's device `meta` stay without values.
+
+    Each layer is gathered for its computation. The weights outside of layers are gathered with
+    the root, which also keeps a head that is tied to the embedding one tensor.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    root, layers = Root(model), list(inner.get_decoder().layers)
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(root, mesh=mesh, reshard_after_forward=False)
+    for module in (root, *layers):
+        module.set_gradient_divide_factor(1.0)  # each rank's loss is already its part of the sum
+        module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
+    return root
 
 
 class ShardedPolicy(Policy):
-    """A policy whose model is sharded. It is trained; sampling and saving need the full policy."""
+    """A policy of which each rank holds a shard. It is trained, and plays with all ranks' help."""
 
-    def __init__(self, policy: Policy, ranks: Ranks) -> None:
-        """Shard the model of `policy` in place; `policy` must not be used afterwards."""
-        super().__init__(
-            policy.model,
-            policy.tokenizer,
-            device=policy.device,
-            autocast=policy._autocast,
-            activation_checkpointing=bool(policy._checkpointed),
-        )
-        self.packs_rows = policy.packs_rows
-        _shard(self.decoder, init_device_mesh(self.device.type, (ranks.size,)))
+    def __init__(self, root: Any, ranks: Ranks, tokenizer: Any, **options: Any) -> None:
+        """root: from `shard`, with values. options: those of `Policy`. A collective."""
+        self._root = root
+        self._ranks = ranks
+        self._is_gathered = False
+        super().__init__(root.model, tokenizer, **options)
+        # FSDP keeps tensors from the first pass, which must not be those of inference mode.
+        self.pass_along()
+
+    @torch.no_grad()
+    def pass_along(self) -> None:
+        """Do a forward pass without a result, to help gather the weights for rank 0's."""
+        token_ids = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        self._gathered(partial(super().hidden, token_ids))
+
+    @torch.no_grad()
+    def pass_along_head(self) -> None:
+        """Help gather the weights outside of layers."""
+        self._gathered(lambda: None)
+
+    def hidden(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        with self._ranks.joined("policy.pass_along"):
+            return self._gathered(partial(super().hidden, *arguments, **options))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        with self._ranks.joined("policy.pass_along_head"):
+            return self._gathered(partial(super().logits, hidden))
+
+    def model_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        with self._ranks.joined("policy.pass_along"):
+            return self._gathered(partial(super().model_logits, token_ids))
+
+    def logprobs(
+        self, batch: Batch, temperature: float, *, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do as `Policy.logprobs`. A collective: each rank computes a batch of its own."""
+        compute = partial(super().logprobs, batch, temperature, entropy_gradient=entropy_gradient)
+        return self._gathered(compute)
+
+    def _gathered(self, function: Callable[[], Result]) -> Result:
+        """Call a function while the weights outside of layers are gathered.
+
+        With gradients, they stay gathered until the backward pass is over.
+        """
+        if self._is_gathered:
+            return function()
+        self._is_gathered = True
+        try:
+            return self._root(function)
+        finally:
+            self._is_gathered = False
+            if not torch.is_grad_enabled():
+                self._root.reshard()
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Do as `Policy._precision`, but keep no rounded weights of earlier layers."""
+        if self._autocast is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast, cache_enabled=False)
+
+    @collective("policy")
+    def check_forward(self) -> str | None:
+        """Check the forward passes on every rank, see `models.forward_check`."""
+        return check_forward(self)
+
+    @collective("policy")
+    def whole(self, name: str) -> torch.Tensor:
+        """Gather one parameter."""
+        return gather(self.model.get_parameter(name).detach())
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, values in self.model.state_dict().items():
+            yield name, self.whole(name) if isinstance(values, DTensor) else values
+
+    @collective("policy")
+    def save_model(self, folder: Path) -> None:
+        if hasattr(self.model, "peft_config"):
+            adapter = self.whole_adapter()
+            if self._ranks.rank == 0:
+                self.model.save_pretrained(folder, state_dict=adapter)
+        else:
+            write_model(self.model, self.named_shards(), folder, self._ranks)
+
+    @collective("policy")
+    def load_model(self, folder: Path) -> None:
+        if hasattr(self.model, "peft_config"):
+            self.load_adapter(load_file(folder / ADAPTER))
+        else:
+            read_shards(self.named_shards(), folder)
+
+    def named_shards(self) -> dict[str, torch.Tensor]:
+        """Return the weights as files name them, sharded; tied weights once."""
+        return {
+            name.removeprefix("base_model.model.").replace(".base_layer.", "."): values.detach()
+            for name, values in self.model.named_parameters()
+            if ".lora_" not in name
+        }
+
+    def whole_adapter(self) -> dict[str, torch.Tensor]:
+        """Gather the adapter, which is small. A collective."""
+        return {name: gather(values.detach()) for name, values in self.trained_parameters()}
+
+    @torch.no_grad()
+    def load_adapter(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Copy this rank's shards of an adapter, whose tensors are named as peft saves them."""
+        for name, values in self.trained_parameters():
+            whole = saved.get(name.replace(".default.", "."))
+            if whole is None or whole.shape != values.shape:
+                raise ConfigError(
+                    f"the adapter has no tensor {name} of shape {list(values.shape)}; it is of "
+                    "another model, or of other values of model.lora"
+                )
+            own_part(values).copy_(shard_like(whole.to(self.device), values))
 
     def keep_reference(self, weights: list[torch.Tensor] | None = None) -> None:
-        """Keep this rank's shards of the full reference weights."""
-        if weights is None:
-            return  # rank 0 sends the reference later
+        """Keep this rank's shards, of the present weights or of full ones. A collective."""
         trained = [values for _, values in self.trained_parameters()]
-        pairs = zip(weights, trained, strict=True) if weights else ()
-        self._reference = [shard_like(whole, values) for whole, values in pairs]
+        if weights is not None:
+            pairs = zip(weights, trained, strict=True) if weights else ()
+            self._reference = [shard_like(whole, values) for whole, values in pairs]
+        elif self._adapter_is_nothing():
+            self._reference = []
+        else:
+            self._reference = [own_part(values.detach()).clone() for values in trained]
+
+    def _adapter_is_nothing(self) -> bool:
+        trained = self.trained_parameters()
+        if not all("lora_" in name for name, _ in trained):
+            return False
+        own = [own_part(values.detach()) for name, values in trained if "_B." in name]
+        num_nonzero = sum(int(values.count_nonzero()) for values in own)
+        return not self._ranks.sum(torch.tensor([num_nonzero], device=self.device)).item()
+
+    @collective("policy")
+    def save_reference(self, file: Path) -> None:
+        write_shards(self._named_reference(), file)
+
+    @collective("policy")
+    def load_reference(self, file: Path) -> None:
+        num_saved = sum(name.isdecimal() for name in read_shapes(file.parent))
+        trained = [values for _, values in self.trained_parameters()][:num_saved]
+        self._reference = [torch.empty_like(own_part(values.detach())) for values in trained]
+        read_shards(self._named_reference(), file.parent)
+
+    def _named_reference(self) -> dict[str, torch.Tensor]:
+        assert self._reference is not None
+        trained = [values for _, values in self.trained_parameters()]
+        pairs = zip(trained, self._reference, strict=False)
+        return {str(number): as_shard_of(*pair) for number, pair in enumerate(pairs)}
 
     @contextlib.contextmanager
-    def _lent_weights(self, weights: list[torch.Tensor]) -> Iterator[None]:
+    def _lent_weights(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
         """Copy `weights` in, and back at the end: FSDP gathers only memory that it manages."""
         shards = [own_part(values.detach()) for _, values in self.trained_parameters()]
         own = [shard.clone() for shard in shards]
@@ -73,22 +251,6 @@ class ShardedPolicy(Policy):
             yield
         finally:
             _copy(own, shards)
-
-    @torch.no_grad()
-    def gather_into(self, whole: Policy | None) -> None:
-        """Copy the trained weights into the full policy `whole`; None: this rank only sends.
-
-        A collective: every rank must call it.
-        """
-        receivers = whole.trained_parameters() if whole else [("", None)] * self._num_trained
-        for (_, values), (_, receiver) in zip(self.trained_parameters(), receivers, strict=True):
-            gathered = gather_full(own_part(values), values)
-            if receiver is not None:
-                receiver.copy_(gathered)
-
-    @property
-    def _num_trained(self) -> int:
-        return len(self.trained_parameters())
 
 
 class ShardedOptimizer(Optimizer):
@@ -110,45 +272,47 @@ class ShardedOptimizer(Optimizer):
         return super().step()
 
     def _clip(self) -> torch.Tensor:
-        """Clip by the norm over all ranks' shards; replicated parameters count once."""
-        squares = torch.zeros(2, device=self._parameters[0].device)  # sharded, replicated
-        for part, source in zip(self._parameters, self._sources, strict=True):
+        """Clip by the norm over all ranks' shards."""
+        square = torch.zeros((), device=self._parameters[0].device)
+        for part in self._parameters:
             if part.grad is not None:
-                squares[0 if isinstance(source, DTensor) else 1] += part.grad.float().square().sum()
-        norm = (self._ranks.sum(squares[0].clone()) + squares[1]).sqrt()
+                square += part.grad.float().square().sum()
+        norm = self._ranks.sum(square).sqrt()
         torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, norm)
         return norm
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the full state in CPU memory on rank 0, nothing on others. A collective.
+        """Return all state, sharded like the parameters; counters are equal on all ranks."""
+        own = super().tensors()
+        return {key: self._as_shard(key, part) if part.ndim else part for key, part in own.items()}
 
-        Tensors are gathered one at a time, because all of them may not fit on a device.
-        """
-        gathered = {}
-        for key, part in super().tensors().items():
-            whole = gather_full(part, self._source(key, part))
-            if self._ranks.rank == 0:
-                gathered[key] = whole.cpu()
-        return gathered
+    @collective("optimizer")
+    def save(self, file: Path) -> None:
+        if tensors := self.tensors():
+            write_shards(tensors, file)
 
-    def own_part(self, key: str, whole: torch.Tensor) -> torch.Tensor:
-        return shard_like(whole, self._source(key, whole))
+    @collective("optimizer")
+    def load_file(self, file: Path, num_steps_taken: int) -> None:
+        shapes = read_shapes(file.parent)
+        state: dict[str, torch.Tensor] = {}
+        for key in [key for key in shapes if key.count(".") == 2]:  # others are the reference's
+            part = self._parameters[int(key.split(".")[1])]
+            zeros = torch.zeros_like(part.detach()) if shapes[key] else part.new_zeros(())
+            state[key] = self._as_shard(key, zeros) if shapes[key] else zeros
+        read_shards(state, file.parent)
+        self.load({key: own_part(values) for key, values in state.items()}, num_steps_taken)
 
-    def _source(self, key: str, values: torch.Tensor) -> torch.Tensor:
-        """Return the parameter that has the shape of `values`; for a scalar, the scalar itself."""
-        return self._sources[int(key.split(".")[1])] if values.ndim else values
+    def _as_shard(self, key: str, part: torch.Tensor) -> torch.Tensor:
+        return as_shard_of(self._sources[int(key.split(".")[1])], part)
 
 
-def _shard(decoder: Any, mesh: DeviceMesh) -> None:
-    """Apply FSDP to each layer, which is gathered for its computation and then resharded."""
-    embedding = decoder.get_input_embeddings()
-    for layer in decoder.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    whole = set(embedding.parameters())
-    fully_shard(decoder, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
-    for module in (decoder, *decoder.layers):
-        module.set_gradient_divide_factor(1.0)  # each rank's loss is already its part of the sum
-        module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
+def write_model(
+    model: Any, weights: Mapping[str, torch.Tensor], folder: Path, ranks: Ranks
+) -> None:
+    """Write a transformers model's configuration, and sharded weights. A collective."""
+    if ranks.rank == 0:
+        model.save_pretrained(folder, state_dict={})
+    write_shards(weights, folder / WEIGHTS)
 
 
 def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:

@@ -6,6 +6,7 @@ It connects to the unix socket SOCKET and executes the orders that rank 0 sends,
 the connection. Its output is its log. Rank 0 alone plays episodes and writes checkpoints.
 """
 
+import operator
 import socket
 import sys
 from collections.abc import Sequence
@@ -14,9 +15,14 @@ from pathlib import Path
 
 import torch
 
-from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.learner.distributed.learner_group import StateLayout, build_rank, publish_weights
+from openenv_pipe.config.schema import ModelConfig, RunConfig
+from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
+from openenv_pipe.learner.distributed.learner_group import StateLayout, build_rank
+from openenv_pipe.learner.distributed.publication import ShardedPublication
+from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
+from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
 from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
@@ -25,12 +31,18 @@ from openenv_pipe.types import Sample
 
 
 class Worker:
-    """Executes rank 0's orders, one method for each."""
+    """Executes rank 0's orders: a method of its own, or of an object that it has built before."""
+
+    policy: ShardedPolicy  # of a sharded policy, as the objects below
+    learner: ShardedLearner
+    warm_start: ShardedWarmStart
+    publication: ShardedPublication
+    optimizer: Optimizer  # of the stage that was built last
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         self._ranks = ranks
         self._device = device
-        self._policy: Policy
+        self._policy: Policy  # whole
         self._config: RunConfig
         self._learner: Learner
 
@@ -49,10 +61,20 @@ class Worker:
 
     def update(self, samples: Sequence[Sample], step: int) -> None:
         self._learner.update(samples, step)
-        publish_weights(self._learner, None)
 
-    def gather_optimizer(self) -> None:
-        self._learner.optimizer.tensors()
+    def load_sharded(self, config: ModelConfig, seed: int, checkpoint: Path | None) -> None:
+        self.policy = load_sharded_policy(
+            config, seed=seed, device=self._device, ranks=self._ranks, checkpoint=checkpoint
+        )
+        self.publication = ShardedPublication(self.policy, self._ranks)
+
+    def build_learner(self, config: RunConfig) -> None:
+        self.learner = ShardedLearner(self.policy, config, self._ranks)
+        self.optimizer = self.learner.optimizer
+
+    def build_warm_start(self, config: RunConfig) -> None:
+        self.warm_start = ShardedWarmStart(self.policy, config, self._ranks)
+        self.optimizer = self.warm_start.optimizer
 
 
 def main() -> None:
@@ -74,7 +96,7 @@ def main() -> None:
                 order, arguments = connection.recv()
             except (EOFError, ConnectionError):
                 break  # rank 0 has ended, so this process ends too
-            getattr(worker, order)(*arguments)
+            operator.attrgetter(order)(worker)(*arguments)
             connection.send(order)
     ranks.leave()
 

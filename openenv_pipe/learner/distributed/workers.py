@@ -33,13 +33,34 @@ POLL_S = 0.2
 MAX_RANKS_PER_CORE = 4  # each needs a core to be of use, and the memory of a process
 
 
+class LeadRanks(Ranks):
+    """Rank 0, which lets the other ranks take part in what it does."""
+
+    def __init__(self, workers: "Workers", size: int) -> None:
+        super().__init__(0, size)
+        self._workers = workers
+        self._is_joined = False
+
+    @contextlib.contextmanager
+    def joined(self, order: str, *arguments: Any) -> Iterator[None]:
+        if self._is_joined:  # an order is under way, of which this is a part on every rank
+            yield
+            return
+        self._is_joined = True
+        try:
+            with self._workers.running(order, *arguments):
+                yield
+        finally:
+            self._is_joined = False
+
+
 class Workers:
     """The worker processes, which start with the first order. All methods block."""
 
     def __init__(
         self, num_devices: int, device: torch.device, logs: Path, num_threads: int
     ) -> None:
-        self.ranks = Ranks(0, num_devices)
+        self.ranks = LeadRanks(self, num_devices)
         self._device = device
         self._logs = logs
         self._num_threads = num_threads

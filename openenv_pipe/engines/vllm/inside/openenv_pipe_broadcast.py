@@ -57,7 +57,9 @@ class Sender:
             raise BroadcastError("this end is closed")
         assert _layout(weights) == self._layout, "the shapes of a policy's weights have changed"
         for tensor in weights.values():
-            _broadcast(group, tensor.detach().contiguous())
+            # A sharded policy gathers each tensor when its turn has come.
+            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            _broadcast(group, whole.detach().contiguous())
 
     def close(self) -> None:
         """Disconnect, and end all waits of both ends. Repeating it does no harm."""

@@ -1,0 +1,75 @@
+"""Build a run's policy and its learners, on one device or on several."""
+
+from pathlib import Path
+
+import torch
+
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
+from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_rank
+from openenv_pipe.learner.distributed.publication import ShardedPublication
+from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
+from openenv_pipe.learner.distributed.sharded_load import is_sharded, load_sharded_policy
+from openenv_pipe.learner.distributed.workers import Workers
+from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.ranks import SINGLE_RANK
+from openenv_pipe.learner.supervised import WarmStart
+from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.weights import Publication
+
+
+def load_checked_policy(
+    config: RunConfig, device: torch.device, workers: Workers | None, checkpoint: Path | None
+) -> tuple[Policy, str | None]:
+    """Load the policy and check its forward pass.
+
+    Returns the policy and why its samples are padded instead of packed; None if they are packed.
+
+    Raises:
+        ConfigError: the model cannot be read, trained or sharded.
+    """
+    if workers and is_sharded(config):
+        policy = load_sharded_policy(
+            config.model,
+            seed=config.seed,
+            device=device,
+            ranks=workers.ranks,
+            checkpoint=checkpoint,
+        )
+        return policy, policy.check_forward()
+    whole = load_policy(config.model, seed=config.seed, device=device, checkpoint=checkpoint)
+    return whole, check_forward(whole)
+
+
+def build_learner(
+    policy: Policy, config: RunConfig, workers: Workers | None
+) -> Learner | LearnerGroup:
+    """Build the learner of a run, on several devices if there are workers."""
+    if workers and isinstance(policy, ShardedPolicy):
+        with workers.ranks.joined("build_learner", config):
+            return ShardedLearner(policy, config, workers.ranks)
+    if workers:
+        return LearnerGroup(policy, config, workers)
+    return build_rank(policy, config, SINGLE_RANK)
+
+
+def build_warm_start(policy: Policy, config: RunConfig, workers: Workers | None) -> WarmStart:
+    """Build the warm start. Unless the policy is sharded, only this process does it."""
+    if workers and isinstance(policy, ShardedPolicy):
+        with workers.ranks.joined("build_warm_start", config):
+            return ShardedWarmStart(policy, config, workers.ranks)
+    return WarmStart(
+        policy,
+        config.trainer.warm_start,
+        tokens_per_batch=config.trainer.tokens_per_batch,
+        seed=config.seed,
+    )
+
+
+def build_publication(policy: Policy, workers: Workers | None) -> Publication:
+    """Build what gives the policy to vLLM servers."""
+    if workers and isinstance(policy, ShardedPolicy):
+        return ShardedPublication(policy, workers.ranks)
+    return Publication(policy)

@@ -1,0 +1,113 @@
+"""Publish a sharded policy: files are written by all ranks, and tensors gathered one at a time."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openenv_pipe.learner.distributed.fsdp import (
+    ShardedPolicy,
+    as_shard_of,
+    gather,
+    own_part,
+    shard_like,
+    write_model,
+)
+from openenv_pipe.learner.ranks import Ranks, collective
+from openenv_pipe.models.weights import Publication, made_up_values
+
+
+class WholeOnDemand:
+    """A tensor of the published policy, with its type and shape; gathered when it is sent."""
+
+    def __init__(self, publication: "ShardedPublication", name: str, like: torch.Tensor) -> None:
+        self.dtype, self.shape, self.device = like.dtype, like.shape, like.device
+        self._publication = publication
+        self._name = name
+
+    def full_tensor(self) -> torch.Tensor:
+        """Gather the tensor from all ranks."""
+        return self._publication.whole(self._name)
+
+
+class ShardedPublication(Publication):
+    """Publishes a sharded policy without holding all of it anywhere."""
+
+    def __init__(self, policy: ShardedPolicy, ranks: Ranks) -> None:
+        super().__init__(policy)
+        self._sharded = policy
+        self._ranks = ranks
+        self._own: list[torch.Tensor] = []  # shards of the adapter while others are in their place
+
+    def write_base(self, folder: Path) -> None:
+        self.write_shards(folder, False)
+        self._policy.tokenizer.save_pretrained(folder)
+
+    def write_weights(self, folder: Path) -> None:
+        self.write_shards(folder, True)
+
+    @collective("publication")
+    def write_shards(self, folder: Path, with_adapter: bool) -> None:
+        """Write the model from all ranks."""
+        weights = self._sharded.named_shards()
+        if with_adapter:
+            weights = {name: self._merged(name, part) for name, part in weights.items()}
+        write_model(self._base, weights, folder, self._ranks)
+
+    def weights(self) -> Mapping[str, Any]:
+        """Return what `write_weights` writes, as tensors that are gathered when they are sent."""
+        return {
+            name: WholeOnDemand(self, name, values)
+            for name, values in self._sharded.named_shards().items()
+        }
+
+    @collective("publication")
+    def whole(self, name: str) -> torch.Tensor:
+        """Gather one tensor, with the adapter merged in."""
+        return gather(self._merged(name, self._sharded.named_shards()[name]))
+
+    @collective("publication")
+    def write_adapter(self, folder: Path) -> None:
+        adapter = self._sharded.whole_adapter()
+        if self._ranks.rank == 0:
+            self.write_adapter_of(folder, adapter)
+
+    @contextlib.contextmanager
+    def _made_up_adapter(self, size: float) -> Iterator[None]:
+        self.lend_made_up(size)
+        try:
+            yield
+        finally:
+            self.take_back()
+
+    @collective("publication")
+    def lend_made_up(self, size: float) -> None:
+        """Replace the adapter's weights by fixed random ones."""
+        trained = [values for _, values in self._policy.trained_parameters()]
+        self._own = [own_part(values.detach()).clone() for values in trained]
+        shapes = [values.shape for values in trained]
+        for values, made_up in zip(trained, made_up_values(shapes, size), strict=True):
+            part = own_part(values.detach())
+            part.copy_(shard_like(made_up.to(part), values))
+
+    @collective("publication")
+    def take_back(self) -> None:
+        """Put the adapter's own weights back."""
+        for (_, values), own in zip(self._policy.trained_parameters(), self._own, strict=True):
+            own_part(values.detach()).copy_(own)
+        self._own = []
+
+    @torch.no_grad()
+    def _merged(self, name: str, part: torch.Tensor) -> torch.Tensor:
+        """Add this rank's part of an adapter's product to its part of a matrix. A collective."""
+        factors = self._factors(name)
+        if factors is None:
+            return part
+        first, second = (gather(each.detach()) for each in (factors.first, factors.second))
+        product = (second @ first) * factors.scale
+        if factors.is_transposed:
+            product = product.t().contiguous()
+        own = own_part(part)
+        return as_shard_of(part, (own.float() + shard_like(product, part).float()).to(own))

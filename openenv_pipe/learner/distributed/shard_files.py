@@ -1,0 +1,169 @@
+"""Files of sharded tensors: ordinary safetensors, which `torch.distributed.checkpoint` fills.
+
+Each rank writes and reads only its own rows, so a file neither depends on the number of ranks nor
+differs from that of one process. Sharding is by the first dimension.
+"""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+TYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
+TYPE_NAMES[torch.bfloat16] = "BF16"
+ALIGNMENT = 8  # bytes, of the header
+Offsets = dict[str, int]  # where each tensor begins in the file, in bytes
+
+
+def write_shards(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Write sharded tensors (DTensor) and equal ones into one file. A collective.
+
+    Every rank gives the same names in the same order.
+    """
+    save(dict(tensors), storage_writer=_SafetensorsWriter(file))
+
+
+def read_shards(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Fill tensors from all safetensors files of a folder, with this rank's rows. A collective.
+
+    Values are converted to the type of the tensor they are read into.
+    """
+    if tensors:
+        load(dict(tensors), storage_reader=_RowReader(str(folder)))
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Read names and shapes of the tensors in all safetensors files of a folder."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return shapes
+
+
+class _RowReader(HuggingFaceStorageReader):
+    """Reads only the bytes of the wanted rows, where torch's own reader maps whole files."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        starts: dict[str, Offsets] = {}
+        for item in plan.items:
+            name, found = item.storage_index.fqn, self.storage_data[item.storage_index]
+            path = found.relative_path
+            if path not in starts:
+                starts[path] = _read_starts(Path(path))
+            assert not any(item.storage_offsets[1:]), f"{name} is not sharded by rows"
+            size_of_row = math.prod(found.shape[1:]) * found.dtype.itemsize
+            first = item.storage_offsets[0] if item.storage_offsets else 0
+            rows = bytearray(math.prod(item.lengths) * found.dtype.itemsize)
+            with Path(path).open("rb") as file:
+                file.seek(starts[path][name] + first * size_of_row)
+                if file.readinto(rows) != len(rows):
+                    raise OSError(f"{path} is shorter than its header says")
+            target = planner.resolve_tensor(item).detach()
+            if rows:
+                target.copy_(torch.frombuffer(rows, dtype=found.dtype).view(item.lengths))
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+def _read_starts(file: Path) -> Offsets:
+    """Read where each tensor begins in a safetensors file."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(length))
+    return {
+        name: 8 + length + entry["data_offsets"][0]
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+class _SafetensorsWriter(StorageWriter):
+    """Rank 0 writes the header and sets the file's size; then each rank writes its rows."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: a writer is used once."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the file is made with the global plan."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        wanted: dict[str, TensorWriteData] = {}
+        for plan in plans:
+            for item in plan.items:
+                assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
+                wanted[item.index.fqn] = item.tensor_data
+        offsets = self._make_file(wanted)
+        return [dataclasses.replace(plan, storage_data=offsets) for plan in plans]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        offsets: Offsets = plan.storage_data
+        with self._file.open("r+b") as file:
+            for item in plan.items:
+                assert item.tensor_data is not None
+                values = planner.resolve_data(item)
+                assert isinstance(values, torch.Tensor)
+                rows = values.detach().cpu().contiguous()
+                first = item.tensor_data.chunk.offsets
+                assert not any(first[1:]), f"{item.index.fqn} is not sharded by rows"
+                size_of_row = math.prod(item.tensor_data.size[1:]) * rows.element_size()
+                file.seek(offsets[item.index.fqn] + (first[0] if first else 0) * size_of_row)
+                file.write(rows.flatten().view(torch.uint8).numpy().data)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Do nothing: the header already says everything."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False  # a path is given to the constructor
+
+    def _make_file(self, wanted: Mapping[str, TensorWriteData]) -> Offsets:
+        """Write the header, and return where each tensor's values begin."""
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        starts, end = {}, 0
+        widths = {name: data.properties.dtype.itemsize for name, data in wanted.items()}
+        for name in sorted(wanted, key=lambda name: (-widths[name], name)):
+            data = wanted[name]
+            starts[name], dtype = end, data.properties.dtype
+            end += math.prod(data.size) * dtype.itemsize
+            entries[name] = {
+                "dtype": TYPE_NAMES[dtype],
+                "shape": list(data.size),
+                "data_offsets": [starts[name], end],
+            }
+        header = json.dumps(entries, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % ALIGNMENT)
+        with self._file.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + end)
+        return {name: 8 + len(header) + start for name, start in starts.items()}

@@ -1,0 +1,209 @@
+"""Load a sharded policy: each rank reads only its own rows of the weights from safetensors.
+
+The model is built on torch's device `meta`, where it takes no memory, and is sharded there. Only a
+tiny model, which is drawn from its seed, is whole on each rank's CPU before its shards are cut out.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from torch.distributed.tensor import DTensor
+
+from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TinyModelConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.learner.distributed.fsdp import (
+    Root,
+    ShardedPolicy,
+    as_shard_of,
+    shard,
+    shard_like,
+)
+from openenv_pipe.learner.distributed.shard_files import read_shapes, read_shards
+from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.models.attention.packed import use_packed_attention
+from openenv_pipe.models.load import (
+    DTYPES,
+    build_empty,
+    build_tiny,
+    find_model_folder,
+    load_tokenizer,
+    readable_errors,
+    refuse_sliding_attention,
+    with_adapter,
+)
+from openenv_pipe.models.safetensors_only import refuse_other_weights
+
+Values = Mapping[str, torch.Tensor]
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # of a hub's repository
+
+
+def is_sharded(config: RunConfig) -> bool:
+    """Return whether each of several devices holds a shard of the policy."""
+    return config.trainer.devices > 1 and config.trainer.parallel == "fsdp"
+
+
+def load_sharded_policy(
+    config: ModelConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    ranks: Ranks,
+    checkpoint: Path | None = None,
+) -> ShardedPolicy:
+    """Load the untrained policy, or the weights in a checkpoint's folder, on all ranks.
+
+    Rank 0 downloads a model that is not on this machine, before the others read it.
+
+    Raises:
+        ConfigError: the model cannot be read, or it cannot be sharded.
+    """
+    if isinstance(config, HubModelConfig) and ranks.rank == 0:
+        _download_missing(config)
+    with ranks.joined("load_sharded", config, seed, checkpoint):
+        return _load(config, seed, device, ranks, checkpoint)
+
+
+def _load(
+    config: ModelConfig, seed: int, device: torch.device, ranks: Ranks, checkpoint: Path | None
+) -> ShardedPolicy:
+    transformers.logging.disable_progress_bar()
+    tokenizer = load_tokenizer(config)
+    model = build_empty(config)
+    refuse_sliding_attention(model)
+    use_packed_attention(model)
+    drawn, folder = None, checkpoint if config.lora.rank == 0 else None
+    if folder is None and isinstance(config, TinyModelConfig):
+        drawn = build_tiny(config, tokenizer, None)
+    elif folder is None:
+        assert isinstance(config, HubModelConfig)
+        folder = find_model_folder(config)
+        assert folder is not None
+    _fill_buffers(model, device)
+    for values in model.parameters():
+        values.data = values.data.to(DTYPES[config.dtype])
+    adapter: Values = {}
+    if config.lora.rank:
+        torch.manual_seed(seed)
+        model, adapter = _with_adapter(model, config)
+    root = shard(model, ranks, device)
+    shards = _fill(root, device)
+    if drawn is not None:
+        _copy_shards(shards, drawn.state_dict())
+    else:
+        assert folder is not None
+        _read_folder(shards, folder)
+    _copy_shards({name: root.model.get_parameter(name) for name in adapter}, adapter)
+    policy = ShardedPolicy(
+        root,
+        ranks,
+        tokenizer,
+        device=device,
+        autocast=DTYPES[config.autocast],
+        # Else the backward pass would need all weights in the precision of products.
+        activation_checkpointing=config.activation_checkpointing or config.dtype != config.autocast,
+        history=config.history,
+    )
+    if adapter and checkpoint is not None:
+        policy.load_model(checkpoint)
+    return policy
+
+
+def _download_missing(config: HubModelConfig) -> None:
+    if find_model_folder(config) is None:
+        with readable_errors(config):
+            snapshot_download(config.path, revision=config.revision, allow_patterns=FILES)
+
+
+def _fill_buffers(model: Any, device: torch.device) -> None:
+    """Compute the buffers, such as frequencies of positions, as transformers does after loading.
+
+    A buffer that it leaves out stays NaN, which `check_forward` refuses.
+    """
+    for module in model.modules():
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                nan = float("nan") if buffer.is_floating_point() else 0
+                module._buffers[name] = torch.full_like(buffer, nan, device=device)
+        if module._buffers:
+            model._init_weights(module)
+
+
+def _with_adapter(model: Any, config: ModelConfig) -> tuple[Any, Values]:
+    """Add an adapter on the device `meta`, and return its initial values too.
+
+    They are those of an unsharded policy. peft draws them on the device of the matrices, so that
+    each matrix is replaced by a single number in the meantime, which looks like a matrix.
+    """
+    empty: dict[int, torch.nn.Parameter] = {}
+    stand_ins: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, values in module._parameters.items():
+            if values is None:
+                continue
+            if id(values) not in stand_ins:
+                number = torch.zeros((), dtype=values.dtype).expand(values.shape)
+                stand_ins[id(values)] = torch.nn.Parameter(number)
+                empty[id(stand_ins[id(values)])] = values
+            module._parameters[name] = stand_ins[id(values)]
+    model = with_adapter(model, config, None)
+    adapter = {}
+    for path, module in model.named_modules():
+        for name, values in module._parameters.items():
+            if values is None:
+                continue
+            if id(values) in empty:
+                module._parameters[name] = empty[id(values)].requires_grad_(values.requires_grad)
+            else:
+                adapter[f"{path}.{name}"] = values.detach()
+                on_meta = torch.empty_like(values, device="meta")
+                module._parameters[name] = torch.nn.Parameter(on_meta)
+    return model, adapter
+
+
+def _fill(root: Root, device: torch.device) -> dict[str, torch.Tensor]:
+    """Give each shard on the device `meta` memory; return those of the base model by their names.
+
+    Tied weights stay one tensor.
+    """
+    made: dict[int, torch.nn.Parameter] = {}
+    state = {}
+    for name, values in root.named_parameters(remove_duplicate=False):
+        if id(values) not in made:
+            assert isinstance(values, DTensor)
+            part = torch.empty_like(values.to_local(), device=device)
+            filled = as_shard_of(values, part)
+            made[id(values)] = torch.nn.Parameter(filled, requires_grad=values.requires_grad)
+        state[name] = made[id(values)]
+    root.load_state_dict(state, strict=False, assign=True)
+    return {
+        name.removeprefix("model.")
+        .removeprefix("base_model.model.")
+        .replace(".base_layer.", "."): values.detach()
+        for name, values in root.named_parameters()
+        if ".lora_" not in name
+    }
+
+
+@torch.no_grad()
+def _copy_shards(shards: Values, whole: Values) -> None:
+    for name, values in shards.items():
+        assert isinstance(values, DTensor)
+        values.to_local().copy_(shard_like(whole[name], values))
+
+
+def _read_folder(shards: Values, folder: Path) -> None:
+    """Read the shards from a folder in transformers' format."""
+    refuse_other_weights(str(folder))
+    found = read_shapes(folder)
+    unfit = next((n for n, each in shards.items() if found.get(n) != tuple(each.shape)), None)
+    if unfit is not None:
+        raise ConfigError(
+            f"trainer.parallel=fsdp reads weights part by part, and {folder} has no tensor "
+            f"{unfit!r} of shape {list(shards[unfit].shape)} (found: {found.get(unfit)}): "
+            "transformers converts the weights of this architecture; set trainer.parallel=data"
+        )
+    read_shards(shards, folder)
