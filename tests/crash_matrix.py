@@ -47,7 +47,8 @@ class Result:
     @classmethod
     def of(cls, folder: Path) -> "Result":
         lines = (folder / "metrics.jsonl").read_text().splitlines()
-        inside = [*_checkpoints(folder), folder / "episodes", folder / "eval"]
+        names = ("episodes", "eval", "pictures")
+        inside = [*_checkpoints(folder), *(folder / name for name in names)]
         files = sorted(file for path in inside for file in path.rglob("*") if file.is_file())
         digests = {str(file.relative_to(folder)): digest_of_file(file) for file in files}
         return cls([without_times(line) for line in lines], digests)

@@ -303,7 +303,10 @@ class ChatFormat:
 
 
 def _frozen(messages: Sequence[Message]) -> _Frozen:
-    return tuple(tuple(message.items()) for message in messages)
+    """Return messages as keys of a cache, without their pictures: a chat format is for text."""
+    return tuple(
+        tuple(item for item in message.items() if item[0] != "pictures") for message in messages
+    )
 
 
 def _assistant(reply: str) -> Message:

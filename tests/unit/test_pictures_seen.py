@@ -11,6 +11,8 @@ from test_rollout import ChatOnly, MessageEngine, NoChat, scripted
 from openenv_pipe.config.schema import OpenAIEngineConfig
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.pictures import with_references
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards.judges.trajectories import conversation_of
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 
@@ -139,3 +141,11 @@ def test_pictures_are_sent_only_if_the_configuration_says_so(pictures):
         assert not engine.capabilities.sees_pictures
 
     run(Endpoint(said("up")), story)
+
+
+def test_a_chat_format_reads_the_notes(pictures):
+    chat = ChatFormat(build_tokenizer())
+    message = {"role": "user", "content": NOTES[0]}
+    seen = {**message, "pictures": {NOTES[0]: pictures[0]}}
+    assert chat.first_ids([seen]) == chat.first_ids([message])
+    assert chat.following_ids([seen], ended=True) == chat.following_ids([message], ended=True)
