@@ -21,6 +21,7 @@ MIN_SIDE = 32  # rows and columns; smaller arrays are boards, which models read 
 MAX_ON_BOARDS = 15  # an array of rows of numbers that are all as small is a board of any size
 MAX_PIXELS = 2**23  # of one picture: a little more than 4K
 MAX_PICTURES = 64  # of one observation; the others stay as they are
+ENOUGH_PIXELS = 2 * MAX_PIXELS  # of one observation, after which no further picture is read
 MIN_TEXT_LENGTH = 64  # characters of a base64 text that can be a picture
 DATA_URL = re.compile(r"data:image/([a-z0-9.+-]{1,20});base64,", re.IGNORECASE)
 # The first characters of a file's base64 text, by Pillow's name of the format.
@@ -134,6 +135,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self._num_left = MAX_PICTURES
+        self._pixels_left = ENOUGH_PIXELS
 
     def read(self, value: Any) -> Any:
         """Return a value of JSON with pictures in their places."""
@@ -152,10 +154,12 @@ class _Reader:
         return value
 
     def _counted(self, make: Callable[..., Picture | None], value: Any, *more: Any) -> Any:
-        picture = make(value, *more) if self._num_left else None
+        may_read = self._num_left > 0 and self._pixels_left > 0
+        picture = make(value, *more) if may_read else None
         if picture is None:
             return value
         self._num_left -= 1
+        self._pixels_left -= picture["width"] * picture["height"]
         return picture
 
 

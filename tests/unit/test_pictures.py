@@ -125,6 +125,9 @@ async def test_what_is_no_picture_or_cannot_be_read_stays_as_it_is(value):
 async def test_what_is_decoded_is_bounded(monkeypatch):
     many = await taken([file_of(GRAY)] * (pictures.MAX_PICTURES + 2))
     assert [isinstance(each, Picture) for each in many].count(True) == pictures.MAX_PICTURES
+    monkeypatch.setattr(pictures, "ENOUGH_PIXELS", 64 * 48 + 1)
+    few = await taken([file_of(GRAY)] * 4)
+    assert [isinstance(each, Picture) for each in few] == [True, True, False, False]
     monkeypatch.setattr(pictures, "MAX_PIXELS", 64 * 48 - 1)
     for _, value in SAME:
         assert await taken(value) == value

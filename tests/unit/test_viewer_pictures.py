@@ -1,14 +1,17 @@
-"""Pictures of observations in the viewer: beside their texts, from the run's own folder only."""
+"""Pictures of observations in the viewer, from the run's own folder only, and in recordings."""
 
 import io
+from contextlib import closing
 
 import pytest
 import run_samples
 from PIL import Image
 from starlette.testclient import TestClient
 
+from openenv_pipe.commands.reproduce.recording import record
 from openenv_pipe.environments.pictures import with_references
-from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
+from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.viewer import server
 from openenv_pipe.viewer.bundle import write_bundle
 from openenv_pipe.viewer.run_store import RunStore
@@ -77,3 +80,14 @@ def test_a_bundle_has_its_pictures_as_files(folder, tmp_path):
     own.unlink()
     write_bundle(store, tmp_path / "again", keys=["smoke/0001"], stamps=[], trust=False)
     assert not [*(tmp_path / "again" / "data" / "pictures").iterdir()]
+
+
+def test_a_recording_has_the_pictures_of_its_episodes(folder, tmp_path):
+    to = tmp_path / "recording"
+    with closing(MetricsFile(folder.metrics_path)) as metrics:
+        metrics.append(run_samples.record(1))
+    record(str(folder.path), to, steps=None, runs_dir=folder.path.parents[1])
+    (own,) = (folder.path / "pictures").iterdir()
+    assert (to / "pictures" / own.name).read_bytes() == own.read_bytes()
+    (group,) = read_episodes(episodes_path(to, 1))
+    assert group.episodes[0].first_observation["screen"].png == own.read_bytes()
