@@ -299,6 +299,7 @@ def check(overrides: Overrides) -> None:
 
 
 app.command("runs")(results.runs)
+app.command("tag")(results.tag)
 
 
 app.command("hosts")(hosts.hosts)

@@ -15,11 +15,15 @@ from openenv_pipe.system.progress import LineProgress
 
 def runs(
     runs_dir: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("runs"),
+    with_tag: Annotated[
+        str | None, typer.Option("--tag", help="List only the runs with this tag.")
+    ] = None,
 ) -> None:
-    """List the runs, with their status and results.
+    """List the runs, with their status, results and tags.
 
     \b
     openenv-pipe runs
+    openenv-pipe runs --tag baseline
     """
     if not runs_dir.is_dir():
         raise RunFolderError(
@@ -29,7 +33,36 @@ def runs(
     from openenv_pipe.cli.console import print_table
     from openenv_pipe.reports.runs_table import list_runs, runs_table
 
-    print_table(runs_table(list_runs(runs_dir)))
+    rows = list_runs(runs_dir)
+    print_table(runs_table([row for row in rows if with_tag is None or with_tag in row.tags]))
+
+
+def tag(
+    run: Annotated[str, typer.Argument(metavar="RUN", autocompletion=complete_run)],
+    tags: Annotated[
+        list[str] | None, typer.Argument(metavar="[TAG]...", help="Words to add.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="TAG", help="A tag to remove; may be repeated.")
+    ] = None,
+) -> None:
+    """Give a run tags, by which `runs --tag` and `view` find it, and print those that it has.
+
+    \b
+    openenv-pipe tag runs/wordle/0007 baseline
+    openenv-pipe tag runs/wordle/0007 --remove baseline
+    """
+    from openenv_pipe.runs.find import find_run
+    from openenv_pipe.runs.tags import change_tags, read_tags
+
+    folder = find_run(run, Path("runs")).path
+    has_changes = bool(tags or remove)
+    found = (
+        change_tags(folder, add=tags or [], remove=remove or [])
+        if has_changes
+        else read_tags(folder)
+    )
+    print("\n".join(found))
 
 
 def evaluate(

@@ -12,6 +12,7 @@ from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.runs.tags import read_tags
 from openenv_pipe.system.files import read_json
 from openenv_pipe.system.progress import clock
 from openenv_pipe.system.tables import Column, Fit, Table
@@ -41,6 +42,7 @@ class RunRow:
     success_start: float | None = None
     success_trained: float | None = None
     last_reward: float | None = None
+    tags: tuple[str, ...] = ()
 
 
 def list_runs(runs_dir: Path) -> list[RunRow]:
@@ -52,7 +54,8 @@ def list_runs(runs_dir: Path) -> list[RunRow]:
 
 
 def runs_table(rows: list[RunRow]) -> Table:
-    """The rows as a table for a terminal."""
+    """The rows as a table for a terminal; with a column of tags if a run has some."""
+    has_tags = any(row.tags for row in rows)
     table = Table(
         Column("run"),
         Column("status"),
@@ -61,10 +64,13 @@ def runs_table(rows: list[RunRow]) -> Table:
         Column("steps", justify="right"),
         Column("success", justify="right"),
         Column("reward", drop=1, justify="right"),
+        *([Column("tags", drop=2, fit=Fit.FOLD)] if has_tags else []),
         Column("", drop=2, fit=Fit.CUT, style="dim"),
     )
     for row in rows:
-        table.add_row(*_cells(row))
+        *cells, problem = _cells(row)
+        tags = [", ".join(row.tags)] if has_tags else []
+        table.add_row(*cells, *tags, problem)
     return table
 
 
@@ -85,6 +91,7 @@ def _row(path: Path) -> RunRow:
             success_start=_success(reports, "start"),
             success_trained=_success(reports, "trained"),
             last_reward=steps[-1].get("reward/mean") if steps else None,
+            tags=tuple(read_tags(path)),
         )
     except (RunFolderError, OSError, LookupError, TypeError, AttributeError) as error:
         return RunRow(id=name, status="unreadable", problem=str(error))

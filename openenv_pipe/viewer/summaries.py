@@ -6,6 +6,7 @@ from typing import Any
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.tags import read_tags
 from openenv_pipe.viewer.metrics_reader import Record
 from openenv_pipe.viewer.run_store import RunStore
 
@@ -50,6 +51,7 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
         "loss": _value(config, "trainer", "loss", "type"),
         "seed": _value(config, "seed"),
         "sweep": folder.record.sweep,
+        "tags": read_tags(folder.path),
         "lineage": folder.record.lineage and folder.record.lineage.model_dump(mode="json"),
     }
 

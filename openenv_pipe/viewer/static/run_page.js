@@ -3,7 +3,7 @@
 import { h, fill, address, statusMark, number, percent, count, duration, choice, NONE } from "./dom.js";
 import { ask, listen, runPath } from "./api.js";
 import { Chart } from "./charts.js";
-import { progressBar, interval } from "./runs_page.js";
+import { progressBar, interval, tagChips } from "./runs_page.js";
 
 export const TABS = [["", "Curves", "c"], ["episodes", "Episodes", "e"], ["tasks", "Tasks"], ["evaluations", "Evaluations"], ["logs", "Logs"], ["config", "Configuration"], ["play", "Play", "p"]];
 
@@ -19,7 +19,7 @@ export function facts(pairs) {
 
 function head(run) {
   return [
-    h("div", { class: "bar" }, h("h1", {}, run.key), statusMark(run.status), progressBar(run),
+    h("div", { class: "bar" }, h("h1", {}, run.key), statusMark(run.status), progressBar(run), tagChips(run),
       run.lineage ? h("span", { class: "muted" }, `${run.lineage.kind} of ${run.lineage.run}`) : null),
     run.problem ? h("div", { class: "notice bad" }, run.problem) : null,
     facts([

@@ -12,6 +12,10 @@ export function progressBar(run) {
     h("i", { style: { "--done": share } }), `${run.step}/${run.num_steps}`);
 }
 
+export function tagChips(run) {
+  return (run.tags ?? []).map((tag) => h("a", { class: "chip", href: address("/runs", { q: tag }) }, tag));
+}
+
 export function interval(value) {
   return value ? `${percent(value.mean)} (${percent(value.low)} to ${percent(value.high)})` : null;
 }
@@ -23,7 +27,7 @@ function successCell(run) {
 }
 
 function matches(run, words) {
-  const text = [run.key, run.status, run.env, run.model, run.loss, run.sweep, run.problem].join(" ").toLowerCase();
+  const text = [run.key, run.status, run.env, run.model, run.loss, run.sweep, run.problem, ...(run.tags ?? [])].join(" ").toLowerCase();
   return words.every((word) => text.includes(word));
 }
 
@@ -33,7 +37,7 @@ export async function runsPage(route) {
   let { runs } = await ask("/runs");
   const link = (changes) => address("/runs", { ...parameters, ...changes });
   const overlay = h("a", { class: "chip" });
-  const search = h("input", { type: "search", placeholder: "Filter by name, status, environment, model", value: parameters.q ?? "",
+  const search = h("input", { type: "search", placeholder: "Filter by name, tag, status, environment, model", value: parameters.q ?? "",
     "aria-label": "Filter", oninput: () => { parameters.q = search.value; history.replaceState(null, "", link({})); draw(); } });
 
   function pick(key, on) {
@@ -55,6 +59,7 @@ export async function runsPage(route) {
       { key: "pick", title: "", cell: (run) => h("input", { type: "checkbox", checked: chosen.has(run.key), "aria-label": `Choose ${run.key}`,
         onchange: (event) => pick(run.key, event.target.checked) }), hint: "Choose two to six runs to lay them over each other" },
       { key: "run", title: "Run", of: (run) => run.key, first: "up", cell: (run) => h("a", { href: address(`/run/${run.key}`) }, run.key) },
+      ...(runs.some((run) => run.tags?.length) ? [{ key: "tags", title: "Tags", of: (run) => (run.tags ?? []).join(" ") || null, first: "up", cell: (run) => h("span", { class: "chips" }, tagChips(run)) }] : []),
       { key: "status", title: "Status", of: (run) => run.status, first: "up", cell: (run) => h("span", { title: run.problem }, statusMark(run.status)) },
       { key: "steps", title: "Progress", of: (run) => run.num_steps ? run.step / run.num_steps : null, cell: progressBar },
       { key: "success", title: "Success", class: "num", of: (run) => run.success_trained?.mean ?? run.success, cell: successCell,
