@@ -37,7 +37,7 @@ def sample(
     greedy_B = temperatures_B == 0
     divisors_B = torch.where(greedy_B, 1.0, temperatures_B)
     logprobs_BV = torch.log_softmax(logits_BV.float() / divisors_B[:, None], dim=-1)
-    cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
+    cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
     totals_B1 = cumulative_BV[:, -1:].contiguous()
     drawn_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * totals_B1, right=True)
     last_B1 = torch.searchsorted(cumulative_BV, totals_B1)  # the last token of positive probability

@@ -14,19 +14,18 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.attention.packed import UnsupportedAttentionError
-from openenv_pipe.models.kv_cache import RaggedCache
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Sample
 
 NUM_TOKENS = 12  # of the probe
-NUM_FIRST = 5  # of which the engine gets these first, and the others with its cache
+NUM_FIRST = 5  # of which the engine gets these first, and the others one by one
 NUM_SHARED = 7  # with which both samples of the packed row begin
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 0.5}  # of a logprob's difference, in nats
 
 
 @torch.inference_mode()
 def check_forward(policy: Policy) -> str | None:
-    """Compare the forward passes, and set `policy.packs_rows`.
+    """Compare the forward passes, and set `policy.packs_rows` and `policy.slow_forward_reason`.
 
     Returns why samples are padded instead of packed; None if they are packed.
 
@@ -34,18 +33,25 @@ def check_forward(policy: Policy) -> str | None:
         ConfigError: the logprobs of the learner or of the local engine differ from the model's own.
     """
     token_ids = torch.arange(1, NUM_TOKENS + 1, device=policy.device)[None]
-    expected = torch.log_softmax(policy.model_logits(token_ids).float(), dim=-1)
-    logits_of = {
-        "the learner's": policy.logits(policy.hidden(token_ids)),
-        "engine=local's": _cached_logits(policy, token_ids),
-    }
+    expected = torch.log_softmax(policy.model_logits(token_ids).float(), dim=-1)[0]
     bound = BOUNDS[policy.precision]
+
+    def difference(logits: torch.Tensor) -> float:
+        """Return the largest difference from the last of the expected logprobs."""
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        return (logprobs - expected[-len(logits) :]).abs().max().item()
+
+    if policy.is_fast and not difference(_row_logits(policy, token_ids)) <= bound:
+        policy.slow_forward_reason = "the fast forward pass differs from the model's own"
+    logits_of = {
+        "the learner's": policy.logits(policy.hidden(token_ids))[0],
+        "engine=local's": _row_logits(policy, token_ids),
+    }
     for whose, logits in logits_of.items():
-        difference = (torch.log_softmax(logits.float(), dim=-1) - expected).abs().max().item()
-        if not difference <= bound:  # also refuses NaN
+        if not difference(logits) <= bound:  # also refuses NaN
             raise ConfigError(
-                f"{whose} forward pass differs from the model's own by {difference:.3g} in a "
-                f"logprob, where {bound:g} is allowed for {policy.precision}; this architecture "
+                f"{whose} forward pass differs from the model's own by {difference(logits):.3g} in "
+                f"a logprob, where {bound:g} is allowed for {policy.precision}; this architecture "
                 "is not supported, choose one like Qwen3 or Llama"
             )
     reason = _missing_argument(policy) or _packing_problem(policy, bound)
@@ -107,13 +113,12 @@ def _sample(row: list[int]) -> Sample:
     )
 
 
-def _cached_logits(policy: Policy, token_ids: torch.Tensor) -> torch.Tensor:
-    """Logits [1, NUM_TOKENS, V] as the engine computes them: the first tokens are in its cache."""
-    cache = RaggedCache(policy.num_layers)
-    cache.add_rows(1)
-    parts = []
-    for ids, start in ((token_ids[:, :NUM_FIRST], 0), (token_ids[:, NUM_FIRST:], NUM_FIRST)):
-        positions = torch.arange(start, start + ids.shape[1], device=policy.device)[None]
-        mask = cache.write_at(positions)
-        parts.append(policy.logits(policy.hidden(ids, positions, mask, cache)))
-    return torch.cat(parts, dim=1)
+def _row_logits(policy: Policy, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return logits [K, V] of the last tokens as the engine computes them: all from its cache."""
+    (forward,) = policy.row_forwards(1)
+    forward.reserve_rows(1)
+    logits = [forward.feed([token_ids[0, :NUM_FIRST].tolist()], [0])]
+    for position in range(NUM_FIRST, NUM_TOKENS):
+        position_1 = torch.tensor([position], device=policy.device)
+        logits.append(forward.step(token_ids[0, position_1], position_1))
+    return torch.cat(logits)

@@ -43,8 +43,8 @@ class _RaggedLayer(CacheLayerMixin):
         self._layout = layout
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        rows, heads, _, size = key_states.shape
-        shape = (rows, self._layout.capacity, heads, size)
+        _, heads, _, size = key_states.shape
+        shape = (self._layout.num_rows, self._layout.capacity, heads, size)
         self.keys = key_states.new_zeros(shape)
         self.values = value_states.new_zeros(shape)
         self.is_initialized = True
@@ -58,7 +58,9 @@ class _RaggedLayer(CacheLayerMixin):
         places, width = self._layout.places, self._layout.width
         self.keys[places] = key_states.transpose(1, 2)
         self.values[places] = value_states.transpose(1, 2)
-        return self.keys[:, :width].transpose(1, 2), self.values[:, :width].transpose(1, 2)
+        rows = len(key_states)
+        seen = slice(rows), slice(width)
+        return self.keys[seen].transpose(1, 2), self.values[seen].transpose(1, 2)
 
     def resize(self, rows: int, capacity: int) -> None:
         """Grow to more rows or a larger capacity; the content stays."""
@@ -66,15 +68,9 @@ class _RaggedLayer(CacheLayerMixin):
             self.keys = _grown(self.keys, rows, capacity)
             self.values = _grown(self.values, rows, capacity)
 
-    def take(self, source: "_RaggedLayer", rows: torch.Tensor) -> None:
-        """Become a copy of these rows of another layer."""
-        if source.is_initialized:
-            self.keys, self.values = source.keys[rows], source.values[rows]
-            self.is_initialized = True
-
-    def put(self, source: "_RaggedLayer", rows: torch.Tensor) -> None:
-        """Overwrite these rows with those of a layer of the same capacity."""
-        self.keys[rows], self.values[rows] = source.keys, source.values
+    def copy_rows(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        if self.is_initialized:
+            self.keys[targets], self.values[targets] = self.keys[sources], self.values[sources]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._layout.width, 0
@@ -96,49 +92,37 @@ class RaggedCache(Cache):
         super().__init__(layers=[_RaggedLayer(self._layout) for _ in range(num_layers)])
 
     @property
-    def num_rows(self) -> int:
-        return self._layout.num_rows
-
-    @property
     def capacity(self) -> int:
         """Tokens that each row has room for."""
         return self._layout.capacity
 
     def write_at(self, positions_RQ: torch.Tensor) -> torch.Tensor:
-        """Prepare a forward pass; return its attention mask [R, 1, Q, width], True = visible."""
+        """Prepare a forward pass of the first R rows.
+
+        Returns its attention mask [R, 1, Q, width], True = visible.
+        """
         width = int(positions_RQ.max()) + 1
         if width > self.capacity:
-            self._resize(self.num_rows, -(-width // _GROWTH) * _GROWTH)
-        rows_R1 = torch.arange(self.num_rows, device=positions_RQ.device)[:, None]
+            self._resize(self._layout.num_rows, -(-width // _GROWTH) * _GROWTH)
+        rows_R1 = torch.arange(len(positions_RQ), device=positions_RQ.device)[:, None]
         self._layout.width, self._layout.places = width, (rows_R1, positions_RQ)
         columns = torch.arange(width, device=positions_RQ.device)
         return (columns <= positions_RQ[:, :, None])[:, None]
 
-    def add_rows(self, num_rows: int) -> None:
-        """Append empty rows."""
-        self._resize(self.num_rows + num_rows, self.capacity)
+    def reserve_rows(self, num_rows: int) -> None:
+        """Make room for at least so many rows."""
+        if num_rows > self._layout.num_rows:
+            self._resize(num_rows, self.capacity)
 
-    def copy_rows(self, rows: torch.Tensor) -> "RaggedCache":
-        """Return a new cache of these rows [K] int64, in this order."""
-        copy = RaggedCache(len(self.layers))
-        for mine, theirs in zip(copy.layers, self.layers, strict=True):
-            mine.take(theirs, rows)
-        copy._layout.num_rows, copy._layout.capacity = len(rows), self.capacity
-        return copy
-
-    def put_rows(self, rows: torch.Tensor, copy: "RaggedCache") -> None:
-        """Write back what `copy_rows` gave, after it may have grown."""
-        if copy.capacity > self.capacity:
-            self._resize(self.num_rows, copy.capacity)
-        for mine, theirs in zip(self.layers, copy.layers, strict=True):
-            mine.put(theirs, rows)
-
-    def _resize(self, rows: int, capacity: int) -> None:
-        if (rows, capacity) == (self.num_rows, self.capacity):
-            return
+    def copy_rows(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Overwrite the target rows [K] with the source rows [K] as they were before the call."""
         for layer in self.layers:
-            layer.resize(rows, capacity)
-        self._layout.num_rows, self._layout.capacity = rows, capacity
+            layer.copy_rows(sources, targets)
+
+    def _resize(self, num_rows: int, capacity: int) -> None:
+        for layer in self.layers:
+            layer.resize(num_rows, capacity)
+        self._layout.num_rows, self._layout.capacity = num_rows, capacity
 
 
 def _grown(tensor: torch.Tensor, rows: int, capacity: int) -> torch.Tensor:

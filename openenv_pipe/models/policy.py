@@ -18,8 +18,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from openenv_pipe.models.attention.packed import PackedRow
 from openenv_pipe.models.chat_template import ChatFormat, HistoryMode
 from openenv_pipe.models.embedding import embed
+from openenv_pipe.models.fast_forward import FastForward, PackedDecoder, unsupported_reason
 from openenv_pipe.models.logprobs import token_logprobs
 from openenv_pipe.models.quantization import num_values
+from openenv_pipe.models.row_forward import RowForward, TransformersForward
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
 from openenv_pipe.types import Batch
 
@@ -53,6 +55,8 @@ class Policy:
         self.num_layers = text.num_hidden_layers
         self.max_length: int | None = getattr(text, "max_position_embeddings", None)
         self.packs_rows = True  # `check_forward` clears it for architectures without packed rows.
+        # Why `row_forwards` uses transformers' modules; `check_forward` may set it.
+        self.slow_forward_reason = unsupported_reason(model, self.decoder)
         self._autocast = autocast
         self._reference: list[torch.Tensor] | None = None
         self._checkpointed: list[Any] = []
@@ -106,6 +110,18 @@ class Policy:
                 past_key_values=cache,
                 use_cache=cache is not None,
             ).last_hidden_state
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether `row_forwards` returns passes for one thread each, of several at once."""
+        return self.slow_forward_reason is None
+
+    def row_forwards(self, num: int) -> list[RowForward]:
+        """Return forward passes for sampling with the weights of now, with empty caches."""
+        if not self.is_fast:
+            return [TransformersForward(self) for _ in range(num)]
+        weights = PackedDecoder(self.decoder, self._head, self.precision)
+        return [FastForward(weights) for _ in range(num)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with self._precision():
@@ -197,6 +213,7 @@ class Policy:
             history=self.chat.history,
         )
         twin.packs_rows = self.packs_rows
+        twin.slow_forward_reason = self.slow_forward_reason
         return twin
 
     @torch.no_grad()

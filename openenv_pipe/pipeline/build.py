@@ -16,7 +16,6 @@ from contextlib import (
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -189,6 +188,11 @@ def _load_checked(
     if reason is not None:
         model = config.model.path if isinstance(config.model, HubModelConfig) else "tiny"
         tell(f"model {model} does not support packed rows ({reason}); training pads samples")
+    if isinstance(config.engine, LocalEngineConfig) and policy.slow_forward_reason is not None:
+        _log.info(
+            "the local engine samples with the model's own modules, because %s",
+            policy.slow_forward_reason,
+        )
     refuse_long_episodes(config, policy.max_length)
     return policy
 
@@ -218,8 +222,8 @@ async def _opened_engine(
         return
     assert policy is not None and publication is not None
     if isinstance(engine, LocalEngineConfig):
-        with _own_sampler(config, policy, torch_thread) as sampler:
-            yield LocalEngine(max_episodes=engine.max_batch, **sampler)
+        with _local_engine(config, engine, policy, torch_thread) as local:
+            yield local
     elif isinstance(engine, VllmEngineConfig):
         async with open_engine(
             engine,
@@ -237,21 +241,32 @@ async def _opened_engine(
 
 
 @contextmanager
-def _own_sampler(
-    config: RunConfig, policy: Policy, torch_thread: ThreadPoolExecutor
-) -> Iterator[dict[str, Any]]:
-    """Yield the local engine's policy and thread, as keyword arguments of `LocalEngine`.
+def _local_engine(
+    config: RunConfig, engine: LocalEngineConfig, policy: Policy, torch_thread: ThreadPoolExecutor
+) -> Iterator[LocalEngine]:
+    """Build the local engine, and end its threads at the end of the block.
 
-    They are the learner's. With `max_staleness` the engine gets a copy of the policy and another
-    thread, so that both can work at the same time.
+    It has threads of its own if its forward pass is for one thread each, or if `max_staleness` lets
+    it sample while the learner works, for which it also gets a copy of the policy.
     """
-    if not config.trainer.max_staleness:
-        yield {"model": policy, "executor": torch_thread}
-        return
     num_threads = config.num_threads or len(usable_cores())
-    with ThreadPoolExecutor(1, "sampler", partial(_prepare_thread, num_threads)) as thread:
-        twin = policy.twin()
-        yield {"model": twin, "executor": thread, "refresh": partial(twin.follow, policy)}
+    twin = policy.twin() if config.trainer.max_staleness else None
+    model = twin or policy
+    with ExitStack() as threads:
+        executor: ThreadPoolExecutor = torch_thread
+        if model.is_fast:
+            prepare = partial(_prepare_thread, 1)
+            executor = threads.enter_context(ThreadPoolExecutor(num_threads, "sampler", prepare))
+        elif twin:
+            prepare = partial(_prepare_thread, num_threads)
+            executor = threads.enter_context(ThreadPoolExecutor(1, "sampler", prepare))
+        yield LocalEngine(
+            model,
+            max_episodes=engine.max_batch,
+            executor=executor,
+            in_lanes=model.is_fast,
+            refresh=partial(twin.follow, policy) if twin else None,
+        )
 
 
 def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:

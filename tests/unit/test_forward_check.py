@@ -36,8 +36,19 @@ def test_an_architecture_that_scales_its_logits_is_refused(scale):
         check_forward(policy)
 
 
+def test_a_decoder_that_the_fast_pass_does_not_implement_is_sampled_with_its_own_modules():
+    policy = tiny_policy()
+    layer = policy.decoder.layers[0].mlp
+    layer.register_forward_hook(lambda module, args, output: 3 * output)
+    assert policy.is_fast
+    check_forward(policy)
+    assert not policy.is_fast
+    assert policy.slow_forward_reason == "the fast forward pass differs from the model's own"
+
+
 def test_attention_that_the_cache_does_not_know_is_refused():
     policy = tiny_policy()
+    policy.slow_forward_reason = "the engine is to use the decoder's own modules"
     decoder = policy.model.get_decoder()
 
     def forget_the_past(module, args, kwargs):

@@ -5,12 +5,12 @@ import gc
 import random
 import weakref
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import torch
 from fakes import (
     FakeHost,
+    InlineExecutor,
     RecordingEngine,
     all_episodes,
     collect,
@@ -24,9 +24,10 @@ from fakes import (
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.engines import TokenRequest
+from openenv_pipe.engines import TokenRequest, local
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.errors import EngineError, HostError, SessionClosedError
+from openenv_pipe.models.fast_forward import FastForward
 from openenv_pipe.types import Finish, Status
 
 WAIT_S = 60  # limit for each wait, so that no test hangs
@@ -123,19 +124,16 @@ async def test_logprobs_belong_to_the_sampled_ids():
             start += len(turn.completion_ids)
 
 
-@contextmanager
-def a_thread():
-    with ThreadPoolExecutor(1) as executor:
-        yield executor
-
-
+@pytest.mark.parametrize("num_threads", [0, 3], ids=["one lane", "lanes in threads"])
 @pytest.mark.parametrize(
     "limits",
-    [{}, {"capacity": 3}, {"max_episodes": 3}, {"max_episodes": 1}],
+    [{}, {"capacity": 3}, {"max_episodes": 5}, {"max_episodes": 1}],
     ids=["all at once", "few sessions", "small batch", "one by one"],
 )
-async def test_the_order_of_answers_changes_no_bit(limits):
-    """Ids and logprobs are the same in whatever order environments answer."""
+async def test_the_order_of_answers_changes_no_bit(limits, num_threads, monkeypatch):
+    """Ids and logprobs are the same in whatever order environments answer and lanes are served."""
+    monkeypatch.setattr(local, "_LANE_SIZE", 3)
+    monkeypatch.setattr(local, "_NEIGHBOURS", 2)
     policy = tiny_policy(ends=True)
 
     def fails(seed, number, action):
@@ -148,9 +146,12 @@ async def test_the_order_of_answers_changes_no_bit(limits):
     results = []
     for order in (1, 2):
         host = FakeHost(fails, capacity=limits.get("capacity", 64), order=random.Random(order))
-        with a_thread() as executor:
+        with ThreadPoolExecutor(num_threads or 1) as executor:
             engine = LocalEngine(
-                policy, max_episodes=limits.get("max_episodes", 64), executor=executor
+                policy,
+                max_episodes=limits.get("max_episodes", 64),
+                executor=executor,
+                in_lanes=num_threads > 0,
             )
             groups = await asyncio.wait_for(
                 collect(policy, engine=engine, host=host, num_tasks=5), WAIT_S
@@ -172,15 +173,58 @@ async def test_tokens_do_not_depend_on_who_else_plays():
             assert one == pytest.approx(other, abs=1e-5)
 
 
-async def test_very_different_reply_lengths_equal_episodes_played_alone():
-    """Rows of short replies leave the batch early and return to it later."""
+async def test_the_number_of_threads_changes_no_bit(monkeypatch):
+    """The lanes of a collection depend on its numbers of episodes only."""
+    monkeypatch.setattr(local, "_LANE_SIZE", 3)
+    monkeypatch.setattr(local, "_NEIGHBOURS", 1)
+    policy = tiny_policy(ends=True)
+    results = []
+    for num_threads in (1, 2, 4):
+        with ThreadPoolExecutor(num_threads) as executor:
+            engine = LocalEngine(policy, max_episodes=64, executor=executor, in_lanes=True)
+            results.append(sampled(await collect(policy, engine=engine, num_tasks=5)))
+            assert len(engine._lanes) == 4
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_lanes"), [(0, 1), (1, 1), (31, 1), (64, 2), (128, 2), (129, 3), (256, 4)]
+)
+def test_lanes_are_large_enough_for_products_and_small_enough_for_the_cache(limit, num_lanes):
+    assert local._num_lanes(limit) == num_lanes
+
+
+async def test_a_lane_does_not_wait_for_the_others(monkeypatch):
+    """While environments of one lane answer, the other lane is sampled, if all play at once."""
+    monkeypatch.setattr(local, "_LANE_SIZE", 2)
+    monkeypatch.setattr(local, "_NEIGHBOURS", 1)
     policy = tiny_policy()
+    engine = LocalEngine(policy, max_episodes=4, executor=InlineExecutor(), in_lanes=True)
+    engine.begin_collection(4, 4)
+    even = await asyncio.wait_for(generate(engine, [request(n, [5]) for n in (0, 2)]), WAIT_S)
+    assert [len(completion.token_ids) for completion in even] == [10, 10]
+    engine.begin_collection(5, 4)  # The fifth takes the place of any that ends.
+    waiting = asyncio.ensure_future(generate(engine, [request(n, [5]) for n in (0, 2)]))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await asyncio.wait_for(generate(engine, [request(n, [5]) for n in (1, 3)]), WAIT_S)
+    assert await asyncio.wait_for(waiting, WAIT_S) == even
+
+
+@pytest.mark.parametrize("in_lanes", [False, True])
+async def test_very_different_reply_lengths_equal_episodes_played_alone(in_lanes, monkeypatch):
+    """Rows of short replies leave the batch early and return to it later."""
+    monkeypatch.setattr(local, "_LANE_SIZE", 5)
+    monkeypatch.setattr(local, "_NEIGHBOURS", 2)
+    policy = tiny_policy()
+    if not in_lanes:
+        policy.slow_forward_reason = "transformers' modules sample in one lane"
     lengths = [1, 100, 2, 3, 40, 1, 20, 5]
     first = [
         request(n, list(range(5, 6 + 3 * n)), max_tokens=length) for n, length in enumerate(lengths)
     ]
     second = [request(n, [5, 6 + n], max_tokens=1 + lengths[n - 1] // 4) for n in range(8)]
-    engine = local_engine(policy)
+    engine = LocalEngine(policy, max_episodes=64, executor=InlineExecutor(), in_lanes=in_lanes)
     engine.begin_collection(8, 8)
     played = [await generate(engine, turn) for turn in (first, second)]
     assert [len(completion.token_ids) for completion in played[0]] == lengths
@@ -270,19 +314,20 @@ async def test_all_episodes_may_fail_at_reset():
 
 
 @pytest.mark.parametrize("error", [EngineError("out of memory"), RuntimeError("a bug")])
-async def test_an_error_of_the_engine_ends_the_collection(error):
+async def test_an_error_of_the_engine_ends_the_collection(error, monkeypatch):
     policy = tiny_policy()
     engine = local_engine(policy)
     calls = 0
+    step = FastForward.step
 
-    def hidden(*args):
+    def failing_step(*args):
         nonlocal calls
         calls += 1
         if calls == 5:
             raise error
-        return type(policy).hidden(policy, *args)
+        return step(*args)
 
-    policy.hidden = hidden
+    monkeypatch.setattr(FastForward, "step", failing_step)
     with pytest.raises(type(error), match=str(error)):
         await asyncio.wait_for(collect(policy, engine=engine), WAIT_S)
 
@@ -360,8 +405,7 @@ async def test_the_cache_of_a_collection_is_freed_when_the_next_one_begins():
     try:
         engine.begin_collection(2, 2)
         await generate(engine, [request(0, [5]), request(1, [6])])
-        cache = weakref.ref(engine._conversations._cache)
-        assert cache().num_rows == 2
+        cache = weakref.ref(engine._lanes[0]._forward)
         engine.begin_collection(1, 1)
         await generate(engine, [request(2, [5])])
         assert cache() is None

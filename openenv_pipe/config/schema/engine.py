@@ -14,7 +14,7 @@ from openenv_pipe.system.resources import load_callable
 
 
 class LocalEngineConfig(EngineBlock):
-    """transformers in the trainer's process; waiting episodes are sampled in one batch."""
+    """The policy in the trainer's process; waiting episodes are sampled in batches."""
 
     capabilities = EngineCapabilities(
         takes="token_ids", can_train=True, is_exact=True, publishes_in_flight=False

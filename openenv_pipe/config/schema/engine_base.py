@@ -16,7 +16,7 @@ class EngineCapabilities:
 
     takes: Literal["token_ids", "messages", "observations"]  # what it is given of an episode
     can_train: bool  # it samples from the policy, and reports token ids and logprobs
-    is_exact: bool  # the trainer's own modules compute its logprobs: equal runs, equal bytes
+    is_exact: bool  # its logprobs are the trainer's but for rounding: equal runs, equal bytes
     publishes_in_flight: bool  # its policy may change while a collection is under way
     sees_pictures: bool = False  # it is given the pictures of observations, not only their notes
 

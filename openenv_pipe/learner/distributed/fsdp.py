@@ -97,6 +97,7 @@ class ShardedPolicy(Policy):
         self._ranks = ranks
         self._is_gathered = False
         super().__init__(root.model, tokenizer, **options)
+        self.slow_forward_reason = "each rank holds a shard of it"
         # FSDP keeps tensors from the first pass, which must not be those of inference mode.
         self.pass_along()
 

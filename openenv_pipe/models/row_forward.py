@@ -1,0 +1,84 @@
+"""Forward passes for sampling: rows of tokens, whose keys and values are cached.
+
+Shape letters: R rows (conversations), Q new tokens of a forward pass, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from openenv_pipe.models.kv_cache import RaggedCache
+
+
+class RowForward(Protocol):
+    """A forward pass over the rows of its own cache. A row's tokens are fed in their order."""
+
+    def reserve_rows(self, num_rows: int) -> None:
+        """Make room for at least so many rows."""
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Overwrite the target rows with the source rows as they were before the call."""
+
+    def feed(self, new_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> torch.Tensor:
+        """Feed to each row r its new tokens, at least one, from position starts[r] on.
+
+        Returns the logits [R, V] after each row's last token.
+        """
+
+    def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+        """Feed one token to each of the first R rows; return the logits [R, V] after it."""
+
+
+class CachedModel(Protocol):
+    """The interface of a model for `TransformersForward`, as in `models.policy.Policy`."""
+
+    device: torch.device
+    num_layers: int
+
+    def hidden(
+        self,
+        token_ids_RQ: torch.Tensor,
+        positions_RQ: torch.Tensor,
+        mask: torch.Tensor,
+        cache: RaggedCache,
+    ) -> torch.Tensor:
+        """Compute the last hidden states, [R, Q, hidden size]."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute logits [..., V] of hidden states [..., hidden size]."""
+
+
+class TransformersForward:
+    """The forward pass of transformers' own modules, for every architecture and device."""
+
+    def __init__(self, model: CachedModel) -> None:
+        self._model = model
+        self._cache = RaggedCache(model.num_layers)
+
+    def reserve_rows(self, num_rows: int) -> None:
+        self._cache.reserve_rows(num_rows)
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._cache.copy_rows(self._tensor(sources), self._tensor(targets))
+
+    def feed(self, new_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> torch.Tensor:
+        width = max(map(len, new_ids))
+        ids_RQ = self._tensor([[*ids, *[0] * (width - len(ids))] for ids in new_ids])
+        last_R = self._tensor([len(ids) - 1 for ids in new_ids])
+        positions_RQ = self._tensor(starts)[:, None] + self._tensor(range(width))
+        return self._forward(ids_RQ, positions_RQ, last_R)
+
+    def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+        return self._forward(token_ids_R[:, None], positions_R[:, None], positions_R.new_zeros(1))
+
+    def _forward(
+        self, ids_RQ: torch.Tensor, positions_RQ: torch.Tensor, last_R: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute the logits [R, V] at each row's place last_R."""
+        mask = self._cache.write_at(positions_RQ)
+        hidden_RQ = self._model.hidden(ids_RQ, positions_RQ, mask, self._cache)
+        return self._model.logits(hidden_RQ[self._tensor(range(len(ids_RQ))), last_R])
+
+    def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._model.device)

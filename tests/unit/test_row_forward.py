@@ -1,0 +1,225 @@
+"""Forward passes for sampling, with their caches, against forward passes without a cache."""
+
+import gc
+import random
+import weakref
+
+import pytest
+import torch
+from fakes import tiny_policy
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from openenv_pipe.models import fast_forward
+from openenv_pipe.models.fast_forward import FastForward
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.row_forward import TransformersForward
+
+BOUND = {"float32": 1e-5, "bfloat16": 0.1}  # of a logit's difference
+
+
+def policy_of(kind, autocast="float32"):
+    policy = tiny_policy(autocast=autocast)
+    assert policy.is_fast
+    if kind == "transformers":
+        policy.slow_forward_reason = "this test is about transformers' modules"
+    return policy
+
+
+@pytest.fixture(params=["transformers", "fast"])
+def kind(request):
+    return request.param
+
+
+class Grower:
+    """Feeds random tokens to rows and compares the logits with those of an uncached pass."""
+
+    def __init__(self, policy: Policy, num_rows: int, *, seed: int = 0, bound: float = 1e-5):
+        self.policy = policy
+        (self.forward,) = policy.row_forwards(1)
+        self.forward.reserve_rows(num_rows)
+        self.rows: list[list[int]] = [[] for _ in range(num_rows)]
+        self._draw = random.Random(seed)
+        self._bound = bound
+
+    def add_rows(self, num_rows: int) -> None:
+        self.rows += [[] for _ in range(num_rows)]
+        self.forward.reserve_rows(len(self.rows))
+
+    @torch.inference_mode()
+    def feed(self, lengths: list[int]) -> None:
+        """Give row r lengths[r] new tokens."""
+        new = [[self._draw.randrange(5, 250) for _ in range(length)] for length in lengths]
+        logits = self.forward.feed(new, [len(row) for row in self.rows])
+        for row, ids in zip(self.rows, new, strict=True):
+            row += ids
+        self._check(logits)
+
+    @torch.inference_mode()
+    def step(self, num_rows: int) -> None:
+        """Give one token to each of the first rows."""
+        ids = [self._draw.randrange(5, 250) for _ in range(num_rows)]
+        lengths = [len(row) for row in self.rows[:num_rows]]
+        logits = self.forward.step(torch.tensor(ids), torch.tensor(lengths))
+        for row, token_id in zip(self.rows, ids, strict=False):
+            row.append(token_id)
+        self._check(logits)
+
+    @torch.inference_mode()
+    def copy_rows(self, sources: list[int], targets: list[int]) -> None:
+        self.forward.copy_rows(sources, targets)
+        copies = [list(self.rows[source]) for source in sources]
+        for target, row in zip(targets, copies, strict=True):
+            self.rows[target] = row
+
+    def _check(self, logits_RV: torch.Tensor) -> None:
+        for row, logits in zip(self.rows, logits_RV, strict=False):
+            hidden = self.policy.hidden(torch.tensor([row]))[0, -1]
+            assert (logits - self.policy.logits(hidden)).abs().max() < self._bound
+
+
+@pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_of_different_lengths_equal_plain_forward_passes(kind, seed, autocast):
+    """The cache grows several times."""
+    draw = random.Random(seed)
+    grower = Grower(policy_of(kind, autocast), 4, seed=seed, bound=BOUND[autocast])
+    for _ in range(6):
+        grower.feed([draw.randrange(1, 25) for _ in range(4)])
+        grower.step(4)
+        grower.step(draw.randrange(1, 5))
+    assert max(map(len, grower.rows)) > 64
+
+
+def test_long_rows_are_fed_in_blocks(kind, monkeypatch):
+    """A block ends before its padded tokens are too many; a row that is longer is cut."""
+    monkeypatch.setattr(fast_forward, "BLOCK", 16)
+    grower = Grower(policy_of(kind), 6)
+    grower.feed([3, 40, 1, 16, 17, 2])
+    grower.feed([33, 1, 1, 1, 1, 1])
+    grower.step(6)
+
+
+def test_rows_can_be_added_later(kind):
+    grower = Grower(policy_of(kind), 2)
+    grower.feed([5, 70])
+    grower.add_rows(2)
+    grower.feed([1, 1, 9, 3])
+    grower.step(4)
+
+
+def test_rows_can_be_copied_and_exchanged(kind):
+    grower = Grower(policy_of(kind), 4)
+    grower.feed([5, 9, 2, 7])
+    grower.copy_rows([3, 0, 1], [0, 3, 2])
+    grower.step(4)
+    grower.feed([1, 2, 3, 4])
+
+
+def test_rows_that_begin_with_equal_tokens_are_computed_once(monkeypatch):
+    """The members of a group have equal prompts, and go on differently."""
+    policy = policy_of("fast")
+    blocks = []
+    feed_block = FastForward._feed_block
+    monkeypatch.setattr(
+        FastForward,
+        "_feed_block",
+        lambda self, block: blocks.append(block) or feed_block(self, block),
+    )
+    grower = Grower(policy, 5)
+    with torch.inference_mode():
+        prompts = [[5, 6, 7], [8, 9], [5, 6, 7], [8, 9], [8, 9]]
+        logits = grower.forward.feed(prompts, [0] * 5)
+    assert [[piece.row for piece in block] for block in blocks] == [[0, 1]]
+    grower.rows = prompts
+    grower._check(logits)
+    grower.feed([1, 2, 3, 4, 5])
+    grower.step(5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"), [(LlamaForCausalLM, LlamaConfig), (Qwen2ForCausalLM, Qwen2Config)]
+)
+@pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
+def test_other_architectures_with_shared_key_value_heads(architecture, config, autocast):
+    """Llama has no norm of queries and keys; Qwen2 has biases."""
+    tiny = tiny_policy()
+    torch.manual_seed(0)
+    model = architecture(
+        config(
+            vocab_size=len(tiny.tokenizer),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            initializer_range=0.15,
+            attention_bias=True,
+        )
+    )
+    for name, values in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(values)
+    precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[autocast]
+    policy = Policy(model, tiny.tokenizer, device=tiny.device, autocast=precision)
+    assert policy.is_fast
+    grower = Grower(policy, 3, bound=10 * BOUND[autocast])
+    grower.feed([5, 1, 9])
+    grower.step(2)
+    grower.feed([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"lora_rank": 2}, "adapter"),
+        ({"dtype": "bfloat16"}, "not float32"),
+        ({"rope": "dynamic"}, "rope_type"),
+        ({"limit": 10}, "more than 10 parameters"),
+    ],
+)
+def test_other_models_use_their_own_modules(changes, reason, monkeypatch):
+    monkeypatch.setattr(fast_forward, "MAX_PARAMETERS", changes.pop("limit", 10**6))
+    rope, dtype = changes.pop("rope", None), changes.pop("dtype", None)
+    policy = tiny_policy(**changes)
+    if rope:
+        policy.decoder.config.rope_parameters["rope_type"] = rope
+    if dtype:
+        policy.model.to(getattr(torch, dtype))
+    found = fast_forward.unsupported_reason(policy.model, policy.decoder)
+    assert found is not None
+    assert reason in found
+    policy.slow_forward_reason = found
+    assert isinstance(policy.row_forwards(1)[0], TransformersForward)
+
+
+def test_a_pass_keeps_the_weights_that_it_was_made_with():
+    """The learner may change the policy while the engine samples with a copy."""
+    policy = policy_of("fast")
+    (forward,) = policy.row_forwards(1)
+    forward.reserve_rows(1)
+    with torch.inference_mode():
+        before = forward.feed([[5, 6]], [0])
+    with torch.no_grad():
+        for values in policy.model.parameters():
+            values.mul_(1.5)
+    with torch.inference_mode():
+        assert torch.equal(forward.feed([[5, 6]], [0]), before)
+
+
+def test_a_forward_pass_that_nobody_uses_is_freed_without_the_garbage_collector(kind):
+    """A reference cycle would keep the tensors of a whole collection in memory for a while."""
+    grower = Grower(policy_of(kind), 2)
+    gc.collect()
+    gc.disable()
+    try:
+        grower.feed([3, 5])
+        grower.step(2)
+        if kind == "fast":
+            tensors = grower.forward._cache
+        else:
+            tensors = [layer.keys for layer in grower.forward._cache.layers]
+        seen = [weakref.ref(each) for each in (grower.forward, *tensors)]
+        del tensors, grower.forward
+        assert [each() for each in seen] == [None] * len(seen)
+    finally:
+        gc.enable()
