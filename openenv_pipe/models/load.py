@@ -182,6 +182,11 @@ def readable_errors(config: HubModelConfig) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
+        if "Unrecognized configuration class" in first_line:
+            raise ConfigError(
+                f"model.path={config.path!r} is no causal language model for text, but for example "
+                "a vision-language model, which cannot be trained; choose a model for text"
+            ) from None
         raise ConfigError(
             f"model.path={config.path!r} cannot be loaded: {first_line} Set it to a folder with "
             "config.json and safetensors weights, or to an id on a hub that this machine can "
