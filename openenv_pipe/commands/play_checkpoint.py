@@ -14,6 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.commands.env.targets import for_one_session
 from openenv_pipe.config.schema import NoJudgeConfig, RunConfig, VerifierTerm
 from openenv_pipe.engines.base import (
@@ -32,7 +35,7 @@ from openenv_pipe.runs.find import find_model
 from openenv_pipe.system.foreign_json import encodable
 from openenv_pipe.system.progress import LineProgress
 from openenv_pipe.system.resources import load_callable
-from openenv_pipe.types import Episode, Finish, Group
+from openenv_pipe.types import Episode, Finish, Group, Message
 from openenv_pipe.viewer.play import PlayRequest, PlayState, PlayStatus
 
 _log = logging.getLogger(__name__)
@@ -55,30 +58,45 @@ class SteeredEngine:
         self._engine = engine
         self._chat = chat
         self._choose = choose
-        self._missed: list[Any] = []  # token ids or messages
+        self._ids: list[int] = []  # of the conversation
+        self._known_ids: list[int] = []  # of the conversation, as the other engine has it
+        self._missed: list[Message] = []  # by an engine that takes messages
 
     async def generate(self, request: Any) -> Completion | TextReply:
         """Return the reply that the person has chosen. Raises EngineError and ConfigError."""
         text = await self._choose()
         if isinstance(request, TokenRequest):
-            request = replace(request, new_ids=[*self._missed, *request.new_ids])
-        elif isinstance(request, MessageRequest):
-            request = replace(request, new_messages=[*self._missed, *request.new_messages])
-        if text is None:
-            self._missed = []
-            return await self._engine.generate(request)
-        if isinstance(request, TokenRequest):
-            return self._written(text, request)
+            return await self._next_tokens(text, request)
         if isinstance(request, MessageRequest):
-            self._missed = [*request.new_messages, {"role": "assistant", "content": text}]
-        return TextReply(text=text)
+            messages = [*self._missed, *request.new_messages]
+            if text is None:
+                self._missed = []
+                request = replace(request, new_messages=messages)
+            else:
+                self._missed = [*messages, {"role": "assistant", "content": text}]
+        return await self._engine.generate(request) if text is None else TextReply(text=text)
 
-    def _written(self, text: str, request: TokenRequest) -> Completion:
+    async def _next_tokens(self, text: str | None, request: TokenRequest) -> Completion:
+        self._ids = [*self._ids[: request.num_kept], *request.new_ids]
+        if text is None:
+            kept = common_prefix(np.array(self._ids), np.array(self._known_ids))
+            request = replace(
+                request,
+                new_ids=self._ids[kept:],
+                num_kept=kept if kept < len(self._known_ids) else None,
+            )
+            completion: Completion = await self._engine.generate(request)
+            self._known_ids = [*self._ids, *completion.token_ids]
+        else:
+            completion = self._written(text, request.max_tokens)
+        self._ids += completion.token_ids
+        return completion
+
+    def _written(self, text: str, max_tokens: int) -> Completion:
         assert self._chat is not None
         token_ids = self._chat.reply_ids(text)
-        finish = Finish.LENGTH if len(token_ids) > request.max_tokens else Finish.STOP
-        token_ids = token_ids[: request.max_tokens]
-        self._missed = [*request.new_ids, *token_ids]
+        finish = Finish.LENGTH if len(token_ids) > max_tokens else Finish.STOP
+        token_ids = token_ids[:max_tokens]
         return Completion(
             token_ids=token_ids,
             logprobs=[0.0] * len(token_ids),
@@ -87,7 +105,7 @@ class SteeredEngine:
         )
 
     def begin_collection(self, num_episodes: int, limit: int) -> int:
-        self._missed = []
+        self._ids, self._known_ids, self._missed = [], [], []
         return self._engine.begin_collection(num_episodes, limit)
 
     def end_episode(self, episode: int) -> None:
@@ -181,6 +199,11 @@ class CheckpointPlay:
             word = f"{self._runs_dir / state.request.run}{which}"
             model = await asyncio.to_thread(find_model, word, [], trust=self._trust)
             state.model = model.name
+            if model.config.agent.type != "loop":
+                raise ConfigError(
+                    f"the episodes of {model.name} are played by a program "
+                    f"(agent={model.config.agent.type}), which a person cannot play with"
+                )
             config = for_play(model.config)
             with tempfile.TemporaryDirectory(prefix="openenv-pipe-play-") as name:
                 folder = Path(name)

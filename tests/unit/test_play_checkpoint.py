@@ -70,6 +70,44 @@ def scripted(observations, draw, opening) -> str:
     return f"seen {len(observations)}"
 
 
+def test_a_prompt_that_keeps_only_a_part_reaches_the_engine_as_one():
+    """As with model.history=rerender: the engine keeps what is still in the prompt."""
+    replies = iter([None, "ab", None, None])
+
+    async def choose():
+        return next(replies)
+
+    async def play():
+        chat = SimpleNamespace(reply_ids=lambda text: [ord(each) for each in text])
+        inner = Recorder()
+        engine = SteeredEngine(inner, chat, choose)
+        engine.begin_collection(1, 1)
+        for turn, (kept, new) in enumerate([(None, [1, 2]), (2, [3]), (4, [5]), (None, [6])]):
+            request = {"episode": 7, "turn": turn, "max_tokens": 9, "temperature": 1.0, "seed": 1}
+            await engine.generate(TokenRequest(**request, new_ids=new, num_kept=kept))
+        return inner.requests
+
+    requests = asyncio.run(play())
+    # The conversation: 1 2 | 70, then 1 2 3 | ab, then 1 2 3 a 5 | 70, then 1 2 3 a 5 70 6.
+    assert [(each.num_kept, each.new_ids) for each in requests] == [
+        (None, [1, 2]),
+        (2, [3, 97, 5]),
+        (None, [6]),
+    ]
+
+
+def test_a_run_of_a_program_is_not_played(runs_dir, seen):
+    path = runs_dir / "fake" / "0001"
+    config = RunFolder.open(path).config_to_run()
+    agent = compose(["conf=echo", "agent=program", "agent.command=[echo]"]).config.agent
+    config = config.model_copy(update={"agent": agent})
+    RunFolder.create(config, overrides=[], command=[])
+    with viewer(runs_dir) as client:
+        client.post("/api/play/start", json={**WISH, "run": "fake/0002"})
+        assert "are played by a program" in until(client, "ended")["note"]
+    assert seen.opened == 0
+
+
 @pytest.fixture
 def seen(monkeypatch):
     """Fake parts of a run, in place of servers and a model; counts how often they were open."""
