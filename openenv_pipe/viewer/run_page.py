@@ -32,7 +32,7 @@ def describe_run(store: RunStore, key: str) -> dict[str, Any]:
         "versions": record.versions,
         "machine": record.machine.model_dump(mode="json"),
         "facts": record.facts,
-        "memory_bytes": record.process.memory_bytes if folder.status == "running" else None,
+        "memory_bytes": store.memory_bytes(key),
         "attempts": [
             {"number": each.number, "status": each.status, "cause": each.cause}
             for each in record.attempts

@@ -3,7 +3,9 @@
 A key is a path of two names in the folder of runs. Nothing else is reachable.
 """
 
+import math
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from openenv_pipe.system.files import read_json
 from openenv_pipe.viewer.metrics_reader import MetricsReader, Record
 
 NAME = re.compile(r"[\w.@+-]+")
+MEMORY_EVERY_S = 10.0
 MAX_KEPT = 16  # indexes of episodes that stay open
 Kept = TypeVar("Kept")
 
@@ -32,6 +35,7 @@ class RunStore:
         self._metrics: dict[Path, MetricsReader] = {}
         self._indexes: OrderedDict[Path, EpisodeIndex] = OrderedDict()
         self._openings: dict[Path, Lock] = {}
+        self._memory: dict[str, tuple[float, int | None]] = {}
         self._files: dict[tuple[str, Path], tuple[object, Any]] = {}
 
     def all_keys(self) -> list[str]:
@@ -77,6 +81,22 @@ class RunStore:
             return found if isinstance(found, dict) else {}
 
         return self._kept("config", path, read)
+
+    def memory_bytes(self, key: str) -> int | None:
+        """Return the memory of a running run's processes; None if they are not on this machine.
+
+        It is measured every `MEMORY_EVERY_S` at most, because it looks at all processes.
+        """
+        folder = self.folder(key)
+        if folder.status != "running":
+            return None
+        with self._lock:
+            measured_s, value = self._memory.get(key, (-math.inf, None))
+        if time.monotonic() - measured_s > MEMORY_EVERY_S:
+            value = folder.record.process.memory_bytes
+            with self._lock:
+                self._memory[key] = time.monotonic(), value
+        return value
 
     def reports(self, key: str) -> dict[str, EvalReport]:
         """Return the evaluations of a run by the names of their files."""
