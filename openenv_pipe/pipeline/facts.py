@@ -15,6 +15,7 @@ import torch
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import (
+    ProgramAgentConfig,
     PythonTarget,
     PythonTerm,
     RunConfig,
@@ -22,6 +23,7 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.config.schema.base import Block
+from openenv_pipe.environments.hosts.process import absolute_part
 from openenv_pipe.environments.tasks import Splits, TaskSet
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.files import digest_of_bytes, digest_of_file
@@ -37,7 +39,21 @@ def find_facts(config: RunConfig, policy: Policy, splits: Splits) -> dict[str, J
             "eval": _task_facts(config.env.tasks.eval, splits.eval),
         },
         "callables": _callables(config),
+        **_program_facts(config),
     }
+
+
+def _program_facts(config: RunConfig) -> dict[str, JsonValue]:
+    """Return a digest of each file that the command of `agent=program` names."""
+    if not isinstance(config.agent, ProgramAgentConfig):
+        return {}
+    files = [path for part in config.agent.command[1:] if (path := _file_of(part)) is not None]
+    return {"program": {path.name: digest_of_file(path) for path in files}}
+
+
+def _file_of(part: str) -> Path | None:
+    path = Path(absolute_part(part, Path.cwd()))
+    return path if path.is_absolute() and path.is_file() else None
 
 
 def policy_facts(policy: Policy) -> dict[str, JsonValue]:

@@ -15,6 +15,7 @@ FACTS: dict[str, Kind] = {
     "env_code": "code",
     "image": "code",
     "callables": "code",
+    "program": "code",
     "tasks": "data",
     "model_digest": "model",
     "tokenizer_digest": "model",

@@ -88,6 +88,7 @@ def _words(row: Mapping[str, Any]) -> str:
                 if value != seen.get(name):
                     _add_strings(value, found)
             seen = observation
+    _add_strings(row.get("output", ""), found)
     found += [each["explanation"] for each in row.get("judgements", {}).values()]
     return storable_text("\n".join(found)[:MAX_WORDS_LENGTH]).replace("\x00", " ")
 

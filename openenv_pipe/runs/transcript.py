@@ -37,6 +37,9 @@ def transcript(episode: Episode) -> str:
             lines.append(f"       unusable: {_cut(turn.unusable, MAX_TEXT_LENGTH)}")
     if episode.error:
         lines.append("error  " + _cut(episode.error, MAX_TEXT_LENGTH))
+    lines += [f"note   {_cut(note, MAX_TEXT_LENGTH)}" for note in episode.notes]
+    if episode.output:
+        lines.append("output " + _cut(episode.output.strip(), MAX_TEXT_LENGTH))
     return "\n".join(line.replace("\n", "\n       ") for line in lines)
 
 

@@ -209,6 +209,8 @@ def content_of(
         "whole_reward": episode.whole_reward,
         "error": _cut(episode.error, limit),
         "unscored": _cut(episode.unscored, limit),
+        "notes": [_cut(note, limit) for note in episode.notes],
+        "output": _cut(episode.output, limit),
         "judgements": {
             name: _cut(each.explanation, limit) for name, each in episode.judgements.items()
         },

@@ -1,6 +1,7 @@
 """The programs and the notebook of examples/ do what they say."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ SMALL = (
 )
 LISTED = {
     *("train_echo.py", "stop_early.py", "compare_learning_rates.py", "read_episodes.py"),
-    *("evaluate_checkpoint.py", "notebook.ipynb"),
+    *("evaluate_checkpoint.py", "notebook.ipynb", "train_program.py", "two_roles.py"),
 }
 NOTEBOOK = """
 import sys
@@ -64,6 +65,11 @@ def test_train_echo(trained):
     folder, out = trained
     assert "grpo 2/2" in out
     assert (folder / out.splitlines()[-1]).is_file()
+
+
+def test_train_program(tmp_path):
+    out = run_example(tmp_path, "train_program.py", *SMALL)
+    assert re.fullmatch(r"reward before 0\.\d+, after 0\.\d+", out.splitlines()[-1])
 
 
 def test_read_episodes(trained):

@@ -26,7 +26,7 @@ ALLOWED_PLACES = {
     "kubernetes": {"environments/hosts/kubernetes/api.py"},
     "optuna": {"commands/sweep/search.py"},
     "datasets": {"environments/tasks/rows.py"},
-    "starlette": {"viewer/*.py", "rollout/agents/gateway.py"},
+    "starlette": {"viewer/*.py", "rollout/agents/*.py"},
     "wandb": {"trackers/wandb.py"},
     "mlflow": {"trackers/mlflow.py"},
     "trackio": {"trackers/trackio.py"},

@@ -7,7 +7,7 @@ import re
 import psutil
 import pytest
 from fakes import collect, local_engine, play, tiny_policy
-from programs import RepliesEngine, agent_config, play_episodes, programs_context, two_steps
+from programs import CLIENT, RepliesEngine, agent_config, play_episodes, programs_context, two_steps
 
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.errors import EngineError, SessionClosedError
@@ -144,6 +144,64 @@ async def test_steps_belong_to_the_call_before_them(tmp_path):
     ]
     assert [turn.reward for turn in episode.turns] == [0.5, 0.5]
     assert "'done': True" in episode.output
+
+
+OPENENV_CLIENT = """
+import asyncio
+from openenv.core.generic_client import GenericEnvClient
+
+async def main():
+    async with GenericEnvClient(base_url=os.environ["OPENENV_URL"]) as env:
+        print((await env.reset(seed=1)).observation)
+        ask([user("a")])
+        result = await env.step({"text": "one"})
+        print(result.observation, result.reward, result.done)
+
+asyncio.run(main())
+"""
+MCP_CLIENT = """
+import asyncio
+from mcp import ClientSession
+from mcp.client.streamable_http import streamablehttp_client
+
+async def main():
+    url = os.environ["OPENENV_URL"] + "/mcp"
+    async with streamablehttp_client(url) as (read, write, _), ClientSession(read, write) as env:
+        await env.initialize()
+        print([tool.name for tool in (await env.list_tools()).tools])
+        ask([user("a")])
+        for text in "one", "two", "three":
+            result = await env.call_tool("step", {"text": text})
+            print([part.text for part in result.content], result.isError)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "printed", "status"),
+    [
+        (OPENENV_CLIENT, ["{'text': 'seen 0'}", "{'text': 'seen 1'} 0.5 False"], Status.ANSWERED),
+        (
+            MCP_CLIENT,
+            [
+                "['step']",
+                "['seen 1'] False",
+                "['seen 2\\nThe episode is over.'] False",
+                "['the episode is over'] True",
+            ],
+            Status.DONE,
+        ),
+    ],
+    ids=["openenv", "mcp"],
+)
+async def test_other_clients_take_steps(tmp_path, script, printed, status):
+    """The clients of OpenEnv and of MCP themselves, in processes of their own."""
+    command = ["{python}", "-W", "ignore", "-c", CLIENT + script]
+    episode, _ = await play_script("", tmp_path, command=command)
+    assert (episode.status, episode.error) == (status, None), episode.output
+    assert episode.output.splitlines() == printed
+    assert episode.turns[0].steps[0].action == {"text": "one"}
 
 
 async def test_a_program_sees_its_task(tmp_path):
@@ -315,3 +373,62 @@ async def test_episodes_of_programs_are_stored_whole(tmp_path):
     (group,) = read_episodes(path)
     assert dataclasses.replace(group.episodes[0], duration_s=episode.duration_s) == episode
     assert (episode.output, len(episode.notes)) == ("out\n", 1)
+
+
+# --- dialects -----------------------------------------------------------------------------------
+
+TWO_CALLS_IN_EACH = """
+def send(path, body, **headers):
+    parts = urllib.parse.urlsplit(os.environ["ANTHROPIC_BASE_URL"])
+    connection = http.client.HTTPConnection(parts.netloc, timeout=60)
+    connection.request("POST", path, json.dumps(body), headers)
+    response = connection.getresponse()
+    text = response.read().decode()
+    assert response.status == 200, (response.status, text)
+    return text
+
+def anthropic(messages, **more):
+    body = {"model": "policy", "max_tokens": 99, "messages": messages, **more}
+    return send("/v1/messages", body, **{"x-api-key": os.environ["ANTHROPIC_API_KEY"]})
+
+def responses(items, **more):
+    key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    return send("/v1/responses", {"model": "policy", "input": items, **more}, **key)
+
+def gemini(contents, method="generateContent"):
+    key = {"x-goog-api-key": os.environ["GEMINI_API_KEY"]}
+    return send("/v1beta/models/policy:" + method, {"contents": contents}, **key)
+
+schema = {"type": "object", "properties": {"word": {"type": "string"}}}
+if dialect == "anthropic":
+    tools = [{"name": "look_up", "description": "d", "input_schema": schema}]
+    content = json.loads(anthropic([user("a")], tools=tools))["content"]
+    (call,) = [block for block in content if block["type"] == "tool_use"]
+    assert (call["name"], call["input"]) == ("look_up", {"word": "sky"}), call
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "blue"}
+    more = [user("a"), {"role": "assistant", "content": content}, user([result])]
+    print(anthropic(more, tools=tools, stream=True))
+elif dialect == "responses":
+    tools = [{"type": "function", "name": "look_up", "parameters": schema}]
+    output = json.loads(responses([user("a")], tools=tools))["output"]
+    (call,) = [item for item in output if item["type"] == "function_call"]
+    assert (call["name"], json.loads(call["arguments"])) == ("look_up", {"word": "sky"}), call
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "blue"}
+    print(responses([user("a"), *output, result], tools=tools, stream=True))
+else:
+    first, second = ({"role": "user", "parts": [{"text": text}]} for text in "ab")
+    said = json.loads(gemini([first]))["candidates"][0]["content"]
+
+    print(gemini([first, said, second], "streamGenerateContent?alt=sse"))
+"""
+ONE_CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "sky"}}</tool_call>'
+
+
+@pytest.mark.parametrize("dialect", ["anthropic", "responses", "gemini"])
+async def test_other_dialects_reach_the_same_model(tmp_path, dialect):
+    """The second request repeats the answer to the first and continues it; it asks for a stream."""
+    script = f"dialect = {dialect!r}\n{TWO_CALLS_IN_EACH}"
+    episode, _ = await play_script(script, tmp_path, ONE_CALL, "it is blue")
+    assert (episode.status, episode.error) == (Status.ANSWERED, None), episode.output
+    assert episode.parents == [None, 0]
+    assert "it is blue" in episode.output and "data: " in episode.output

@@ -2,13 +2,12 @@
 
 OpenEnv's capture proxy translates between dialects, replays streams and counts calls; the calls
 themselves go to the engine without HTTP. Every episode has a random key, which is the password and
-the route. `/v1/...` and the paths of other dialects take it where their clients send it;
-`/openenv/KEY/...` has it in the path.
+the route. `/v1/...` and the paths of other dialects take it where their clients send it; the
+addresses of a session have it in their path (`session_routes`).
 """
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 import socket
@@ -24,11 +23,10 @@ from openenv.core.harness.capture.sessions import Upstream
 from openenv.core.harness.capture.upstream import UpstreamHTTPError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.rollout.agents.calls import (
     MODEL,
     Connection,
@@ -36,7 +34,8 @@ from openenv_pipe.rollout.agents.calls import (
     RefusedCallError,
     TooLongError,
 )
-from openenv_pipe.rollout.agents.steps import EnvironmentSteps, RefusedStepError
+from openenv_pipe.rollout.agents.session_routes import SessionRoutes, error_response
+from openenv_pipe.rollout.agents.steps import EnvironmentSteps
 from openenv_pipe.system.foreign_json import parse_foreign
 from openenv_pipe.system.foreign_text import visible
 
@@ -79,7 +78,7 @@ class Gateway:
         app = Starlette(
             routes=[
                 Route("/v1/models", _models),
-                Route("/openenv/{key}/{action}", self._environment, methods=["GET", "POST"]),
+                *SessionRoutes(self._steps).routes,
                 Mount("/", capture),
             ]
         )
@@ -89,7 +88,7 @@ class Gateway:
             log_level="error",
             access_log=False,
             lifespan="off",
-            ws="none",
+            ws_max_size=MAX_BODY_BYTES,
             server_header=False,
             timeout_graceful_shutdown=1,
         )
@@ -126,30 +125,9 @@ class Gateway:
             del self._rollouts[key]
             self._registry.delete(key)
 
-    async def _environment(self, request: Request) -> Response:
-        """Answer `reset`, `step` and `state`, as the HTTP server of an environment does."""
-        rollout = self._rollouts.get(request.path_params["key"])
-        if rollout is None:
-            return _error(401, "unknown key")
-        steps = rollout.steps
-        try:
-            match request.path_params["action"]:
-                case "health":
-                    return JSONResponse({"status": "healthy"})
-                case "reset":  # The run has reset the session, with the task.
-                    return _result(steps.first)
-                case "state":
-                    return JSONResponse(await steps.state())
-                case "step" if request.method == "POST":
-                    body = json.loads(await request.body())
-                    action = body.get("action") if isinstance(body, dict) else None
-                    if not isinstance(action, dict):
-                        return _error(422, 'expected {"action": {...}}')
-                    return _result(await steps.step(action, len(rollout.calls.answered) - 1))
-                case action:
-                    return _error(404, f"there is no {action!r:.40}")
-        except RefusedStepError as error:
-            return _error(422, str(error))
+    def _steps(self, key: str) -> EnvironmentSteps | None:
+        rollout = self._rollouts.get(key)
+        return None if rollout is None else rollout.steps
 
 
 class _Engines(UpstreamPool):  # type: ignore[misc]  # openenv has no types
@@ -203,11 +181,12 @@ class _Watched:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            await self._app(scope, receive, send)
             return
         body = await _read(receive)
         problem = "the request is too long" if body is None else _problem_of(scope, body)
         if problem:
-            await _error(400, problem)(scope, receive, send)
+            await error_response(400, problem)(scope, receive, send)
             return
         connection, left = Connection(), asyncio.Event()
         is_read = False
@@ -268,14 +247,3 @@ def _models(_: Request) -> JSONResponse:
     """List the one model. Some programs look for theirs before they call it."""
     model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "openenv-pipe"}
     return JSONResponse({"object": "list", "data": [model]})
-
-
-def _result(result: StepResult) -> JSONResponse:
-    return JSONResponse(
-        {"observation": result.observation, "reward": result.reward, "done": result.done}
-    )
-
-
-def _error(status: int, message: str) -> JSONResponse:
-    error = {"message": message, "type": "invalid_request_error"}
-    return JSONResponse({"error": error}, status_code=status)

@@ -68,10 +68,17 @@ class ProgramPlayer(Player):
         if first.done:
             return Status.DONE
         ask = partial(step_aside, session, env.step_timeout_s)
-        opening = await context.adapter.open(first.observation, ask)
-        steps = EnvironmentSteps(session, env, first)
+        self.opening = opening = await context.adapter.open(first.observation, ask)
         calls = ModelCalls(
             context, episode, config, number=self.number, temperature=self._temperature
+        )
+        steps = EnvironmentSteps(
+            session,
+            env,
+            first,
+            opening=opening,
+            adapter=context.adapter,
+            last_call=lambda: len(calls.answered) - 1,
         )
         with self._programs.gateway.rollout(calls, steps, max_calls=config.max_calls) as rollout:
             try:
@@ -138,7 +145,10 @@ class ProgramPlayer(Player):
             {
                 "id": task.id,
                 "observation": self._episode.first_observation,
-                "messages": list(opening.messages),
+                "messages": [
+                    {"role": message["role"], "content": message["content"]}
+                    for message in opening.messages
+                ],
                 "tools": list(opening.tools),
                 "max_steps": self._context.env.max_turns,
             }

@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import SessionError, StepRefusedError
-from openenv_pipe.types import Step
+from openenv_pipe.types import Opening, Step
 
 
 class RefusedStepError(Exception):
@@ -19,8 +20,24 @@ class RefusedStepError(Exception):
 class EnvironmentSteps:
     """Takes the steps of one episode's program in the session of the run, and records them."""
 
-    def __init__(self, session: Session, env: EnvConfig, first: StepResult) -> None:
-        """first: the result of the reset."""
+    def __init__(
+        self,
+        session: Session,
+        env: EnvConfig,
+        first: StepResult,
+        *,
+        opening: Opening,
+        adapter: Adapter,
+        last_call: Callable[[], int],
+    ) -> None:
+        """
+        first: the result of the reset.
+        opening, adapter: tell of the environment's tools and actions.
+        last_call: returns the number of the last model call, which a step is credited to.
+        """
+        self.first = first
+        self.opening = opening
+        self.adapter = adapter
         self.taken: list[tuple[int, Step, float]] = []  # the call before it, the step, Unix time
         self.refused: dict[int, str] = {}  # by the call before it, why the last step was refused
         self.is_done = first.done
@@ -28,23 +45,13 @@ class EnvironmentSteps:
         self.failure: SessionError | None = None  # what ends the episode
         self._session = session
         self._env = env
-        self._first = first
+        self._last_call = last_call
         self._one_at_a_time = asyncio.Lock()
         self._has_ended = False
 
-    @property
-    def first(self) -> StepResult:
-        """The result of the reset."""
-        return self._first
-
-    async def step(self, action: Mapping[str, Any], call: int) -> StepResult:
-        """Take a step.
-
-        call: the number of the last model call before it, which the step is credited to.
-
-        Raises:
-            RefusedStepError: It was not taken.
-        """
+    async def step(self, action: Mapping[str, Any]) -> StepResult:
+        """Take a step. Raises RefusedStepError if it was not taken."""
+        call = self._last_call()
         async with self._one_at_a_time:
             self._refuse_late()
             try:
