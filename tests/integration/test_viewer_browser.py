@@ -235,7 +235,7 @@ def test_pictures_of_observations_are_shown(place, page, request):
     page.goto(f"{request.getfixturevalue(place)}#/run/smoke/0001/episode?step=4&line=1")
     picture = page.get_by_alt_text("[picture: 40 x 32 pixels]")
     expect(picture).to_have_count(1)
-    page.wait_for_function("document.querySelector('.pictures img').naturalWidth === 40")
+    expect(picture).to_have_js_property("naturalWidth", 40)  # It is loaded, not only named.
 
 
 @pytest.mark.parametrize("place", ["address", "bundle"])
