@@ -18,13 +18,14 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
 	-e 's/^Installing collected packages.*/==> unpacking/p'
 
-.PHONY: help install train test vllm lint docs
+.PHONY: help install train test vllm lint docs gpu-acceptance
 help:
 	@echo "make install   set up .venv (a few minutes, once)"
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
 	@echo "make test      install with the tools for development, then run the tests"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
 	@echo "make lint      check style, formatting and types"
+	@echo "make gpu-acceptance   measure and test everything on a GPU: up to 80 minutes"
 	@echo "make docs      build the documentation site, and fail on a broken link"
 
 install: $(USER_STAMP)
@@ -42,6 +43,9 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+gpu-acceptance: $(DEV_STAMP)
+	$(BIN)/python benchmarks/gpu_acceptance.py
 
 docs: $(DEV_STAMP)
 	$(BIN)/mkdocs build --strict

@@ -1,14 +1,15 @@
 """Measure a GRPO step of the learner on a GPU: tokens per second, share of bfloat16 rate, memory.
 
-Qwen3-0.6B's shape with random weights, LoRA of rank 16 on every linear layer, sequences of 2k to
-16k tokens, alone and as groups that share their prompt. It needs only this repository and its
+The shapes of Qwen3 0.6B, 1.7B and 4B with random weights, in full (float32 weights, bfloat16
+products) or with LoRA of rank 16 on every linear layer, sequences of 2k to 64k tokens, alone and as
+groups that share their prompt. It needs only this repository and its
 dependencies, no model hub and no environment. It first checks that attention over packed rows gives
 the same logprobs on this device as transformers' own attention.
 
-    python benchmarks/gpu_learner.py            # writes benchmarks/results/gpu_learner.json
+    python benchmarks/gpu_learner.py --shape 1.7b --train full
     python benchmarks/gpu_learner.py --tiny     # the same with a small model, on a CPU too
 
-It has not been run on a GPU yet.
+`gpu_acceptance.py` runs it for all of them. It has not been run on a GPU yet.
 """
 
 import argparse
@@ -33,15 +34,16 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Sample
 
-QWEN3_0_6B = {
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
+QWEN3 = {"vocab_size": 151_936, "num_key_value_heads": 8, "head_dim": 128}
+SMALLER = QWEN3 | {"num_hidden_layers": 28, "num_attention_heads": 16}
+SHAPES = {
+    "0.6b": SMALLER | {"hidden_size": 1024, "intermediate_size": 3072},
+    "1.7b": SMALLER | {"hidden_size": 2048, "intermediate_size": 6144},
+    "4b": QWEN3
+    | {"num_hidden_layers": 36, "num_attention_heads": 32}
+    | {"hidden_size": 2560, "intermediate_size": 9728},
 }
+MAX_LENGTH = 65_536
 TINY = {
     "vocab_size": 500,
     "hidden_size": 32,
@@ -52,8 +54,8 @@ TINY = {
     "head_dim": 16,
 }
 RANK = 16
-# prompt, reply, members: alone up to 16k tokens, then groups that share their prompt
-CASES = [(1024, 1024, 8), (1024, 3072, 4), (4096, 12_288, 1), (8192, 8192, 1), (12_288, 512, 8)]
+# prompt, reply, members: alone up to 64k tokens, and groups that share their prompt
+CASES = [(1024, 1024, 1), (1024, 1024, 8), (4096, 12_288, 1), (12_288, 512, 8), (32_768, 32_768, 1)]
 TINY_CASES = [(16, 16, 4), (24, 40, 1)]
 AGREEMENT = {
     torch.float32: 1e-4,
@@ -61,22 +63,26 @@ AGREEMENT = {
 }  # largest difference of logprobs that is allowed
 
 
-def build_policy(shape: dict[str, int], device: str, *, checkpointing: bool) -> Policy:
+def build_policy(
+    shape: dict[str, int], device: str, *, in_full: bool, checkpointing: bool
+) -> Policy:
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    products = torch.bfloat16 if device == "cuda" else torch.float32
     config = Qwen3Config(
-        **shape, max_position_embeddings=32_768, tie_word_embeddings=True, rms_norm_eps=1e-6
+        **shape, max_position_embeddings=MAX_LENGTH, tie_word_embeddings=True, rms_norm_eps=1e-6
     )
     config._attn_implementation = "sdpa"
     with torch.device(device):
-        model = Qwen3ForCausalLM(config).to(dtype)
+        model: Any = Qwen3ForCausalLM(config).to(torch.float32 if in_full else products)
     use_packed_attention(model)
-    lora = LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    if not in_full:
+        lora = LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, lora)
     return Policy(
-        get_peft_model(model, lora),
+        model,
         build_tokenizer(),
         device=torch.device(device),
-        autocast=dtype,
+        autocast=products,
         activation_checkpointing=checkpointing,
     )
 
@@ -86,7 +92,7 @@ def build_learner(policy: Policy) -> Learner:
     changes |= {"loss.type": "grpo", "optimizer.type": "adamw", "optimizer.lr": 1e-6}
     overrides = [f"trainer.{key}={value}" for key, value in changes.items()]
     trainer = compose(["conf=echo", *overrides]).config.trainer
-    return Learner(policy, trainer, max_episode_tokens=32_768, seed=0)
+    return Learner(policy, trainer, max_episode_tokens=MAX_LENGTH, seed=0)
 
 
 def build_samples(vocabulary: int, given: int, chosen: int, members: int) -> list[Sample]:
@@ -137,11 +143,14 @@ def measured_rate(device: str) -> float:
     return 2 * size**3 / statistics.median(times[2:])
 
 
-def needed_products(shape: dict[str, int], given: int, chosen: int, members: int) -> float:
-    """Count the multiplications and additions that a step with frozen weights needs.
+def needed_products(
+    shape: dict[str, int], given: int, chosen: int, members: int, *, in_full: bool
+) -> float:
+    """Count the multiplications and additions that a step needs.
 
-    Each product counts for the forward pass and for the gradient of its input; shared prefixes
-    count once. The adapter's own products and recomputation do not count.
+    Each product counts for the forward pass, for the gradient of its input, and in full training
+    for that of its weights; shared prefixes count once. The adapter's own products and
+    recomputation do not count.
     """
     heads, size = shape["num_attention_heads"], shape["head_dim"]
     width, key_width = heads * size, shape["num_key_value_heads"] * size
@@ -150,7 +159,8 @@ def needed_products(shape: dict[str, int], given: int, chosen: int, members: int
     tokens = given + members * (chosen - 1)
     seen = given * (given + 1) / 2 + members * (chosen - 1) * (given + chosen / 2)
     head = members * chosen * hidden * shape["vocab_size"]
-    return 2 * (2 * (tokens * linear + head) + 3 * 2 * seen * width * layers)
+    passes = 3 if in_full else 2
+    return 2 * (passes * (tokens * linear + head) + 3 * 2 * seen * width * layers)
 
 
 def synchronise(device: str) -> None:
@@ -159,7 +169,13 @@ def synchronise(device: str) -> None:
 
 
 def measure(
-    learner: Learner, shape: dict[str, int], case: tuple[int, int, int], device: str, steps: int
+    learner: Learner,
+    shape: dict[str, int],
+    case: tuple[int, int, int],
+    device: str,
+    steps: int,
+    *,
+    in_full: bool,
 ) -> dict[str, Any]:
     """Return the times and the memory of one case; running out of memory is a result too."""
     given, chosen, members = case
@@ -182,7 +198,7 @@ def measure(
     found |= {"step_s": step_s, "loss": metrics["loss/policy"], "grad_norm": metrics["grad/norm"]}
     found["tokens_per_s"] = members * (given + chosen) / step_s
     found["computed_tokens_per_s"] = (given + members * chosen) / step_s
-    found["products_per_s"] = needed_products(shape, *case) / step_s
+    found["products_per_s"] = needed_products(shape, *case, in_full=in_full) / step_s
     if device == "cuda":
         found["peak_mb"] = torch.cuda.max_memory_allocated() / 1e6
     return found
@@ -191,6 +207,8 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")
+    parser.add_argument("--train", choices=["lora", "full"], default="lora")
     parser.add_argument("--steps", type=int, default=5)
     default = Path(__file__).resolve().parent / "results" / "gpu_learner.json"
     parser.add_argument("--output", type=Path, default=default)
@@ -198,23 +216,26 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not arguments.tiny:
         raise SystemExit("torch sees no GPU here; --tiny tries the same on a CPU")
-    shape, cases = (TINY, TINY_CASES) if arguments.tiny else (QWEN3_0_6B, CASES)
+    shape, cases = (TINY, TINY_CASES) if arguments.tiny else (SHAPES[arguments.shape], CASES)
+    in_full = arguments.train == "full"
     rate = measured_rate(device)
     results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         **{package: version(package) for package in ("torch", "transformers", "peft")},
+        "shape_name": "tiny" if arguments.tiny else arguments.shape,
         "shape": shape,
-        "rank": RANK,
+        "train": arguments.train,
+        "rank": None if in_full else RANK,
         "product_rate": rate,
         "cases": [],
     }
     for checkpointing in (False, True):
-        policy = build_policy(shape, device, checkpointing=checkpointing)
+        policy = build_policy(shape, device, in_full=in_full, checkpointing=checkpointing)
         results["logprobs_differ_by"] = check_agreement(policy, shape["vocab_size"])
         learner = build_learner(policy)
         for case in cases:
-            found = measure(learner, shape, case, device, arguments.steps)
+            found = measure(learner, shape, case, device, arguments.steps, in_full=in_full)
             found["activation_checkpointing"] = checkpointing
             if "products_per_s" in found:
                 found["share_of_product_rate"] = found["products_per_s"] / rate

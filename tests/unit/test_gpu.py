@@ -1,0 +1,27 @@
+"""What only a GPU can show; skipped without one. Run by `benchmarks/gpu_acceptance.py`."""
+
+import pytest
+import torch
+from fakes import CPU, alike_samples, run_config, tiny_model
+
+from openenv_pipe.learner.distributed.build import build_learner
+from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.load import load_policy
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4], ids=["full", "lora"])
+def test_an_update_is_that_of_a_cpu(lora_rank):
+    """With packed rows and shared prefixes, by FlexAttention's compiled kernel."""
+    config = run_config({"model": tiny_model(lora_rank=lora_rank).model_dump()})
+    seen = []
+    for device in (CPU, torch.device("cuda")):
+        policy = load_policy(config.model, seed=0, device=device)
+        assert check_forward(policy) is None
+        metrics = build_learner(policy, config, None).update(alike_samples(1, count=5), 1)
+        seen.append([metrics[key] for key in ("loss/policy", "grad/norm", "tokens/trained")])
+    assert seen[1] == pytest.approx(seen[0], rel=1e-3, abs=1e-5)
