@@ -4,9 +4,10 @@
 
 First it writes a run of many episodes of four turns, then starts `openenv-pipe view` and asks for
 the list, a reward filter, a text search and one episode, as a browser does. A row's figure is the
-median of the rounds; the index of episodes is made before. Then it trains `conf=echo` with and
-without a page that shows the run, in turn, and compares the steps per second, the median of the
-rounds. Prints tables in Markdown.
+median of the rounds; the index of episodes is made before. Then it trains `conf=echo`, while a page
+follows the run in every other window of five steps, and compares the windows: the seconds of a
+step, and the processor time that the training and the viewer spend on it, which other work on the
+machine changes less. Prints tables in Markdown.
 """
 
 import argparse
@@ -20,7 +21,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -33,13 +35,12 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.runs.episode_index import index_episodes
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.types import Episode, Finish, Group, Status, Step, Task, Turn
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 900.0
 NUM_WORDS, NUM_GROUPS, GROUP_SIZE, NUM_TURNS = 20_000, 8, 8, 4
-LEFT_OUT = 3  # steps until caches are warm
+WINDOW = 5  # steps
 
 
 def make_run(runs_dir: Path, num_episodes: int) -> str:
@@ -140,31 +141,109 @@ def measure_answers(runs_dir: Path, word: str, rounds: int) -> None:
         print(f"\nThe viewer's memory: {process.memory_info().rss / 2**20:.0f} MB.\n")
 
 
-def steps_per_s(runs_dir: Path, steps: int, *, is_viewed: bool) -> float:
-    """Train; return the steps per second, with or without a page that follows the run."""
+@dataclass
+class Window:
+    """What a window of steps took, per step."""
+
+    is_viewed: bool
+    step_s: float
+    training_cpu_s: float  # of the training's processes, the environment's servers included
+    viewer_cpu_s: float
+
+
+def measure_training(runs_dir: Path, num_windows: int) -> list[Window]:
+    """Train; return the windows, of which a page follows every other one."""
     runs_dir.mkdir(exist_ok=True)
+    steps = 2 * WINDOW * (num_windows + 1)  # more than enough: the training is ended
     command = [
         *(sys.executable, "-m", "openenv_pipe.cli.main", "train", "conf=echo"),
         *(f"runs_dir={runs_dir}", f"trainer.steps={steps}", "eval.num_tasks=1"),
         *("eval.baselines=false", "trainer.checkpoint.every=1000", "num_threads=1"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
-    over = threading.Event()
-    with viewer(runs_dir) as (address, _):
-        page = threading.Thread(target=_follow, args=(address, over))
-        if is_viewed:
-            page.start()
+    with viewer(runs_dir) as (address, server):
+        training = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         try:
-            subprocess.run(
-                command, env=environment, stdout=subprocess.DEVNULL, timeout=LIMIT_S, check=True
-            )
+            process = psutil.Process(training.pid)
+            metrics = runs_dir / "echo" / "0001" / "metrics.jsonl"
+            _wait_for_step(training, metrics, WINDOW)  # until caches are warm
+            return [
+                _window(number, address, server, training, process, metrics)
+                for number in range(num_windows)
+            ]
         finally:
-            over.set()
-            if is_viewed:
-                page.join()
-    newest = max(runs_dir.glob("echo/[0-9]*/metrics.jsonl"))
-    records = read_metrics(newest)[LEFT_OUT:]
-    return len(records) / sum(record["time/step_s"] for record in records)
+            training.terminate()
+            training.wait()
+
+
+def _window(
+    number: int,
+    address: str,
+    server: psutil.Process,
+    training: subprocess.Popen[bytes],
+    process: psutil.Process,
+    metrics: Path,
+) -> Window:
+    is_viewed, over = number % 2 == 0, threading.Event()
+    page = threading.Thread(target=_follow, args=(address, over))
+    if is_viewed:
+        page.start()
+    first = _last_step(metrics) + 1
+    _wait_for_step(training, metrics, first)
+    started = time.perf_counter(), _processor_s(process), _processor_s(server)
+    _wait_for_step(training, metrics, first + WINDOW)
+    ended = time.perf_counter(), _processor_s(process), _processor_s(server)
+    over.set()
+    if is_viewed:
+        page.join()
+    took = [(end - start) / WINDOW for start, end in zip(started, ended, strict=True)]
+    return Window(is_viewed, *took)
+
+
+def _last_step(metrics: Path) -> int:
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def _wait_for_step(training: subprocess.Popen[bytes], metrics: Path, step: int) -> None:
+    latest = time.monotonic() + LIMIT_S
+    while _last_step(metrics) < step:
+        if training.poll() is not None or time.monotonic() > latest:
+            raise SystemExit(f"the training has not taken {step} steps")
+        time.sleep(0.02)
+
+
+def _processor_s(process: psutil.Process) -> float:
+    """Return the processor time of a process and its children so far."""
+    total = 0.0
+    for each in [process, *process.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def print_training(windows: list[Window]) -> None:
+    parts = {each: [w for w in windows if w.is_viewed is each] for each in (False, True)}
+    rows = {
+        "seconds": lambda window: window.step_s,
+        "processor time of the training, s": lambda window: window.training_cpu_s,
+        "processor time of the viewer, s": lambda window: window.viewer_cpu_s,
+    }
+    print("| per step, median of the windows | without a page | with a page | ratio |")
+    print("|---|---|---|---|")
+    for name, read in rows.items():
+        alone, viewed = (median(map(read, parts[each])) for each in (False, True))
+        ratio = f"{viewed / alone:.3f}" if alone > 0.001 else ""
+        print(f"| {name} | {alone:.3f} | {viewed:.3f} | {ratio} |")
+    extra, own = (
+        median(read(window) for window in parts[True])
+        for read in (lambda window: window.viewer_cpu_s, lambda window: window.training_cpu_s)
+    )
+    print(
+        f"\n{WINDOW * len(windows)} steps in windows of {WINDOW}. While a page follows the run, "
+        f"the viewer uses {100 * extra / own:.2f} % of the training's processor time. On a machine "
+        "without a free core, this is what it costs in steps per second."
+    )
 
 
 def _follow(address: str, over: threading.Event) -> None:
@@ -189,7 +268,7 @@ def _follow(address: str, over: threading.Event) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--episodes", type=int, default=100_000)
+    parser.add_argument("--episodes", type=int, default=100_000, help="0: no answers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="0: no training")
     options = parser.parse_args()
@@ -199,21 +278,12 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as scratch:
         runs_dir = Path(scratch) / "runs"
-        word = make_run(runs_dir, options.episodes)
-        measure_answers(runs_dir, word, options.rounds)
+        if options.episodes:
+            measure_answers(runs_dir, make_run(runs_dir, options.episodes), options.rounds)
     if not options.steps:
         return
     with tempfile.TemporaryDirectory() as scratch:
-        speeds: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(options.rounds):
-            for is_viewed, found in speeds.items():
-                found.append(
-                    steps_per_s(Path(scratch) / "runs", options.steps, is_viewed=is_viewed)
-                )
-    alone, viewed = (median(speeds[each]) for each in (False, True))
-    print("| training | steps/s |\n|---|---|")
-    print(f"| without a page | {alone:.3f} |\n| with a page that follows it | {viewed:.3f} |")
-    print(f"\nThe page costs {100 * (1 - viewed / alone):.1f} % of the steps per second.")
+        print_training(measure_training(Path(scratch) / "runs", max(2, options.steps // WINDOW)))
 
 
 if __name__ == "__main__":
