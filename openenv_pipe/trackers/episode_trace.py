@@ -118,19 +118,27 @@ def _agent_attributes(origin: Origin, group: str, episode: Episode) -> Attribute
     }
 
 
+def scores_of(episode: Episode) -> list[tuple[str, float, str | None]]:
+    """Return the name of each score of an episode, its value, and a judge's words if it has some.
+
+    An episode without a reward has none.
+    """
+    if not episode.is_scored:
+        return []
+    values = {"reward": episode.reward, "success": float(episode.success), **episode.reward_terms}
+    words = {name: _text(each.explanation) for name, each in episode.judgements.items()}
+    return [(_text(name), float(value), words.get(name)) for name, value in values.items()]
+
+
 def _evaluations(episode: Episode) -> Iterator[tuple[str, Attributes]]:
     """Yield the episode's scores, as events of the conventions."""
-    if not episode.is_scored:
-        return
-    scores = {"reward": episode.reward, "success": float(episode.success), **episode.reward_terms}
-    for name, value in scores.items():
+    for name, value, words in scores_of(episode):
         attributes: Attributes = {
-            "gen_ai.evaluation.name": _text(name),
-            "gen_ai.evaluation.score.value": float(value),
+            "gen_ai.evaluation.name": name,
+            "gen_ai.evaluation.score.value": value,
         }
-        if name in episode.judgements:
-            words = episode.judgements[name].explanation
-            attributes["gen_ai.evaluation.explanation"] = _text(words)
+        if words is not None:
+            attributes["gen_ai.evaluation.explanation"] = words
         yield "gen_ai.evaluation.result", attributes
 
 

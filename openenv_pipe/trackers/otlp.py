@@ -20,6 +20,7 @@ from openenv_pipe.trackers.episode_trace import (
     provider_and_model,
     trace_id,
 )
+from openenv_pipe.trackers.langfuse_scores import send_scores, server_of
 from openenv_pipe.types import Episode
 
 SPANS_PER_REQUEST = 256
@@ -73,6 +74,7 @@ class OtlpTracker:
         self._name = name
         self._config = config
         self._run: TrackedRun | None = None
+        self._headers: dict[str, str] = {}
         self._exporter: Any = None
         self._resource: Any = None
 
@@ -83,17 +85,18 @@ class OtlpTracker:
         from opentelemetry.sdk.resources import Resource
 
         self._run = run
+        self._headers = {**self._config.headers, **read_credentials(self._name, self._config)}
         self._resource = Resource({"service.name": NAME})
         self._exporter = OTLPSpanExporter(
             endpoint=self._config.endpoint,
-            headers={**self._config.headers, **read_credentials(self._name, self._config)},
+            headers=self._headers,
             timeout=self._config.timeout_s,
             compression=Compression.Gzip,
         )
         return Opened(run_id=run.id)
 
     def log(self, step: TrackedStep) -> None:
-        """Send the sampled episodes of a step."""
+        """Send the sampled episodes of a step, and to Langfuse their rewards as scores."""
         assert self._run is not None
         provider, model = provider_and_model(self._run.config)
         origin = Origin(
@@ -104,13 +107,17 @@ class OtlpTracker:
             step=step.record["step"],
             now_s=time.time(),
         )
+        sampled = self._sampled(origin, step)
         spans = [
             self._readable(trace, span)
-            for trace, group, episode in self._sampled(origin, step)
+            for trace, group, episode in sampled
             for span in episode_spans(origin, group, episode)
         ]
         for start in range(0, len(spans), SPANS_PER_REQUEST):
             self._export(spans[start : start + SPANS_PER_REQUEST])
+        if sampled and (server := server_of(self._config.endpoint)) is not None:
+            episodes = [(trace, episode) for trace, _, episode in sampled]
+            send_scores(server, self._headers, episodes, timeout_s=self._config.timeout_s)
 
     def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
         self._exporter.shutdown()

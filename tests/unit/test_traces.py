@@ -35,6 +35,12 @@ def collector():
             server.paths.append(self.path)
             server.headers.append(dict(self.headers))
             status = server.statuses.pop(0) if server.statuses else 200
+            if self.path.endswith("/ingestion"):
+                server.batches.append(json.loads(body)["batch"])
+                self.send_response(207)
+                self.end_headers()
+                self.wfile.write(json.dumps({"successes": [], "errors": server.refused}).encode())
+                return
             if status == 200:
                 request = ExportTraceServiceRequest.FromString(gzip.decompress(body))
                 for resource in request.resource_spans:
@@ -49,7 +55,7 @@ def collector():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.paths, server.headers, server.statuses, server.spans = [], [], [], []
-    server.resources = []
+    server.resources, server.batches, server.refused = [], [], []
     server.url = f"http://127.0.0.1:{server.server_port}/v1/traces"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -104,8 +110,12 @@ def group_of(*episodes):
 
 
 def send(tmp_path, url, groups, *overrides, steps=(1,), tell=pytest.fail):
-    settings = [f"runs_dir={tmp_path}", "tracker=otlp", f"tracker.otlp.endpoint={url}"]
-    config = compose(["conf=smoke", *settings, *overrides]).config
+    settings = ["tracker=otlp", f"tracker.otlp.endpoint={url}", *overrides]
+    send_to(tmp_path, groups, *settings, steps=steps, tell=tell)
+
+
+def send_to(tmp_path, groups, *overrides, steps=(1,), tell=pytest.fail):
+    config = compose(["conf=smoke", f"runs_dir={tmp_path}", *overrides]).config
     folder = RunFolder.create(config, overrides=[], command=[])
     trackers = Trackers(config, folder, tell)
     for step in steps:
@@ -274,3 +284,37 @@ def test_an_episode_without_times_has_spans_of_no_length():
     root = episode_spans(origin, "0", episode)[0]
     assert root.error == "it broke"
     assert root.events == []
+
+
+def test_rewards_are_scores_of_their_trace_at_langfuse(tmp_path, collector, monkeypatch):
+    monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk")
+    monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk")
+    url = collector.url.replace("/v1/traces", "/api/public/otel/v1/traces")
+    failed = played()
+    failed.status = Status.ERROR
+    settings = ("tracker=langfuse", f"tracker.langfuse.endpoint={url}")
+    send_to(tmp_path, [group_of(played(), failed)], *settings)
+    assert collector.paths == ["/api/public/otel/v1/traces", "/api/public/ingestion"]
+    sent = [{name.lower(): each[name] for name in each} for each in collector.headers]
+    assert [each["authorization"] for each in sent] == ["Basic cGs6c2s="] * 2
+    ((*scores,),) = collector.batches
+    assert {each["type"] for each in scores} == {"score-create"}
+    bodies = {each["body"]["name"]: each["body"] for each in scores}
+    values = {name: body["value"] for name, body in bodies.items()}
+    assert values == {"reward": 0.75, "success": 0.0, "env": 0.25, "ruler": 0.5}
+    assert bodies["ruler"]["comment"] == "it came closer"
+    traces = {span.trace_id.hex() for span in collector.spans if not span.parent_span_id}
+    assert {each["body"]["traceId"] for each in scores} < traces, "the failed one has no score"
+    assert len({body["id"] for body in bodies.values()}) == len(bodies)
+
+
+def test_scores_that_langfuse_refuses_are_told(tmp_path, collector, monkeypatch):
+    monkeypatch.setenv("LANGFUSE_PUBLIC_KEY", "pk")
+    monkeypatch.setenv("LANGFUSE_SECRET_KEY", "sk")
+    monkeypatch.setattr(delivery, "FIRST_DELAY_S", 0.01)
+    collector.refused = [{"status": 400, "message": "no such project"}]
+    url = collector.url.replace("/v1/traces", "/api/public/otel/v1/traces")
+    told = []
+    settings = ("tracker=langfuse", f"tracker.langfuse.endpoint={url}")
+    send_to(tmp_path, [group_of(played())], *settings, tell=told.append)
+    assert any("no such project" in each for each in told)
