@@ -24,8 +24,8 @@ from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.lane import Lane
 from openenv_pipe.models.row_forward import RowForward
 
-_LANE_SIZE = 64  # episodes at most; the keys and values of more leave the processor's cache
-_SMALLEST_LANE = 32  # episodes, if there are two; products of fewer rows cost as much
+_LANE_SIZE = 128  # episodes at most; larger batches cost as much processor time per token
+_SMALLEST_LANE = 64  # episodes, if there are two; smaller batches cost more per token
 _NEIGHBOURS = 8  # episodes that follow each other and are in the same lane
 
 
