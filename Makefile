@@ -25,7 +25,7 @@ help:
 	@echo "make test      install with the tools for development, then run the tests"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
 	@echo "make lint      check style, formatting and types"
-	@echo "make gpu-acceptance   measure and test everything on a GPU: up to 80 minutes"
+	@echo "make gpu-acceptance   measure and test everything on a GPU, in parts of up to ten minutes"
 	@echo "make docs      build the documentation site, and fail on a broken link"
 
 install: $(USER_STAMP)
