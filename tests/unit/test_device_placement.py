@@ -16,8 +16,8 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.sampling import sample
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.models.attention import flex
-from openenv_pipe.models.kv_cache import RaggedCache
 from openenv_pipe.models.load import load_policy
+from openenv_pipe.models.row_forward import TransformersForward
 from openenv_pipe.models.weights import Publication
 
 CUDA = torch.device("cuda")
@@ -135,14 +135,12 @@ def test_a_mixture_of_devices_is_found(gpu):
 
 
 def test_sampling(real, gpu):
-    """The local engine's passes, with its cache, and a token from the logits."""
-    policy = on_gpu(real)
-    cache = RaggedCache(policy.num_layers)
-    cache.add_rows(2)
-    token_ids = torch.zeros(2, NUM_TOKENS, dtype=torch.int64, device=CUDA)
-    positions = torch.arange(NUM_TOKENS, device=CUDA)[None].expand(2, NUM_TOKENS)
-    mask = cache.write_at(positions)
-    logits = policy.logits(policy.hidden(token_ids, positions, mask, cache).select(1, -1))
+    """The local engine's passes, with their cache, and a token from the logits."""
+    forward = TransformersForward(on_gpu(real))
+    forward.reserve_rows(2)
+    forward.feed([[1] * NUM_TOKENS] * 2, [0, 0])
+    ids = torch.zeros(2, dtype=torch.int64, device=CUDA)
+    logits = forward.step(ids, torch.full((2,), NUM_TOKENS, device=CUDA))
     temperatures = torch.ones(2, device=CUDA)
     ids, logprobs = sample(logits, temperatures, temperatures.double())
     assert (ids.device.type, logprobs.device.type) == ("cuda", "cuda")
