@@ -92,7 +92,7 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
             replies[index] = _key_of(message)
         names |= {str(call.get("id")): name for call, (name, _) in calls}
         messages.append(_read_message(message, [each for _, each in calls], names))
-    tools = [each for each in body.get("tools") or [] if _is_tool(each)]
+    tools = [each for each in _list_of(body, "tools") if _is_tool(each)]
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise InvalidRequestError(f"max_tokens is {limit!r:.40}; expected a number above 0")
@@ -228,12 +228,20 @@ def _key_of(message: Mapping[str, Any]) -> _Key:
 def _calls_of(message: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], tuple[str, str]]]:
     """Return a message's tool calls, each with its name and its arguments as plain JSON."""
     found = []
-    for call in message.get("tool_calls") or ():
+    for call in _list_of(message, "tool_calls"):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequestError("a tool call in a message has no function with a name")
         found.append((call, (function["name"], _plain_json(function.get("arguments")))))
     return found
+
+
+def _list_of(fields: Mapping[str, Any], name: str) -> list[Any]:
+    """Return a field that is a list, or missing. Raises InvalidRequestError."""
+    value = fields.get(name) or []
+    if not isinstance(value, list):
+        raise InvalidRequestError(f"{name} is {value!r:.40}; expected a list")
+    return value
 
 
 def _plain_json(arguments: Any) -> str:
