@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from openenv_pipe.errors import ConfigError, PipeError
@@ -51,6 +51,22 @@ def build_app(
     play: plays checkpoints when a page asks for it, and ends with the application.
     """
 
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        if play:
+            await play.end()
+
+    return Starlette(
+        routes=[*_routes(store, trust=trust), *(play_routes(store, play) if play else [])],
+        middleware=[Middleware(Access, token=token)],
+        lifespan=lifespan,
+    )
+
+
+def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
+    """Return the addresses of the pages and of what they show."""
+
     def route(path: str, read: Reader) -> Route:
         def endpoint(request: Request) -> Response:
             return _answer(lambda: read(store, _key(request), request.query_params))
@@ -67,42 +83,29 @@ def build_app(
             return Answer({"error": str(error)}, status_code=404)
         return Response(png, media_type="image/png")
 
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        if play:
-            await play.end()
-
     run = "/runs/{name}/{number}"
-    return Starlette(
-        routes=[
-            Route("/", lambda _: FileResponse(STATIC / "index.html")),
-            Mount("/static", StaticFiles(directory=STATIC)),
-            route("/runs", lambda store, _, __: {"runs": summarise_runs(store)}),
-            route("/compare", lambda store, _, query: comparisons.compare_runs(store, query)),
-            route(
-                "/evaluations", lambda store, _, query: comparisons.show_evaluations(store, query)
-            ),
-            route("/sweeps", lambda store, _, __: {"sweeps": comparisons.list_sweeps(store)}),
-            route("/sweeps/{stamp}", lambda store, stamp, _: comparisons.show_sweep(store, stamp)),
-            route(run, lambda store, key, _: run_page.describe_run(store, key)),
-            route(f"{run}/curves", _curves),
-            route(f"{run}/log", _log),
-            route(f"{run}/episodes", episodes.list_episodes),
-            route(f"{run}/tasks", episodes.list_tasks),
-            route(f"{run}/episode", episodes.show_episode),
-            route(f"{run}/group", episodes.show_group),
-            route(
-                f"{run}/tokens",
-                lambda store, key, query: episodes.show_tokens(store, key, query, trust=trust),
-            ),
-            Route(f"/api{run}/picture", picture),
-            Route(f"/api{run}/events", events),
-            *(play_routes(store, play) if play else []),
-        ],
-        middleware=[Middleware(Access, token=token)],
-        lifespan=lifespan,
-    )
+    return [
+        Route("/", lambda _: FileResponse(STATIC / "index.html")),
+        Mount("/static", StaticFiles(directory=STATIC)),
+        route("/runs", lambda store, _, __: {"runs": summarise_runs(store)}),
+        route("/compare", lambda store, _, query: comparisons.compare_runs(store, query)),
+        route("/evaluations", lambda store, _, query: comparisons.show_evaluations(store, query)),
+        route("/sweeps", lambda store, _, __: {"sweeps": comparisons.list_sweeps(store)}),
+        route("/sweeps/{stamp}", lambda store, stamp, _: comparisons.show_sweep(store, stamp)),
+        route(run, lambda store, key, _: run_page.describe_run(store, key)),
+        route(f"{run}/curves", _curves),
+        route(f"{run}/log", _log),
+        route(f"{run}/episodes", episodes.list_episodes),
+        route(f"{run}/tasks", episodes.list_tasks),
+        route(f"{run}/episode", episodes.show_episode),
+        route(f"{run}/group", episodes.show_group),
+        route(
+            f"{run}/tokens",
+            lambda store, key, query: episodes.show_tokens(store, key, query, trust=trust),
+        ),
+        Route(f"/api{run}/picture", picture),
+        Route(f"/api{run}/events", events),
+    ]
 
 
 def open_socket(host: str, port: int, *, is_fixed: bool) -> socket.socket:
