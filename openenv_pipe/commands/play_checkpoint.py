@@ -29,13 +29,13 @@ from openenv_pipe.engines.base import (
 from openenv_pipe.engines.scripted import Replies, replies_of
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.rollout.context import Chat, RolloutContext
-from openenv_pipe.rollout.conversation import UNTRAINED_VERSION
+from openenv_pipe.rollout.conversation import written_completion
 from openenv_pipe.rollout.episode import Player
 from openenv_pipe.runs.find import find_model
 from openenv_pipe.system.foreign_json import encodable
 from openenv_pipe.system.progress import LineProgress
 from openenv_pipe.system.resources import load_callable
-from openenv_pipe.types import Episode, Finish, Group, Message
+from openenv_pipe.types import Episode, Group, Message
 from openenv_pipe.viewer.play import PlayRequest, PlayState, PlayStatus
 
 _log = logging.getLogger(__name__)
@@ -88,21 +88,10 @@ class SteeredEngine:
             completion: Completion = await self._engine.generate(request)
             self._known_ids = [*self._ids, *completion.token_ids]
         else:
-            completion = self._written(text, request.max_tokens)
+            assert self._chat is not None
+            completion = written_completion(self._chat, text, request.max_tokens)
         self._ids += completion.token_ids
         return completion
-
-    def _written(self, text: str, max_tokens: int) -> Completion:
-        assert self._chat is not None
-        token_ids = self._chat.reply_ids(text)
-        finish = Finish.LENGTH if len(token_ids) > max_tokens else Finish.STOP
-        token_ids = token_ids[:max_tokens]
-        return Completion(
-            token_ids=token_ids,
-            logprobs=[0.0] * len(token_ids),
-            finish=finish,
-            policy_versions=[UNTRAINED_VERSION],
-        )
 
     def begin_collection(self, num_episodes: int, limit: int) -> int:
         self._ids, self._known_ids, self._missed = [], [], []

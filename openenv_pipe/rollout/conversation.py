@@ -17,7 +17,7 @@ from openenv_pipe.engines.base import (
     cut_text,
     estimate_tokens,
 )
-from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.rollout.context import Chat, RolloutContext
 from openenv_pipe.rollout.history import HISTORIES, PromptHistory
 from openenv_pipe.system.foreign_json import encodable
 from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Tool, Turn, Usage
@@ -151,15 +151,18 @@ class ScriptedConversation(TokenConversation):
             **self._fields(max_tokens),
         )
         reply: TextReply = await self._context.engine.generate(request)
-        token_ids = self._chat.reply_ids(reply.text)
-        finish = Finish.LENGTH if len(token_ids) > max_tokens else Finish.STOP
-        token_ids = token_ids[:max_tokens]
-        return Completion(
-            token_ids=token_ids,
-            logprobs=[0.0] * len(token_ids),
-            finish=finish,
-            policy_versions=[UNTRAINED_VERSION],
-        )
+        return written_completion(self._chat, reply.text, max_tokens)
+
+
+def written_completion(chat: Chat, text: str, max_tokens: int) -> Completion:
+    """Return a reply that no policy has sampled as a completion, whose logprobs are 0."""
+    token_ids = chat.reply_ids(text)
+    return Completion(
+        token_ids=token_ids[:max_tokens],
+        logprobs=[0.0] * len(token_ids[:max_tokens]),
+        finish=Finish.LENGTH if len(token_ids) > max_tokens else Finish.STOP,
+        policy_versions=[UNTRAINED_VERSION],
+    )
 
 
 class MessageConversation(Conversation):
