@@ -453,6 +453,22 @@ class GradientKeeper:
         return 0.0
 
 
+# How far an update of several processes may differ from that of one, and settings (below
+# `trainer`) that they are compared with.
+LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
+PLAIN = {"tokens_per_batch": 24, "optimizer.max_grad_norm": 1e9, "optimizer.lr": 1e-3}
+WITH_ALL = {  # a small eps would let Adam amplify rounding where a gradient is zero
+    "tokens_per_batch": 24,
+    "updates_per_step": 2,
+    "loss.kl.coef": 0.1,
+    "loss.entropy_coef": 0.01,
+    "loss.correction.type": "truncate",
+    "optimizer.max_grad_norm": 0.5,
+    "optimizer.lr": 1e-3,
+    "optimizer.eps": 1e-3,
+}
+
+
 def loss_and_gradients(
     policy: Policy, samples: Sequence[Sample], changes: Mapping[str, Any] | None = None
 ) -> tuple[float, list[torch.Tensor]]:

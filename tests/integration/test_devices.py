@@ -10,7 +10,17 @@ import threading
 import psutil
 import pytest
 import torch
-from fakes import CPU, alike_samples, random_samples, run_config, tiny_model
+from fakes import (
+    CPU,
+    GRADIENT_BOUND,
+    LOSS_BOUND,
+    PLAIN,
+    WITH_ALL,
+    alike_samples,
+    random_samples,
+    run_config,
+    tiny_model,
+)
 
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
@@ -21,19 +31,6 @@ from openenv_pipe.models.load import load_policy
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.process import ManagedProcess
 from tests.commands import SMALL, Command, wait_until
-
-LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
-PLAIN = {"tokens_per_batch": 24, "optimizer.max_grad_norm": 1e9, "optimizer.lr": 1e-3}
-WITH_ALL = {  # a small eps would let Adam amplify rounding where a gradient is zero
-    "tokens_per_batch": 24,
-    "updates_per_step": 2,
-    "loss.kl.coef": 0.1,
-    "loss.entropy_coef": 0.01,
-    "loss.correction.type": "truncate",
-    "optimizer.max_grad_norm": 0.5,
-    "optimizer.lr": 1e-3,
-    "optimizer.eps": 1e-3,
-}
 
 
 @pytest.fixture(scope="module")

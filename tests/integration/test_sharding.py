@@ -11,7 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import CPU, alike_samples, random_samples, run_config, tiny_model
+from fakes import (
+    CPU,
+    GRADIENT_BOUND,
+    LOSS_BOUND,
+    PLAIN,
+    WITH_ALL,
+    alike_samples,
+    random_samples,
+    run_config,
+    tiny_model,
+)
 from safetensors.torch import load_file, save_file
 
 from openenv_pipe.config.schema import HubModelConfig
@@ -27,19 +37,6 @@ from openenv_pipe.learner.distributed.publication import WholeOnDemand
 from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.load import load_policy
-
-LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-4
-PLAIN = {"tokens_per_batch": 24, "optimizer.max_grad_norm": 1e9, "optimizer.lr": 1e-3}
-WITH_ALL = {  # a small eps would let Adam amplify rounding where a gradient is zero
-    "tokens_per_batch": 24,
-    "updates_per_step": 2,
-    "loss.kl.coef": 0.1,
-    "loss.entropy_coef": 0.01,
-    "loss.correction.type": "truncate",
-    "optimizer.max_grad_norm": 0.5,
-    "optimizer.lr": 1e-3,
-    "optimizer.eps": 1e-3,
-}
 
 
 class Groups:
