@@ -32,10 +32,10 @@ def sorted_rows(rows: Sequence[Ids]) -> list[int]:
     return sorted(range(len(rows)), key=lambda index: (rows[index].tolist(), index))
 
 
-def common_prefix(one: Ids, other: Ids) -> int:
+def common_prefix(one: Ids | Sequence[int], other: Ids | Sequence[int]) -> int:
     """Return the length of the prefix that two rows share, in tokens."""
     length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
+    differing = np.flatnonzero(np.asarray(one[:length]) != np.asarray(other[:length]))
     return int(differing[0]) if len(differing) else length
 
 

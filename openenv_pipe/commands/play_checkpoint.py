@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.commands.env.targets import for_one_session
 from openenv_pipe.config.schema import NoJudgeConfig, RunConfig, VerifierTerm
@@ -79,7 +77,7 @@ class SteeredEngine:
     async def _next_tokens(self, text: str | None, request: TokenRequest) -> Completion:
         self._ids = [*self._ids[: request.num_kept], *request.new_ids]
         if text is None:
-            kept = common_prefix(np.array(self._ids), np.array(self._known_ids))
+            kept = common_prefix(self._ids, self._known_ids)
             request = replace(
                 request,
                 new_ids=self._ids[kept:],

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from openenv_pipe.algorithms.call_graph import place_call
+from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.rollout.context import Chat
 from openenv_pipe.types import PREVIOUS, Episode, Finish, Message, Tool
 
@@ -77,11 +78,7 @@ class RerenderedHistory:
         self.num_tokens = len(prompt)
         self.parent, self.new_ids = place_call(self._episode.turns, prompt)
         # The model has to compute at least the last token, from which it samples.
-        same = zip(prompt[:-1], known, strict=False)
-        self.num_kept: int | None = next(
-            (place for place, (one, other) in enumerate(same) if one != other),
-            min(len(prompt) - 1, len(known)),
-        )
+        self.num_kept: int | None = common_prefix(prompt[:-1], known)
 
 
 HISTORIES: dict[str, type[AppendedHistory] | type[RerenderedHistory]] = {

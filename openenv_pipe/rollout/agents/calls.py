@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.config.schema import ProgramAgentConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.errors import ConfigError
@@ -210,7 +211,7 @@ class ModelCalls:
         return min(env.max_reply_tokens, room, whole)
 
     async def _generate(self, prompt_ids: list[int], number: int, max_tokens: int) -> Completion:
-        num_kept = _num_common(self._kept_ids, prompt_ids[:-1])
+        num_kept = common_prefix(self._kept_ids, prompt_ids[:-1])
         completion: Completion = await self._context.engine.generate(
             TokenRequest(
                 episode=self._number,
@@ -239,12 +240,3 @@ class ModelCalls:
                 f"{MODEL!r} answered"
             )
         self.notes += [note for note in found if note not in self.notes]
-
-
-def _num_common(first: list[int], second: list[int]) -> int:
-    """Return the length of the common beginning."""
-    if first[: len(second)] == second[: len(first)]:
-        return min(len(first), len(second))
-    return next(
-        place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other
-    )
