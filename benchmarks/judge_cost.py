@@ -27,6 +27,7 @@ from openenv_pipe.config.compose import compose  # noqa: E402
 from openenv_pipe.pipeline.build import assembled  # noqa: E402
 from openenv_pipe.rewards import Scorer  # noqa: E402
 from openenv_pipe.rollout import RolloutContext, collect_groups  # noqa: E402
+from openenv_pipe.system.progress import LineProgress  # noqa: E402
 from openenv_pipe.types import Group  # noqa: E402
 from tests.judge_server import JudgeServer, echo_rules  # noqa: E402
 
@@ -87,7 +88,9 @@ async def measure(judge: list[str], folder: Path, rounds: int) -> list[tuple[flo
     given = ["conf=echo", "reward=ruler", f"judge.max_concurrent={NUM_IN_FLIGHT}", *judge]
     config = compose(given).config
     rows = []
-    async with assembled(config, folder / "logs", [folder / "judge"]) as components:
+    progress = LineProgress(lambda _: None)
+    parts = assembled(config, folder / "logs", [folder / "judge"], progress)
+    async with parts as components:
         rollout = components.rollout
         assert rollout is not None
         without = replace(rollout, scorer=Scorer(config.reward, config.env.success_reward))
