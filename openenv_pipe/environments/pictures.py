@@ -1,13 +1,14 @@
 """Find pictures in observations, and keep a small reference in the place of each.
 
-A picture arrives as rows of pixels (numbers of 0..255), as the base64 text of a PNG, JPEG or GIF
-file, or as a data URL of one. Everything that reads observations sees a `Picture` instead, which
-is written to episode files by its name.
+A picture arrives as rows of pixels (numbers of 0..255), as the base64 text of a PNG, JPEG, GIF or
+WebP file, or as a data URL of one. Everything that reads observations sees a `Picture` instead,
+which is written to episode files by its name.
 """
 
 import binascii
 import hashlib
 import io
+import math
 import re
 from asyncio import to_thread
 from collections.abc import Callable, Mapping
@@ -24,8 +25,14 @@ MAX_PICTURES = 64  # of one observation; the others stay as they are
 ENOUGH_PIXELS = 2 * MAX_PIXELS  # of one observation, after which no further picture is read
 MIN_TEXT_LENGTH = 64  # characters of a base64 text that can be a picture
 DATA_URL = re.compile(r"data:image/([a-z0-9.+-]{1,20});base64,", re.IGNORECASE)
-# The first characters of a file's base64 text, by Pillow's name of the format.
-SIGNATURES = {"iVBORw0KGgo": "PNG", "/9j/": "JPEG", "R0lGODdh": "GIF", "R0lGODlh": "GIF"}
+# How a file's base64 text begins, with Pillow's name of the format. A WebP file begins with "RIFF",
+# its size in four bytes, and "WEBP".
+SIGNATURES = {
+    re.compile("iVBORw0KGgo"): "PNG",
+    re.compile("/9j/"): "JPEG",
+    re.compile("R0lGOD[dl]h"): "GIF",
+    re.compile("UklGR.{6}XRUJQ"): "WEBP",
+}
 GRAY_MODES = ("1", "L", "LA")
 NAME_LENGTH = 32  # hexadecimal digits
 REFERENCE = re.compile(rf"pictures/([0-9a-f]{{{NAME_LENGTH}}})\.png")
@@ -101,7 +108,7 @@ def format_of(text: str) -> str | None:
     url = DATA_URL.match(text)
     beginning = text[url.end() if url else 0 :][:MIN_TEXT_LENGTH]
     for signature, name in SIGNATURES.items():
-        if beginning.startswith(signature):
+        if signature.match(beginning):
             return name
     return url[1].upper() if url else None
 
@@ -170,8 +177,16 @@ def _from_text(text: str) -> Picture | None:
     from PIL.GifImagePlugin import GifImageFile
     from PIL.JpegImagePlugin import JpegImageFile
     from PIL.PngImagePlugin import PngImageFile
+    from PIL.WebPImagePlugin import WebPImageFile
 
-    classes = {"PNG": PngImageFile, "JPEG": JpegImageFile, "GIF": GifImageFile}
+    if kind == "WEBP" and not _webp_pixels(data) <= MAX_PIXELS:
+        return None  # Pillow reserves memory for the pixels as soon as it opens such a file.
+    classes = {
+        "PNG": PngImageFile,
+        "JPEG": JpegImageFile,
+        "GIF": GifImageFile,
+        "WEBP": WebPImageFile,
+    }
     try:
         with classes[kind](io.BytesIO(data)) as image:  # reads the header, which has the size
             if image.width * image.height > MAX_PIXELS:
@@ -180,6 +195,23 @@ def _from_text(text: str) -> Picture | None:
             return _picture(mode, image.width, image.height, image.convert(mode).tobytes())
     except Exception:  # whatever Pillow raises for a damaged file
         return None
+
+
+def _webp_pixels(data: bytes) -> float:
+    """Return the number of pixels that the header of a WebP file names; infinite if it has none."""
+    kind, header = data[12:16], data[20:30]  # of the first chunk: its name, and how it begins
+    if len(header) < 10:
+        return math.inf
+    if kind == b"VP8X":
+        width, height = (1 + int.from_bytes(header[n : n + 3], "little") for n in (4, 7))
+    elif kind == b"VP8L":
+        sides = int.from_bytes(header[1:5], "little")
+        width, height = 1 + (sides & 0x3FFF), 1 + (sides >> 14 & 0x3FFF)
+    elif kind == b"VP8 ":
+        width, height = (int.from_bytes(header[n : n + 2], "little") & 0x3FFF for n in (6, 8))
+    else:
+        return math.inf
+    return width * height
 
 
 def _from_flat(numbers: Any, shape: list[Any]) -> Picture | None:

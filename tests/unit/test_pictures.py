@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import warnings
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -22,10 +23,10 @@ from openenv_pipe.runs.transcript import in_markdown, transcript
 from openenv_pipe.types import Episode, Finish, Group, Picture, Status, Step, Task, Turn
 
 
-def file_of(image: Image.Image, kind: str = "PNG") -> str:
+def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
     """Return a picture as base64 of a file."""
     file = io.BytesIO()
-    image.save(file, kind)
+    image.save(file, kind, **options)
     return base64.b64encode(file.getvalue()).decode()
 
 
@@ -48,6 +49,19 @@ SIZE = "64 x 48 pixels"
 BOMB = base64.b64encode(
     base64.b64decode(file_of(Image.new("L", (8, 8))))[:16] + (2**15).to_bytes(4) * 2 + bytes(90)
 ).decode()
+
+
+def webp_of(kind: str, side: int) -> str:
+    """Return the beginning of a WebP file whose picture has so many rows and columns."""
+    sides = {
+        "VP8 ": bytes(6) + side.to_bytes(2, "little") * 2,
+        "VP8L": b"/" + ((side - 1) * (1 + 2**14)).to_bytes(4, "little") + bytes(5),
+        "VP8X": bytes(4) + (side - 1).to_bytes(3, "little") * 2,
+    }[kind]
+    file = b"RIFF" + bytes([200, 0, 0, 0]) + b"WEBP" + kind.encode() + bytes(4) + sides
+    return base64.b64encode(file + bytes(60)).decode()
+
+
 SAME = [
     ("rows", rows_of(RGB)),
     ("png", file_of(RGB)),
@@ -63,6 +77,9 @@ NO_PICTURES = [
     "data:image/webp;base64," + "a" * 100,
     file_of(RGB)[: len(file_of(RGB)) // 2],
     BOMB,
+    *(webp_of(kind, 2**13) for kind in ("VP8 ", "VP8L", "VP8X")),
+    webp_of("VP8L", 64),
+    webp_of("VP8L", 64).replace("VlA4TA", "VlA4TB"),
     "a" * 500,
     [[0, 1], [2, 3]],
     [[number % 16 for number in range(40)]] * 40,  # a board
@@ -100,8 +117,26 @@ async def test_other_forms_of_pictures_are_read():
         gray == await taken(file_of(GRAY)) == await taken([[[n] for n in r] for r in rows_of(GRAY)])
     )
     assert gray != await taken(rows_of(RGB))
-    for kind in ("JPEG", "GIF"):
+    for kind in ("JPEG", "GIF", "WEBP"):
         assert isinstance(await taken(file_of(RGB, kind)), Picture)
+    assert await taken(file_of(RGB, "WEBP", lossless=True)) == await taken(file_of(RGB))
+    moving = file_of(RGB, "WEBP", save_all=True, append_images=[gradient(mode="RGB").rotate(90)])
+    assert isinstance(await taken(moving), Picture)
+
+
+@pytest.mark.parametrize("options", [{}, {"lossless": True}, {"exif": b"Exif\0\0", "quality": 9}])
+async def test_the_header_of_a_webp_file_bounds_it(options, monkeypatch):
+    """Each of the three kinds of first chunk has the size in a place of its own."""
+    text = file_of(RGB, "WEBP", **options)
+    assert isinstance(await taken(text), Picture)
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 64 * 48)
+    assert isinstance(await taken(text), Picture)
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 64 * 48 - 1)
+    assert await taken(text) == text
+
+
+async def test_flat_lists_and_pictures_deep_inside_are_read():
+    gray = await taken(rows_of(GRAY))
     flat = {"screen": list(GRAY.tobytes()), "screen_shape": [48, 64]}
     assert (await with_references(flat))["screen"] == gray
     flat = {"screen": list(RGB.tobytes()), "screen_shape": [48, 64, 3]}
