@@ -7,27 +7,23 @@ differs, 130 interrupted.
 import errno
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from traceback import format_exception
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import engine, env, episodes, hosts, judge, models, results, view
-from openenv_pipe.cli.arguments import Trust
-from openenv_pipe.cli.completion import complete_bash_value, complete_override, complete_run
+from openenv_pipe.cli import engine, env, episodes, hosts, judge, models, profile, results, view
+from openenv_pipe.cli.arguments import Overrides, Trust
+from openenv_pipe.cli.completion import complete_bash_value, complete_run
+from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
-from openenv_pipe.cli.progress import build_progress, tell_person
-from openenv_pipe.cli.signals import SignalStop
+from openenv_pipe.cli.progress import tell_person
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
 from openenv_pipe.system.foreign_text import for_people, visible
 from openenv_pipe.system.secrets import redact
-
-if TYPE_CHECKING:
-    from openenv_pipe.pipeline import RunControl
 
 # Errors about files that are not errors of this program.
 OF_THE_MACHINE = (
@@ -46,17 +42,6 @@ app.add_typer(env.app, name="env")
 app.add_typer(engine.app, name="engine")
 app.add_typer(judge.app, name="judge")
 app.add_typer(episodes.app, name="episodes")
-
-Overrides = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="OVERRIDES",
-        default_factory=list,
-        help="conf=NAME, group=CHOICE and key=VALUE, as in: conf=wordle model=hub trainer.steps=10",
-        autocompletion=complete_override,
-        show_default=False,
-    ),
-]
 
 
 @app.callback()
@@ -116,21 +101,21 @@ def train(
     if resume and fork:
         raise ConfigError("--resume continues a run, --fork makes a new one; use one of them")
     if resume or fork:
-        with _controlled() as control:
+        with controlled() as control:
             from openenv_pipe import pipeline
 
             if resume:
-                pipeline.resume(resume, overrides, _command(), control, trust=trust)
+                pipeline.resume(resume, overrides, command_line(), control, trust=trust)
             elif fork:
-                pipeline.fork(fork, overrides, _command(), control, trust=trust)
+                pipeline.fork(fork, overrides, command_line(), control, trust=trust)
         return
     from openenv_pipe.config.compose import compose
 
     composed = compose(overrides)
-    with _controlled() as control:
+    with controlled() as control:
         from openenv_pipe import pipeline
 
-        pipeline.train(composed, _command(), control)
+        pipeline.train(composed, command_line(), control)
 
 
 def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust: bool) -> None:
@@ -149,7 +134,7 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust:
     if resume:
         result = sweep_command.resume(Path(resume), progress, stopping, trust=trust)
     else:
-        result = sweep_command.sweep(overrides, _command(), progress, stopping)
+        result = sweep_command.sweep(overrides, command_line(), progress, stopping)
     print_table(result.table)
     for note in result.notes:
         tell_person(note)
@@ -175,9 +160,9 @@ def job(
     from openenv_pipe.runs.folder import RunFolder
 
     provider = OwnServers() if servers is None else LeasedServers(servers)
-    with _controlled() as control:
+    with controlled() as control:
         if resume:
-            pipeline.resume(str(run), [], _command(), control, provider, trust=trust)
+            pipeline.resume(str(run), [], command_line(), control, provider, trust=trust)
         else:
             pipeline.begin(RunFolder.open(run), provider, control, trust=trust)
 
@@ -224,14 +209,14 @@ def reproduce(
         print(f"recorded; to test a change with it: openenv-pipe reproduce {record} --replay")
         return
     kinds = [kind.strip() for kind in allow.split(",") if kind.strip()]
-    with _controlled() as control:
+    with controlled() as control:
         reproduction = reproducing.reproduce(
             run,
             steps=steps,
             allow=kinds,
             is_replay=replay,
             runs_dir=runs_dir,
-            command=_command(),
+            command=command_line(),
             control=control,
             trust=trust,
         )
@@ -298,6 +283,7 @@ def check(overrides: Overrides) -> None:
         raise typer.Exit(1)
 
 
+app.command("profile")(profile.profile)
 app.command("runs")(results.runs)
 app.command("tag")(results.tag)
 
@@ -332,25 +318,6 @@ def plugins() -> None:
 def version() -> None:
     """Print the version."""
     print(f"openenv-pipe {__version__}")
-
-
-@contextmanager
-def _controlled() -> "Iterator[RunControl]":
-    """Show progress on the terminal; SIGINT and SIGTERM stop the run and set the exit code."""
-    progress = build_progress()
-    try:
-        with progress.phase("loading the libraries"):
-            from openenv_pipe.pipeline import RunControl
-        stop = SignalStop(progress.note)
-        with stop.exit_code():
-            yield RunControl(progress=progress, stop=stop)
-    finally:
-        progress.close()
-
-
-def _command() -> list[str]:
-    """Return the command line, which the run folder records."""
-    return ["openenv-pipe", *sys.argv[1:]]
 
 
 def _print_error(error: PipeError) -> None:

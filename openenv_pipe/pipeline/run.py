@@ -14,11 +14,12 @@ from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import PipeError, UserError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.callbacks import Callback
-from openenv_pipe.pipeline.evaluations import Evaluations
+from openenv_pipe.pipeline.evaluations import Evaluations, NoEvaluations
 from openenv_pipe.pipeline.facts import find_facts
 from openenv_pipe.pipeline.group_sources import PlayedGroups
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
+from openenv_pipe.pipeline.stage import Evaluator
 from openenv_pipe.pipeline.stages import StageRunner
 from openenv_pipe.pipeline.weight_publisher import EnginePublisher
 from openenv_pipe.reports.run_report import write_report
@@ -79,7 +80,7 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
         try:
             trackers = Trackers(attempt.config, folder, progress.note)
             attempt = replace(attempt, trackers=trackers)
-            reason = control.stop.run((training or _play_and_learn)(attempt, control))
+            reason = control.stop.run((training or play_and_learn)(attempt, control))
             folder.finish("finished", cause=reason)
         except BaseException as error:
             _end_early(folder, progress, error)
@@ -94,7 +95,15 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
         progress.note(f"report: {_write_report(folder, progress)}")
 
 
-async def _play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
+async def play_and_learn(
+    attempt: Attempt, control: RunControl, *, evaluates: bool = True
+) -> str | None:
+    """Play episodes and train on them, in an attempt's folder, which the caller holds.
+
+    evaluates: False leaves out the evaluations.
+
+    Returns why training ended before its last step, if it did.
+    """
     folder, progress = attempt.folder, control.progress
     async with assembled(
         attempt.config,
@@ -114,13 +123,17 @@ async def _play_and_learn(attempt: Attempt, control: RunControl) -> str | None:
             attempt.on_differences(find_other_facts(attempt.expected, facts))
         folder.update(**facts)
         publisher = EnginePublisher(rollout.engine)
+        evaluator: Evaluator = NoEvaluations()
+        if evaluates:
+            clear_engine = publisher.clear_engine
+            evaluator = Evaluations(config, rollout, folder, progress, clear_engine)
         runner = StageRunner(
             components,
             PlayedGroups(config, rollout, publisher),
             publisher,
             folder,
             progress,
-            evaluator=Evaluations(config, rollout, folder, progress, publisher.clear_engine),
+            evaluator=evaluator,
             origin=_origin(folder),
             stop_after=attempt.stop_after,
             callbacks=control.callbacks,

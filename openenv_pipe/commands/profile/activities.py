@@ -1,0 +1,85 @@
+"""Activities: what a thread or a waiting coroutine does for a training step, by its stack.
+
+A stack has the label of the first rule that one of its frames meets, from the outermost frame on.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+import openenv_pipe
+
+PACKAGE = f"{Path(openenv_pipe.__file__).parent}/"
+
+SAMPLING, ENVIRONMENT, REWARDS = "sampling", "environment", "rewards"
+UPDATE, PUBLISHING, CHECKPOINT = "update", "publishing", "checkpoint"
+FILES, PYTHON = "files", "python"
+MEANINGS = {
+    SAMPLING: "the engine computes tokens, or a server of it is waited for",
+    ENVIRONMENT: "an episode waits for its environment's server",
+    REWARDS: "rewards are computed, or a judge or verifier is waited for",
+    UPDATE: "the learner computes gradients and the optimizer's step",
+    PUBLISHING: "new weights are given to the engine",
+    CHECKPOINT: "a checkpoint is saved",
+    FILES: "episodes and metrics are written",
+    PYTHON: "other Python code: adapters, templates, advantages, the event loop",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Gives `label` to frames of the files below `path` whose function begins with `function`."""
+
+    label: str
+    path: str  # in the package
+    function: str = ""
+
+    def fits(self, path: str, function: str) -> bool:
+        return path.startswith(self.path) and function.startswith(self.function)
+
+
+# Of threads: what they compute. A thread that waits has no label.
+THREAD_RULES = (
+    Rule(SAMPLING, "engines/lane.py", "Lane.run_wave"),
+    Rule(UPDATE, "learner/learner.py", "Learner.update"),
+    Rule(UPDATE, "learner/distributed/learner_group.py", "LearnerGroup.update"),
+    Rule(CHECKPOINT, "pipeline/checkpoints.py"),
+    Rule(PUBLISHING, "models/policy.py", "Policy.follow"),
+    Rule(PUBLISHING, "engines/vllm/publish"),
+    Rule(PUBLISHING, "models/weights.py"),
+    Rule(REWARDS, "rewards/"),
+    Rule(FILES, "runs/"),
+)
+# Of coroutines: what they wait for, beyond this process or in another of its tasks.
+COROUTINE_RULES = (
+    Rule(PUBLISHING, "pipeline/weight_publisher.py", "EnginePublisher.publish"),
+    Rule(ENVIRONMENT, "environments/client/session.py"),
+    Rule(REWARDS, "rewards/"),
+    Rule(SAMPLING, "engines/vllm/"),
+)
+# The innermost frame of a thread that waits for work or for an event.
+IDLE = (
+    *(("selectors.py", "select"), ("threading.py", "wait"), ("thread.py", "_worker")),
+    *(("threading.py", "_wait_for_tstate_lock"), ("queue.py", "get"), ("connection.py", "wait")),
+)
+
+
+def is_idle(stack: Sequence[CodeType]) -> bool:
+    """Return whether a thread with this stack waits for work or for an event."""
+    leaf = stack[-1]
+    return any(
+        leaf.co_filename.endswith(f"/{file}") and leaf.co_name == name for file, name in IDLE
+    )
+
+
+def find_label(stack: Iterable[CodeType], rules: Sequence[Rule]) -> str | None:
+    """Return the label of a stack, outermost frame first; None if no rule fits."""
+    for code in stack:
+        if not code.co_filename.startswith(PACKAGE):
+            continue
+        path = code.co_filename.removeprefix(PACKAGE)
+        for rule in rules:
+            if rule.fits(path, code.co_qualname):
+                return rule.label
+    return None

@@ -1,0 +1,178 @@
+"""Take a few steps of a training in a folder that is removed again, and record where time goes."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.commands.profile.recorder import Moment, Recorder
+from openenv_pipe.config.compose import Composed
+from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.errors import ConfigError, FailureError
+from openenv_pipe.pipeline.preparation import prepare
+from openenv_pipe.pipeline.requirements import check_requirements
+from openenv_pipe.pipeline.run import Attempt, RunControl, play_and_learn
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.run import Run
+
+FIRST = 1  # steps that are not measured: the first one warms caches up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """How long an activity lasted, as fractions of the measured time."""
+
+    total: float  # at the same time as other activities, or alone
+    alone: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiled:
+    """What was recorded of the measured steps."""
+
+    config: RunConfig
+    steps: Sequence[Mapping[str, Any]]  # their lines of metrics.jsonl
+    moments: Sequence[Moment]
+    ended_s: float  # of time.perf_counter, as in the moments
+
+    @property
+    def duration_s(self) -> float:
+        """The time from the first moment to the end of the last."""
+        return self.ended_s - self.moments[0].at_s
+
+    @cached_property
+    def shares(self) -> dict[str, Share]:
+        """The share of each activity, the longest first."""
+        total: dict[str, float] = {}
+        alone: dict[str, float] = {}
+        for moment, lasts_s in self.lasting():
+            for label in moment.labels:
+                total[label] = total.get(label, 0.0) + lasts_s
+            if len(moment.labels) == 1:
+                (label,) = moment.labels
+                alone[label] = alone.get(label, 0.0) + lasts_s
+        return {
+            label: Share(
+                total=total[label] / self.duration_s,
+                alone=alone.get(label, 0.0) / self.duration_s,
+            )
+            for label in sorted(total, key=lambda label: -total[label])
+        }
+
+    @property
+    def nothing(self) -> float:
+        """The fraction of the measured time without any activity."""
+        idle_s = sum(lasts_s for moment, lasts_s in self.lasting() if not moment.labels)
+        return idle_s / self.duration_s
+
+    def threads_of(self, label: str) -> float:
+        """Return how many threads had an activity at once, on average while any had it."""
+        counts = [
+            sum(found == label for found, _ in moment.working.values()) for moment in self.moments
+        ]
+        busy = [count for count in counts if count]
+        return sum(busy) / len(busy) if busy else 0.0
+
+    def mean(self, metric: str) -> float:
+        """Return the mean of a metric over the steps that have it; 0 if none has."""
+        values = [step[metric] for step in self.steps if step.get(metric) is not None]
+        return sum(values) / len(values) if values else 0.0
+
+    def lasting(self) -> Iterator[tuple[Moment, float]]:
+        """Yield each moment, and the seconds until the next."""
+        ends = [*(moment.at_s for moment in self.moments[1:]), self.ended_s]
+        for moment, end_s in zip(self.moments, ends, strict=True):
+            yield moment, end_s - moment.at_s
+
+
+def profile(
+    composed: Composed, num_steps: int, command: Sequence[str], control: RunControl
+) -> Profiled:
+    """Train as configured, without evaluations and trackers, and record `num_steps` steps of GRPO.
+
+    The steps before them, the warm start and one step of GRPO, are not measured. Fewer steps are
+    measured if `trainer.steps` is lower.
+
+    Raises:
+        ConfigError: the configuration cannot be trained, or has too few steps.
+        FailureError: the training failed.
+    """
+    config = composed.config
+    if config.trainer.steps <= FIRST:
+        raise ConfigError(
+            f"trainer.steps={config.trainer.steps} leaves no step to measure, because the first "
+            f"one is not measured; set trainer.steps={FIRST + num_steps}"
+        )
+    with control.progress.phase("checking what the run needs"):
+        check_requirements(config)
+    control.stop.run(prepare(config, control.progress.note))
+    with _temporary_folder(Path(config.runs_dir)) as folder:
+        update = {"runs_dir": str(folder), "tracker": {}}
+        config = config.model_copy(update=update)
+        run_folder = RunFolder.create(config, overrides=composed.overrides, command=command)
+        attempt = Attempt(folder=run_folder, config=config, stop_after=FIRST + num_steps)
+        watch = _StepWatch()
+        try:
+            with run_folder.held():
+                control.stop.run(watch.train(attempt, control))
+        except FailureError as error:  # its log is about to be removed; the message has its end
+            raise FailureError(str(error).replace(f" (log: {error.log})", "")) from error
+        finally:
+            control.progress.close()
+    return Profiled(
+        config=composed.config,
+        steps=watch.steps,
+        moments=watch.recorder.moments,
+        ended_s=watch.recorder.ended_s,
+    )
+
+
+class _StepWatch:
+    """Trains, and records from the end of the first step to the end of the last."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.steps: list[Mapping[str, Any]] = []  # those that are measured
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._last = 0  # the number of the last step
+
+    async def train(self, attempt: Attempt, control: RunControl) -> None:
+        self._loop = asyncio.get_running_loop()
+        assert attempt.stop_after is not None
+        self._last = min(attempt.stop_after, attempt.config.trainer.steps)
+        control = RunControl(
+            progress=control.progress, stop=control.stop, callbacks=[*control.callbacks, self]
+        )
+        try:
+            await play_and_learn(attempt, control, evaluates=False)
+        finally:
+            self.recorder.stop()
+
+    def on_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        if metrics["stage"] != "grpo":
+            return
+        if metrics["step"] > FIRST:
+            self.steps.append(metrics)
+        if metrics["step"] == FIRST:
+            assert self._loop is not None
+            self.recorder.start(self._loop)
+        elif metrics["step"] == self._last:
+            self.recorder.stop()
+
+
+@contextmanager
+def _temporary_folder(runs_dir: Path) -> Iterator[Path]:
+    """Make a folder where run folders go, which have room for checkpoints, and remove it."""
+    is_new = not runs_dir.exists()
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=runs_dir, prefix=".profile_") as folder:
+            yield Path(folder)
+    finally:
+        if is_new:
+            with suppress(OSError):  # another run has come meanwhile
+                runs_dir.rmdir()

@@ -1,0 +1,119 @@
+"""Records at regular moments what all threads of this process do, and what its coroutines wait for.
+
+cProfile sees one thread and no stacks, pyinstrument one thread each, and py-spy needs the right to
+trace processes, which containers lack. A moment here is one look at `sys._current_frames()` and at
+the tasks of the event loop, while no other Python code runs.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+from openenv_pipe.commands.profile.activities import (
+    COROUTINE_RULES,
+    PYTHON,
+    THREAD_RULES,
+    find_label,
+    is_idle,
+)
+
+INTERVAL_S = 0.01
+Stack = tuple[CodeType, ...]  # the outermost frame first
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What happened at one moment."""
+
+    at_s: float  # of time.perf_counter
+    working: dict[str, tuple[str, Stack]]  # by the thread's name: its label, and its stack
+    waited_for: frozenset[str]  # labels of what coroutines wait for
+
+    @property
+    def labels(self) -> frozenset[str]:
+        return self.waited_for | {label for label, _ in self.working.values()}
+
+
+class Recorder:
+    """A thread that records moments between `start` and `stop`."""
+
+    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+        self.moments: list[Moment] = []
+        self.ended_s = 0.0  # of time.perf_counter: when the last moment ended
+        self._interval_s = interval_s
+        self._is_stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        # Labels by stack. Code objects are compared by their ids, which is quicker.
+        self._thread_labels: dict[tuple[int, ...], tuple[str, Stack] | None] = {}
+        self._waiting_labels: dict[tuple[int, ...], str | None] = {}
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to record. loop: the event loop whose tasks are looked at."""
+        assert self._thread is None
+        self._thread = threading.Thread(target=self._record, args=[loop], name="profile")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the recording, if it has begun."""
+        self._is_stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _record(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._is_stopped.wait(self._interval_s):
+            self.moments.append(
+                Moment(
+                    at_s=time.perf_counter(),
+                    working=self._working(),
+                    waited_for=self._waited_for(loop),
+                )
+            )
+        self.ended_s = time.perf_counter()
+
+    def _working(self) -> dict[str, tuple[str, Stack]]:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        own = threading.get_ident()
+        working = {}
+        for ident, frame in sys._current_frames().items():
+            if ident == own or ident not in names:
+                continue
+            stack = _stack(frame)
+            key = tuple(map(id, stack))
+            if key not in self._thread_labels:
+                label = find_label(stack, THREAD_RULES) or PYTHON
+                self._thread_labels[key] = None if is_idle(stack) else (label, stack)
+            if (found := self._thread_labels[key]) is not None:
+                working[names[ident]] = found
+        return working
+
+    def _waited_for(self, loop: asyncio.AbstractEventLoop) -> frozenset[str]:
+        found = set()
+        for task in asyncio.all_tasks(loop):
+            codes = _awaited(task.get_coro())
+            key = tuple(map(id, codes))
+            if key not in self._waiting_labels:
+                self._waiting_labels[key] = find_label(codes, COROUTINE_RULES)
+            found.add(self._waiting_labels[key])
+        return frozenset(label for label in found if label is not None)
+
+
+def _stack(frame: FrameType | None) -> Stack:
+    codes = []
+    while frame is not None:
+        codes.append(frame.f_code)
+        frame = frame.f_back
+    return tuple(reversed(codes))
+
+
+def _awaited(coroutine: Any) -> Sequence[CodeType]:
+    """Return the code of a coroutine, of the one that it awaits, and so on."""
+    codes = []
+    while (code := getattr(coroutine, "cr_code", None)) is not None:
+        codes.append(code)
+        coroutine = coroutine.cr_await
+    return codes
