@@ -124,6 +124,7 @@ def measure_answers(runs_dir: Path, word: str, rounds: int) -> None:
         "list by reward": f"{episodes}?order=reward&way=down",
         "filter by reward": f"{episodes}?reward_from=0.25&reward_below=0.3",
         "text search": f"{episodes}?text={word}",
+        "text search, one letter": f"{episodes}?text={word[0]}",
         "text search and reward": f"{episodes}?text={word}&reward_from=0.5&order=reward",
         "tasks": "api/runs/many/0001/tasks",
         "one episode": "api/runs/many/0001/episode?step=9&line=9",

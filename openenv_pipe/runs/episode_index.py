@@ -15,7 +15,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -33,12 +32,16 @@ from openenv_pipe.runs.episode_query import (
     COLUMNS,
     ORDERS,
     TRAIN,
+    Choices,
     EpisodeFilter,
     Histogram,
     IndexedEpisode,
     Order,
+    TaskSummary,
     as_episode,
     condition,
+    counted_table,
+    phrase_of,
     reward_expression,
 )
 from openenv_pipe.runs.episode_summary import Summary, summarise_row
@@ -48,28 +51,6 @@ from openenv_pipe.system.foreign_text import visible
 WRITER_WAIT_S = 0.2  # of a training, which does without rather than wait
 EPISODES_SUFFIX = ".jsonl.gz"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choices:
-    """The values that the episodes of one source have, for menus."""
-
-    sources: dict[str, int]  # numbers of episodes
-    statuses: dict[str, int]
-    terms: list[str]
-    num_steps: int
-    last_step: int | None
-    problems: list[str]  # files that could not be read, as sentences
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskSummary:
-    """The episodes of one task. Means are over scored episodes; None without any."""
-
-    task: str
-    num_episodes: int
-    reward: float | None
-    success: float | None
 
 
 def index_episodes(folder: Path, file: Path) -> None:
@@ -91,7 +72,9 @@ class EpisodeIndex:
         self.folder = folder
         self._connection = connection
         self._lock = RLock()
-        self._choices: dict[str, tuple[tuple[int, int], Choices]] = {}  # with the index's state
+        self._choices: dict[str, Choices] = {}
+        self._matched: str | None = None  # the phrase whose episodes the table `matches` has
+        self._data_version = -1  # of the index that these two are of
 
     @classmethod
     @contextmanager
@@ -127,16 +110,23 @@ class EpisodeIndex:
     def refresh(self) -> None:
         """Add new and changed files, and remove the rows of those that are gone."""
         with self._lock:
+            num_changes = self._connection.total_changes
             try:
                 _refresh(self._connection, self.folder)
             except sqlite3.Error as error:
                 self._remake(error)
+            if self._connection.total_changes != num_changes:
+                self._forget_answers()
+
+    def _forget_answers(self) -> None:
+        self._choices.clear()
+        self._matched = None
 
     def _remake(self, error: Exception) -> None:
         """Replace an index that cannot be used. Raises sqlite3.Error if the new one cannot be."""
         _log.debug("the index of the episodes of %s cannot be used: %r", self.folder, error)
         self._connection.close()
-        self._choices.clear()
+        self._forget_answers()
         path = self.folder / FILE_NAME
         is_damaged = not isinstance(error, sqlite3.OperationalError)  # rather than locked
         if is_damaged:
@@ -147,7 +137,8 @@ class EpisodeIndex:
     def count(self, wanted: EpisodeFilter) -> int:
         """Count the episodes that are wanted."""
         where, parameters = condition(wanted)
-        return self._one(f"SELECT count(*) FROM episodes WHERE {where}", parameters)[0]
+        sql = f"SELECT count(*) FROM {counted_table(wanted)} WHERE {where}"
+        return self._all(sql, parameters, matching=phrase_of(wanted))[0][0]
 
     def find(
         self,
@@ -170,7 +161,8 @@ class EpisodeIndex:
             f"SELECT {', '.join(COLUMNS)} FROM episodes WHERE {where}"
             f" ORDER BY {column} {way}{nulls}, source, step, line LIMIT ? OFFSET ?"
         )
-        return self._all(sql, [*parameters, limit, offset], as_episode)
+        given = [*parameters, limit, offset]
+        return self._all(sql, given, as_episode, matching=phrase_of(wanted))
 
     def histogram(
         self, wanted: EpisodeFilter, *, term: str | None = None, num_bins: int = 20
@@ -178,24 +170,28 @@ class EpisodeIndex:
         """Count scored episodes by reward, or by a reward term; None if there are none."""
         value, names = reward_expression(term)
         where, parameters = condition(wanted)
-        chosen = f"SELECT {value} AS v FROM episodes WHERE is_scored AND {where}"
-        given = [*names, *parameters]
+        ordered, counted = (
+            f"SELECT {value} AS v FROM {table} WHERE is_scored AND {where}"
+            for table in ("episodes", counted_table(wanted))
+        )
+        given, phrase = [*names, *parameters], phrase_of(wanted)
         # Two queries, each of which an index can answer without reading all rows.
-        low, high = self._one(
-            f"SELECT (SELECT min(v) FROM ({chosen})), (SELECT max(v) FROM ({chosen}))",
+        ((low, high),) = self._all(
+            f"SELECT (SELECT min(v) FROM ({ordered})), (SELECT max(v) FROM ({ordered}))",
             [*given, *given],
+            matching=phrase,
         )
         if low is None:
             return None
         width = (high - low) / num_bins
         if not 0 < width < float("inf"):
-            return Histogram(
-                low=low, high=high, counts=[self._one(f"SELECT count(v) FROM ({chosen})", given)[0]]
-            )
+            ((number,),) = self._all(f"SELECT count(v) FROM ({counted})", given, matching=phrase)
+            return Histogram(low=low, high=high, counts=[number])
         rows = self._all(
-            f"SELECT min(CAST((v - ?) / ? AS INTEGER), ?) AS bin, count(*) FROM ({chosen})"
+            f"SELECT min(CAST((v - ?) / ? AS INTEGER), ?) AS bin, count(*) FROM ({counted})"
             " WHERE v IS NOT NULL GROUP BY bin",
             [low, width, num_bins - 1, *given],
+            matching=phrase,
         )
         counts = dict(rows)
         return Histogram(low=low, high=high, counts=[counts.get(i, 0) for i in range(num_bins)])
@@ -203,16 +199,14 @@ class EpisodeIndex:
     def choices(self, source: str = TRAIN) -> Choices:
         """Return what the episodes of one source can be filtered by."""
         with self._lock:
-            # The first number changes with what other processes write, the other with our own.
-            state = (self._one("PRAGMA data_version")[0], self._connection.total_changes)
-            known = self._choices.get(source)
-            if known is None or known[0] != state:
-                known = self._choices[source] = (state, self._read_choices(source))
-            return known[1]
+            self._notice_other_writers()
+            if source not in self._choices:
+                self._choices[source] = self._read_choices(source)
+            return self._choices[source]
 
     def _read_choices(self, source: str) -> Choices:
         of_source = "FROM episodes WHERE source = ?"
-        num_steps, last_step = self._one(
+        ((num_steps, last_step),) = self._all(
             f"SELECT count(DISTINCT step), max(step) {of_source}", [source]
         )
         terms = self._all(
@@ -244,27 +238,56 @@ class EpisodeIndex:
             ),
         )
 
-    def _one(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
-        return self._all(sql, parameters)[0]
-
     def _all(
         self,
         sql: str,
         parameters: Sequence[Any] = (),
         convert: Callable[[tuple[Any, ...]], Any] = lambda row: row,
+        *,
+        matching: str | None = None,
     ) -> list[Any]:
-        """Query the index; if it turns out to be damaged, make it anew and query that."""
+        """Query the index; if it turns out to be damaged, make it anew and query that.
+
+        matching: the phrase whose episodes the query finds in the table `matches`.
+        """
+
+        def ask() -> list[Any]:
+            if matching is not None:
+                self._match(matching)
+            return [convert(row) for row in self._connection.execute(sql, parameters)]
+
         with self._lock:
             try:
-                return [convert(row) for row in self._connection.execute(sql, parameters)]
+                return ask()
             except (sqlite3.Error, TypeError, ValueError, AttributeError, OverflowError) as error:
                 try:
                     self._remake(error)
-                    return [convert(row) for row in self._connection.execute(sql, parameters)]
+                    return ask()
                 except sqlite3.Error as again:
                     raise RunFolderError(
                         f"cannot query the episodes of {self.folder}: {again}"
                     ) from again
+
+    def _match(self, phrase: str) -> None:
+        """Search once for all queries about the same text, of which a page has several."""
+        self._notice_other_writers()
+        if phrase == self._matched:
+            return
+        self._matched = None
+        with self._connection as connection:
+            connection.execute("CREATE TEMP TABLE IF NOT EXISTS matches (id INTEGER PRIMARY KEY)")
+            connection.execute("DELETE FROM temp.matches")
+            connection.execute(
+                "INSERT INTO temp.matches SELECT rowid FROM words WHERE words MATCH ?", [phrase]
+            )
+        self._matched = phrase
+
+    def _notice_other_writers(self) -> None:
+        """Forget answers that are older than what another process has written."""
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        if version != self._data_version:
+            self._forget_answers()
+            self._data_version = version
 
 
 def _refresh(connection: sqlite3.Connection, folder: Path) -> None:

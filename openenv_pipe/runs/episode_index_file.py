@@ -8,7 +8,7 @@ from pathlib import Path
 from openenv_pipe.runs.episode_query import COLUMNS
 
 FILE_NAME = "episode_index.sqlite"
-VERSION = 1  # of the tables and of what is summarised; a file of another version is made anew
+VERSION = 2  # of the tables and of what is summarised; a file of another version is made anew
 READER_WAIT_S = 10.0  # for another process that writes
 TABLES = {
     "files": (
@@ -29,7 +29,8 @@ TABLES = {
     "episodes_by_reward": (
         "CREATE INDEX episodes_by_reward ON episodes (source, reward, is_scored)"
     ),
-    "words": "CREATE VIRTUAL TABLE words USING fts5(text, content='')",
+    # Without `prefix`, the beginning of a word would be looked up in the lists of all its words.
+    "words": "CREATE VIRTUAL TABLE words USING fts5(text, content='', prefix='1 2')",
 }
 MADE_BY_SQLITE = ("sqlite_", "words_")  # beginnings of names
 _log = logging.getLogger(__name__)

@@ -94,8 +94,33 @@ class Histogram:
     counts: list[int]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """The values that the episodes of one source have, for menus."""
+
+    sources: dict[str, int]  # numbers of episodes
+    statuses: dict[str, int]
+    terms: list[str]
+    num_steps: int
+    last_step: int | None
+    problems: list[str]  # files that could not be read, as sentences
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskSummary:
+    """The episodes of one task. Means are over scored episodes; None without any."""
+
+    task: str
+    num_episodes: int
+    reward: float | None
+    success: float | None
+
+
 def condition(wanted: EpisodeFilter) -> tuple[str, list[Any]]:
-    """Return an SQL condition for the table `episodes`, and its parameters."""
+    """Return an SQL condition for the table `episodes`, and its parameters.
+
+    For a text, the temporary table `matches` has to hold what `phrase_of` finds.
+    """
     value, names = reward_expression(wanted.reward_term)
     parts: list[tuple[str, list[Any]]] = []
     for sql, parameter in (
@@ -120,10 +145,8 @@ def condition(wanted: EpisodeFilter) -> tuple[str, list[Any]]:
     ):
         if bound is not None:
             parts.append((f"{value} {sign} ?", [*names, bound]))
-    if wanted.text is not None and wanted.text.strip():
-        parts.append(
-            ("id IN (SELECT rowid FROM words WHERE words MATCH ?)", [_phrase(wanted.text)])
-        )
+    if phrase_of(wanted) is not None:
+        parts.append(("id IN (SELECT id FROM temp.matches)", []))
     return " AND ".join(sql for sql, _ in parts) or "1", [
         each for _, many in parts for each in many
     ]
@@ -154,6 +177,17 @@ def _storable(value: Any) -> Any:
     if isinstance(value, str):
         return storable_text(value)
     return min(max(value, -MAX_STEP), MAX_STEP)
+
+
+def counted_table(wanted: EpisodeFilter) -> str:
+    """Return what to count in: where few episodes match a text, their rows alone are read."""
+    found = phrase_of(wanted) is not None
+    return "temp.matches CROSS JOIN episodes USING (id)" if found else "episodes"
+
+
+def phrase_of(wanted: EpisodeFilter) -> str | None:
+    """Return the FTS5 query for the text of a filter; None if it has none."""
+    return _phrase(wanted.text) if wanted.text is not None and wanted.text.strip() else None
 
 
 def _phrase(text: str) -> str:

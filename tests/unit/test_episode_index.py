@@ -1,5 +1,6 @@
 """The index of episodes: what it finds, and that it is derived from the files alone."""
 
+import gzip
 import json
 import sqlite3
 import zlib
@@ -132,6 +133,42 @@ def test_choices_follow_what_other_processes_write(folder):
         episodes_path(folder, 3).unlink()
         index.refresh()
         assert index.choices().last_step == 2
+
+
+def test_a_search_follows_what_other_processes_write(folder):
+    wanted = EpisodeFilter(text="guess3")
+    with EpisodeIndex.open(folder) as index:
+        assert index.count(wanted) == 0
+        path = episodes_path(folder, 3)
+        path.write_bytes(
+            gzip.compress(
+                gzip.decompress(episodes_path(folder, 2).read_bytes()).replace(b"guess2", b"guess3")
+            )
+        )
+        index_episodes(folder, path)
+        assert index.count(wanted) == 6
+        assert [each.member for each in index.find(wanted, limit=3)] == [0, 1, 2]
+        assert sum(index.histogram(wanted, num_bins=2).counts) == 6
+        assert index.count(EpisodeFilter(text="guess1")) == 6
+        path.unlink()
+        index.refresh()
+        assert index.count(wanted) == 0
+
+
+@pytest.mark.parametrize("text", ["g", "gu", "gue", "guess1"])
+def test_the_beginning_of_a_word_finds_it(folder, text):
+    assert len(found(folder, EpisodeFilter(text=text))) == (6 if text == "guess1" else 12)
+
+
+def test_an_index_of_an_older_version_is_made_anew(folder):
+    expected = found(folder)
+    with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
+        connection.execute("DROP TABLE words")
+        connection.execute("CREATE VIRTUAL TABLE words USING fts5(text, content='')")
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    assert found(folder) == expected
+    assert len(found(folder, EpisodeFilter(text="ends here"))) == 12
 
 
 def test_training_and_a_reader_make_the_same(folder, tmp_path):
