@@ -1,7 +1,7 @@
 """The commands for trained models: `export` and `serve`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -53,19 +53,27 @@ def serve(
     host: Annotated[
         str, typer.Option(help="0.0.0.0 serves other machines too: set VLLM_API_KEY first.")
     ] = "127.0.0.1",
+    engine: Annotated[
+        Literal["vllm", "local"] | None,
+        typer.Option(
+            help="vllm, or local for small models: without vLLM, in this process.  "
+            "[default: vllm where it is installed]"
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a conversation.  [default: env.max_episode_tokens]"),
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Serve a trained model by vLLM, behind an endpoint that speaks OpenAI's chat completions.
+    """Serve a trained model for clients of OpenAI (chat completions, Responses) and Anthropic.
 
-    For an adapter, its base model is served too, as `base`. Runs until Ctrl-C. If the environment
+    vLLM serves an adapter's base model too, as `base`. Runs until Ctrl-C. If the environment
     variable VLLM_API_KEY is set, requests must carry that key.
 
     \b
     openenv-pipe serve runs/wordle/latest
+    openenv-pipe serve runs/wordle/latest --engine local
     openenv-pipe serve runs/wordle/0007@best --port 8001 -- --gpu-memory-utilization 0.5
     """
     from openenv_pipe.commands.serve import serve_run
@@ -74,6 +82,7 @@ def serve(
         run,
         host=host,
         port=port,
+        engine=engine,
         max_model_len=max_model_len,
         extra=extra,
         tell=tell_person,

@@ -1,15 +1,16 @@
-"""`serve`: serve a run's trained model by vLLM's OpenAI endpoint, with the adapter on the base."""
+"""`serve`: serve a trained model, by vLLM with the adapter on the base, or from this process."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.engines.vllm.endpoint import Served, serve
-from openenv_pipe.engines.vllm.install import find_build, require_installed
+from openenv_pipe.engines.vllm.install import find_build, find_installed, require_installed
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
-from openenv_pipe.errors import RunFolderError
+from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.runs.find import SelectedModel, find_model
@@ -22,6 +23,7 @@ def serve_run(
     *,
     host: str,
     port: int,
+    engine: Literal["vllm", "local"] | None,
     max_model_len: int | None,
     extra: Sequence[str],
     tell: Callable[[str], None],
@@ -29,6 +31,7 @@ def serve_run(
 ) -> None:
     """Serve what `RUN`, `RUN@40` or `RUN@best` names until interrupted.
 
+    engine: None: vLLM where it is installed.
     tell: receives lines about the server's start.
     trust: also of a run whose folder another user made, or that was changed since.
 
@@ -40,7 +43,22 @@ def serve_run(
     subject = find_model(word, [], trust=trust)
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
-    installed = require_installed(find_build())
+    build = find_build()
+    if engine is None and find_installed(build) is None:
+        tell("vLLM is not installed here; the model is sampled in this process (--engine local)")
+        engine = "local"
+    if engine == "local":
+        # Imported late, because a server of vLLM needs nothing of it.
+        from openenv_pipe.commands.serve_local import serve_locally
+
+        if extra:
+            raise ConfigError(
+                f"{extra[0]!r} is an argument of vLLM, which --engine local is without"
+            )
+        max_tokens = max_model_len or subject.config.env.max_episode_tokens
+        serve_locally(subject, host=host, port=port, max_tokens=max_tokens, tell=tell)
+        return
+    installed = require_installed(build)
     with _served(subject, subject.checkpoint, max_model_len) as served:
         serving = serve(
             served,

@@ -84,7 +84,7 @@ async def assembled(
     known_sets = await asyncio.to_thread(known_splits, config)
     servers = servers or OwnServers()
     host = servers.host(config, logs)
-    torch_thread = ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads))
+    torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
     workers = _workers(config, device, logs, num_threads)
     starting, tell = ExitStack(), progress.note
     try:
@@ -156,7 +156,7 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Componen
     workers = _workers(config, device, logs, num_threads)
     with (
         closing(workers) if workers else nullcontext(),
-        ThreadPoolExecutor(1, "torch", partial(_prepare_thread, num_threads)) as torch_thread,
+        ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads)) as torch_thread,
     ):
         policy = await asyncio.get_running_loop().run_in_executor(
             torch_thread, partial(_load_checked, config, device, workers, None, _log.warning)
@@ -255,10 +255,10 @@ def _local_engine(
     with ExitStack() as threads:
         executor: ThreadPoolExecutor = torch_thread
         if model.is_fast:
-            prepare = partial(_prepare_thread, 1)
+            prepare = partial(prepare_thread, 1)
             executor = threads.enter_context(ThreadPoolExecutor(num_threads, "sampler", prepare))
         elif twin:
-            prepare = partial(_prepare_thread, num_threads)
+            prepare = partial(prepare_thread, num_threads)
             executor = threads.enter_context(ThreadPoolExecutor(1, "sampler", prepare))
         yield LocalEngine(
             model,
@@ -301,7 +301,7 @@ def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:
     )
 
 
-def _prepare_thread(num_threads: int) -> None:
+def prepare_thread(num_threads: int) -> None:
     """Make torch deterministic in this thread: fixed number of threads, deterministic kernels."""
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())

@@ -1,12 +1,17 @@
 """Training a program that calls the model by HTTP, from the command line."""
 
+import signal
+
+import openai
 import pytest
 
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.types import Status, TurnRole
+from tests.commands import Command, wait_until
 from tests.crash_matrix import Result, finish, killed_and_resumed, start, uninterrupted
+from tests.ports import lasting_port
 
 # A planner is asked for a word before each letter, in a conversation of its own.
 PROGRAM = """
@@ -74,6 +79,31 @@ def test_killed_and_resumed_a_program_gives_the_same_bytes(run, whole, tmp_path)
     assert (len(trial.kills), any(trial.codes)) == (1, False), trial.said
     assert RunFolder.open(trial.folder).status == "finished"
     assert Result.of(trial.folder).difference(Result.of(whole.folder)) is None
+
+
+def test_its_model_is_served_without_vllm(whole):
+    """By `serve --engine local`, and asked by OpenAI's client."""
+    port = str(lasting_port())
+    serving = Command(whole.folder, "serve", str(whole.folder), "--engine", "local", "--port", port)
+    try:
+        wait_until(lambda: "serving echo-0001" in serving.err, "the server", serving)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        with (
+            client,
+            client.chat.completions.create(
+                model="echo-0001",
+                messages=[{"role": "user", "content": "a"}],
+                max_tokens=6,
+                stream=True,
+            ) as stream,
+        ):
+            chunks = list(stream)
+        assert chunks[0].model == "echo-0001"
+        assert chunks[0].usage.completion_tokens <= 6
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait() in (0, 130), serving.err
+    finally:
+        serving.kill()
 
 
 def test_a_program_that_is_not_there_is_refused_before_the_run(tmp_path):

@@ -112,12 +112,7 @@ async def serve(
         EngineError: the server died, or was not ready within `start_timeout_s` seconds.
     """
     arguments = serving_arguments(served, installed.build, host, port, extra)
-    if host not in LOOPBACK and not server_key():
-        raise ConfigError(
-            f"--host {host} makes the server reachable from other machines, and {KEY_VARIABLE} is "
-            "not set; set it to a secret that clients send as their API key, or use --host "
-            "127.0.0.1"
-        )
+    refuse_without_key(host)
     if port_in_use(port, host):
         raise ConfigError(f"--port {port} is used by another program; choose another one")
     async with running(
@@ -178,6 +173,16 @@ async def running(
 def server_key() -> str | None:
     """Return the key that servers started here ask clients for; None without one."""
     return os.environ.get(KEY_VARIABLE, "").strip() or None
+
+
+def refuse_without_key(host: str) -> None:
+    """Raise ConfigError if a server at this address would let other machines in without a key."""
+    if host not in LOOPBACK and not server_key():
+        raise ConfigError(
+            f"--host {host} makes the server reachable from other machines, and {KEY_VARIABLE} is "
+            "not set; set it to a secret that clients send as their API key, or use --host "
+            "127.0.0.1"
+        )
 
 
 def _refuse_own_option(argument: str) -> None:

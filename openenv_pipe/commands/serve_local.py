@@ -1,0 +1,73 @@
+"""`serve --engine local`: serve a run's trained model from this process, without vLLM."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from openenv_pipe.engines.local import LocalEngine
+from openenv_pipe.engines.vllm.endpoint import refuse_without_key, server_key
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.pipeline.build import prepare_thread
+from openenv_pipe.rollout.agents.served_model import ModelEndpoint, ServedModel
+from openenv_pipe.runs.find import SelectedModel
+from openenv_pipe.system.process import usable_cores
+
+MAX_BATCH = 32  # requests sampled at once
+
+
+def serve_locally(
+    subject: SelectedModel,
+    *,
+    host: str,
+    port: int,
+    max_tokens: int,
+    tell: Callable[[str], None],
+) -> None:
+    """Serve a checkpoint by the local engine until interrupted.
+
+    max_tokens: of a conversation.
+    tell: receives the address, and what requests ask for and do not get.
+
+    Raises:
+        ConfigError: The model cannot be loaded, the port is taken, or a public address has no key.
+    """
+    refuse_without_key(host)
+    config = subject.config
+    policy = load_policy(
+        config.model,
+        seed=config.seed,
+        device=select_device(config.device),
+        checkpoint=subject.checkpoint,
+    )
+    if policy.max_length is not None and max_tokens > policy.max_length:
+        raise ConfigError(
+            f"the model has {policy.max_length} positions, and the server would allow {max_tokens} "
+            f"tokens; set --max-model-len {policy.max_length} or less"
+        )
+    asyncio.run(_serve(subject, policy, host, port, max_tokens, tell))
+
+
+async def _serve(
+    subject: SelectedModel,
+    policy: Policy,
+    host: str,
+    port: int,
+    max_tokens: int,
+    tell: Callable[[str], None],
+) -> None:
+    num_threads = subject.config.num_threads or len(usable_cores())
+    prepare = partial(prepare_thread, num_threads)
+    with ThreadPoolExecutor(1, "sampler", prepare) as executor:
+        engine = LocalEngine(policy, max_episodes=MAX_BATCH, executor=executor)
+        name = subject.folder.record.id.replace("/", "-")
+        model = ServedModel(engine, policy.chat, name=name, max_tokens=max_tokens, tell=tell)
+        try:
+            endpoint = ModelEndpoint(model, host=host, port=port, key=server_key())
+        except OSError as error:
+            raise ConfigError(f"--host {host} --port {port} cannot be used: {error}") from None
+        async with endpoint.serving():
+            tell(f"serving {name} at http://{host}:{port} until Ctrl-C")
+            await asyncio.Event().wait()

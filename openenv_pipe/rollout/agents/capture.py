@@ -1,0 +1,41 @@
+"""OpenEnv's capture proxy, imported without the rest of OpenEnv.
+
+`import openenv.core` imports gradio and fastmcp too, which takes four seconds of processor time,
+and the proxy uses neither. Its modules are therefore imported from their folder, below a package of
+another name, so that Python does not run `openenv/core/__init__.py`.
+"""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from openenv_pipe.errors import ConfigError
+
+_PARENT = "openenv_pipe_capture_parent"  # stands for openenv.core.harness
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module of `openenv.core.harness.capture`."""
+    if _PARENT not in sys.modules:
+        spec = importlib.util.find_spec("openenv")
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError("the package openenv is not installed; agent=program needs it")
+        parent = ModuleType(_PARENT)
+        parent.__path__ = [str(Path(spec.submodule_search_locations[0], "core", "harness"))]
+        sys.modules[_PARENT] = parent
+    return importlib.import_module(f"{_PARENT}.capture.{name}")
+
+
+_server, _sessions, _upstream = _module("server"), _module("sessions"), _module("upstream")
+_dialects, _detection = _module("dialects"), _module("detection")
+APIType = _detection.APIType
+OpenAIResponsesTransformer = _dialects.OpenAIResponsesTransformer
+TransformManager = _dialects.TransformManager
+create_app = _server.create_app
+UpstreamPool = _server.UpstreamPool
+Session = _sessions.Session
+Upstream = _sessions.Upstream
+extract_api_key = _sessions.extract_api_key
+UpstreamHTTPError = _upstream.UpstreamHTTPError

@@ -1,0 +1,213 @@
+"""A model that answers anyone's calls, in the same dialects as programs that play episodes get."""
+
+import asyncio
+import hmac
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from openenv_pipe.engines.base import Completion, Engine, TokenRequest
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.rollout.agents.calls import Connection, RefusedCallError
+from openenv_pipe.rollout.agents.capture import Session, Upstream, extract_api_key
+from openenv_pipe.rollout.agents.chat_completions import (
+    ChatRequest,
+    InvalidRequestError,
+    completion_body,
+    ignored_settings,
+    read_request,
+    reply_message,
+)
+from openenv_pipe.rollout.agents.endpoint import QUEUE, Endpoint
+from openenv_pipe.rollout.agents.session_routes import error_response
+from openenv_pipe.rollout.context import Chat
+from openenv_pipe.system.http import LOOPBACK
+
+TEMPERATURE = 1.0  # of requests that name none
+MAX_TEMPERATURE = 2.0
+MAX_SEED = 2**62 - 1
+Waiting = tuple[TokenRequest, asyncio.Future[Completion]]
+
+
+class ServedModel:
+    """Answers requests by an engine that takes token ids, in batches of those that wait."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        *,
+        name: str,
+        max_tokens: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        """max_tokens: of a prompt and its reply. tell: receives a line for each ignored setting."""
+        self.name = name
+        self._engine = engine
+        self._chat = chat
+        self._max_tokens = max_tokens
+        self._tell = tell
+        self._told: set[str] = set()
+        self._num_answers = 0
+        self._waiting: list[Waiting] = []
+        self._sampling: asyncio.Task[None] | None = None
+
+    async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
+        """Answer a request for a chat completion. Raises RefusedCallError."""
+        try:
+            request = read_request(body)
+            prompt_ids = self._chat.rendered_ids(
+                self._chat.without_markup(request.messages), request.tools
+            )
+        except (InvalidRequestError, ConfigError) as error:
+            raise RefusedCallError(str(error)) from None
+        temperature, seed = _temperature(body), body.get("seed")
+        self._tell_of(ignored_settings(body, temperature))
+        completion = await self._sample(
+            TokenRequest(
+                episode=0,  # set when it is sampled
+                turn=0,
+                max_tokens=self._room(request, len(prompt_ids)),
+                temperature=temperature,
+                seed=seed & MAX_SEED if type(seed) is int else secrets.randbits(62),
+                new_ids=prompt_ids,
+            )
+        )
+        number = self._num_answers
+        self._num_answers += 1
+        message = reply_message(self._chat.reply_text(completion.token_ids), request, number)
+        answer = completion_body(
+            completion, message, number=number, model=self.name, prompt_ids=prompt_ids
+        )
+        if not body.get("logprobs"):
+            answer["choices"][0]["logprobs"] = None
+        return {**answer, "created": int(time.time())}
+
+    def _room(self, request: ChatRequest, num_tokens: int) -> int:
+        room = self._max_tokens - num_tokens
+        if room < 1:
+            raise RefusedCallError(
+                f"the messages are {num_tokens} tokens long; the model is served with "
+                f"{self._max_tokens} for messages and reply together"
+            )
+        return min(room, request.max_tokens or room)
+
+    def _tell_of(self, ignored: Mapping[str, Any]) -> None:
+        for name in ignored.keys() - self._told:
+            self._told.add(name)
+            self._tell(f"a request asks for {name}, which this server ignores")
+
+    async def _sample(self, request: TokenRequest) -> Completion:
+        completion = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, completion))
+        if self._sampling is None:
+            self._sampling = asyncio.create_task(self._sample_waiting())
+        return await completion
+
+    async def _sample_waiting(self) -> None:
+        """Sample all that waits in one batch after the other, until nothing waits."""
+        try:
+            while self._waiting:
+                batch = self._waiting[: self._engine.max_episodes]
+                del self._waiting[: len(batch)]
+                # A client that has left has cancelled its future.
+                await self._sample_batch([each for each in batch if not each[1].done()])
+        finally:
+            self._sampling = None
+
+    async def _sample_batch(self, batch: Sequence[Waiting]) -> None:
+        first = self._engine.begin_collection(len(batch), len(batch))
+        numbers = range(first, first + len(batch))
+        completions = await asyncio.gather(
+            *(
+                self._engine.generate(replace(request, episode=number))
+                for number, (request, _) in zip(numbers, batch, strict=True)
+            ),
+            return_exceptions=True,
+        )
+        for number, (_, future), completion in zip(numbers, batch, completions, strict=True):
+            self._engine.end_episode(number)
+            if future.done():
+                continue
+            if isinstance(completion, BaseException):
+                future.set_exception(completion)
+            else:
+                future.set_result(completion)
+
+
+class ModelEndpoint(Endpoint):
+    """Serves one model to clients with the key, or to all clients of this machine without one."""
+
+    def __init__(self, model: ServedModel, *, host: str, port: int, key: str | None) -> None:
+        """Listen. Raises OSError."""
+        middleware = [Middleware(_Keyed, key=key)] if key else []
+        if host in LOOPBACK:  # A page in a browser cannot reach it under a name of its own.
+            names = [
+                *LOOPBACK,
+                "[::1]",
+                "[",
+            ]  # Starlette cuts the address of IPv6 at its first colon.
+            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=names))
+        super().__init__(
+            socket.create_server(
+                (host, port),
+                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                backlog=QUEUE,
+            ),
+            model=model.name,
+            find=lambda _: model,
+            level="text",
+            middleware=middleware,
+            registry=_NoRegistry(),
+        )
+
+
+class _NoRegistry:
+    """In the place of the proxy's registry: each request is a session that nothing keeps."""
+
+    require_registered = False
+
+    def resolve(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Session:
+        return Session(session_id="", upstream=Upstream(llm_url=""))
+
+    def list_ids(self) -> list[str]:
+        return []
+
+
+class _Keyed:
+    """Refuses requests without the key."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._key = key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = {
+                name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
+            }
+            given = extract_api_key(headers) or ""
+            if not hmac.compare_digest(given.encode(), self._key):
+                await error_response(401, "the API key is wrong")(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _temperature(body: Mapping[str, Any]) -> float:
+    given = body.get("temperature")
+    if given is None:
+        return TEMPERATURE
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise RefusedCallError(f"temperature is {given!r:.40}; expected a number")
+    if not 0 <= given <= MAX_TEMPERATURE:
+        raise RefusedCallError(
+            f"temperature is {given!r:.40}; expected at least 0 and at most {MAX_TEMPERATURE:g}"
+        )
+    return float(given)
