@@ -21,6 +21,7 @@ from openenv_pipe.runs.evals import (
 )
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.progress import Progress
+from openenv_pipe.trackers.build import Trackers
 
 
 class Evaluations:
@@ -33,9 +34,11 @@ class Evaluations:
         folder: RunFolder,
         progress: Progress,
         clear_engine: Callable[[], Awaitable[None]],
+        trackers: Trackers | None,
     ) -> None:
         """clear_engine: prepares the engine for an evaluation."""
         self._clear_engine = clear_engine
+        self._trackers = trackers
         self._config = config
         self._rollout = rollout
         self._folder = folder.path
@@ -72,11 +75,13 @@ class Evaluations:
         return stop_reason(self._config, done[-1])
 
     def _keep(self, evaluations: list[Evaluation]) -> None:
-        """Save and show evaluations. The first is saved last: if it exists, so do the others."""
+        """Save, show and track evaluations. If the first is saved, so are the others."""
         for evaluation in reversed(evaluations):
             save_evaluation(self._folder, evaluation)
         for evaluation in evaluations:
             self._tell(evaluation.report)
+            if self._trackers is not None:
+                self._trackers.log_evaluation(evaluation)
 
     def _tell(self, report: EvalReport) -> None:
         success, reward = report.success, report.reward

@@ -30,6 +30,7 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.progress import LineProgress, Progress
 from openenv_pipe.system.stop_request import StopRequest
+from openenv_pipe.trackers.base import results_of
 from openenv_pipe.trackers.build import Trackers
 
 _log = logging.getLogger(__name__)
@@ -125,8 +126,9 @@ async def play_and_learn(
         publisher = EnginePublisher(rollout.engine)
         evaluator: Evaluator = NoEvaluations()
         if evaluates:
-            clear_engine = publisher.clear_engine
-            evaluator = Evaluations(config, rollout, folder, progress, clear_engine)
+            evaluator = Evaluations(
+                *(config, rollout, folder, progress, publisher.clear_engine), attempt.trackers
+            )
         runner = StageRunner(
             components,
             PlayedGroups(config, rollout, publisher),
@@ -147,11 +149,9 @@ async def play_and_learn(
 
 def _close_trackers(trackers: Trackers, folder: RunFolder, status: EndStatus) -> None:
     """Send the results of the evaluations, and end the run in all trackers."""
-    summary = {}
+    summary: dict[str, float] = {}
     for label, report in read_reports(folder.path).items():
-        for name in ("success", "reward"):
-            if (interval := getattr(report, name)) is not None:
-                summary[f"eval/{label}/{name}"] = interval.mean
+        summary |= results_of(label, report)
     trackers.close(status, summary)
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import DURING
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.types import Group
 
@@ -69,6 +71,32 @@ class TrackedStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedEvaluation:
+    """One evaluation of the run."""
+
+    index: int  # of the line in metrics.jsonl that comes next
+    report: EvalReport
+    groups: Sequence[Group] = ()  # its episodes; none for evaluations of earlier attempts
+
+    @property
+    def step(self) -> int:
+        """The step of GRPO that the model has taken; 0 for scripted players."""
+        return self.report.step or 0
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Success and reward by `eval/label/name`; those between steps share the label `during`."""
+        label = self.report.label
+        return results_of("during" if label.startswith(DURING) else label, self.report)
+
+
+def results_of(label: str, report: EvalReport) -> dict[str, float]:
+    """Return the means of an evaluation by the names that trackers get."""
+    measures = {"success": report.success, "reward": report.reward}
+    return {f"eval/{label}/{name}": each.mean for name, each in measures.items() if each}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
     """How a tool knows the run, which a later attempt is told as `saved_id`."""
 
@@ -93,3 +121,11 @@ class Tracker(Protocol):
 
         summary: results of the run's evaluations by name.
         """
+
+
+@runtime_checkable
+class EvaluationTracker(Tracker, Protocol):
+    """A tracker that also gets each evaluation when it is done."""
+
+    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
+        """Send one evaluation. Each is sent once, unless an earlier call has failed."""

@@ -2,6 +2,7 @@
 
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,18 @@ from openenv_pipe.config.schema import (
     TrackioTrackerConfig,
     WandbTrackerConfig,
 )
+from openenv_pipe.runs.eval_report import EvalReport
+from openenv_pipe.runs.evals import Evaluation, read_during, read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.python_targets import build_part, check_part
-from openenv_pipe.trackers.base import ParentRun, TrackedRun, TrackedStep, Tracker
+from openenv_pipe.trackers.base import (
+    ParentRun,
+    TrackedEvaluation,
+    TrackedRun,
+    TrackedStep,
+    Tracker,
+)
 from openenv_pipe.trackers.delivery import END_LIMIT_S, Delivery, read_state
 from openenv_pipe.types import Group
 
@@ -101,6 +110,8 @@ class Trackers:
         self._tell = tell
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()  # by the trackers' threads
         self._num_records = 0
+        earlier = [*read_reports(folder.path).values(), *read_during(folder.path)]
+        self._earlier = deque(sorted(earlier, key=_step_of))  # evaluations of earlier attempts
         built = {
             name: build_tracker(name, each, folder.path) for name, each in config.tracker.items()
         }
@@ -111,14 +122,22 @@ class Trackers:
 
     def log(self, record: Mapping[str, Any], groups: Sequence[Group] = ()) -> None:
         """Send the next record of metrics.jsonl. The records of earlier attempts come first."""
+        if record["stage"] == "grpo":
+            self._send_earlier(record["step"])
         step = TrackedStep(index=self._num_records, record=record, groups=groups)
         self._num_records += 1
         for delivery in self._deliveries:
             delivery.log(step)
         self._tell_all()
 
+    def log_evaluation(self, evaluation: Evaluation) -> None:
+        """Send an evaluation that has just been played."""
+        self._send_earlier(_step_of(evaluation.report) + 1)
+        self._send_evaluation(evaluation.report, evaluation.groups)
+
     def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
         """Wait until everything is sent, or for a minute at most."""
+        self._send_earlier(None)
         for delivery in self._deliveries:
             delivery.end(status, summary)
         until = time.monotonic() + END_LIMIT_S
@@ -126,9 +145,25 @@ class Trackers:
             delivery.join(max(until - time.monotonic(), 0.0))
         self._tell_all()
 
+    def _send_earlier(self, before: int | None) -> None:
+        """Send evaluations of earlier attempts, of models before this step of GRPO; None: all."""
+        while self._earlier and (before is None or _step_of(self._earlier[0]) < before):
+            self._send_evaluation(self._earlier.popleft())
+
+    def _send_evaluation(self, report: EvalReport, groups: Sequence[Group] = ()) -> None:
+        evaluation = TrackedEvaluation(index=self._num_records, report=report, groups=groups)
+        for delivery in self._deliveries:
+            delivery.log_evaluation(evaluation)
+        self._tell_all()
+
     def _tell_all(self) -> None:
         while not self._told.empty():
             self._tell(self._told.get())
+
+
+def _step_of(report: EvalReport) -> int:
+    """Return the step of GRPO whose model was evaluated; -1 for scripted players."""
+    return -1 if report.step is None else report.step
 
 
 def _tracked_run(name: str, folder: RunFolder) -> TrackedRun:

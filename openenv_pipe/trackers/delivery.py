@@ -1,8 +1,8 @@
-"""Deliver a run's steps to one tracker, in a thread of its own, so that the run never waits.
+"""Deliver a run's steps and evaluations to one tracker, in a thread of its own: no run waits.
 
 A call that fails is repeated after a growing delay. The run is told once, and again when the
 tracker works. What has been delivered is noted in `trackers/NAME.json` of the run folder, with the
-tool's id of the run: a resumed run continues there, and sends no step a second time.
+tool's id of the run: a resumed run continues there, and sends nothing a second time.
 """
 
 import threading
@@ -17,12 +17,19 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.files import read_json, write_json
 from openenv_pipe.system.foreign_text import quoted
-from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep, Tracker
+from openenv_pipe.trackers.base import (
+    EvaluationTracker,
+    Opened,
+    TrackedEvaluation,
+    TrackedRun,
+    TrackedStep,
+    Tracker,
+)
 
 FOLDER = "trackers"  # of a run folder
-MAX_PENDING_STEPS = 100_000  # of records that wait for a tool that does not answer
-MAX_PENDING_EPISODES = 4  # steps of which also the episodes wait, which are large
-MAX_ATTEMPTS = 5  # for one step, before it is left out
+MAX_PENDING = 100_000  # steps and evaluations that wait for a tool that does not answer
+MAX_PENDING_EPISODES = 4  # steps and evaluations of which also the episodes wait, which are large
+MAX_ATTEMPTS = 5  # for one step or evaluation, before it is left out
 FIRST_DELAY_S = 1.0  # before a failed call is repeated; doubled after each further failure
 MAX_DELAY_S = 60.0
 END_LIMIT_S = 60.0  # for everything that is left at the end of a run
@@ -35,6 +42,7 @@ class State(BaseModel):
 
     run_id: str | None = Field(max_length=200)
     num_records: int = Field(ge=0)
+    evaluations: list[str] = []  # that were sent, by `_name_of`
 
 
 def read_state(folder: Path, name: str) -> State | None:
@@ -43,6 +51,10 @@ def read_state(folder: Path, name: str) -> State | None:
         return State.model_validate(read_json(folder / FOLDER / f"{name}.json"))
     except (RunFolderError, ValidationError):
         return None
+
+
+def _name_of(evaluation: TrackedEvaluation) -> str:
+    return f"{evaluation.report.label} of step {evaluation.report.step}"
 
 
 class Delivery:
@@ -60,7 +72,7 @@ class Delivery:
         self._is_open = False
         self._num_lost = 0
         self._num_failures = 0  # of the current call
-        self._pending: deque[TrackedStep] = deque()
+        self._pending: deque[TrackedStep | TrackedEvaluation] = deque()
         self._end: tuple[EndStatus, Mapping[str, float]] | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
@@ -68,12 +80,20 @@ class Delivery:
 
     def log(self, step: TrackedStep) -> None:
         """Take a step to deliver. If too many wait, the oldest lose their episodes."""
+        self._take(step)
+
+    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
+        """Take an evaluation to deliver, if the tracker takes evaluations."""
+        if isinstance(self._tracker, EvaluationTracker):
+            self._take(evaluation)
+
+    def _take(self, item: TrackedStep | TrackedEvaluation) -> None:
         with self._changed:
-            self._pending.append(step)
+            self._pending.append(item)
             if len(self._pending) > MAX_PENDING_EPISODES:
                 older = -1 - MAX_PENDING_EPISODES
                 self._pending[older] = replace(self._pending[older], groups=())
-            if len(self._pending) > MAX_PENDING_STEPS:
+            if len(self._pending) > MAX_PENDING:
                 self._pending.popleft()
                 self._num_lost += 1
             self._changed.notify()
@@ -121,36 +141,47 @@ class Delivery:
             self._note(self._tracker.open(replace(self._run, saved_id=self._state.run_id)))
             self._is_open = True
         with self._changed:
-            step = self._pending[0] if self._pending else None
+            item = self._pending[0] if self._pending else None
             end = self._end
-        if step is None:
+        if item is None:
             if end is not None:
                 self._tracker.close(*end)
             return end is not None
-        if step.index >= self._state.num_records:
-            self._tracker.log(step)
-            self._write(self._state.run_id, step.index + 1)
-        self._drop(step)
+        if isinstance(item, TrackedEvaluation):
+            self._send_evaluation(item)
+        elif item.index >= self._state.num_records:
+            self._tracker.log(item)
+            self._write(self._state.model_copy(update={"num_records": item.index + 1}))
+        self._drop(item)
         return False
 
-    def _note(self, opened: Opened) -> None:
-        """Note the tool's id of the run, and how many records the tool has of it."""
-        is_continued = opened.run_id is not None and opened.run_id == self._state.run_id
-        sent = self._state.num_records if is_continued else 0
-        num_records = sent if opened.num_records is None else opened.num_records
-        self._write(opened.run_id, num_records)
+    def _send_evaluation(self, evaluation: TrackedEvaluation) -> None:
+        name, sent = _name_of(evaluation), self._state.evaluations
+        if name not in sent and isinstance(self._tracker, EvaluationTracker):
+            self._tracker.log_evaluation(evaluation)
+            self._write(self._state.model_copy(update={"evaluations": [*sent, name]}))
 
-    def _write(self, run_id: str | None, num_records: int) -> None:
-        self._state = State(run_id=run_id, num_records=num_records)
-        if run_id is not None:
+    def _note(self, opened: Opened) -> None:
+        """Note the tool's id of the run, and what the tool has of it."""
+        is_continued = opened.run_id is not None and opened.run_id == self._state.run_id
+        num_records = self._state.num_records if is_continued else 0
+        if opened.num_records is not None:
+            num_records = opened.num_records
+        # A tool without any record may have lost the run.
+        evaluations = self._state.evaluations if is_continued and num_records else []
+        self._write(State(run_id=opened.run_id, num_records=num_records, evaluations=evaluations))
+
+    def _write(self, state: State) -> None:
+        self._state = state
+        if state.run_id is not None:
             path = self._run.folder / FOLDER / f"{self._name}.json"
             path.parent.mkdir(exist_ok=True)
-            write_json(path, self._state.model_dump(mode="json"))
+            write_json(path, state.model_dump(mode="json"))
 
-    def _drop(self, step: TrackedStep) -> None:
-        """Remove the step that was at the head, unless too many came meanwhile."""
+    def _drop(self, item: TrackedStep | TrackedEvaluation) -> None:
+        """Remove what was at the head, unless too many came meanwhile."""
         with self._changed:
-            if self._pending and self._pending[0].index == step.index:
+            if self._pending and self._pending[0] is item:
                 self._pending.popleft()
 
     def _fail(self, error: Exception) -> None:

@@ -17,6 +17,7 @@ from openenv_pipe.types import Episode, Message, Step, Turn
 
 MAX_TEXT_LENGTH = 20_000  # characters of one message
 OWN = "openenv_pipe."
+SCRIPTED = f"{OWN}scripted"  # the provider of scripted players
 Attributes = dict[str, str | int | float | bool | list[str] | list[int]]
 
 
@@ -37,14 +38,22 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What all traces of a step have in common."""
+    """What all traces of a step or of an evaluation have in common."""
 
     run: str
     environment: str
     provider: str  # of the model
     model: str
-    step: int
+    step: int | None  # of GRPO; None: an evaluation of a model that no step has trained
+    evaluation: str | None = None  # its label; None: the episodes are of training
     now_s: float  # the time of episodes whose times are unknown
+
+    @property
+    def session(self) -> str:
+        """The name under which tools gather these traces."""
+        if self.evaluation is None:
+            return f"{self.run}/{self.step}"
+        return f"{self.run}/eval/{_text(self.evaluation)}/{self.step or 0}"
 
 
 def provider_and_model(config: Mapping[str, Any]) -> tuple[str, str]:
@@ -52,12 +61,13 @@ def provider_and_model(config: Mapping[str, Any]) -> tuple[str, str]:
     engine, model = config["engine"], config["model"]
     if engine["type"] == "openai":
         return "openai", str(engine["model"])
-    return f"openenv_pipe.{engine['type']}", str(model.get("path") or model["type"])
+    return f"{OWN}{engine['type']}", str(model.get("path") or model["type"])
 
 
 def trace_id(origin: Origin, group: str, episode: Episode) -> int:
     """Return a trace's id: the same if the episode is sent again, as after a resume."""
-    return _digest(128, origin.run, origin.step, group, episode.member, episode.seed)
+    label = () if origin.evaluation is None else ("eval", origin.evaluation)
+    return _digest(128, origin.run, *label, origin.step, group, episode.member, episode.seed)
 
 
 def episode_spans(origin: Origin, group: str, episode: Episode) -> list[Span]:
@@ -89,7 +99,6 @@ def _agent_attributes(origin: Origin, group: str, episode: Episode) -> Attribute
     last = episode.turns[-1:]
     own: Attributes = {
         "run": origin.run,
-        "step": origin.step,
         "group": _text(group),
         "member": episode.member,
         "task.id": _text(episode.task.id),
@@ -101,6 +110,10 @@ def _agent_attributes(origin: Origin, group: str, episode: Episode) -> Attribute
         "num_turns": len(episode.turns),
     }
     own |= {f"reward.{_text(name)}": float(each) for name, each in episode.reward_terms.items()}
+    if origin.step is not None:
+        own["step"] = origin.step
+    if origin.evaluation is not None:
+        own["evaluation"] = _text(origin.evaluation)
     if episode.unscored:
         own["unscored"] = _text(episode.unscored)
     return {
@@ -108,12 +121,12 @@ def _agent_attributes(origin: Origin, group: str, episode: Episode) -> Attribute
         "gen_ai.agent.name": _text(origin.environment),
         "gen_ai.provider.name": origin.provider,
         "gen_ai.request.model": origin.model,
-        "gen_ai.conversation.id": f"{origin.run}/{origin.step}/{_text(group)}/{episode.member}",
+        "gen_ai.conversation.id": f"{origin.session}/{_text(group)}/{episode.member}",
         "gen_ai.usage.input_tokens": sum(turn.num_prompt_tokens for turn in episode.turns),
         "gen_ai.usage.output_tokens": episode.num_completion_tokens,
         "gen_ai.input.messages": _messages([_observed(episode.first_observation)]),
         "gen_ai.output.messages": _messages([_reply(turn) for turn in last]),
-        "session.id": f"{origin.run}/{origin.step}",
+        "session.id": origin.session,
         **{OWN + name: value for name, value in own.items()},
     }
 

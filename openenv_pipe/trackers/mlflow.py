@@ -13,7 +13,7 @@ from openenv_pipe.config.schema import MlflowTrackerConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
-from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
+from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
 
 SQLITE = "sqlite:///"
@@ -61,19 +61,27 @@ class MlflowTracker:
 
     def log(self, step: TrackedStep) -> None:
         """Send a record in one call, and its table of episodes as a file."""
-        number, now_ms = step.record["step"], int(time.time() * 1000)
+        number = step.record["step"]
         if rows := episode_rows(self._config, step):
             table = json.dumps({"columns": COLUMNS, "data": rows})
             self._client.log_text(self._run_id, table, f"episodes/step_{number:06d}.json")
-        metric = load_mlflow().entities.Metric
-        metrics = [metric(key, value, now_ms, number) for key, value in step.numbers.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        self._log_metrics(step.numbers, number)
+
+    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
+        """Send the results as metrics at the step of GRPO that the model has taken."""
+        self._log_metrics(evaluation.numbers, evaluation.step)
 
     def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
-        metric, now_ms = load_mlflow().entities.Metric, int(time.time() * 1000)
-        metrics = [metric(key, value, now_ms, 0) for key, value in summary.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        """Send the results that are not there yet, and end the run."""
+        known = self._client.get_run(self._run_id).data.metrics
+        left = {name: value for name, value in summary.items() if name not in known}
+        self._log_metrics(left, 0)
         self._client.set_terminated(self._run_id, STATUSES[status])
+
+    def _log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        metric, now_ms = load_mlflow().entities.Metric, int(time.time() * 1000)
+        metrics = [metric(key, value, now_ms, step) for key, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
 
     def _continue(self, mlflow: Any, run_id: str) -> bool:
         """Open a run again; False if the store does not have it any more."""

@@ -3,16 +3,19 @@
 import base64
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openenv_pipe.config.schema import OtlpTrackerConfig
 from openenv_pipe.config.schema.base import check_header_value
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.evals import BASELINE
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
-from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
+from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 from openenv_pipe.trackers.episode_trace import (
+    SCRIPTED,
     Attributes,
     Origin,
     Span,
@@ -21,7 +24,7 @@ from openenv_pipe.trackers.episode_trace import (
     trace_id,
 )
 from openenv_pipe.trackers.langfuse_scores import send_scores, server_of
-from openenv_pipe.types import Episode
+from openenv_pipe.types import Episode, Group
 
 SPANS_PER_REQUEST = 256
 NAME = "openenv-pipe"
@@ -96,18 +99,35 @@ class OtlpTracker:
         return Opened(run_id=run.id)
 
     def log(self, step: TrackedStep) -> None:
-        """Send the sampled episodes of a step, and to Langfuse their rewards as scores."""
+        """Send the sampled episodes of a step."""
+        self._send(self._origin(step.record["step"]), step.groups)
+
+    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
+        """Send the sampled episodes of an evaluation, as if they were those of a step."""
+        report = evaluation.report
+        origin = replace(self._origin(report.step), evaluation=report.label, model=report.model)
+        if report.label.startswith(BASELINE):
+            origin = replace(origin, provider=SCRIPTED)
+        self._send(origin, evaluation.groups)
+
+    def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
+        self._exporter.shutdown()
+
+    def _origin(self, step: int | None) -> Origin:
         assert self._run is not None
         provider, model = provider_and_model(self._run.config)
-        origin = Origin(
+        return Origin(
             run=self._run.id,
             environment=self._run.config["env"]["name"],
             provider=provider,
             model=model,
-            step=step.record["step"],
+            step=step,
             now_s=time.time(),
         )
-        sampled = self._sampled(origin, step)
+
+    def _send(self, origin: Origin, groups: Sequence[Group]) -> None:
+        """Send the sampled episodes, and to Langfuse their rewards as scores."""
+        sampled = self._sampled(origin, groups)
         spans = [
             self._readable(trace, span)
             for trace, group, episode in sampled
@@ -119,14 +139,11 @@ class OtlpTracker:
             episodes = [(trace, episode) for trace, _, episode in sampled]
             send_scores(server, self._headers, episodes, timeout_s=self._config.timeout_s)
 
-    def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
-        self._exporter.shutdown()
-
-    def _sampled(self, origin: Origin, step: TrackedStep) -> list[tuple[int, str, Episode]]:
+    def _sampled(self, origin: Origin, groups: Sequence[Group]) -> list[tuple[int, str, Episode]]:
         """Choose episodes by the hashes that are their traces' ids, so that no one is preferred."""
         found = [
             (trace_id(origin, group.id, episode), group.id, episode)
-            for group in step.groups
+            for group in groups
             for episode in group.episodes
         ]
         threshold = self._config.sample_rate * 2**128

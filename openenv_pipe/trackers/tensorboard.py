@@ -8,7 +8,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.foreign_text import code_block
-from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep
+from openenv_pipe.trackers.base import Opened, TrackedEvaluation, TrackedRun, TrackedStep
 
 
 def load_writer() -> type:
@@ -40,6 +40,11 @@ class TensorboardTracker:
         """Write all numbers of a record."""
         for name, value in step.numbers.items():
             self._writer.add_scalar(name, value, step.record["step"])
+
+    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
+        """Write the results as scalars at the step of GRPO that the model has taken."""
+        for name, value in evaluation.numbers.items():
+            self._writer.add_scalar(name, value, evaluation.step)
 
     def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
         self._writer.add_text("status", status)

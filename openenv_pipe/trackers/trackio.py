@@ -11,7 +11,13 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.foreign_text import code_block
-from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep, origin_of
+from openenv_pipe.trackers.base import (
+    Opened,
+    TrackedEvaluation,
+    TrackedRun,
+    TrackedStep,
+    origin_of,
+)
 from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
 
 
@@ -65,6 +71,11 @@ class TrackioTracker:
             values["episodes"] = load_trackio().Table(columns=list(COLUMNS), data=data)
         self._run.log(values, step=step.index)
         self._next_index = step.index + 1
+
+    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
+        """Send the results beside the last record."""
+        values = {**evaluation.numbers, "eval/step": evaluation.step}
+        self._run.log(values, step=evaluation.index - 1)
 
     def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
         last = {f"summary/{name}": value for name, value in summary.items()}

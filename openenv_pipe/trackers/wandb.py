@@ -9,7 +9,13 @@ from openenv_pipe.config.schema import WandbTrackerConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.record import EndStatus
 from openenv_pipe.system.extras import how_to_install
-from openenv_pipe.trackers.base import Opened, TrackedRun, TrackedStep, origin_of
+from openenv_pipe.trackers.base import (
+    Opened,
+    TrackedEvaluation,
+    TrackedRun,
+    TrackedStep,
+    origin_of,
+)
 from openenv_pipe.trackers.episode_table import COLUMNS, episode_rows
 
 LIMIT_S = 30  # for the tool's answer at the beginning and at the end of a run
@@ -34,6 +40,7 @@ class WandbTracker:
     def __init__(self, config: WandbTrackerConfig) -> None:
         self._config = config
         self._run: Any = None
+        self._evaluated: dict[str, float] = {}  # since the last record
 
     def open(self, run: TrackedRun) -> Opened:
         """Begin the run, or continue it under its id."""
@@ -55,7 +62,7 @@ class WandbTracker:
             config={**run.config, "openenv_pipe": origin_of(run, "wandb_id")},
             settings=self._settings(wandb),
         )
-        for stage in ("warm_start", "grpo"):
+        for stage in ("warm_start", "grpo", "eval"):
             self._run.define_metric(f"{stage}/step", hidden=True)
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
         is_online = self._config.mode == "online"
@@ -64,11 +71,21 @@ class WandbTracker:
     def log(self, step: TrackedStep) -> None:
         """Send a record, and its table of episodes."""
         stage, number = step.record["stage"], step.record["step"]
-        values: dict[str, Any] = {**step.numbers, f"{stage}/step": number}
+        values: dict[str, Any] = {**step.numbers, f"{stage}/step": number, **self._evaluated}
         if rows := episode_rows(self._config, step):
             table = load_wandb().Table(columns=list(COLUMNS), data=[list(row) for row in rows])
             values["episodes"] = table
         self._run.log(values, step=step.index, commit=True)
+        self._evaluated.clear()
+
+    def log_evaluation(self, evaluation: TrackedEvaluation) -> None:
+        """Show the results in the summary at once, and in charts with the next record.
+
+        A row of their own would take the number of the next record, which a resumed run, told by
+        the number of rows how many records there are, would then leave out.
+        """
+        self._run.summary.update(evaluation.numbers)
+        self._evaluated |= {**evaluation.numbers, "eval/step": evaluation.step}
 
     def close(self, status: EndStatus, summary: Mapping[str, float]) -> None:
         self._run.summary.update({**summary, "status": status})

@@ -12,6 +12,8 @@ import run_samples
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.eval_report import summarise
+from openenv_pipe.runs.evals import Evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.trackers import delivery
 from openenv_pipe.trackers.build import Trackers, check_tracker
@@ -206,6 +208,38 @@ def test_of_a_step_a_sample_up_to_the_cap_is_sent_and_always_the_same(tmp_path, 
     assert len(few) == 3
     assert few < some
     assert sent("tracker.otlp.sample_rate=0.0") == set()
+
+
+def test_episodes_of_evaluations_are_traced_as_such(tmp_path, collector):
+    overrides = ["tracker=otlp", f"tracker.otlp.endpoint={collector.url}"]
+    overrides += ["tracker.otlp.max_per_step=3", f"runs_dir={tmp_path}"]
+    config = compose(["conf=smoke", *overrides]).config
+    folder = RunFolder.create(config, overrides=[], command=[])
+    trackers = Trackers(config, folder, pytest.fail)
+    groups = [group_of(*(played(reward) for reward in range(5)))]
+    trackers.log({"step": 4, "stage": "grpo", "reward/mean": 1.0}, groups)
+    for label, step, model in (
+        ("baseline_random", None, "random"),
+        ("start", 0, "tiny"),
+        ("during_000004", 4, "tiny"),
+    ):
+        episodes = groups[0].episodes
+        facts = {"model": model, "step": step, "temperature": 1.0}
+        report = summarise(label, episodes, config.eval, config.seed, **facts)
+        trackers.log_evaluation(Evaluation(report=report, groups=groups))
+    trackers.close("finished", {})
+    agents = [values(each.attributes) for each in collector.spans if not each.parent_span_id]
+    assert len(agents) == 4 * 3, "the cap is that of each step and of each evaluation"
+    assert len({each.trace_id for each in collector.spans}) == 4 * 3
+    names = ("session.id", "openenv_pipe.evaluation", "openenv_pipe.step")
+    assert [tuple(each.get(name) for name in names) for each in agents[::3]] == [
+        ("smoke/0001/4", None, 4),
+        ("smoke/0001/eval/baseline_random/0", "baseline_random", None),
+        ("smoke/0001/eval/start/0", "start", 0),
+        ("smoke/0001/eval/during_000004/4", "during_000004", 4),
+    ]
+    kinds = [(each["gen_ai.provider.name"], each["gen_ai.request.model"]) for each in agents[::3]]
+    assert kinds[1:3] == [("openenv_pipe.scripted", "random"), ("openenv_pipe.local", "tiny")]
 
 
 def test_a_refused_request_is_told_and_sent_again(tmp_path, collector, monkeypatch):

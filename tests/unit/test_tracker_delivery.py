@@ -9,6 +9,8 @@ import run_samples
 from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.config.schema import PythonTrackerConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.eval_report import summarise
+from openenv_pipe.runs.evals import DURING, Evaluation, save_evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.trackers import delivery
 from openenv_pipe.trackers.base import Opened
@@ -44,6 +46,13 @@ class Recorder:
         self.calls.append((name, value))
 
 
+class EvaluationRecorder(Recorder):
+    """A recorder that takes evaluations as well."""
+
+    def log_evaluation(self, evaluation):
+        self._called("evaluation", evaluation)
+
+
 @pytest.fixture(autouse=True)
 def _no_delays(monkeypatch):
     monkeypatch.setattr(delivery, "FIRST_DELAY_S", 0.001)
@@ -58,6 +67,33 @@ def tracked(tmp_path, **options):
     plain = run_samples.config(tmp_path)
     folder = RunFolder.create(plain, overrides=[], command=[])
     return plain.model_copy(update={"tracker": trackers}), folder
+
+
+def taking_evaluations(tmp_path, **options):
+    """The same as `tracked`, with recorders that take evaluations."""
+    config, folder = tracked(tmp_path, **options)
+    target = f"{__name__}:EvaluationRecorder"
+    trackers = {
+        name: each.model_copy(update={"target": target}) for name, each in config.tracker.items()
+    }
+    return config.model_copy(update={"tracker": trackers}), folder
+
+
+def evaluation(config, label, step, rewards=(0.0, 1.0)):
+    group = made_up_group(rewards)
+    report = summarise(
+        label, group.episodes, config.eval, config.seed, model="tiny", step=step, temperature=1.0
+    )
+    return Evaluation(report=report, groups=[group])
+
+
+def labels_of(calls):
+    """The steps and the labels of evaluations, in the order in which they came."""
+    return [
+        value.report.label if name == "evaluation" else value.record["step"]
+        for name, value in calls
+        if name in ("log", "evaluation")
+    ]
 
 
 def record(step, **values):
@@ -214,6 +250,71 @@ def test_a_damaged_state_counts_as_none(tmp_path, content):
     (tmp_path / "trackers").mkdir()
     (tmp_path / "trackers" / "it.json").write_text(content)
     assert read_state(tmp_path, "it") is None
+
+
+def test_evaluations_come_when_they_are_done(tmp_path):
+    calls, others = [], []
+    config, folder = taking_evaluations(tmp_path, one={"calls": calls}, two={"calls": others})
+    config.tracker["two"] = PythonTrackerConfig(
+        type="python", target=f"{__name__}:Recorder", options={"calls": others}
+    )
+    trackers = Trackers(config, folder, pytest.fail)
+    trackers.log_evaluation(evaluation(config, "baseline_expert", None, rewards=(1.0, 1.0)))
+    trackers.log_evaluation(evaluation(config, "start", 0))
+    trackers.log(record(1))
+    played = evaluation(config, f"{DURING}000001", 1)
+    trackers.log_evaluation(played)
+    wait_for(lambda: len(labels_of(calls)) == 4)  # the run goes on
+    trackers.log(record(2))
+    trackers.log_evaluation(evaluation(config, "trained", 2))
+    trackers.close("finished", {})
+    expected = ["baseline_expert", "start", 1, f"{DURING}000001", 2, "trained"]
+    assert labels_of(calls) == expected
+    assert [name for name, _ in others] == ["open", "log", "log", "close"]
+    baseline, start, during, trained = [value for name, value in calls if name == "evaluation"]
+    assert [each.index for each in (baseline, start, during, trained)] == [0, 0, 1, 2]
+    assert [each.step for each in (baseline, start, during, trained)] == [0, 0, 1, 2]
+    assert baseline.numbers["eval/baseline_expert/reward"] == 1.0
+    assert during.numbers == {"eval/during/success": 0.0, "eval/during/reward": 0.5}
+    assert during.groups == played.groups
+
+
+def test_a_resumed_run_sends_the_evaluations_that_a_tool_lacks(tmp_path):
+    keeps, loses = [], []
+    options = {"keeps": {"calls": keeps, "run_id": "a"}, "loses": {"calls": loses}}
+    config, folder = taking_evaluations(tmp_path, **options)
+    done = [evaluation(config, "start", 0), evaluation(config, f"{DURING}000001", 1)]
+    for attempt in (1, 2):
+        for calls in (keeps, loses):
+            calls.clear()
+        trackers = Trackers(config, folder, pytest.fail)
+        if attempt == 1:
+            trackers.log_evaluation(done[0])
+        trackers.log(record(1))
+        if attempt == 1:
+            trackers.log_evaluation(done[1])
+            for each in done:
+                save_evaluation(folder.path, each)
+        else:
+            trackers.log(record(2))
+            trackers.log_evaluation(evaluation(config, "trained", 2))
+        trackers.close("finished", {})
+    assert labels_of(keeps) == [2, "trained"]
+    assert labels_of(loses) == ["start", 1, f"{DURING}000001", 2, "trained"]
+    start = next(value for name, value in loses if name == "evaluation")
+    assert start.groups == ()
+    assert start.report == done[0].report
+
+
+def test_an_evaluation_that_fails_is_sent_again(tmp_path):
+    calls, told = [], []
+    config, folder = taking_evaluations(tmp_path, one={"calls": calls, "fail": 2})
+    trackers = Trackers(config, folder, told.append)
+    trackers.log_evaluation(evaluation(config, "start", 0))
+    wait_for(lambda: labels_of(calls) == ["start"])
+    trackers.close("finished", {})
+    assert labels_of(calls) == ["start"]
+    assert [each.endswith("works again") for each in told] == [False, True]
 
 
 def test_a_fork_knows_its_parent_in_the_same_tool(tmp_path):

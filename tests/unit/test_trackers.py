@@ -10,6 +10,8 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.eval_report import summarise
+from openenv_pipe.runs.evals import DURING, Evaluation
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.trackers.base import TrackedStep
 from openenv_pipe.trackers.build import Trackers, check_tracker
@@ -20,6 +22,7 @@ from tests.fakes import made_up_episode, made_up_group, made_up_turn
 
 HOSTILE = "<script>alert(1)</script> \x1b[31m [red]![x](http://a.example/x) \ud800 "
 SUMMARY = {"eval/trained/success": 0.75}
+EVALUATED = (2, 5)  # steps after which there is an evaluation
 
 
 def tracked(tmp_path, name, *overrides, lineage=None, sweep=None):
@@ -36,11 +39,18 @@ def hostile_group():
 
 
 def attempt(folder, steps, status="finished", tell=pytest.fail, groups=()):
-    """Track these steps of GRPO, as one attempt at the run does."""
-    trackers = Trackers(folder.written_config, folder, tell)
+    """Track these steps of GRPO, and evaluations after two, as one attempt at the run does."""
+    config = folder.written_config
+    trackers = Trackers(config, folder, tell)
     for step in steps:
         record = {"step": step, "stage": "grpo", "reward/mean": step / 10, "loss/kl": None}
         trackers.log(record, groups)
+        if step not in EVALUATED:
+            continue
+        group = made_up_group([step / 10])
+        label, model = f"{DURING}{step:06d}", {"model": "tiny", "step": step, "temperature": 1.0}
+        report = summarise(label, group.episodes, config.eval, config.seed, **model)
+        trackers.log_evaluation(Evaluation(report=report, groups=[group]))
     trackers.close(status, SUMMARY)
 
 
@@ -67,6 +77,8 @@ def test_tensorboard_reads_scalars_texts_and_the_end(tmp_path):
     events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
     scalars = [(each.step, each.value) for each in events.Scalars("grpo/reward/mean")]
     assert scalars == [(step, pytest.approx(step / 10)) for step in (1, 2, 3)]
+    points = [(each.step, each.value) for each in events.Scalars("eval/during/reward")]
+    assert points == [(2, pytest.approx(0.2))]
     assert events.Scalars("summary/eval/trained/success")[0].value == 0.75
     tensors = {tag: events.Tensors(tag)[0].tensor_proto for tag in events.Tags()["tensors"]}
     texts = {tag: each.string_val[0] for tag, each in tensors.items()}
@@ -140,10 +152,14 @@ def test_wandb_offline_files_hold_the_run_and_its_resumption(tmp_path):
     assert rows == [(0, 1, 0.1), (1, 2, 0.2), (2, 3, 0.3)]
     rows = [tuple(row[column] for column in columns) for row in history(second)]
     assert rows == [(3, 4, 0.4), (4, 5, 0.5)]
+    evaluated = ("_step", "eval/step", "eval/during/reward")
+    rows = [tuple(row[column] for column in evaluated) for row in history(first)[2:]]
+    assert rows == [(2, 2, 0.2)]  # beside the next record, as charts show them
     assert [found(records, "exit")[0].exit_code for records in (first, second)] == [1, 0]
     summary = [values(each.update) for each in found(second, "summary")]
     assert any(each.get("eval/trained/success") == 0.75 for each in summary)
     assert any(each.get("status") == "finished" for each in summary)
+    assert any(each.get("eval/during/reward") == 0.5 for each in summary)
     tables = sorted((folder.path / "wandb").glob("offline-run-*/files/media/table/*.json"))
     assert len(tables) == 3
     table = json.loads(tables[0].read_text())
@@ -192,6 +208,8 @@ def test_mlflow_reads_metrics_parameters_tables_and_the_end(tmp_path):
         (step, step / 10) for step in range(1, 6)
     ]
     assert run.data.metrics["eval/trained/success"] == 0.75
+    points = client.get_metric_history(run.info.run_id, "eval/during/reward")
+    assert [(each.step, each.value) for each in points] == [(2, 0.2), (5, 0.5)]
     group_size = folder.written_config.trainer.group_size
     assert run.data.params["trainer.group_size"] == str(group_size)
     assert run.data.tags["openenv_pipe.sweep"] == "2026-01-01"
@@ -247,6 +265,10 @@ def test_trackio_reads_the_run_and_its_resumption(tmp_path, storage, capsys):
     logs = storage.get_logs("openenv-pipe", "smoke/0001", run_id=run_id)
     rewards = [each["grpo/reward/mean"] for each in logs if "grpo/reward/mean" in each]
     assert rewards == [0.1, 0.2, 0.3, 0.4, 0.5]
+    points = [
+        (each["step"], each["eval/during/reward"]) for each in logs if "eval/during/reward" in each
+    ]
+    assert points == [(1, 0.2), (4, 0.5)]
     assert logs[-1]["summary/eval/trained/success"] == 0.75
     assert "status/finished" in logs[-1]
     config = storage.get_run_config("openenv-pipe", "smoke/0001", run_id=run_id)

@@ -95,8 +95,10 @@ class OtlpTrackerConfig(Block):
     endpoint: ServerUrl = Field(description="where traces are posted to, as .../v1/traces")
     headers: dict[HeaderName, HeaderValue] = Field(description="no secrets")
     credentials: CredentialsConfig | None
-    sample_rate: Share = Field(description="fraction of the episodes of training that are sent")
-    max_per_step: PositiveCount = Field(description="episodes of one step that are sent at most")
+    sample_rate: Share = Field(description="fraction of the episodes that are sent")
+    max_per_step: PositiveCount = Field(
+        description="episodes of one step, or of one evaluation, that are sent at most"
+    )
     timeout_s: Seconds = Field(description="for one request, with its repetitions")
 
 
