@@ -15,7 +15,18 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from openenv_pipe import __version__
-from openenv_pipe.cli import engine, env, episodes, hosts, judge, models, profile, results, view
+from openenv_pipe.cli import (
+    engine,
+    env,
+    episodes,
+    hosts,
+    judge,
+    models,
+    plan,
+    profile,
+    results,
+    view,
+)
 from openenv_pipe.cli.arguments import Overrides, Trust
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
@@ -283,6 +294,7 @@ def check(overrides: Overrides) -> None:
         raise typer.Exit(1)
 
 
+app.command("plan")(plan.plan)
 app.command("profile")(profile.profile)
 app.command("runs")(results.runs)
 app.command("tag")(results.tag)

@@ -15,12 +15,13 @@ from openenv_pipe.config.schema import TrainerConfig
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner.accumulator import MetricAccumulator
 from openenv_pipe.learner.batches import UpdateBatches, batches_of
-from openenv_pipe.learner.flops import ModelFlops, Size, matrix_flops_per_s
+from openenv_pipe.learner.flops import count_flops, matrix_flops_per_s
 from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.learner.token_recorder import TokenRecorder
+from openenv_pipe.models.flop_count import Size
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Batch, Sample, TrainedTokens
 
@@ -48,7 +49,7 @@ class Learner:
         )
         self._config = config
         self._objective = Objective(config.loss)
-        self._flops = ModelFlops(policy.model)
+        self._flops = count_flops(policy.model)
         self._max_episode_tokens = max_episode_tokens
         self._seed = seed
         self.trained_tokens: list[TrainedTokens | None] = []  # of each sample of the last update

@@ -46,24 +46,52 @@ class Shape:
     vocabulary: int
 
 
-def tiny_shape(config: TinyModelConfig) -> Shape:
-    """Return the shape of a tiny model; its embeddings are tied."""
-    attention_width = config.num_heads * config.head_size
-    cache_width = config.num_kv_heads * config.head_size
+def decoder_shape(
+    *,
+    hidden_size: int,
+    intermediate_size: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    vocabulary: int,
+    is_tied: bool,
+    has_head_norms: bool,
+) -> Shape:
+    """Return the shape of a decoder without biases, with its parameters counted.
+
+    is_tied: embeddings and head are one matrix. has_head_norms: as those of Qwen3.
+    """
+    attention_width, cache_width = num_heads * head_size, num_kv_heads * head_size
     layer = (
-        2 * config.hidden_size * (attention_width + cache_width)
-        + 3 * config.hidden_size * config.intermediate_size
-        + 2 * (config.hidden_size + config.head_size)
+        2 * hidden_size * (attention_width + cache_width)
+        + 3 * hidden_size * intermediate_size
+        + 2 * (hidden_size + (head_size if has_head_norms else 0))
     )
-    embeddings = TINY_VOCABULARY * config.hidden_size
+    embeddings = (1 if is_tied else 2) * vocabulary * hidden_size
     return Shape(
-        num_parameters=embeddings + config.num_layers * layer + config.hidden_size,
+        num_parameters=embeddings + num_layers * layer + hidden_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_layers=num_layers,
+        attention_width=attention_width,
+        cache_width=cache_width,
+        vocabulary=vocabulary,
+    )
+
+
+def tiny_shape(config: TinyModelConfig) -> Shape:
+    """Return the shape of a tiny model."""
+    return decoder_shape(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_layers=config.num_layers,
-        attention_width=attention_width,
-        cache_width=cache_width,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
         vocabulary=TINY_VOCABULARY,
+        is_tied=True,
+        has_head_norms=True,
     )
 
 
@@ -146,7 +174,7 @@ def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dic
     num_ranks = trainer.devices if in_one_memory else 1
     needed = {kind: num_ranks * size for kind, size in _rank_bytes(shape, config).items()}
     if config.engine.type == "local" and trainer.max_staleness:
-        needed["the sampler's copy"] = _trained_bytes(shape, config)
+        needed["the sampler's copy"] = trained_bytes(shape, config)
     if config.engine.type == "local":
         num_cached = min(config.engine.max_batch, trainer.tasks_per_step * trainer.group_size)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
@@ -175,7 +203,7 @@ def at_rest(needed: Mapping[str, int]) -> dict[str, int]:
 def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
     """Estimate what each of trainer.devices holds for learning."""
     model, trainer = config.model, config.trainer
-    weights, trained = _weight_bytes(shape, config), _trained_bytes(shape, config)
+    weights, trained = weight_bytes(shape, config), trained_bytes(shape, config)
     share, gathered, gathered_gradients = 1.0, 0.0, 0.0  # fractions of all weights
     if _is_sharded(config):
         in_layers = num_in_layers(shape) / shape.num_parameters
@@ -202,7 +230,16 @@ def _is_sharded(config: RunConfig) -> bool:
     return config.trainer.devices > 1 and config.trainer.parallel == "fsdp"
 
 
-def _weight_bytes(shape: Shape, config: RunConfig) -> int:
+def _is_rounded(config: RunConfig) -> bool:
+    return config.model.dtype != config.model.autocast
+
+
+def is_checkpointed(config: RunConfig) -> bool:
+    """Return whether the backward pass computes activations again."""
+    return config.model.activation_checkpointing or (_is_sharded(config) and _is_rounded(config))
+
+
+def weight_bytes(shape: Shape, config: RunConfig) -> int:
     """Size of the model without its adapter."""
     width = BYTES[config.model.dtype]
     if config.model.quantization == "none":
@@ -210,12 +247,13 @@ def _weight_bytes(shape: Shape, config: RunConfig) -> int:
     return int(shape.num_parameters * width - num_in_layers(shape) * (width - FOUR_BITS))
 
 
-def _trained_bytes(shape: Shape, config: RunConfig) -> int:
+def trained_bytes(shape: Shape, config: RunConfig) -> int:
+    """Return the size of the weights that are trained: all, or the adapter's."""
     return num_trained(shape, config) * (4 if config.model.lora.rank else BYTES[config.model.dtype])
 
 
 def _adapter_bytes(shape: Shape, config: RunConfig) -> int:
-    return _trained_bytes(shape, config) if config.model.lora.rank else 0
+    return trained_bytes(shape, config) if config.model.lora.rank else 0
 
 
 def _moments(shape: Shape, config: RunConfig) -> int:
@@ -223,7 +261,7 @@ def _moments(shape: Shape, config: RunConfig) -> int:
     if config.trainer.optimizer.type == "adamw_8bit":
         per_moment = 1 + 4 / BLOCK_OF_MOMENTS
         return int(num_trained(shape, config) * OPTIMIZER_COPIES * per_moment)
-    return _trained_bytes(shape, config) * OPTIMIZER_COPIES
+    return trained_bytes(shape, config) * OPTIMIZER_COPIES
 
 
 def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
@@ -236,9 +274,8 @@ def _activations(shape: Shape, config: RunConfig, tokens: int) -> int:
     product = BYTES[config.model.autocast]
     heads = shape.attention_width + shape.cache_width
     layer = (6 * shape.hidden_size + 4 * heads) * 4 + 4 * shape.intermediate_size * product
-    is_rounded = config.model.dtype != config.model.autocast
-    is_sharded = _is_sharded(config)
-    if config.model.activation_checkpointing or (is_sharded and is_rounded):
+    is_rounded, is_sharded = _is_rounded(config), _is_sharded(config)
+    if is_checkpointed(config):
         kept = shape.num_layers * shape.hidden_size * 4 + layer
     else:
         kept = shape.num_layers * layer
@@ -260,7 +297,7 @@ def disk_bytes(shape: Shape, config: RunConfig) -> int:
     num_kept = min(num_written, saved.keep_last + 1 if saved.keep_last else num_written)
     num_kept += saved.every_minutes is not None
     num_resumable = min(num_kept, saved.num_resumable + 1)  # one more while the next is written
-    weights, moments = _trained_bytes(shape, config), _moments(shape, config)
+    weights, moments = trained_bytes(shape, config), _moments(shape, config)
     checkpoints = weights * num_kept + moments * num_resumable
     num_episodes = trainer.steps * trainer.tasks_per_step * trainer.group_size
     num_episodes += _num_eval_episodes(config)

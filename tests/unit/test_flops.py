@@ -5,8 +5,10 @@ import torch
 from fakes import random_samples, run_config, tiny_policy
 from torch.utils.flop_counter import FlopCounterMode
 
-from openenv_pipe.learner.flops import ModelFlops, Size, matrix_flops_per_s
+from openenv_pipe.learner.flops import count_flops, matrix_flops_per_s
 from openenv_pipe.learner.learner import Learner
+from openenv_pipe.models.flop_count import FlopCount, Size
+from openenv_pipe.models.memory_estimate import model_shape
 
 LENGTH = 24
 SIZE = Size(num_tokens=LENGTH, num_contexts=LENGTH * LENGTH, num_predicted=LENGTH)
@@ -17,7 +19,7 @@ def test_flops_are_those_that_torch_counts(lora_rank):
     """Torch counts the masked half of attention too, and the gradients of the adapter's
     matrices."""
     policy = tiny_policy(lora_rank=lora_rank)
-    work = ModelFlops(policy.model)
+    work = count_flops(policy.model)
     policy.model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter:
         logits = policy.model(torch.ones(1, LENGTH, dtype=torch.int64)).logits
@@ -26,6 +28,13 @@ def test_flops_are_those_that_torch_counts(lora_rank):
         logits.sum().backward()
     expected = work.forward_and_backward(SIZE) - work.forward(SIZE)
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.1 if lora_rank else 0.01)
+
+
+def test_a_model_that_is_not_loaded_is_counted_from_its_shape():
+    policy = tiny_policy()
+    shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
+    assert shape is not None
+    assert FlopCount.of_shape(shape, trains_all=True) == count_flops(policy.model)
 
 
 def test_the_matrix_product_is_measured_once():

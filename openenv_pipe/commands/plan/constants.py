@@ -1,0 +1,130 @@
+"""The constants of a plan: GPUs by their data sheets, and what a program reaches of them.
+
+No GPU has measured this program yet. Shares that others have published are marked `published`,
+and those without a measurement `assumed`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GB = 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A GPU by its data sheet: bytes, bytes per second, and dense FLOP/s in bfloat16."""
+
+    memory_bytes: int
+    flops_per_s: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float  # to another GPU of the same machine, in one direction
+    source: str
+
+
+GPUS = {
+    "a100": Gpu(
+        memory_bytes=80 * GB,
+        flops_per_s=312e12,
+        memory_bytes_per_s=2.039e12,
+        link_bytes_per_s=300e9,
+        source="NVIDIA A100 data sheet, SXM 80 GB",
+    ),
+    "h100": Gpu(
+        memory_bytes=80 * GB,
+        flops_per_s=989e12,
+        memory_bytes_per_s=3.35e12,
+        link_bytes_per_s=450e9,
+        source="NVIDIA H100 data sheet, SXM",
+    ),
+    "h200": Gpu(
+        memory_bytes=141 * GB,
+        flops_per_s=989e12,
+        memory_bytes_per_s=4.8e12,
+        link_bytes_per_s=450e9,
+        source="NVIDIA H200 data sheet, SXM",
+    ),
+    "b200": Gpu(
+        memory_bytes=180 * GB,
+        flops_per_s=2250e12,
+        memory_bytes_per_s=8e12,
+        link_bytes_per_s=900e9,
+        source="NVIDIA HGX B200 data sheet",
+    ),
+    "l40s": Gpu(
+        memory_bytes=48 * GB,
+        flops_per_s=362e12,
+        memory_bytes_per_s=0.864e12,
+        link_bytes_per_s=32e9,
+        source="NVIDIA L40S data sheet; PCIe 4.0",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """A number that a plan rests on, and where it is from."""
+
+    value: float
+    unit: str
+    kind: Literal["published", "assumed"]
+    what: str
+    source: str
+
+
+CONSTANTS = {
+    "mfu": Constant(
+        value=0.22,
+        unit="of peak FLOP/s",
+        kind="published",
+        what="the learner's model FLOPs utilisation",
+        source="prime-rl benchmarks/baselines, 4B LoRA at 16k tokens: 21.7 % on one H100, 22.8 % "
+        "on 8 H200",
+    ),
+    "prefill": Constant(
+        value=0.4,
+        unit="of peak FLOP/s",
+        kind="assumed",
+        what="a server's prefill",
+        source="large matrix products; measure with vllm bench",
+    ),
+    "bandwidth": Constant(
+        value=0.7,
+        unit="of peak memory bandwidth",
+        kind="assumed",
+        what="a server's decoding",
+        source="reads of weights and caches; measure with vllm bench",
+    ),
+    "overhead": Constant(
+        value=0.004,
+        unit="s per decoded token",
+        kind="assumed",
+        what="scheduler and sampler of a server, for all its episodes together",
+        source="decides for small models; measure with vllm bench",
+    ),
+    "link": Constant(
+        value=0.7,
+        unit="of the link's bandwidth",
+        kind="assumed",
+        what="collectives between learner ranks",
+        source="measure with nccl-tests",
+    ),
+    "publish": Constant(
+        value=8.25e9,
+        unit="bytes/s",
+        kind="published",
+        what="new weights from the learner to all servers",
+        source="verl: a model of 30B to 30 receivers by NCCL in 7 s",
+    ),
+    "server memory": Constant(
+        value=0.9,
+        unit="of a GPU's memory",
+        kind="assumed",
+        what="a server on a GPU of its own, weights and cache of keys and values",
+        source="vLLM's default of --gpu-memory-utilization",
+    ),
+}
+
+
+def constant(name: str) -> float:
+    """Return the value of a constant."""
+    return CONSTANTS[name].value

@@ -1,0 +1,283 @@
+"""What a cluster gives for a configuration, by roofline: the slower of arithmetic and memory.
+
+The GPUs are divided between one learner, on one machine as `trainer.devices` are, and vLLM servers
+of equal size on all others. All episodes have the greatest length that the configuration allows.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from openenv_pipe.commands.plan.constants import Gpu, constant
+from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.flop_count import FlopCount, Size
+from openenv_pipe.models.memory_estimate import (
+    BYTES,
+    Shape,
+    is_checkpointed,
+    memory_bytes,
+    trained_bytes,
+    weight_bytes,
+)
+
+WEIGHTS_SHARE = 0.5  # of a server's memory at most, so that the other half caches episodes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Machines of equal GPUs."""
+
+    gpu: Gpu
+    num_nodes: int
+    gpus_per_node: int
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A part of a step: its duration, and what limits it."""
+
+    seconds: float
+    limit: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Servers:
+    """The vLLM servers, all alike."""
+
+    num_servers: int
+    gpus_each: int
+    weight_bytes: int  # on each of their GPUs
+    cached_tokens: int  # that fit into the cache of one server
+    num_episodes: int  # that one server samples at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a division of the GPUs gives."""
+
+    config: RunConfig  # with trainer.devices and trainer.parallel of the plan
+    cluster: Cluster
+    shape: Shape
+    learner_bytes: Mapping[str, int]  # of each learner rank, by kind
+    servers: Servers
+    is_shared: bool  # learner and server take turns on one GPU
+    rollout: Part
+    update: Part
+    publish: Part
+    publish_bytes: int  # over the network, to all servers
+
+    @property
+    def fits(self) -> bool:
+        return sum(self.learner_bytes.values()) <= self.cluster.gpu.memory_bytes
+
+    @property
+    def step_s(self) -> float:
+        """Rollout and update take turns, or overlap with `max_staleness`."""
+        both = (self.rollout.seconds, self.update.seconds)
+        overlaps = self.config.trainer.max_staleness and not self.is_shared
+        return (max(both) if overlaps else sum(both)) + self.publish.seconds
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that a step samples."""
+        return num_episodes(self.config) * reply_tokens(self.config)
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions of the environment that the servers keep busy."""
+        return min(self.servers.num_servers * self.servers.num_episodes, num_episodes(self.config))
+
+    @property
+    def bottleneck(self) -> tuple[str, Part]:
+        parts = {"rollout": self.rollout, "update": self.update, "publish": self.publish}
+        name = max(parts, key=lambda each: parts[each].seconds)
+        return name, parts[name]
+
+
+def num_episodes(config: RunConfig) -> int:
+    """Return the episodes of a step."""
+    return config.trainer.tasks_per_step * config.trainer.group_size
+
+
+def reply_tokens(config: RunConfig) -> int:
+    """Return the tokens of an episode that the model writes, at most."""
+    return min(config.env.max_turns * config.env.max_reply_tokens, config.env.max_episode_tokens)
+
+
+def make_plan(config: RunConfig, shape: Shape, cluster: Cluster) -> Plan:
+    """Return the fastest division of the GPUs whose learner fits, else the one nearest to that.
+
+    Raises ConfigError: the engine is not vLLM, or a server of the model needs more GPUs than there
+    are.
+    """
+    if not isinstance(config.engine, VllmEngineConfig):
+        raise ConfigError(
+            f"engine={config.engine.type}: a plan divides GPUs between the learner and vLLM "
+            "servers; add engine=vllm"
+        )
+    plans = list(_plans(config, shape, cluster))
+    if not plans:
+        needed = _gpus_of_server(config, shape, cluster)
+        raise ConfigError(
+            f"a server of this model needs {needed} of these GPUs, and the learner others; "
+            f"{cluster.num_nodes} x {cluster.gpus_per_node} are too few"
+        )
+    fitting = [plan for plan in plans if plan.fits]
+    if fitting:
+        return min(fitting, key=lambda plan: plan.step_s)
+    return min(plans, key=lambda plan: sum(plan.learner_bytes.values()))
+
+
+def _plans(config: RunConfig, shape: Shape, cluster: Cluster) -> Iterator[Plan]:
+    """Yield a plan for each number of learner GPUs, with the policy whole and sharded."""
+    gpus_each = _gpus_of_server(config, shape, cluster)
+    if gpus_each > cluster.gpus_per_node:
+        return
+    if cluster.num_gpus == 1:
+        yield _plan(config, shape, cluster, num_servers=1, gpus_each=1)
+        return
+    for num_ranks in range(1, min(cluster.gpus_per_node, cluster.num_gpus - 1) + 1):
+        # A server's GPUs are of one machine; the learner's machine has fewer left.
+        num_servers = (cluster.num_nodes - 1) * (cluster.gpus_per_node // gpus_each)
+        num_servers += (cluster.gpus_per_node - num_ranks) // gpus_each
+        if not num_servers:
+            continue
+        for parallel in ("data", "fsdp") if num_ranks > 1 else ("data",):
+            trainer = config.trainer.model_copy(update={"devices": num_ranks, "parallel": parallel})
+            divided = config.model_copy(update={"trainer": trainer})
+            yield _plan(divided, shape, cluster, num_servers=num_servers, gpus_each=gpus_each)
+
+
+def _plan(
+    config: RunConfig, shape: Shape, cluster: Cluster, *, num_servers: int, gpus_each: int
+) -> Plan:
+    flops = FlopCount.of_shape(shape, trains_all=config.model.lora.rank == 0)
+    is_shared = cluster.num_gpus == 1
+    servers = _servers(config, shape, cluster, num_servers, gpus_each, is_shared=is_shared)
+    sent = trained_bytes(shape, config) if config.model.lora.rank else _served_bytes(config, shape)
+    return Plan(
+        config=config,
+        cluster=cluster,
+        shape=shape,
+        learner_bytes=memory_bytes(shape, config, in_one_memory=False),
+        servers=servers,
+        is_shared=is_shared,
+        rollout=_rollout(config, shape, flops, cluster.gpu, servers),
+        update=_update(config, shape, flops, cluster.gpu),
+        publish=Part(seconds=sent / constant("publish"), limit="network"),
+        publish_bytes=sent * num_servers,
+    )
+
+
+def _served_bytes(config: RunConfig, shape: Shape) -> int:
+    """Return the size of a server's weights."""
+    assert isinstance(config.engine, VllmEngineConfig)
+    dtype = config.model.autocast if config.engine.dtype == "auto" else config.engine.dtype
+    return shape.num_parameters * BYTES[dtype]
+
+
+def _cache_bytes(config: RunConfig, shape: Shape) -> int:
+    """Return the bytes that a server caches for a token."""
+    assert isinstance(config.engine, VllmEngineConfig)
+    dtype = config.model.autocast if config.engine.dtype == "auto" else config.engine.dtype
+    return 2 * shape.cache_width * shape.num_layers * BYTES[dtype]
+
+
+def _gpus_of_server(config: RunConfig, shape: Shape, cluster: Cluster) -> int:
+    """Return the GPUs of a server, a power of two, as tensor parallelism divides heads."""
+    room = WEIGHTS_SHARE * constant("server memory") * cluster.gpu.memory_bytes
+    return 2 ** max(0, math.ceil(math.log2(_served_bytes(config, shape) / room)))
+
+
+def _servers(
+    config: RunConfig,
+    shape: Shape,
+    cluster: Cluster,
+    num_servers: int,
+    gpus_each: int,
+    *,
+    is_shared: bool,
+) -> Servers:
+    engine = config.engine
+    assert isinstance(engine, VllmEngineConfig)
+    share = engine.gpu_memory_share if is_shared else constant("server memory")
+    room = share * cluster.gpu.memory_bytes * gpus_each - _served_bytes(config, shape)
+    cached = max(0, int(room / _cache_bytes(config, shape)))
+    of_each = math.ceil(num_episodes(config) / num_servers)
+    return Servers(
+        num_servers=num_servers,
+        gpus_each=gpus_each,
+        weight_bytes=_served_bytes(config, shape) // gpus_each,
+        cached_tokens=cached,
+        num_episodes=max(1, min(engine.max_requests, cached // length(config), of_each)),
+    )
+
+
+def length(config: RunConfig) -> int:
+    """Return the tokens of the longest episode."""
+    return config.env.max_episode_tokens
+
+
+def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, servers: Servers) -> Part:
+    """Estimate decoding, a token for each episode at a time, and the prefill of the rest.
+
+    An episode has half of its length in the cache on average. The environment takes no time.
+    """
+    at_once, total = servers.num_episodes, num_episodes(config)
+    context = length(config) // 2
+    read = _served_bytes(config, shape) + at_once * context * _cache_bytes(config, shape)
+    one = Size(num_tokens=at_once, num_contexts=at_once * context, num_predicted=at_once)
+    gpus = servers.gpus_each
+    seconds = {
+        "memory bandwidth": read / (gpu.memory_bytes_per_s * constant("bandwidth") * gpus),
+        "arithmetic": flops.forward(one) / (gpu.flops_per_s * constant("prefill") * gpus),
+    }
+    limit = max(seconds, key=lambda each: seconds[each])
+    token_s = seconds[limit] + constant("overhead")
+    if constant("overhead") > seconds[limit]:
+        limit = "the server's overhead per token"
+    rounds = total / (servers.num_servers * at_once)
+    read_tokens = length(config) - reply_tokens(config)
+    prompts = Size(
+        num_tokens=read_tokens * total, num_contexts=read_tokens * context * total, num_predicted=0
+    )
+    prefill_rate = gpu.flops_per_s * constant("prefill") * gpus * servers.num_servers
+    prefill_s = flops.forward(prompts) / prefill_rate
+    decode_s = reply_tokens(config) * token_s * max(1.0, rounds)
+    return Part(
+        seconds=decode_s + prefill_s, limit=limit if decode_s >= prefill_s else "prefill of prompts"
+    )
+
+
+def _update(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu) -> Part:
+    """Estimate an update of all tokens, without shared prefixes, and its collectives."""
+    trainer, total, tokens = config.trainer, num_episodes(config), length(config)
+    size = Size(
+        num_tokens=total * tokens,
+        num_contexts=total * tokens * (tokens + 1) // 2,
+        num_predicted=total * reply_tokens(config),
+    )
+    work = flops.forward_and_backward(size)
+    if is_checkpointed(config):
+        work += flops.forward(size)
+    ranks = trainer.devices
+    sent = 0.0  # bytes that each rank receives
+    if ranks > 1:
+        others = (ranks - 1) / ranks
+        batches = math.ceil(total * tokens / ranks / trainer.tokens_per_batch)
+        gradients = trained_bytes(shape, config)
+        if trainer.parallel == "fsdp":  # weights for both passes, and gradients to their owners
+            sent = batches * others * (2 * weight_bytes(shape, config) + gradients)
+        else:  # one reduction of all gradients
+            sent = 2 * others * gradients
+    seconds = {
+        "arithmetic": work / (ranks * gpu.flops_per_s * constant("mfu")),
+        "collectives": sent / (gpu.link_bytes_per_s * constant("link")),
+    }
+    limit = max(seconds, key=lambda each: seconds[each])
+    return Part(seconds=seconds[limit], limit=limit)
