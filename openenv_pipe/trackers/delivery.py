@@ -8,7 +8,7 @@ tool's id of the run: a resumed run continues there, and sends nothing a second 
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,7 +28,7 @@ from openenv_pipe.trackers.base import (
 
 FOLDER = "trackers"  # of a run folder
 MAX_PENDING = 100_000  # steps and evaluations that wait for a tool that does not answer
-MAX_PENDING_EPISODES = 4  # steps and evaluations of which also the episodes wait, which are large
+MAX_PENDING_EPISODES = 2000  # that wait; they are large, so the older ones are given up
 MAX_ATTEMPTS = 5  # for one step or evaluation, before it is left out
 FIRST_DELAY_S = 1.0  # before a failed call is repeated; doubled after each further failure
 MAX_DELAY_S = 60.0
@@ -53,6 +53,17 @@ def read_state(folder: Path, name: str) -> State | None:
         return None
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A step or an evaluation that has not been delivered."""
+
+    item: TrackedStep | TrackedEvaluation
+
+    @property
+    def num_episodes(self) -> int:
+        return sum(len(group.episodes) for group in self.item.groups)
+
+
 def _name_of(evaluation: TrackedEvaluation) -> str:
     return f"{evaluation.report.label} of step {evaluation.report.step}"
 
@@ -72,7 +83,8 @@ class Delivery:
         self._is_open = False
         self._num_lost = 0
         self._num_failures = 0  # of the current call
-        self._pending: deque[TrackedStep | TrackedEvaluation] = deque()
+        self._pending: deque[_Waiting] = deque()
+        self._with_episodes: deque[_Waiting] = deque()  # those of them that still have theirs
         self._end: tuple[EndStatus, Mapping[str, float]] | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
@@ -89,12 +101,17 @@ class Delivery:
 
     def _take(self, item: TrackedStep | TrackedEvaluation) -> None:
         with self._changed:
-            self._pending.append(item)
-            if len(self._pending) > MAX_PENDING_EPISODES:
-                older = -1 - MAX_PENDING_EPISODES
-                self._pending[older] = replace(self._pending[older], groups=())
+            self._pending.append(_Waiting(item))
+            if item.groups:
+                self._with_episodes.append(self._pending[-1])
+            while (
+                len(self._with_episodes) > 1
+                and sum(each.num_episodes for each in self._with_episodes) > MAX_PENDING_EPISODES
+            ):
+                oldest = self._with_episodes.popleft()
+                oldest.item = replace(oldest.item, groups=())
             if len(self._pending) > MAX_PENDING:
-                self._pending.popleft()
+                self._remove_first()
                 self._num_lost += 1
             self._changed.notify()
 
@@ -141,18 +158,19 @@ class Delivery:
             self._note(self._tracker.open(replace(self._run, saved_id=self._state.run_id)))
             self._is_open = True
         with self._changed:
-            item = self._pending[0] if self._pending else None
+            first = self._pending[0] if self._pending else None
             end = self._end
-        if item is None:
+        if first is None:
             if end is not None:
                 self._tracker.close(*end)
             return end is not None
+        item = first.item
         if isinstance(item, TrackedEvaluation):
             self._send_evaluation(item)
         elif item.index >= self._state.num_records:
             self._tracker.log(item)
             self._write(self._state.model_copy(update={"num_records": item.index + 1}))
-        self._drop(item)
+        self._drop(first)
         return False
 
     def _send_evaluation(self, evaluation: TrackedEvaluation) -> None:
@@ -178,11 +196,16 @@ class Delivery:
             path.parent.mkdir(exist_ok=True)
             write_json(path, state.model_dump(mode="json"))
 
-    def _drop(self, item: TrackedStep | TrackedEvaluation) -> None:
+    def _drop(self, first: _Waiting) -> None:
         """Remove what was at the head, unless too many came meanwhile."""
         with self._changed:
-            if self._pending and self._pending[0] is item:
-                self._pending.popleft()
+            if self._pending and self._pending[0] is first:
+                self._remove_first()
+
+    def _remove_first(self) -> None:
+        removed = self._pending.popleft()
+        if self._with_episodes and self._with_episodes[0] is removed:
+            self._with_episodes.popleft()
 
     def _fail(self, error: Exception) -> None:
         self._num_failures += 1

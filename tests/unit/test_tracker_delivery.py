@@ -187,7 +187,8 @@ def test_a_step_that_a_tool_never_takes_is_left_out(tmp_path):
     assert [name for name, _ in calls] == ["open", "log", "close"]
 
 
-def test_steps_never_wait_for_a_tool_and_keep_few_episodes(tmp_path):
+def test_steps_never_wait_for_a_tool_and_keep_few_episodes(tmp_path, monkeypatch):
+    monkeypatch.setattr(delivery, "MAX_PENDING_EPISODES", 9)
     calls, hold = [], threading.Event()
     config, folder = tracked(tmp_path, slow={"calls": calls, "hold": hold})
     trackers = Trackers(config, folder, pytest.fail)
