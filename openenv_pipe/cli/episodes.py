@@ -119,7 +119,7 @@ def export(
         typer.Option(
             "--output",
             "-o",
-            help="A file that does not exist; atif: a folder.",
+            help="A file that does not exist; atif, verifiers: a folder.",
             show_default="in the run's folder exports/",
         ),
     ] = None,

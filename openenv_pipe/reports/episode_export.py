@@ -11,6 +11,7 @@ from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.reports.episode_list import FoundEpisode
 from openenv_pipe.reports.episode_messages import Messages, messages_reader
+from openenv_pipe.reports.verifiers_episodes import FILE_NAME, replies_in, verifiers_episode
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.foreign_json import encodable_json
@@ -18,7 +19,7 @@ from openenv_pipe.system.secrets import redact
 from openenv_pipe.types import Episode, Sample, Turn
 
 ExportForm = Literal["parquet", "jsonl", "trl", "verifiers", "atif"]
-SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "trl": ".jsonl", "verifiers": ".jsonl"}
+SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "trl": ".jsonl"}
 ATIF_VERSION = "ATIF-v1.4"
 ROWS_PER_BATCH = 1000  # that are in memory at once
 SOURCES = {"system": "system", "assistant": "agent"}  # ATIF's names of roles; others: user
@@ -28,7 +29,7 @@ Row = dict[str, Any]
 def export_episodes(
     folder: RunFolder, found: Iterable[FoundEpisode], form: ExportForm, output: Path
 ) -> int:
-    """Write episodes to a file, or for `atif` to files in a folder; return the number of rows.
+    """Write episodes to a file, or for `atif` and `verifiers` to a folder; return how many rows.
 
     Raises:
         ConfigError: A package is missing.
@@ -37,10 +38,12 @@ def export_episodes(
     if output.exists():
         raise RunFolderError(f"{output} exists already; name another file with --output")
     make = RowMaker(folder)
-    rows = (row for number, each in enumerate(found) for row in make.rows(form, number, each))
+    rows = (row for each in found for row in make.rows(form, each))
     plain = (encodable_json([row])[0] for row in rows)
     if form == "atif":
         return _write_each(output, plain)
+    if form == "verifiers":
+        return _write_lines(output / FILE_NAME, plain)
     if form == "parquet":
         return _write_parquet(output, plain)
     return _write_lines(output, plain)
@@ -53,18 +56,20 @@ class RowMaker:
         config = folder.written_config
         self._run = folder.record.id
         self._env = config.env.name
-        self._model = config.engine.player or getattr(config.model, "path", config.model.type)
+        model = config.model
+        self._model = str(config.engine.player or getattr(model, "path", model.type))
         self._messages: Callable[[Episode], Messages] = messages_reader(config)
 
-    def rows(self, form: ExportForm, number: int, found: FoundEpisode) -> list[Row]:
-        """Return the rows of an episode. number: its place among those that are exported."""
+    def rows(self, form: ExportForm, found: FoundEpisode) -> list[Row]:
+        """Return the rows of an episode."""
         match form:
             case "jsonl" | "parquet":
                 return self._flat(found)
             case "trl":
                 return [self._trl(found)]
             case "verifiers":
-                return [self._verifiers(number, found)]
+                messages = self._messages(found.recorded.episode)
+                return [verifiers_episode(self._run, self._env, self._model, found, messages)]
             case "atif":
                 return [self._atif(found)]
 
@@ -122,32 +127,15 @@ class RowMaker:
             "reward": float(found.recorded.episode.reward),
         }
 
-    def _verifiers(self, number: int, found: FoundEpisode) -> Row:
-        """Return a row as verifiers saves the results of an evaluation."""
-        episode, messages = found.recorded.episode, self._messages(found.recorded.episode)
-        roles = [message["role"] for message in messages]
-        first = roles.index("assistant") if "assistant" in roles else len(roles)
-        return {
-            "example_id": number,
-            "prompt": messages[:first],
-            "completion": messages[first:],
-            "answer": "",
-            "task": self._env,
-            "reward": float(episode.reward),
-            "info": self._facts(found),
-            **{name: float(value) for name, value in episode.reward_terms.items()},
-        }
-
     def _atif(self, found: FoundEpisode) -> Row:
         """Return a trajectory of Harbor's format ATIF."""
         episode = found.recorded.episode
         steps: list[Row] = []
-        turns = iter(episode.agent_turns)
-        for message in self._messages(episode):
+        for message, turn in replies_in(self._messages(episode), episode):
             source = SOURCES.get(message["role"], "user")
             step: Row = {"step_id": len(steps) + 1, "source": source, "message": message["content"]}
-            if source == "agent":
-                step |= _agent_step(next(turns), len(steps) + 1)
+            if turn is not None:
+                step |= _agent_step(turn, len(steps) + 1)
             steps.append(step)
         return {
             "schema_version": ATIF_VERSION,

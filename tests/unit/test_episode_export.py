@@ -1,6 +1,7 @@
 """`episodes export`: the tools that the data sets are for read them back."""
 
 import json
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import pytest
@@ -96,13 +97,48 @@ def test_hostile_text_is_data_and_can_be_stored(run, tmp_path):
     assert reply == HOSTILE.replace("\ud800", "?")
 
 
-def test_verifiers_rows_have_prompt_completion_and_reward(run, tmp_path):
-    exported(run, "verifiers", tmp_path / "results.jsonl")
-    won, lost = lines_of(tmp_path / "results.jsonl")
-    assert [won["example_id"], lost["example_id"]] == [0, 1]
-    assert [each["role"] for each in won["prompt"]] == ["user"]
-    assert [each["role"] for each in won["completion"]] == ["assistant", "user", "assistant"]
-    assert (won["task"], won["reward"], won["win"], won["answer"]) == ("wordle", 1.0, 1.0, "")
+def test_verifiers_lines_have_a_trace_of_messages_with_tokens(run, tmp_path):
+    assert exported(run, "verifiers", tmp_path / "verifiers") == 2
+    won, lost = lines_of(tmp_path / "verifiers" / "traces.jsonl")
+    (trace,) = won["traces"]
+    assert [each["message"]["role"] for each in trace["nodes"]] == ["user", "assistant"] * 2
+    assert [each["parent"] for each in trace["nodes"]] == [None, 0, 1, 2]
+    assert [each["token_ids"] for each in trace["nodes"]] == [[1, 2], [3, 4, 5]] * 2
+    assert [each["mask"] for each in trace["nodes"]] == [[False] * 2, [True] * 3] * 2
+    assert [each["node"] for each in trace["calls"]] == [1, 3]
+    assert trace["calls"][1]["usage"] == {"prompt_tokens": 7, "completion_tokens": 3}
+    assert trace["rewards"] == {"reward": {"score": 1.0}}
+    assert trace["metrics"] == {"success": 1.0, "win": 1.0}
+    assert (won["env"]["id"], won["group"]["id"], won["run"]["id"]) == (
+        *("wordle", "1/0"),
+        "smoke/0001",
+    )
+    assert won["run"]["work"] == {"type": "train", "step": 1, "policy": {"start": 0, "end": 0}}
+    assert (won["ok"], lost["ok"], lost["errors"]) == (True, True, [])
+
+
+def test_verifiers_reads_the_episodes(run, tmp_path):
+    if find_spec("verifiers") is None:
+        # It requires other versions than this project's packages, so CI does not install it.
+        pytest.skip("verifiers is absent; it needs an environment of its own")
+    from verifiers.v1.configs.agent import WireAgentConfig
+    from verifiers.v1.state import State
+    from verifiers.v1.task import WireTaskData
+    from verifiers.v1.trace import Trace
+    from verifiers.v1.utils.trace_store import read_episodes as read_with_verifiers
+
+    exported(run, "verifiers", tmp_path / "verifiers")
+    trace_type = Trace[WireTaskData, State, WireAgentConfig]
+    won, lost = read_with_verifiers(tmp_path / "verifiers", trace_type)
+    assert (won.ok, won.num_turns, won.run.work.step) == (True, 2, 1)
+    (branch,) = won.traces[0].branches
+    assert branch.token_ids == [1, 2, 3, 4, 5] * 2
+    assert branch.sampled_mask == [False, False, True, True, True] * 2
+    assert branch.logprobs == [0.0, 0.0, -1.0, -1.0, -1.0] * 2
+    assert [each.content for each in won.traces[0].assistant_messages] == ["crane", "slate"]
+    assert (won.traces[0].reward, lost.traces[0].reward) == (1.0, 0.0)
+    assert won.traces[0].task.data.id == won.task.key
+    assert (won.num_input_tokens, won.num_output_tokens) == (4, 6)
 
 
 class _Part(BaseModel):
