@@ -71,14 +71,23 @@ class Status(StrEnum):
     NO_CALLS = "no_calls"  # it ended without a call of the model
     PROGRAM_FAILED = "program_failed"  # it ended with another exit code than 0
     PROGRAM_KILLED = "program_killed"  # a signal ended it
+    # Of clients (agent=client):
+    CLIENT_FAILED = "client_failed"  # it reported a failure, or never called the model
+    CLIENT_LOST = "client_lost"  # it left before it reported the end
+    CLIENT_LATE = "client_late"  # agent.group_timeout_s of the group was over
 
     @property
     def is_failure(self) -> bool:
         """True for an episode that must not count in its group."""
-        return self in (
+        return self.is_of_client or self in (
             *(Status.ERROR, Status.NO_CALLS),
             *(Status.PROGRAM_FAILED, Status.PROGRAM_KILLED),
         )
+
+    @property
+    def is_of_client(self) -> bool:
+        """True for an episode that a client did not play to its end."""
+        return self.startswith("client_")
 
     @property
     def is_limit(self) -> bool:

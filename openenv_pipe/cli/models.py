@@ -7,7 +7,9 @@ import typer
 
 from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_run
+from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.errors import ConfigError
 
 Checkpoint = Annotated[
     str,
@@ -45,13 +47,21 @@ def serve(
         typer.Argument(
             metavar="-- VLLM ARGUMENTS",
             default_factory=list,
-            help="Passed on to vLLM.",
+            help="Passed on to vLLM. With --train: further overrides.",
             show_default=False,
         ),
     ],
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Train on what clients play: RUN is conf=NAME, or overrides."),
+    ] = False,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     host: Annotated[
-        str, typer.Option(help="0.0.0.0 serves other machines too: set VLLM_API_KEY first.")
+        str,
+        typer.Option(
+            help="0.0.0.0 serves other machines too: set VLLM_API_KEY first, or "
+            "OPENENV_PIPE_TOKEN with --train."
+        ),
     ] = "127.0.0.1",
     engine: Annotated[
         Literal["vllm", "local"] | None,
@@ -71,11 +81,22 @@ def serve(
     vLLM serves an adapter's base model too, as `base`. Runs until Ctrl-C. If the environment
     variable VLLM_API_KEY is set, requests must carry that key.
 
+    With --train, a run begins whose episodes are played by programs with openenv_pipe.client.
+
     \b
     openenv-pipe serve runs/wordle/latest
     openenv-pipe serve runs/wordle/latest --engine local
     openenv-pipe serve runs/wordle/0007@best --port 8001 -- --gpu-memory-utilization 0.5
+    openenv-pipe serve --train conf=echo trainer.steps=20
     """
+    if train:
+        if (max_model_len, engine) != (None, None):
+            raise ConfigError(
+                "--max-model-len and --engine serve a trained model; with --train, set "
+                "env.max_episode_tokens and engine=local or engine=vllm as overrides"
+            )
+        _train_clients([f"agent.host={host}", f"agent.port={port}", run, *extra])
+        return
     from openenv_pipe.commands.serve import serve_run
 
     serve_run(
@@ -88,3 +109,13 @@ def serve(
         tell=tell_person,
         trust=trust,
     )
+
+
+def _train_clients(overrides: list[str]) -> None:
+    from openenv_pipe.config.compose import compose
+
+    composed = compose(["agent=client", *overrides])
+    with controlled() as control:
+        from openenv_pipe import pipeline
+
+        pipeline.train(composed, command_line(), control)

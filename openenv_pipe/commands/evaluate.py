@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openenv_pipe.config.compose import Composed, compose
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines
@@ -156,6 +156,11 @@ async def _play(
     is_new_run: bool = False,
 ) -> _Played:
     """Play and save the evaluations; a new run also records the code and image it played."""
+    if isinstance(subject.config.agent, ClientAgentConfig):
+        raise ConfigError(
+            "agent=client: clients play no evaluations; name what plays instead, such as "
+            "agent=loop or agent=program"
+        )
     progress = control.progress
     async with assembled(
         subject.config,

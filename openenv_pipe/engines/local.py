@@ -40,7 +40,9 @@ class SamplingModel(Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class _Waiting:
+class Waiting:
+    """A request, and the future of its answer."""
+
     request: TokenRequest
     completion: asyncio.Future[Completion]
 
@@ -52,7 +54,7 @@ class _Cohort:
     lanes: Sequence[Lane]
     num_unfinished: int  # episodes
     limit: int  # how many of them play at once
-    waiting: dict[int, _Waiting] = field(default_factory=dict)
+    waiting: dict[int, Waiting] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -109,7 +111,7 @@ class LocalEngine:
     async def generate(self, request: TokenRequest) -> Completion:
         completion = asyncio.get_running_loop().create_future()
         cohort = self._cohorts[self._lane_number(request.episode)]
-        cohort.waiting[request.episode] = _Waiting(request=request, completion=completion)
+        cohort.waiting[request.episode] = Waiting(request=request, completion=completion)
         self._start_if_complete(cohort)
         return await completion
 
@@ -153,12 +155,13 @@ class LocalEngine:
             if wave:
                 self._start(lane, wave)
 
-    def _start(self, lane: Lane, wave: Sequence[_Waiting]) -> None:
+    def _start(self, lane: Lane, wave: Sequence[Waiting]) -> asyncio.Future[dict[int, Completion]]:
         requests = [waiting.request for waiting in wave]
         running = asyncio.get_running_loop().run_in_executor(
             self._executor, lane.run_wave, requests, self._version
         )
         running.add_done_callback(lambda done: _hand_out(done, wave))
+        return running
 
 
 def _num_lanes(limit: int) -> int:
@@ -166,7 +169,7 @@ def _num_lanes(limit: int) -> int:
     return max(-(-limit // _LANE_SIZE), min(2, limit // _SMALLEST_LANE), 1)
 
 
-def _hand_out(running: asyncio.Future[dict[int, Completion]], wave: Sequence[_Waiting]) -> None:
+def _hand_out(running: asyncio.Future[dict[int, Completion]], wave: Sequence[Waiting]) -> None:
     """Give each waiting episode its completion, or the error that ended the wave."""
     error = None if running.cancelled() else running.exception()
     for waiting in wave:

@@ -20,16 +20,17 @@ from pathlib import Path
 import torch
 
 from openenv_pipe.config.schema import (
-    AgentConfig,
+    CallingAgentConfig,
+    ClientAgentConfig,
     HubModelConfig,
     LocalEngineConfig,
     OpenAIEngineConfig,
-    ProgramAgentConfig,
     PythonEngineConfig,
     RunConfig,
     VllmEngineConfig,
 )
 from openenv_pipe.engines.base import Engine, EngineSetup
+from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
@@ -102,7 +103,7 @@ async def assembled(
         async with (
             opened as engine,
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
-            _opened_programs(config.agent, logs) as programs,
+            _opened_programs(config, logs, tell) as programs,
         ):
             rollout = RolloutContext(
                 env=config.env,
@@ -131,13 +132,22 @@ async def assembled(
 
 
 @asynccontextmanager
-async def _opened_programs(agent: AgentConfig, logs: Path) -> AsyncIterator[Programs | None]:
-    """Serve the programs that play the episodes, until the end of the block."""
-    if not isinstance(agent, ProgramAgentConfig):
+async def _opened_programs(
+    config: RunConfig, logs: Path, tell: Callable[[str], None]
+) -> AsyncIterator[Programs | None]:
+    """Serve the programs or clients that play the episodes, until the end of the block."""
+    agent = config.agent
+    if not isinstance(agent, CallingAgentConfig):
         yield None
         return
     # Imported late, and in a thread, because OpenEnv's capture proxy takes seconds to import.
-    player = await asyncio.to_thread(import_module, "openenv_pipe.rollout.agents.player")
+    agents = "openenv_pipe.rollout.agents"
+    if isinstance(agent, ClientAgentConfig):
+        clients = await asyncio.to_thread(import_module, f"{agents}.client_player")
+        async with clients.serving_clients(agent, config.reward, tell) as serving:
+            yield serving
+        return
+    player = await asyncio.to_thread(import_module, f"{agents}.player")
     gateway = player.Gateway()
     async with gateway.serving():
         yield player.Programs(config=agent, gateway=gateway, folder=logs.absolute() / "programs")
@@ -260,7 +270,8 @@ def _local_engine(
         elif twin:
             prepare = partial(prepare_thread, num_threads)
             executor = threads.enter_context(ThreadPoolExecutor(1, "sampler", prepare))
-        yield LocalEngine(
+        kind = EagerEngine if isinstance(config.agent, ClientAgentConfig) else LocalEngine
+        yield kind(
             model,
             max_episodes=engine.max_batch,
             executor=executor,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.algorithms.advantages import has_signal
-from openenv_pipe.config.schema import GroupRelativeAdvantageConfig, RunConfig
+from openenv_pipe.config.schema import ClientAgentConfig, GroupRelativeAdvantageConfig, RunConfig
 from openenv_pipe.environments.tasks import build_order
 from openenv_pipe.pipeline.components import with_scripted_player
 from openenv_pipe.pipeline.source_state import OrderState, SourceState
@@ -136,11 +136,13 @@ class PlayedGroups:
             seed=self._config.seed,
             label=label,
         )
-        self._order.record(groups)
+        self._order.record([group for group in groups if group.task.split == "train"])
         return groups
 
     async def settle(self) -> None:
         older = [each.playing for each in self._collections.values() if self._is_older(each)]
+        if isinstance(self._config.agent, ClientAgentConfig):
+            return  # Clients may not come; what is not done by then is played again.
         if older:
             await asyncio.wait(older)
         await self._publisher.publish_late()
@@ -159,7 +161,8 @@ class PlayedGroups:
             orders.append(self._restored_order)
         for step, collection in sorted(self._collections.items()):
             orders.append(collection.order)
-            if not self._is_older(collection) or collection.playing.exception():
+            playing = collection.playing
+            if not self._is_older(collection) or not playing.done() or playing.exception():
                 break
             ahead[step] = collection.playing.result()
         else:

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 
 from openenv_pipe.config.schema import (
+    CallingAgentConfig,
+    ClientAgentConfig,
     HubModelConfig,
     ProcessHostConfig,
-    ProgramAgentConfig,
     PythonAdvantageConfig,
     PythonEngineConfig,
     PythonLossConfig,
@@ -50,6 +51,7 @@ from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout.agents.program import command_problem
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.extras import refuse_missing_requirements
+from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import bind_function, check_part
 from openenv_pipe.system.resources import find_env, load_callable, short_path
@@ -222,16 +224,36 @@ def _engine(config: RunConfig) -> str:
 
 def _agent(config: RunConfig) -> str:
     agent = config.agent
-    if not isinstance(agent, ProgramAgentConfig):
+    if not isinstance(agent, CallingAgentConfig):
         return ""
     if config.engine.capabilities.takes != "token_ids":
         raise ConfigError(
-            f"agent=program with engine={config.engine.type}: its calls are answered by an engine "
-            "that takes token ids; set engine=local or engine=vllm, or agent=loop"
+            f"agent={agent.type} with engine={config.engine.type}: its calls are answered by an "
+            "engine that takes token ids; set engine=local or engine=vllm, or agent=loop"
         )
+    if isinstance(agent, ClientAgentConfig):
+        return _clients(config, agent)
     if (problem := command_problem(agent)) is not None:
         raise ConfigError(problem)
     return f"a program, {agent.command[0]}"
+
+
+def _clients(config: RunConfig, agent: ClientAgentConfig) -> str:
+    if agent.host not in LOOPBACK and agent.token is None:
+        raise ConfigError(
+            f"agent.host={agent.host} lets other machines open episodes, and agent.token is null; "
+            "set the environment variable OPENENV_PIPE_TOKEN, or agent.host=127.0.0.1"
+        )
+    if agent.host in LOOPBACK and port_in_use(agent.port):
+        raise ConfigError(
+            f"agent.port={agent.port}: the port is used by another program; set another one"
+        )
+    if config.eval.during.every:
+        raise ConfigError(
+            f"eval.during.every={config.eval.during.every} with agent=client: clients play no "
+            "evaluations; set it to 0"
+        )
+    return f"clients at {agent.host}:{agent.port}"
 
 
 def _vllm(config: RunConfig) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
 from openenv_pipe.errors import PipeError, UserError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.callbacks import Callback
@@ -125,7 +125,7 @@ async def play_and_learn(
         folder.update(**facts)
         publisher = EnginePublisher(rollout.engine)
         evaluator: Evaluator = NoEvaluations()
-        if evaluates:
+        if evaluates and not isinstance(config.agent, ClientAgentConfig):
             evaluator = Evaluations(
                 *(config, rollout, folder, progress, publisher.clear_engine), attempt.trackers
             )

@@ -161,6 +161,8 @@ async def _has_lost_a_server(host: Host, num_deaths: int) -> bool:
 
 def _refuse_total_failure(episodes: Sequence[Episode]) -> None:
     """Raise FailureError if no episode can be used; single failed episodes are only recorded."""
+    if any(episode.status.is_of_client for episode in episodes):
+        return  # Other clients may do better.
     if episodes and all(episode.failed for episode in episodes):
         error = str(episodes[0].error)
         advice = "`openenv-pipe check` tries the environment alone"

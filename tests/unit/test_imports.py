@@ -9,7 +9,17 @@ PACKAGE = Path(__file__).parents[2] / "openenv_pipe"
 
 # The rooms from the bottom up: each imports only itself and those before it.
 ROOMS = (
-    *("types", "errors", "__init__", "system", "config", "algorithms", "models", "environments"),
+    *(
+        "types",
+        "errors",
+        "__init__",
+        "client",
+        "system",
+        "config",
+        "algorithms",
+        "models",
+        "environments",
+    ),
     *("engines", "learner", "rewards", "runs", "rollout", "trackers", "reports", "viewer"),
     *("pipeline", "commands", "cli"),
 )
@@ -20,6 +30,7 @@ ALLOWED_PLACES = {
     "hydra": {"config/compose.py", "config/multirun.py"},
     "omegaconf": {"config/compose.py"},
     "typer": {"cli/*.py"},
+    "httpx": {"client.py"},
     "websockets": {"environments/client/session.py"},
     "peft": {"models/*", "learner/*"},
     "docker": {"environments/hosts/docker/*.py"},

@@ -13,7 +13,7 @@ from statistics import fmean
 from openenv_pipe.commands.reproduce.bands import Band, mismatch_band, step_bands
 from openenv_pipe.commands.reproduce.comparing import check_readable, common_steps, first_mismatches
 from openenv_pipe.commands.reproduce.replaying import replay
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.pipeline.preparation import prepare
 from openenv_pipe.pipeline.requirements import check_requirements
@@ -65,6 +65,11 @@ def reproduce(
     recorded = find_run(name, runs_dir or Path("runs"))
     _refuse_fork(recorded)
     config = recorded.config_to_run(trust=trust)
+    if isinstance(config.agent, ClientAgentConfig) and not is_replay:
+        raise RunFolderError(
+            f"{recorded.path} was played by clients (agent=client), and nobody can play the same "
+            "again; --replay trains on the recorded episodes"
+        )
     if runs_dir:
         config = config.model_copy(update={"runs_dir": str(runs_dir)})
     check_requirements(config, plays=not is_replay)

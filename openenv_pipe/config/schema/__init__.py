@@ -11,7 +11,13 @@ from openenv_pipe.config.schema.adapter import (
     TextAdapterConfig,
     ToolAdapterConfig,
 )
-from openenv_pipe.config.schema.agent import AgentConfig, LoopAgentConfig, ProgramAgentConfig
+from openenv_pipe.config.schema.agent import (
+    AgentConfig,
+    CallingAgentConfig,
+    ClientAgentConfig,
+    LoopAgentConfig,
+    ProgramAgentConfig,
+)
 from openenv_pipe.config.schema.base import PythonTarget
 from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
 from openenv_pipe.config.schema.endpoint import EndpointBlock
@@ -109,7 +115,9 @@ __all__ = [
     "AgentConfig",
     "AttachHostConfig",
     "BestConfig",
+    "CallingAgentConfig",
     "CheckpointConfig",
+    "ClientAgentConfig",
     "ClipTransform",
     "ClippedLossConfig",
     "Criterion",

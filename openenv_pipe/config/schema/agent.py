@@ -4,7 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from openenv_pipe.config.schema.base import Block, PositiveCount, Seconds, Text, VariableName
+from openenv_pipe.config.schema.base import (
+    Block,
+    HeaderValue,
+    Port,
+    PositiveCount,
+    Seconds,
+    Text,
+    VariableName,
+)
 
 
 class LoopAgentConfig(Block):
@@ -13,7 +21,19 @@ class LoopAgentConfig(Block):
     type: Literal["loop"]
 
 
-class ProgramAgentConfig(Block):
+class CallingAgentConfig(Block):
+    """Base of the agents that call the model by HTTP: the limits of an episode's calls."""
+
+    max_calls: PositiveCount = Field(
+        description="calls of the model; every further one is answered with a final message"
+    )
+    max_tokens: PositiveCount | None = Field(
+        description="tokens of all prompts and replies together, after which calls are answered "
+        "with a final message; null: any number"
+    )
+
+
+class ProgramAgentConfig(CallingAgentConfig):
     """A program that calls the model by HTTP (conf/agent/program.yaml).
 
     In `command`, `variables` and `files`, these are filled in: {python} this Python, {prompt} the
@@ -36,16 +56,28 @@ class ProgramAgentConfig(Block):
     timeout_s: Seconds = Field(
         description="how long the program may work, without the time that it waits for the model"
     )
-    max_calls: PositiveCount = Field(
-        description="calls of the model; every further one is answered with a final message"
-    )
-    max_tokens: PositiveCount | None = Field(
-        description="tokens of all prompts and replies together, after which calls are answered "
-        "with a final message; null: any number"
-    )
     max_output_mb: PositiveCount = Field(
         description="a program that writes more to stdout and stderr is stopped"
     )
 
 
-AgentConfig = Annotated[LoopAgentConfig | ProgramAgentConfig, Field(discriminator="type")]
+class ClientAgentConfig(CallingAgentConfig):
+    """Clients of `openenv_pipe.client`, which come by HTTP (conf/agent/client.yaml)."""
+
+    type: Literal["client"]
+    host: str = Field(
+        description="the address to listen at; any but one of this machine alone needs a token"
+    )
+    port: Port = Field(description="the port to listen at")
+    token: HeaderValue | None = Field(
+        description="what clients have to send as a bearer token; null: none"
+    )
+    group_timeout_s: Seconds = Field(
+        description="how long after a group's first episode was opened its others may take; those "
+        "that are not done by then do not count"
+    )
+
+
+AgentConfig = Annotated[
+    LoopAgentConfig | ProgramAgentConfig | ClientAgentConfig, Field(discriminator="type")
+]

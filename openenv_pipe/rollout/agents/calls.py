@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openenv_pipe.algorithms.prefix_tree import common_prefix
-from openenv_pipe.config.schema import ProgramAgentConfig
+from openenv_pipe.config.schema import CallingAgentConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.chat_completions import (
@@ -72,7 +72,7 @@ class ModelCalls:
         self,
         context: RolloutContext,
         episode: Episode,
-        config: ProgramAgentConfig,
+        config: CallingAgentConfig,
         *,
         number: int,
         temperature: float,
@@ -138,7 +138,7 @@ class ModelCalls:
                 return await self._answer_next(request, connection)
         except RefusedCallError:
             raise
-        except Exception as error:  # of the engine, or a bug: `ProgramPlayer` raises it again
+        except Exception as error:  # of the engine, or a bug: `AgentPlayer` raises it again
             self.failure = error
             raise EndedError("the engine has failed") from error
         finally:

@@ -8,8 +8,10 @@ other dialects take it where their clients send it; the addresses of a session h
 import contextlib
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from starlette.routing import BaseRoute
 
 from openenv_pipe.rollout.agents.calls import MODEL, ModelCalls
 from openenv_pipe.rollout.agents.capture import Session as CaptureSession
@@ -45,16 +47,24 @@ class Rollout:
 class Gateway(Endpoint):
     """The server, and the rollouts that it knows."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, host: str = ADDRESS, port: int = 0, routes: Sequence[BaseRoute] = ()
+    ) -> None:
+        """port: 0 for any free one. routes: further addresses.
+
+        Raises OSError if it cannot listen there.
+        """
         self._rollouts: dict[str, Rollout] = {}
-        listener = socket.create_server((ADDRESS, 0), backlog=QUEUE)
-        self.url = f"http://{ADDRESS}:{listener.getsockname()[1]}"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=QUEUE)
+        name = f"[{host}]" if ":" in host else host
+        self.url = f"http://{name}:{listener.getsockname()[1]}"
         super().__init__(
             listener,
             model=MODEL,
             find=self._calls,
             level="tokens",
-            routes=SessionRoutes(self._steps).routes,
+            routes=[*routes, *SessionRoutes(self._steps).routes],
         )
 
     @contextlib.contextmanager

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import ProgramAgentConfig
+from openenv_pipe.config.schema import CallingAgentConfig, ProgramAgentConfig
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.rollout.agents.calls import ModelCalls
 from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
@@ -52,16 +53,19 @@ class Programs:
         return ProgramPlayer(self, context, group, episode, number=number, temperature=temperature)
 
 
-class ProgramPlayer(Player):
-    """Plays one episode by a program in the place of the pipeline's loop."""
+class AgentPlayer(Player, ABC):
+    """Plays one episode by what calls the model and takes steps by HTTP."""
 
-    def __init__(self, programs: Programs, *args: Any, **keywords: Any) -> None:
+    def __init__(
+        self, gateway: Gateway, config: CallingAgentConfig, *args: Any, **keywords: Any
+    ) -> None:
         super().__init__(*args, **keywords)
-        self._programs = programs
+        self._gateway = gateway
+        self._limits = config
 
     async def _play(self, session: Session) -> Status:
         context, episode, env = self._context, self._episode, self._context.env
-        config = self._programs.config
+        config = self._limits
         keywords = {**episode.task.reset, "seed": episode.task.seed}
         first = await session.reset(keywords, env.reset_timeout_s)
         episode.first_observation = first.observation
@@ -80,50 +84,38 @@ class ProgramPlayer(Player):
             adapter=context.adapter,
             last_call=lambda: len(calls.answered) - 1,
         )
-        with self._programs.gateway.rollout(calls, steps, max_calls=config.max_calls) as rollout:
+        with self._gateway.rollout(calls, steps, max_calls=config.max_calls) as rollout:
             try:
                 return await self._run(rollout, opening)
             finally:
                 calls.cancel()
 
+    @abstractmethod
     async def _run(self, rollout: Rollout, opening: Opening) -> Status:
-        """Run the program to its end, and fill in the episode. Return how it ended."""
-        programs, episode = self._programs, self._episode
+        """Wait for the agent's end, and fill in the episode. Return how it ended."""
+
+    async def _conclude(self, rollout: Rollout) -> None:
+        """Answer no further call and no further step, and make the episode's turns of them.
+
+        Raises:
+            SessionError: the environment's session has failed.
+            Exception: the engine has failed.
+        """
         calls, steps = rollout.calls, rollout.steps
-        folder = programs.folder / rollout.key[-8:]
-        process = start_program(
-            programs.config,
-            Address(url=programs.gateway.url, key=rollout.key),
-            folder=folder,
-            prompt="\n\n".join(message["content"] for message in opening.messages),
-            task=self._task(opening),
-        )
-        try:
-            limit = await _watch(process, programs.config, rollout, output_file(folder))
-        finally:
-            await process.stopped(GRACE_S)
-            episode.output = await asyncio.to_thread(take_output, folder, rollout.key)
         await steps.end()
         await calls.end()
         if calls.failure is not None:
             raise calls.failure
-        episode.turns = build_turns(
+        self._episode.turns = build_turns(
             calls.answered, steps, keeps_messages=self._context.scorer.reads_messages
         )
-        episode.notes = calls.notes
+        self._episode.notes = calls.notes
         if steps.failure is not None:
             raise steps.failure
-        return limit or self._status(rollout, process.returncode)
 
-    def _status(self, rollout: Rollout, exit_code: int | None) -> Status:
-        """Return how a program that ended by itself has ended."""
+    def _status(self, rollout: Rollout) -> Status:
+        """Return how an agent that ended by itself has ended."""
         episode, calls, steps = self._episode, rollout.calls, rollout.steps
-        if exit_code != 0:
-            signal = (exit_code or SIGNALS) - SIGNALS
-            how = f"ended by signal {signal}" if signal > 0 else f"exit code {exit_code}"
-            last = episode.output.strip()[-MAX_ERROR_LENGTH:]
-            episode.error = f"the program failed: {how}; the end of its output: {last!r}"
-            return Status.PROGRAM_KILLED if signal > 0 else Status.PROGRAM_FAILED
         if rollout.fatal_findings:
             episode.error = f"the calls cannot be used: {rollout.fatal_findings[0]}"
             return Status.ERROR
@@ -138,21 +130,55 @@ class ProgramPlayer(Player):
             return Status.TURN_LIMIT
         return Status.ANSWERED
 
-    def _task(self, opening: Opening) -> str:
-        """Return the task as JSON for the program."""
+    def _task(self, opening: Opening) -> dict[str, Any]:
+        """Return the task for the agent."""
         task = self._episode.task
-        return json.dumps(
-            {
-                "id": task.id,
-                "observation": self._episode.first_observation,
-                "messages": [
-                    {"role": message["role"], "content": message["content"]}
-                    for message in opening.messages
-                ],
-                "tools": list(opening.tools),
-                "max_steps": self._context.env.max_turns,
-            }
+        return {
+            "id": task.id,
+            "observation": self._episode.first_observation,
+            "messages": [
+                {"role": message["role"], "content": message["content"]}
+                for message in opening.messages
+            ],
+            "tools": list(opening.tools),
+            "max_steps": self._context.env.max_turns,
+        }
+
+
+class ProgramPlayer(AgentPlayer):
+    """Plays one episode by a program in the place of the pipeline's loop."""
+
+    def __init__(self, programs: Programs, *args: Any, **keywords: Any) -> None:
+        super().__init__(programs.gateway, programs.config, *args, **keywords)
+        self._programs = programs
+
+    async def _run(self, rollout: Rollout, opening: Opening) -> Status:
+        programs, episode = self._programs, self._episode
+        folder = programs.folder / rollout.key[-8:]
+        process = start_program(
+            programs.config,
+            Address(url=programs.gateway.url, key=rollout.key),
+            folder=folder,
+            prompt="\n\n".join(message["content"] for message in opening.messages),
+            task=json.dumps(self._task(opening)),
         )
+        try:
+            limit = await _watch(process, programs.config, rollout, output_file(folder))
+        finally:
+            await process.stopped(GRACE_S)
+            episode.output = await asyncio.to_thread(take_output, folder, rollout.key)
+        await self._conclude(rollout)
+        return limit or self._program_status(rollout, process.returncode)
+
+    def _program_status(self, rollout: Rollout, exit_code: int | None) -> Status:
+        """Return how a program that ended by itself has ended."""
+        if exit_code == 0:
+            return self._status(rollout)
+        signal = (exit_code or SIGNALS) - SIGNALS
+        how = f"ended by signal {signal}" if signal > 0 else f"exit code {exit_code}"
+        last = self._episode.output.strip()[-MAX_ERROR_LENGTH:]
+        self._episode.error = f"the program failed: {how}; the end of its output: {last!r}"
+        return Status.PROGRAM_KILLED if signal > 0 else Status.PROGRAM_FAILED
 
 
 async def _watch(

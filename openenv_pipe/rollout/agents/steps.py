@@ -67,6 +67,12 @@ class EnvironmentSteps:
             self.is_done = result.done
             return result
 
+    def report(self, reward: float, metrics: Mapping[str, float]) -> None:
+        """Record what a client reports at its end, as a last step."""
+        reported = {"reported": {"reward": reward, "metrics": dict(metrics)}}
+        step = Step(action={}, observation=reported, reward=reward)
+        self.taken.append((self._last_call(), step, time.time()))
+
     async def state(self) -> dict[str, Any]:
         """Return the environment's state. Raises RefusedStepError."""
         async with self._one_at_a_time:

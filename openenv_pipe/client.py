@@ -1,0 +1,298 @@
+"""Train an agent from where it runs: open episodes of a training server, and report rewards.
+
+    with Client("http://127.0.0.1:8000") as client, client.rollout() as rollout:
+        model = OpenAI(base_url=rollout.base_url, api_key=rollout.api_key)
+        ...  # the agent as it is, with `model`
+        rollout.finish(reward=1.0)
+
+The server is started by `openenv-pipe serve --train`. This module needs httpx, and nothing of the
+package but its errors: no torch is loaded.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from openenv_pipe.errors import FailureError, PipeError
+
+MODEL = "policy"  # the name of the model that is trained
+ASK_S = 20.0  # how long the server waits for an episode in one request
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+RETRY_S = 1.0  # between two tries
+TRAINING_ENDED = 410
+LATER = (429, 502, 503, 504)  # status codes after which an episode may come
+TIMEOUT = httpx.Timeout(60.0, read=900.0)  # of one request; a call may wait for others
+
+
+class ClientError(FailureError):
+    """The training server refuses what a client asks for, or cannot be reached."""
+
+
+class TrainingEndedError(ClientError):
+    """The server has trained all its steps, and opens no further episode."""
+
+
+class RolloutEndedError(ClientError):
+    """The episode is over: it was reported, or its group was trained without it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What the environment of a rollout answered."""
+
+    observation: Mapping[str, Any]
+    reward: float | None
+    done: bool
+
+
+class AsyncRollout:
+    """One episode: where its model is, its task, and its end."""
+
+    def __init__(self, http: httpx.AsyncClient, opened: Mapping[str, Any]) -> None:
+        self._http = http
+        self.url = str(http.base_url).rstrip("/")  # of Anthropic's and Google's clients
+        self.base_url = f"{self.url}/v1"  # of OpenAI's clients
+        self.api_key: str = opened["key"]  # of this rollout alone
+        self.model = MODEL
+        self.env_url = f"{self.url}/openenv/{self.api_key}"  # of OpenEnv's clients
+        self.task: dict[str, Any] = opened["task"]  # its id, first messages, observation and tools
+        self.group: str = opened["group"]  # the episodes that this one is compared with
+        self.group_size: int = opened["group_size"]
+        self.status: str | None = None  # how it ended, after `finish` or `fail`
+
+    async def chat(self, messages: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
+        """Ask the model by a chat completion, and return its message.
+
+        Raises ClientError if there is no answer.
+        """
+        body = {"model": MODEL, "messages": messages, **settings}
+        headers = {"Authorization": f"Bearer {self.api_key}"}
+        answer = await _post(self._http, "/v1/chat/completions", body, headers)
+        message: dict[str, Any] = answer["choices"][0]["message"]
+        return message
+
+    async def step(self, action: Mapping[str, Any]) -> StepResult:
+        """Take a step in the environment of the run. Raises ClientError if it is refused."""
+        path = f"/openenv/{self.api_key}/step"
+        answer = await _post(self._http, path, {"action": dict(action)})
+        return StepResult(
+            observation=answer["observation"], reward=answer["reward"], done=answer["done"]
+        )
+
+    async def finish(
+        self, reward: float | None = None, metrics: Mapping[str, float] | None = None
+    ) -> str:
+        """End the episode, and return its status.
+
+        reward: added to what the environment's steps gave; None: nothing is added, and the terms of
+            the run decide, such as its judge.
+        metrics: further numbers to record, by name.
+
+        Raises:
+            RolloutEndedError: the episode is over already.
+            ClientError: the server refuses the report.
+        """
+        return await self._end({"reward": reward, "metrics": dict(metrics or {})})
+
+    async def fail(self, error: str) -> str:
+        """End an episode that could not be played, which then is not trained on."""
+        return await self._end({"error": error})
+
+    async def _end(self, report: Mapping[str, Any]) -> str:
+        answer = await _post(self._http, f"/rollouts/{self.api_key}/end", report)
+        self.status = str(answer["status"])
+        return self.status
+
+
+class AsyncClient:
+    """Opens episodes of a training server, any number at once. Enter it before use."""
+
+    def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None) -> None:
+        """token: of the server, which needs one unless only its own machine reaches it."""
+        self._token = token
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        is_near = urlsplit(url).hostname in LOOPBACK  # which no proxy can reach
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=TIMEOUT, limits=limits, trust_env=not is_near
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._http.__aexit__(kind, error, traceback)
+
+    @asynccontextmanager
+    async def rollout(
+        self, task: Mapping[str, Any] | None = None, *, timeout_s: float = 600.0
+    ) -> AsyncIterator[AsyncRollout]:
+        """Open an episode for the block. A block that ends without `finish` or `fail` loses it.
+
+        task: one of your own, the keywords of a reset; equal tasks are one group. None: the run's.
+        timeout_s: how long to wait for an episode, or for a server that does not answer.
+
+        Raises:
+            TrainingEndedError: there are no more episodes.
+            ClientError: the server refuses, or there is none within `timeout_s`.
+        """
+        latest = time.monotonic() + timeout_s
+        while (response := await self._ask(task, latest)) is None:
+            await asyncio.sleep(RETRY_S)
+        async with aclosing(response), aclosing(_lines(response)) as lines:
+            rollout = AsyncRollout(self._http, json.loads(await anext(lines)))
+            try:
+                yield rollout
+            except Exception as error:
+                if rollout.status is None:
+                    await _told(rollout, error)
+                raise
+
+    async def _ask(self, task: Mapping[str, Any] | None, latest: float) -> httpx.Response | None:
+        """Ask for an episode once. Return the answer, which is open; None: ask again later.
+
+        Raises TrainingEndedError and ClientError.
+        """
+        body = {"task": task, "wait_s": max(0.0, min(ASK_S, latest - time.monotonic()))}
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        request = self._http.build_request("POST", "/rollouts", json=body, headers=headers)
+        try:
+            response = await self._http.send(request, stream=True)
+            if response.is_success:
+                return response
+            await response.aread()
+        except httpx.TransportError as error:
+            problem = f"{self._http.base_url} does not answer: {error!r}"
+        else:
+            problem = _problem(response)
+            if response.status_code == TRAINING_ENDED:
+                raise TrainingEndedError(problem)
+            if response.status_code not in LATER:
+                raise ClientError(problem)
+        if time.monotonic() + RETRY_S >= latest:
+            raise ClientError(f"no episode within the time limit; the last answer: {problem}")
+        return None
+
+
+class Rollout:
+    """One episode, as `AsyncRollout`, for programs without an event loop."""
+
+    def __init__(self, portal: BlockingPortal, rollout: AsyncRollout) -> None:
+        self._portal = portal
+        self._rollout = rollout
+        self.url = rollout.url
+        self.base_url = rollout.base_url
+        self.api_key = rollout.api_key
+        self.model = rollout.model
+        self.env_url = rollout.env_url
+        self.task = rollout.task
+        self.group = rollout.group
+        self.group_size = rollout.group_size
+
+    @property
+    def status(self) -> str | None:
+        """How the episode ended, after `finish` or `fail`."""
+        return self._rollout.status
+
+    def chat(self, messages: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
+        """As `AsyncRollout.chat`."""
+        return self._portal.call(lambda: self._rollout.chat(messages, **settings))
+
+    def step(self, action: Mapping[str, Any]) -> StepResult:
+        """As `AsyncRollout.step`."""
+        return self._portal.call(self._rollout.step, action)
+
+    def finish(
+        self, reward: float | None = None, metrics: Mapping[str, float] | None = None
+    ) -> str:
+        """As `AsyncRollout.finish`."""
+        return self._portal.call(self._rollout.finish, reward, metrics)
+
+    def fail(self, error: str) -> str:
+        """As `AsyncRollout.fail`."""
+        return self._portal.call(self._rollout.fail, error)
+
+
+class Client:
+    """As `AsyncClient`, for programs without an event loop. Several threads may use one."""
+
+    def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None) -> None:
+        """token: of the server, which needs one unless only its own machine reaches it."""
+        self._client = AsyncClient(url, token)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._portal = self._open.enter_context(start_blocking_portal())
+        self._open.enter_context(self._portal.wrap_async_context_manager(self._client))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, traceback)
+
+    @contextmanager
+    def rollout(
+        self, task: Mapping[str, Any] | None = None, *, timeout_s: float = 600.0
+    ) -> Iterator[Rollout]:
+        """As `AsyncClient.rollout`."""
+        opening = self._client.rollout(task, timeout_s=timeout_s)
+        with self._portal.wrap_async_context_manager(opening) as rollout:
+            yield Rollout(self._portal, rollout)
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[str, None]:
+    """Yield the lines of an answer that stays open: closing the generator closes the connection."""
+    async for line in response.aiter_lines():
+        yield line
+
+
+async def _post(
+    http: httpx.AsyncClient,
+    path: str,
+    body: Mapping[str, Any],
+    headers: Mapping[str, str] | None = None,
+) -> Any:
+    """Send JSON, and return the JSON of the answer. Raises ClientError."""
+    try:
+        response = await http.post(path, json=body, headers=headers)
+    except httpx.TransportError as error:
+        raise ClientError(f"{http.base_url} does not answer: {error!r}") from error
+    if response.is_success:
+        return response.json()
+    if response.status_code in (401, 404):
+        raise RolloutEndedError(_problem(response))
+    raise ClientError(_problem(response))
+
+
+async def _told(rollout: AsyncRollout, error: Exception) -> None:
+    """Tell the server why the episode fails, if it still listens."""
+    try:
+        await rollout.fail(f"{type(error).__name__}: {error}")
+    except PipeError:
+        return
+
+
+def _problem(response: httpx.Response) -> str:
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:200]
+    return f"{response.url.path} answered {response.status_code}: {message}"

@@ -1,0 +1,126 @@
+"""Play one episode by a client: wait until one opens it, and fill it in by what the client does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from openenv_pipe.config.schema import ClientAgentConfig, RewardConfig
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.rollout.agents.desk import Desk, OpenRollout
+from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
+from openenv_pipe.rollout.agents.player import AgentPlayer
+from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.types import Episode, Group, Opening, Status
+
+JUDGING = ("verifier", "python")  # reward terms that need no reward of the client, beside judges
+LAST_WORD_S = 2.0  # after the end of training, for clients that ask for an episode
+LOOK_S = 0.1  # between two looks whether the engine or the session has failed
+MAX_ERROR_LENGTH = 300  # characters of what a client reports
+
+
+@asynccontextmanager
+async def serving_clients(
+    config: ClientAgentConfig, reward: RewardConfig, tell: Callable[[str], None]
+) -> AsyncIterator["Clients"]:
+    """Serve clients until the end of the block, and tell them of a regular end.
+
+    Raises ConfigError if the address cannot be used.
+    """
+    terms = reward.terms.values()
+    needs_reward = not any(term.asks_judge or term.type in JUDGING for term in terms)
+    desk = Desk(config, needs_reward=needs_reward)
+    try:
+        gateway = Gateway(config.host, config.port, desk.routes)
+    except OSError as error:
+        raise ConfigError(
+            f"agent.host={config.host} agent.port={config.port} cannot be listened at: {error}; "
+            "set others"
+        ) from error
+    async with gateway.serving():
+        tell(f"waiting for clients at {gateway.url}")
+        yield Clients(config=config, gateway=gateway, desk=desk)
+        desk.end()
+        await asyncio.sleep(LAST_WORD_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clients:
+    """What the episodes of all clients share."""
+
+    config: ClientAgentConfig
+    gateway: Gateway
+    desk: Desk
+
+    def player(
+        self,
+        context: RolloutContext,
+        group: Group,
+        episode: Episode,
+        *,
+        number: int,
+        temperature: float,
+    ) -> "ClientPlayer":
+        """Return the player of one episode. number: identifies it to the engine."""
+        return ClientPlayer(self, context, group, episode, number=number, temperature=temperature)
+
+
+class ClientPlayer(AgentPlayer):
+    """Plays one episode by a client in the place of the pipeline's loop."""
+
+    def __init__(self, clients: Clients, *args: Any, **keywords: Any) -> None:
+        super().__init__(clients.gateway, clients.config, *args, **keywords)
+        self._desk = clients.desk
+        self._late = (
+            f"agent.group_timeout_s={clients.config.group_timeout_s:g} was over, which began with "
+            "the first episode of the group"
+        )
+        self._offer = self._desk.offer(self.group, self._episode)
+
+    async def play(self) -> None:
+        offer = self._offer
+        try:
+            await offer.until(lambda: offer.is_claimed or offer.is_late)
+            if offer.is_claimed:
+                await super().play()
+            else:
+                self._episode.status = Status.CLIENT_LATE
+                self._episode.error = f"no client opened it before {self._late}"
+        finally:
+            self._desk.withdraw(offer)
+
+    async def _run(self, rollout: Rollout, opening: Opening) -> Status:
+        offer, calls, steps = self._offer, rollout.calls, rollout.steps
+        offer.change(rollout=OpenRollout(key=rollout.key, task=self._task(opening), steps=steps))
+        await offer.until(
+            lambda: bool(
+                offer.report
+                or offer.is_late
+                or offer.is_lost
+                or calls.failure is not None
+                or steps.failure is not None
+            ),
+            LOOK_S,
+        )
+        report = offer.report
+        if report is not None and report.reward is not None:
+            steps.report(report.reward, report.metrics)
+        await self._conclude(rollout)
+        if report is None:
+            return self._unreported()
+        if report.error is not None:
+            said = shortened(report.error, MAX_ERROR_LENGTH)
+            self._episode.error = f"the client reported a failure: {said}"
+            return Status.CLIENT_FAILED
+        status = self._status(rollout)
+        return Status.CLIENT_FAILED if status.is_failure else status
+
+    def _unreported(self) -> Status:
+        """Return how an episode has ended of which its client did not report the end."""
+        if self._offer.is_lost:
+            self._episode.error = "its client left before it reported the end"
+            return Status.CLIENT_LOST
+        self._episode.error = f"its client did not report the end before {self._late}"
+        return Status.CLIENT_LATE

@@ -1,0 +1,322 @@
+"""Where clients open episodes, and where they report how these have ended.
+
+POST  /rollouts            open one; the answer stays open, and so tells when its client is gone
+POST  /rollouts/KEY/end    report a reward, ask for judging, or report a failure
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from openenv_pipe.config.schema import ClientAgentConfig
+from openenv_pipe.environments.client.protocol import MAX_REWARD
+from openenv_pipe.rollout.agents.session_routes import UNKNOWN_KEY, error_response
+from openenv_pipe.rollout.agents.steps import EnvironmentSteps
+from openenv_pipe.system.foreign_json import parse_foreign
+from openenv_pipe.types import Episode, Group
+
+CLIENT_SPLIT = "client"  # of the tasks that clients bring
+POLL_S = 0.05  # between two looks for an episode
+MAX_WAIT_S = 30.0  # for one, in one request
+RETRY_AFTER_S = 1  # what a client is told that found none
+KEEP_ALIVE_S = 10.0  # between the bytes that keep an answer open through proxies
+MAX_METRICS = 64
+HEADERS = [
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # of nginx: pass on what there is
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a client says of its episode's end."""
+
+    reward: float | None = None  # None: the run's own terms decide
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None  # why the client could not play to the end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRollout:
+    """An episode that a client plays."""
+
+    key: str
+    task: Mapping[str, Any]  # for the client
+    steps: EnvironmentSteps
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Offer:
+    """An episode that waits for a client, and what becomes of it."""
+
+    group: Group
+    episode: Episode
+    is_claimed: bool = False
+    is_late: bool = False  # the time of its group is over
+    is_lost: bool = False  # its client is gone
+    is_ended: bool = False
+    rollout: OpenRollout | None = None
+    report: Report | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def until(self, condition: Callable[[], bool], look_s: float | None = None) -> None:
+        """Wait until the condition holds.
+
+        look_s: between two looks; None: it depends on nothing but this offer.
+        """
+        while not condition():
+            try:
+                await asyncio.wait_for(self._changed.wait(), look_s)
+            except TimeoutError:
+                continue
+
+    def change(self, **values: Any) -> None:
+        """Set attributes, and wake those who wait for a condition."""
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+@dataclass(kw_only=True, slots=True)
+class _GroupState:
+    """A group of which an episode was opened."""
+
+    own: str | None  # a digest of the client's own task; None: the task is the run's
+    timer: asyncio.TimerHandle
+    num_left: int  # episodes that are not over
+    is_late: bool = False  # its time is over
+
+
+class Desk:
+    """Gives each client that asks the next episode that waits for one."""
+
+    def __init__(self, config: ClientAgentConfig, *, needs_reward: bool) -> None:
+        """needs_reward: the run has no judge, so that clients have to report rewards."""
+        self._config = config
+        self._needs_reward = needs_reward
+        self._offers: list[Offer] = []
+        self._groups: dict[str, _GroupState] = {}
+        self._has_ended = False
+        self.routes = [
+            Route("/rollouts", self._open, methods=["POST"]),
+            Route("/rollouts/{key}/end", self._end, methods=["POST"]),
+        ]
+
+    def offer(self, group: Group, episode: Episode) -> Offer:
+        """Let a client have the episode."""
+        state = self._groups.get(group.id)
+        offer = Offer(group=group, episode=episode, is_late=state is not None and state.is_late)
+        self._offers.append(offer)
+        return offer
+
+    def withdraw(self, offer: Offer) -> None:
+        """End an offer, whose episode is over."""
+        self._offers.remove(offer)
+        offer.change(is_ended=True)
+        state = self._groups.get(offer.group.id)
+        if state is None:
+            return
+        state.num_left -= 1
+        if not state.num_left:
+            state.timer.cancel()
+            del self._groups[offer.group.id]
+
+    def end_time(self, group: str) -> None:
+        """End the time of the group with this id: what is not done in it is late."""
+        self._groups[group].is_late = True
+        for offer in self._offers:
+            if offer.group.id == group:
+                offer.change(is_late=True)
+
+    def end(self) -> None:
+        """Tell all clients that training has ended."""
+        self._has_ended = True
+
+    def _take(self, own: tuple[str, Mapping[str, Any]] | None) -> Offer | None:
+        """Claim an episode; for a task of the client's own, one of its group if there is one."""
+        digest = own and own[0]
+        free = [each for each in self._offers if not (each.is_claimed or each.is_late)]
+        begun = [each for each in free if each.group.id in self._groups]
+        fitting = [each for each in begun if self._groups[each.group.id].own == digest]
+        others = [each for each in free if each.group.id not in self._groups]
+        offer = next(iter([*fitting, *others]), None)
+        if offer is None:
+            return None
+        if offer.group.id not in self._groups:
+            self._begin(offer.group, own)
+        offer.change(is_claimed=True)
+        return offer
+
+    def _begin(self, group: Group, own: tuple[str, Mapping[str, Any]] | None) -> None:
+        """Start the time of a group, and give it the client's task."""
+        timer = asyncio.get_running_loop().call_later(
+            self._config.group_timeout_s, self.end_time, group.id
+        )
+        self._groups[group.id] = _GroupState(
+            own=own and own[0], timer=timer, num_left=len(group.episodes)
+        )
+        if own is None:
+            return
+        digest, task = own
+        seed = task.get("seed")
+        group.task = replace(
+            group.task,
+            id=f"{CLIENT_SPLIT}/{digest[:12]}",
+            split=CLIENT_SPLIT,
+            seed=seed if type(seed) is int and seed >= 0 else group.task.seed,
+            reset={name: value for name, value in task.items() if name != "seed"},
+        )
+        for episode in group.episodes:
+            episode.task = group.task
+
+    async def _open(self, request: Request) -> Response:
+        """Answer with an episode, or with 429 if none waits for a client."""
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        try:
+            own, wait_s = _read_request(parse_foreign(await request.body() or b"{}"))
+        except ValueError as error:
+            return error_response(422, str(error))
+        latest = time.monotonic() + wait_s
+        while not self._has_ended:
+            if await request.is_disconnected():
+                return Response(status_code=499)  # to nobody
+            if (offer := self._take(own)) is not None:
+                await offer.until(lambda: offer.rollout is not None or offer.is_ended)
+                if offer.rollout is not None:
+                    return _Presence(offer, offer.rollout)
+                message = f"the environment has failed: {offer.episode.error}"
+                return _later(503, message)
+            if time.monotonic() >= latest:
+                return _later(429, "no episode waits for a client now")
+            await asyncio.sleep(POLL_S)
+        return error_response(410, "training has ended")
+
+    def _refusal(self, request: Request) -> Response | None:
+        """Refuse pages of browsers, and whoever lacks the token."""
+        if "origin" in request.headers:
+            return error_response(403, "web pages cannot open rollouts")
+        if self._config.token is None:
+            return None
+        given = request.headers.get("authorization", "").encode(errors="replace")
+        if hmac.compare_digest(given, f"Bearer {self._config.token}".encode()):
+            return None
+        return error_response(401, "this server needs its token, as `Authorization: Bearer TOKEN`")
+
+    async def _end(self, request: Request) -> Response:
+        """Take a client's report, and answer with the episode's status."""
+        key = request.path_params["key"]
+        found = [each for each in self._offers if each.rollout and each.rollout.key == key]
+        if not found or found[0].report is not None:
+            return error_response(404, f"{UNKNOWN_KEY}, or its episode is over")
+        offer = found[0]
+        assert offer.rollout is not None
+        try:
+            report = read_report(parse_foreign(await request.body() or b"{}"))
+        except ValueError as error:
+            return error_response(422, str(error))
+        has_reward = report.reward is not None or bool(offer.rollout.steps.taken)
+        if self._needs_reward and not has_reward and report.error is None:
+            return error_response(
+                422, "report a reward: no step was taken, and reward.terms has no judge or verifier"
+            )
+        offer.change(report=report)
+        await offer.until(lambda: offer.is_ended)
+        return JSONResponse({"status": offer.episode.status, "error": offer.episode.error})
+
+
+class _Presence(Response):
+    """An answer that stays open until its rollout is over or its client is gone."""
+
+    def __init__(self, offer: Offer, rollout: OpenRollout) -> None:
+        super().__init__()
+        self._offer = offer
+        self._rollout = rollout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        offer = self._offer
+        opened = {
+            "key": self._rollout.key,
+            "task": self._rollout.task,
+            "group": offer.group.id,
+            "group_size": len(offer.group.episodes),
+        }
+        watching = asyncio.create_task(_left(receive))
+        watching.add_done_callback(lambda _: offer.change(is_lost=True))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            line = json.dumps(opened).encode() + b"\n"
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+            while not (offer.is_ended or offer.is_lost):
+                try:
+                    over = offer.until(lambda: offer.is_ended or offer.is_lost)
+                    await asyncio.wait_for(over, KEEP_ALIVE_S)
+                except TimeoutError:
+                    await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watching.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _read_request(body: Any) -> tuple[tuple[str, Mapping[str, Any]] | None, float]:
+    """Return the client's own task with its digest, and how long it waits for an episode."""
+    if not isinstance(body, dict):
+        raise ValueError("expected a JSON object")
+    wait_s, task = body.get("wait_s", 0.0), body.get("task")
+    if not is_number(wait_s, MAX_WAIT_S) or wait_s < 0:
+        raise ValueError(f"wait_s is {wait_s!r:.40}; expected seconds, at most {MAX_WAIT_S:g}")
+    if task is None:
+        return None, wait_s
+    if not isinstance(task, dict):
+        raise ValueError(f"task is {task!r:.40}; expected an object, the keywords of a reset")
+    text = json.dumps(task, sort_keys=True)
+    return (hashlib.sha256(text.encode()).hexdigest(), task), wait_s
+
+
+def read_report(body: Any) -> Report:
+    """Read the report of a client. Raises ValueError."""
+    if not isinstance(body, dict):
+        raise ValueError("expected a JSON object")
+    reward, metrics, error = body.get("reward"), body.get("metrics") or {}, body.get("error")
+    if reward is not None and not is_number(reward, MAX_REWARD):
+        raise ValueError(
+            f"reward is {reward!r:.40}; expected a number of at most {MAX_REWARD:g} in size, or "
+            "null to ask for judging"
+        )
+    if (
+        not isinstance(metrics, dict)
+        or len(metrics) > MAX_METRICS
+        or not all(is_number(value, MAX_REWARD) for value in metrics.values())
+    ):
+        raise ValueError(f"metrics has to be an object of at most {MAX_METRICS} numbers")
+    if error is not None and not isinstance(error, str):
+        raise ValueError(f"error is {error!r:.40}; expected a text")
+    return Report(reward=None if reward is None else float(reward), metrics=metrics, error=error)
+
+
+def is_number(value: Any, limit: float) -> bool:
+    """Return whether a JSON value is a number of at most `limit` in size."""
+    return type(value) in (int, float) and abs(value) <= limit  # NaN compares as False.
+
+
+def _later(status: int, message: str) -> Response:
+    response = error_response(status, message)
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
