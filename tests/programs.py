@@ -71,6 +71,7 @@ class RepliesEngine:
     def __init__(self, chat: ChatFormat, *replies: str) -> None:
         self.prompts: list[list[int]] = []
         self.completions: list[Completion] = []
+        self.num_branches: list[int] = []  # of each request
         self._chat = chat
         self._replies = replies
         self._conversations: dict[int, list[int]] = {}
@@ -80,11 +81,13 @@ class RepliesEngine:
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
-        before = self._conversations.get(request.episode, [])
+        before = [] if request.branch else self._conversations.get(request.episode, [])
         prompt = [*before[: request.num_kept], *request.new_ids]
+        self.num_branches.append(request.num_branches)
         reply = self._replies[min(len(self.prompts), len(self._replies) - 1)]
         token_ids = self._chat.reply_ids(reply)
-        self._conversations[request.episode] = prompt + token_ids
+        if not request.branch:
+            self._conversations[request.episode] = prompt + token_ids
         self.prompts.append(prompt)
         self.completions.append(
             Completion(

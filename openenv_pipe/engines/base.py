@@ -47,6 +47,10 @@ class TokenRequest(GenerationRequest):
     # The prompt keeps only so many of the earlier tokens, and goes on with new_ids; None: it keeps
     # all. Always None with model.history=append.
     num_kept: int | None = None
+    # Requests that an episode makes at once have the branches 0, 1, ... All but 0 are conversations
+    # of their own, which begin with new_ids and end with the completion.
+    branch: int = 0
+    num_branches: int = 1  # how many requests the episode makes at once
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
 
@@ -104,7 +108,8 @@ class Engine(Protocol):
     """Serves the episodes of one collection at a time; of several, if it publishes in flight.
 
     The order of calls is `begin_collection`, then `generate` any number of times per episode, then
-    `end_episode` once per episode. An episode has one request at a time.
+    `end_episode` once per episode. An episode has one request at a time, and several where
+    the capability `takes_branches` says so.
 
     An engine of your own (`engine: {type: python, ...}`) is made by target(setup, **options), where
     `setup` is an `EngineSetup` and `target` a class that declares `capabilities`. If it is an

@@ -15,17 +15,22 @@ class EagerEngine(LocalEngine):
     values are not kept from one completion of an episode to the next: each computes its prompt.
     """
 
+    capabilities = replace(LocalEngine.capabilities, is_exact=False)
+
     def begin_collection(self, num_episodes: int, limit: int) -> int:
         self._ids: dict[int, list[int]] = {}  # of each episode: its last prompt and completion
         self._waiting: list[Waiting] = []
         self._is_sampling = False
+        self._num_requests = 0
         (self._forward,) = self._model.row_forwards(1)
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
         ids = self._ids.get(request.episode, [])[: request.num_kept] + list(request.new_ids)
         seed = turn_seed(request.seed, request.turn)  # A new conversation counts from 0.
-        whole = replace(request, new_ids=ids, num_kept=None, seed=seed)
+        # An episode may have several requests in a batch, whose conversations have other numbers.
+        self._num_requests += 1
+        whole = replace(request, episode=self._num_requests, new_ids=ids, num_kept=None, seed=seed)
         completion = asyncio.get_running_loop().create_future()
         self._waiting.append(Waiting(request=whole, completion=completion))
         self._start_next()

@@ -4,7 +4,7 @@ Shape letters: R conversations of a wave, of which the first A are not done; T t
 completion, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,14 +15,15 @@ from openenv_pipe.engines.sampling import sample, uniforms
 from openenv_pipe.models.row_forward import RowForward
 from openenv_pipe.types import Finish
 
+Key = tuple[int, int]  # of a conversation: its episode and its branch
 _MOVED_SHARE = 8  # rows that are done leave the batch when they are an eighth of it
 
 
 @dataclass(kw_only=True, slots=True)
 class _Conversation:
-    """One episode's tokens; its row of the cache is its place in the lane's list."""
+    """One conversation's tokens; its row of the cache is its place in the lane's list."""
 
-    episode: int
+    key: Key
     length: int = 0  # number of tokens whose keys and values are cached
     pending: list[int] = field(default_factory=list)  # the tokens after those
     num_sampled: int = 0
@@ -44,18 +45,23 @@ class Lane:
         self._device = device
         self._end_id = end_id
         self._rows: list[_Conversation] = []
-        self._ended: set[int] = set()
+        self._ended: set[Key] = set()
 
     def end_episode(self, episode: int) -> None:
         """Give the episode's row to others, from the next wave on."""
-        self._ended.add(episode)
+        self._ended.add((episode, 0))
 
     @torch.inference_mode()
-    def run_wave(self, requests: Sequence[TokenRequest], version: int) -> dict[int, Completion]:
-        """Compute a completion for each episode of the lane that has not ended."""
-        self._seat(requests)
-        by_episode = {request.episode: request for request in requests}
-        in_rows = [by_episode[conversation.episode] for conversation in self._rows]
+    def run_wave(self, requests: Sequence[TokenRequest], version: int) -> list[Completion]:
+        """Compute a completion for each request.
+
+        Each episode of the lane that has not ended has a request of branch 0. The conversations of
+        other branches end with the wave.
+        """
+        by_key = {(request.episode, request.branch): request for request in requests}
+        self._seat(by_key)
+        keys = [conversation.key for conversation in self._rows]
+        in_rows = [by_key[key] for key in keys]
         for conversation, request in zip(self._rows, in_rows, strict=True):
             if request.num_kept is not None:
                 conversation.keep(request.num_kept)
@@ -63,15 +69,14 @@ class Lane:
         wave = _Wave(self._forward, self._device, self._end_id, self._rows, in_rows)
         wave.run()
         self._rows = [self._rows[place] for place in wave.places_R]
-        return {
-            request.episode: wave.completion(place, version)
-            for place, request in enumerate(in_rows)
-        }
+        self._ended.update(key for key in by_key if key[1])
+        places = {key: place for place, key in enumerate(keys)}
+        return [wave.completion(places[key], version) for key in by_key]
 
-    def _seat(self, requests: Sequence[TokenRequest]) -> None:
-        """Give a row to each new episode, and move the last rows to those of ended episodes."""
-        free = [row for row, each in enumerate(self._rows) if each.episode in self._ended]
-        staying = [row for row, each in enumerate(self._rows) if each.episode not in self._ended]
+    def _seat(self, keys: Iterable[Key]) -> None:
+        """Give a row to each new conversation, and move the last rows to those of ended ones."""
+        free = [row for row, each in enumerate(self._rows) if each.key in self._ended]
+        staying = [row for row, each in enumerate(self._rows) if each.key not in self._ended]
         moves = [(row, to) for row, to in zip(reversed(staying), free, strict=False) if row > to]
         if moves:
             self._forward.copy_rows(*zip(*moves, strict=True))
@@ -79,9 +84,8 @@ class Lane:
                 self._rows[to] = self._rows[row]
         del self._rows[len(staying) :]
         self._ended.clear()
-        known = {conversation.episode for conversation in self._rows}
-        new = [request.episode for request in requests if request.episode not in known]
-        self._rows += [_Conversation(episode=episode) for episode in new]
+        known = {conversation.key for conversation in self._rows}
+        self._rows += [_Conversation(key=key) for key in keys if key not in known]
         self._forward.reserve_rows(len(self._rows))
 
 

@@ -54,12 +54,14 @@ class _Cohort:
     lanes: Sequence[Lane]
     num_unfinished: int  # episodes
     limit: int  # how many of them play at once
-    waiting: dict[int, Waiting] = field(default_factory=dict)
+    waiting: dict[int, list[Waiting]] = field(default_factory=dict)  # by episode
 
     @property
     def is_complete(self) -> bool:
         """Whether all episodes that are playing wait for a completion."""
-        return 0 < len(self.waiting) == min(self.limit, self.num_unfinished)
+        return 0 < len(self.waiting) == min(self.limit, self.num_unfinished) and all(
+            len(each) == each[0].request.num_branches for each in self.waiting.values()
+        )
 
 
 class LocalEngine:
@@ -111,7 +113,8 @@ class LocalEngine:
     async def generate(self, request: TokenRequest) -> Completion:
         completion = asyncio.get_running_loop().create_future()
         cohort = self._cohorts[self._lane_number(request.episode)]
-        cohort.waiting[request.episode] = Waiting(request=request, completion=completion)
+        waiting = cohort.waiting.setdefault(request.episode, [])
+        waiting.append(Waiting(request=request, completion=completion))
         self._start_if_complete(cohort)
         return await completion
 
@@ -144,7 +147,7 @@ class LocalEngine:
     def _start_if_complete(self, cohort: _Cohort) -> None:
         if not cohort.is_complete:
             return
-        waiting = [cohort.waiting[episode] for episode in sorted(cohort.waiting)]
+        waiting = [each for episode in sorted(cohort.waiting) for each in cohort.waiting[episode]]
         cohort.waiting.clear()
         for lane in cohort.lanes:
             wave = [
@@ -155,7 +158,7 @@ class LocalEngine:
             if wave:
                 self._start(lane, wave)
 
-    def _start(self, lane: Lane, wave: Sequence[Waiting]) -> asyncio.Future[dict[int, Completion]]:
+    def _start(self, lane: Lane, wave: Sequence[Waiting]) -> asyncio.Future[list[Completion]]:
         requests = [waiting.request for waiting in wave]
         running = asyncio.get_running_loop().run_in_executor(
             self._executor, lane.run_wave, requests, self._version
@@ -169,10 +172,10 @@ def _num_lanes(limit: int) -> int:
     return max(-(-limit // _LANE_SIZE), min(2, limit // _SMALLEST_LANE), 1)
 
 
-def _hand_out(running: asyncio.Future[dict[int, Completion]], wave: Sequence[Waiting]) -> None:
-    """Give each waiting episode its completion, or the error that ended the wave."""
+def _hand_out(running: asyncio.Future[list[Completion]], wave: Sequence[Waiting]) -> None:
+    """Give each waiting request its completion, or the error that ended the wave."""
     error = None if running.cancelled() else running.exception()
-    for waiting in wave:
+    for place, waiting in enumerate(wave):
         if waiting.completion.done():
             continue
         if running.cancelled():
@@ -180,4 +183,4 @@ def _hand_out(running: asyncio.Future[dict[int, Completion]], wave: Sequence[Wai
         elif error is not None:
             waiting.completion.set_exception(error)
         else:
-            waiting.completion.set_result(running.result()[waiting.request.episode])
+            waiting.completion.set_result(running.result()[place])

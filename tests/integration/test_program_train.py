@@ -1,6 +1,7 @@
 """Training a program that calls the model by HTTP, from the command line."""
 
 import signal
+from pathlib import Path
 
 import openai
 import pytest
@@ -13,9 +14,9 @@ from tests.commands import Command, wait_until
 from tests.crash_matrix import Result, finish, killed_and_resumed, start, uninterrupted
 from tests.ports import lasting_port
 
-# A planner is asked for a word before each letter, in a conversation of its own.
+# Two sub-agents are asked at once before each letter, in conversations of their own.
 PROGRAM = """
-import http.client, json, os, urllib.parse
+import http.client, json, os, threading, urllib.parse
 
 def post(url, body):
     parts = urllib.parse.urlsplit(url)
@@ -30,8 +31,14 @@ def ask(messages):
 
 messages = json.load(open(os.environ["OPENENV_TASK_FILE"]))["messages"]
 while True:
-    plan = ask([{"role": "system", "content": "plan"}, messages[-1]])
-    messages[-1] = {"role": "user", "content": messages[-1]["content"] + plan["content"][:2]}
+    plans = {}
+    def ask_for(role):
+        plans[role] = ask([{"role": "system", "content": role}, messages[-1]])["content"][:2]
+    threads = [threading.Thread(target=ask_for, args=(role,)) for role in ("plan", "doubt")]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    content = messages[-1]["content"] + plans["plan"] + plans["doubt"]
+    messages[-1] = {"role": "user", "content": content}
     reply = ask(messages)
     result = post(os.environ["OPENENV_URL"] + "/step", {"action": {"message": reply["content"]}})
     if result["done"]:
@@ -41,10 +48,8 @@ print("done")
 """
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The arguments of a small run with the program."""
-    program = tmp_path_factory.mktemp("program") / "agent.py"
+def arguments(program: Path) -> tuple[str, ...]:
+    """Write the program, and return the arguments of a small run with it."""
     program.write_text(PROGRAM)
     return (
         *("conf=echo", "agent=program", f"agent.command=['{{python}}','-S','{program}']"),
@@ -56,11 +61,16 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return arguments(tmp_path_factory.mktemp("program") / "agent.py")
+
+
+@pytest.fixture(scope="module")
 def whole(run, tmp_path_factory):
     return uninterrupted(tmp_path_factory.mktemp("whole"), run, "echo")
 
 
-def test_a_program_with_two_roles_is_trained_on_its_own_tokens(whole):
+def test_a_program_with_three_roles_is_trained_on_its_own_tokens(whole):
     """The trainer computes the logprobs of the sampler on all paths."""
     records = [each for each in read_metrics(whole.folder / "metrics.jsonl") if each["step"]]
     assert all(record["mismatch/max"] < 1e-4 for record in records)
@@ -68,15 +78,16 @@ def test_a_program_with_two_roles_is_trained_on_its_own_tokens(whole):
     groups = read_episodes(episodes_path(whole.folder, 1))
     for episode in (episode for group in groups for episode in group.episodes):
         assert (episode.status, episode.output) == (Status.DONE, "done\n")
-        assert episode.parents == [None, None, None, 1, None, 3, None, 5]
+        assert episode.parents == [None, None, None, None, None, 2, None, None, 5, None, None, 8]
         assert {turn.role for turn in episode.turns} == {TurnRole.AGENT}
-        assert [len(turn.steps) for turn in episode.turns] == [0, 1] * 4
+        assert [len(turn.steps) for turn in episode.turns] == [0, 0, 1] * 4
     assert not list((whole.folder / "logs" / "latest" / "programs").iterdir())
 
 
 def test_killed_and_resumed_a_program_gives_the_same_bytes(run, whole, tmp_path):
-    trial = killed_and_resumed(tmp_path, run, "echo", [(1, 0.2)])
-    assert (len(trial.kills), any(trial.codes)) == (1, False), trial.said
+    """`benchmarks/crash.py --program` kills it at more instants."""
+    trial = killed_and_resumed(tmp_path, run, "echo", [(0, 0.4), (2, 0.0)])
+    assert (len(trial.kills), any(trial.codes)) == (2, False), trial.said
     assert RunFolder.open(trial.folder).status == "finished"
     assert Result.of(trial.folder).difference(Result.of(whole.folder)) is None
 

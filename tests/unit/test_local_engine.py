@@ -1,6 +1,7 @@
 """The engine `local` in real rollouts on a fake host. Trap numbers: tests/README.md."""
 
 import asyncio
+import dataclasses
 import gc
 import random
 import weakref
@@ -411,3 +412,38 @@ async def test_the_cache_of_a_collection_is_freed_when_the_next_one_begins():
         assert cache() is None
     finally:
         gc.enable()
+
+
+async def test_branches_of_an_episode_are_sampled_in_its_wave():
+    """Each has the tokens of its prompt and seed alone, and only branch 0 is continued."""
+    policy = tiny_policy(ends=True)
+    prompts = [[5, 6, 7], [8, 9], [5, 6, 9]]
+    engine = local_engine(policy)
+    engine.begin_collection(2, 2)
+    other = asyncio.create_task(engine.generate(request(1, [3, 4])))
+    waves = []
+    for number in range(2):
+        branches = [
+            dataclasses.replace(
+                request(0, prompt, seed=10 * number + branch),
+                branch=branch,
+                num_branches=3,
+                num_kept=None if branch == 0 else 0,
+            )
+            for branch, prompt in enumerate(prompts)
+        ]
+        waiting = [asyncio.create_task(engine.generate(each)) for each in branches[:2]]
+        await asyncio.sleep(0)
+        assert not any(each.done() for each in waiting), "the third branch is awaited"
+        last = engine.generate(branches[2])
+        waves.append(await asyncio.wait_for(asyncio.gather(*waiting, last), WAIT_S))
+        await asyncio.wait_for(other, WAIT_S)
+        other = asyncio.create_task(engine.generate(request(1, [3])))
+    other.cancel()
+    first = request(0, prompts[0], seed=0)
+    alone = await generate_alone(policy, first, request(0, prompts[0], seed=10))
+    assert [wave[0].token_ids for wave in waves] == [each.token_ids for each in alone]
+    for number, branch in (0, 1), (0, 2), (1, 1), (1, 2):
+        seed = 10 * number + branch
+        (plain,) = await generate_alone(policy, request(0, prompts[branch], seed=seed))
+        assert waves[number][branch].token_ids == plain.token_ids

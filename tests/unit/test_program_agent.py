@@ -198,7 +198,8 @@ asyncio.run(main())
 async def test_other_clients_take_steps(tmp_path, script, printed, status):
     """The clients of OpenEnv and of MCP themselves, in processes of their own."""
     command = ["{python}", "-W", "ignore", "-c", CLIENT + script]
-    episode, _ = await play_script("", tmp_path, command=command)
+    # A machine that is busy may take a minute to import OpenEnv's client.
+    episode, _ = await play_script("", tmp_path, command=command, timeout_s=400.0)
     assert (episode.status, episode.error) == (status, None), episode.output
     assert episode.output.splitlines() == printed
     assert episode.turns[0].steps[0].action == {"text": "one"}
@@ -292,12 +293,13 @@ async def test_what_was_asked_for_and_not_given_is_noted_once(tmp_path):
 
 
 async def test_a_call_whose_program_leaves_is_not_trained(tmp_path):
-    """The program asks for a stream, closes the connection, and goes on."""
-    left = asyncio.Event()
+    """The program asks for a stream, closes the connection when it is sampled, and goes on."""
+    left, is_sampled = asyncio.Event(), tmp_path / "is_sampled"
 
     class Engine(RepliesEngine):
         async def generate(self, request):
             if request.turn == 0:
+                is_sampled.touch()
                 await asyncio.wait_for(left.wait(), 60)
                 await asyncio.sleep(0.1)
             return await super().generate(request)
@@ -307,16 +309,20 @@ async def test_a_call_whose_program_leaves_is_not_trained(tmp_path):
             left.set()
         return two_steps(seed, number, action)
 
-    script = """
+    script = (
+        f"is_sampled = {str(is_sampled)!r}"
+        + """
 parts = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
 connection = http.client.HTTPConnection(parts.netloc)
 body = json.dumps({"messages": [user("a")], "stream": True})
 headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
 connection.request("POST", parts.path + "/chat/completions", body, headers)
+while not os.path.exists(is_sampled): time.sleep(0.05)
 connection.close()
 step(text="left")
 ask([user("b")])
 """
+    )
     context = programs_context(
         agent_config(script), tmp_path, chat=CHAT, engine=Engine(CHAT, "yes"), play=play
     )
@@ -335,15 +341,63 @@ print(status, [line for line in text.splitlines() if "yes" in line or "DONE" in 
     assert "200" in episode.output and "[DONE]" in episode.output and "yes" in episode.output
 
 
-async def test_calls_at_once_are_all_answered(tmp_path):
-    script = """
-import threading
-threads = [threading.Thread(target=ask, args=([user(str(n))],)) for n in range(8)]
+# Eight sub-agents of two calls each, and one that takes a step between them.
+AT_ONCE = """
+import random, threading
+def sub_agent(number):
+    sum(range(random.Random(order + number).randrange(300_000)))
+    first = ask([user(f"part {number}")])
+    if number == 3:
+        step(text="one")
+    ask([user(f"part {number}"), first, user("go on")])
+threads = [threading.Thread(target=sub_agent, args=(number,)) for number in range(8)]
+random.Random(order).shuffle(threads)
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
-    episode, _ = await play_script(script, tmp_path)
-    assert (len(episode.turns), episode.parents) == (8, [None] * 8)
+
+
+async def test_calls_at_once_are_sampled_together_in_one_order(tmp_path):
+    """Whichever of the program's threads is the first, and however long each works before."""
+    policy = tiny_policy(ends=True)
+    found = []
+    for order in range(3):
+        context = programs_context(
+            agent_config(f"order = {order}\n{AT_ONCE}"),
+            tmp_path,
+            chat=policy.chat,
+            engine=local_engine(policy),
+        )
+        async with context as rollout:
+            episodes = await play_episodes(rollout, group_size=2)
+        assert {(each.status, each.error) for each in episodes} == {(Status.ANSWERED, None)}
+        found.append([without_times(turn) for each in episodes for turn in each.turns])
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 32
+    replies = [tuple(turn.completion_ids) for turn in found[0][:8]]
+    assert len(set(replies)) > 1, "calls at once have seeds of their own"
+
+
+def without_times(turn):
+    return dataclasses.replace(turn, times_s=[])
+
+
+async def test_calls_at_once_are_one_round(tmp_path):
+    episode, engine = await play_script(f"order = 1\n{AT_ONCE}", tmp_path)
+    assert engine.num_branches == [8] * 16
+    assert episode.parents == [None] * 8 + list(range(8))
+    assert [len(turn.steps) for turn in episode.turns].index(1) == 7  # the last call before it
+
+
+async def test_a_program_that_never_sleeps_is_answered(tmp_path):
+    """It is asked for no more calls than it makes while it works for half a second."""
+    script = """
+import threading
+threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+for _ in range(2): ask([user("a")])
+"""
+    episode, _ = await play_script(script, tmp_path, timeout_s=400.0)
+    assert (episode.status, len(episode.turns)) == (Status.ANSWERED, 2), episode.output
 
 
 async def test_the_failure_of_the_engine_ends_the_run(tmp_path):

@@ -17,7 +17,11 @@ class LocalEngineConfig(EngineBlock):
     """The policy in the trainer's process; waiting episodes are sampled in batches."""
 
     capabilities = EngineCapabilities(
-        takes="token_ids", can_train=True, is_exact=True, publishes_in_flight=False
+        takes="token_ids",
+        can_train=True,
+        is_exact=True,
+        publishes_in_flight=False,
+        takes_branches=True,
     )
     type: Literal["local"]
     max_batch: PositiveCount = Field(

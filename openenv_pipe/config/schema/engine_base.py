@@ -18,6 +18,7 @@ class EngineCapabilities:
     can_train: bool  # it samples from the policy, and reports token ids and logprobs
     is_exact: bool  # its logprobs are the trainer's but for rounding: equal runs, equal bytes
     publishes_in_flight: bool  # its policy may change while a collection is under way
+    takes_branches: bool = False  # several requests of an episode at once, as TokenRequest says
     sees_pictures: bool = False  # it is given the pictures of observations, not only their notes
 
     def __post_init__(self) -> None:

@@ -87,7 +87,11 @@ class VllmEngineConfig(EngineBlock):
     """
 
     capabilities = EngineCapabilities(
-        takes="token_ids", can_train=True, is_exact=False, publishes_in_flight=True
+        takes="token_ids",
+        can_train=True,
+        is_exact=False,
+        publishes_in_flight=True,
+        takes_branches=True,
     )
     type: Literal["vllm"]
     launch: Literal["managed", "docker", "attach"] = Field(

@@ -1,14 +1,15 @@
 """The model calls of one program: from chat requests to completions of the engine, and to turns."""
 
 import asyncio
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.config.schema import CallingAgentConfig
-from openenv_pipe.engines.base import Completion, TokenRequest
+from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.chat_completions import (
     ChatRequest,
@@ -61,11 +62,46 @@ class Call:
     connection: Connection
 
 
+@dataclass(kw_only=True, slots=True)
+class _Waiting:
+    """A call that has no answer yet."""
+
+    request: ChatRequest
+    connection: Connection
+    answer: asyncio.Future[dict[str, Any]]
+    asked_s: float
+
+    @property
+    def order(self) -> str:
+        """What calls made at once are sorted by: nothing that differs between equal programs."""
+        request = self.request
+        return json.dumps(
+            [request.messages, request.tools, request.max_tokens, request.takes_calls],
+            sort_keys=True,
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Prepared:
+    """A call that the engine is asked about."""
+
+    number: int
+    waiting: _Waiting
+    messages: list[Message]
+    prompt_ids: list[int]
+    max_tokens: int
+
+
 class ModelCalls:
-    """Answers the calls of one episode's program, one after the other, and keeps them.
+    """Answers the calls of one episode's program, and keeps them.
+
+    Calls that the program makes at once are sampled together. An exact engine samples them in
+    rounds. A round begins when the program does nothing but wait for answers, and has its calls in
+    the order of their text, so that equal programs give equal rounds. Other engines answer calls as
+    they come, or one after the other if they take no branches.
 
     The engine has one conversation for each episode, which keeps as much of the last prompt as the
-    next one begins with. A call that several parts of a program make at once waits its turn.
+    next one begins with. Further calls of a round begin anew.
     """
 
     def __init__(
@@ -84,6 +120,8 @@ class ModelCalls:
         self.num_waiting = 0  # calls that wait for the engine
         self.is_too_long = False  # a prompt had no room
         self.failure: Exception | None = None  # what ends the run
+        # Waits until the program does nothing but wait, if the system can tell.
+        self.settle: Callable[[], Awaitable[None]] | None = None
         self._chat = context.chat
         self._context = context
         self._episode = episode
@@ -91,12 +129,16 @@ class ModelCalls:
         self._number = number
         self._temperature = temperature
         self._known = KnownReplies()
-        self._one_at_a_time = asyncio.Lock()
         self._kept_ids: list[int] = []  # the engine's conversation
         self._num_begun = 0
         self._num_tokens = 0
-        self._running: set[asyncio.Task[dict[str, Any]]] = set()
+        self._waiting: list[_Waiting] = []  # for the next round
+        self._in_rounds = False
+        self._running: set[asyncio.Task[None]] = set()
         self._has_ended = False
+        capabilities = context.engine.capabilities
+        self._takes_branches = capabilities.takes_branches
+        self._has_rounds = capabilities.is_exact or not capabilities.takes_branches
 
     async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
         """Answer a request for a chat completion.
@@ -111,17 +153,26 @@ class ModelCalls:
         except InvalidRequestError as error:
             raise RefusedCallError(str(error)) from None
         self._take_notes(body)
-        answering = asyncio.create_task(self._answer(request, connection))
-        self._running.add(answering)
-        answering.add_done_callback(self._forget)
+        answer = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(
+            request=request, connection=connection, answer=answer, asked_s=time.time()
+        )
+        self.num_waiting += 1
+        if not self._has_rounds:
+            self._start(self._answer([waiting]))
+        else:
+            self._waiting.append(waiting)
+            if not self._in_rounds:
+                self._in_rounds = True
+                self._start(self._answer_in_rounds())
         try:
-            return await asyncio.shield(answering)
+            return await asyncio.shield(answer)
         except asyncio.CancelledError:
             connection.is_lost = True
             raise
 
     async def end(self) -> None:
-        """Answer no further call, and wait for the one that the engine has begun."""
+        """Answer no further call, and wait for those that the engine has begun."""
         self._has_ended = True
         if self._running:
             await asyncio.wait(self._running)
@@ -131,54 +182,95 @@ class ModelCalls:
         for answering in self._running:
             answering.cancel()
 
-    async def _answer(self, request: ChatRequest, connection: Connection) -> dict[str, Any]:
-        self.num_waiting += 1
+    def _start(self, answering: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(answering)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _answer_in_rounds(self) -> None:
         try:
-            async with self._one_at_a_time:
-                return await self._answer_next(request, connection)
-        except RefusedCallError:
-            raise
+            while self._waiting:
+                if self._takes_branches and self.settle is not None:
+                    await self.settle()
+                count = len(self._waiting) if self._takes_branches else 1
+                calls, self._waiting = self._waiting[:count], self._waiting[count:]
+                if count > 1:
+                    calls.sort(key=lambda call: call.order)
+                await self._answer(calls)
+        finally:
+            self._in_rounds = False
+            calls, self._waiting = self._waiting, []
+            self._end(calls)
+
+    async def _answer(self, calls: Sequence[_Waiting]) -> None:
+        """Answer calls that are sampled together."""
+        try:
+            prepared = [each for call in calls if (each := self._prepare(call)) is not None]
+            completions = await self._generate(prepared)
+            for each, completion in zip(prepared, completions, strict=True):
+                each.waiting.answer.set_result(self._finish(each, completion))
         except Exception as error:  # of the engine, or a bug: `AgentPlayer` raises it again
             self.failure = error
-            raise EndedError("the engine has failed") from error
         finally:
-            self.num_waiting -= 1
+            self._end(calls)
 
-    async def _answer_next(self, request: ChatRequest, connection: Connection) -> dict[str, Any]:
-        if self._has_ended or self.failure is not None or connection.is_lost:
-            raise EndedError("the episode is over")
-        asked_s = time.time()
-        messages, known_ids = self._restored(request)
+    def _end(self, calls: Sequence[_Waiting]) -> None:
+        """Refuse those that have no answer."""
+        self.num_waiting -= len(calls)
+        for call in calls:
+            if not call.answer.done():
+                call.answer.set_exception(EndedError("the episode is over"))
+
+    def _prepare(self, waiting: _Waiting) -> _Prepared | None:
+        """Make the prompt of a call; None if it is refused."""
         try:
+            if self._has_ended or self.failure is not None or waiting.connection.is_lost:
+                raise EndedError("the episode is over")
+            request = waiting.request
+            messages, known_ids = self._restored(request)
             prompt_ids = self._chat.rendered_ids(messages, request.tools, known_ids)
-        except ConfigError as error:  # of the template, for this order of messages
-            raise RefusedCallError(str(error)) from None
-        limit = self._room(prompt_ids)
+            limit = self._room(prompt_ids)
+        except (RefusedCallError, ConfigError) as error:  # of the template, for these messages
+            is_refused = isinstance(error, RefusedCallError)
+            refusal = error if is_refused else RefusedCallError(str(error))
+            waiting.answer.set_exception(refusal)
+            return None
+        max_tokens = min(limit, request.max_tokens or limit)
+        self._num_tokens += len(prompt_ids) + max_tokens  # until the reply is there
         number = self._num_begun
         self._num_begun += 1
-        completion = await self._generate(
-            prompt_ids, number, min(limit, request.max_tokens or limit)
+        return _Prepared(
+            number=number,
+            waiting=waiting,
+            messages=messages,
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens,
         )
+
+    def _finish(self, call: _Prepared, completion: Completion) -> dict[str, Any]:
+        """Keep an answered call, and return its answer."""
+        request = call.waiting.request
+        self._num_tokens -= call.max_tokens - len(completion.token_ids)
         reply = self._chat.reply_text(completion.token_ids)
-        message = reply_message(reply, request, number)
+        message = reply_message(reply, request, call.number)
         is_whole = completion.finish is Finish.STOP
         self._known.add(
             message, reply, completion.token_ids[:-1] if is_whole else completion.token_ids
         )
         self.answered.append(
             Call(
-                number=number,
+                number=call.number,
                 request=request,
-                messages=messages,
-                prompt_ids=prompt_ids,
+                messages=call.messages,
+                prompt_ids=call.prompt_ids,
                 completion=completion,
                 reply=reply,
-                times_s=[asked_s, time.time()],
-                connection=connection,
+                times_s=[call.waiting.asked_s, time.time()],
+                connection=call.waiting.connection,
             )
         )
         return completion_body(
-            completion, message, number=number, model=MODEL, prompt_ids=prompt_ids
+            completion, message, number=call.number, model=MODEL, prompt_ids=call.prompt_ids
         )
 
     def _restored(self, request: ChatRequest) -> tuple[list[Message], dict[int, list[int]]]:
@@ -189,11 +281,6 @@ class ModelCalls:
             if messages[index]["content"] == reply.text:
                 ids[index] = reply.ids
         return messages, ids
-
-    def _forget(self, answering: asyncio.Task[dict[str, Any]]) -> None:
-        self._running.discard(answering)
-        if not answering.cancelled():
-            answering.exception()  # Nobody may be left who waits for it.
 
     def _room(self, prompt_ids: list[int]) -> int:
         """Return the tokens that a reply may have. Raises TooLongError."""
@@ -210,22 +297,47 @@ class ModelCalls:
             raise TooLongError(f"the prompt has {len(prompt_ids)} tokens, too many for {limit}")
         return min(env.max_reply_tokens, room, whole)
 
-    async def _generate(self, prompt_ids: list[int], number: int, max_tokens: int) -> Completion:
-        num_kept = common_prefix(self._kept_ids, prompt_ids[:-1])
-        completion: Completion = await self._context.engine.generate(
-            TokenRequest(
-                episode=self._number,
-                turn=number,
-                max_tokens=max_tokens,
-                temperature=self._temperature,
-                seed=self._episode.seed,
-                new_ids=prompt_ids[num_kept:],
-                num_kept=num_kept,
+    async def _generate(self, calls: Sequence[_Prepared]) -> list[Completion]:
+        """Sample the completions of calls.
+
+        The call that continues the most of the engine's conversation does so, and the others begin
+        anew. Calls that are answered as they come all begin anew.
+        """
+        if not calls:
+            return []
+        kept = [common_prefix(self._kept_ids, call.prompt_ids[:-1]) for call in calls]
+        first = kept.index(max(kept))
+        others = iter(range(1, len(calls)))
+        requests = [
+            self._request(
+                call,
+                num_kept=kept[place] if place == first else 0,
+                branch=0 if place == first else next(others),
+                num_branches=len(calls),
             )
+            for place, call in enumerate(calls)
+        ]
+        engine = self._context.engine
+        completions = await asyncio.gather(*(engine.generate(each) for each in requests))
+        if self._has_rounds:
+            self._kept_ids = calls[first].prompt_ids + completions[first].token_ids
+        return completions
+
+    def _request(
+        self, call: _Prepared, *, num_kept: int, branch: int, num_branches: int
+    ) -> TokenRequest:
+        seed = self._episode.seed
+        return TokenRequest(
+            episode=self._number,
+            turn=call.number,
+            max_tokens=call.max_tokens,
+            temperature=self._temperature,
+            seed=turn_seed(seed, call.number) if branch else seed,
+            new_ids=call.prompt_ids[num_kept:],
+            num_kept=num_kept,
+            branch=branch,
+            num_branches=num_branches,
         )
-        self._kept_ids = prompt_ids + completion.token_ids
-        self._num_tokens += len(self._kept_ids)
-        return completion
 
     def _take_notes(self, body: Mapping[str, Any]) -> None:
         """Note what the program asked for and did not get, once each."""

@@ -20,6 +20,7 @@ from openenv_pipe.rollout.agents.program import (
     start_program,
     take_output,
 )
+from openenv_pipe.rollout.agents.settling import wait_until_settled
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
 from openenv_pipe.rollout.agents.turns import build_turns
 from openenv_pipe.rollout.context import RolloutContext
@@ -161,6 +162,10 @@ class ProgramPlayer(AgentPlayer):
             folder=folder,
             prompt="\n\n".join(message["content"] for message in opening.messages),
             task=json.dumps(self._task(opening)),
+        )
+        steps = rollout.steps
+        rollout.calls.settle = partial(
+            wait_until_settled, process.pid, lambda: steps.num_running > 0
         )
         try:
             limit = await _watch(process, programs.config, rollout, output_file(folder))

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from openenv_pipe.config.schema import EnvConfig
@@ -43,6 +44,7 @@ class EnvironmentSteps:
         self.is_done = first.done
         self.is_used_up = False  # the program asked for more steps than env.max_turns
         self.failure: SessionError | None = None  # what ends the episode
+        self.num_running = 0  # requests that the session has not answered
         self._session = session
         self._env = env
         self._last_call = last_call
@@ -52,8 +54,7 @@ class EnvironmentSteps:
     async def step(self, action: Mapping[str, Any]) -> StepResult:
         """Take a step. Raises RefusedStepError if it was not taken."""
         call = self._last_call()
-        async with self._one_at_a_time:
-            self._refuse_late()
+        async with self._taken_alone():
             try:
                 result = await self._session.step(action, self._env.step_timeout_s)
             except SessionError as error:
@@ -75,8 +76,7 @@ class EnvironmentSteps:
 
     async def state(self) -> dict[str, Any]:
         """Return the environment's state. Raises RefusedStepError."""
-        async with self._one_at_a_time:
-            self._refuse_late()
+        async with self._taken_alone():
             try:
                 return await self._session.state(self._env.step_timeout_s)
             except SessionError as error:
@@ -89,6 +89,16 @@ class EnvironmentSteps:
         self._has_ended = True
         async with self._one_at_a_time:
             return
+
+    @asynccontextmanager
+    async def _taken_alone(self) -> AsyncIterator[None]:
+        self.num_running += 1
+        try:
+            async with self._one_at_a_time:
+                self._refuse_late()
+                yield
+        finally:
+            self.num_running -= 1
 
     def _refuse_late(self) -> None:
         if self.is_done or self._has_ended or self.failure is not None:
