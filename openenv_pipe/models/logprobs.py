@@ -14,6 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from openenv_pipe.models.embedding import adds_in_place, gradient_of
+from openenv_pipe.models.products import Linear, is_by_onednn, product, weight_gradient
 
 CHUNK_ELEMENTS = 1 << 18  # U x C logits at a time, if there are many
 KEPT_ELEMENTS = 1 << 22  # up to this many logits (U x V) are kept for the backward pass,
@@ -34,7 +35,7 @@ def token_logprobs(
 
     Both are float32. The entropy has a gradient only if `entropy_gradient`.
     """
-    if type(head) is torch.nn.Linear and not head._forward_hooks:
+    if type(head) in (torch.nn.Linear, Linear) and not head._forward_hooks:
         return _Fused.apply(
             hidden_UH, head.weight, head.bias, targets_U, temperature, precision, entropy_gradient
         )
@@ -165,7 +166,7 @@ class _Head:
     def logits(self, columns: slice) -> torch.Tensor:
         """Return the logits [U, C] in float32, divided by the temperature."""
         weight_CH = self._weight_VH[columns].to(self._dtype)
-        logits_UC = (self._hidden_UH @ weight_CH.t()).float()
+        logits_UC = product(self._hidden_UH, weight_CH).float()
         if self._bias_V is not None:
             logits_UC += self._bias_V[columns]
         return logits_UC if self.temperature == 1.0 else logits_UC.div_(self.temperature)
@@ -182,15 +183,15 @@ class _Head:
         rounded_UC = delta_UC.to(self._dtype)
         if hidden_grad is not None:
             weight_CH = self._weight_VH[columns].to(self._dtype)
-            if self._dtype is torch.float32:
+            if self._dtype is not torch.float32 or is_by_onednn(rounded_UC):
+                hidden_grad += product(rounded_UC, weight_CH.t())
+            else:
                 hidden_grad.addmm_(rounded_UC, weight_CH)
-            else:
-                hidden_grad += rounded_UC @ weight_CH
         if weight_grad is not None:
-            if weight_grad.dtype is self._dtype:
-                weight_grad[columns].addmm_(rounded_UC.t(), self._hidden_UH)
+            if weight_grad.dtype is not self._dtype or is_by_onednn(rounded_UC):
+                weight_grad[columns] += weight_gradient(rounded_UC, self._hidden_UH)
             else:
-                weight_grad[columns] += rounded_UC.t() @ self._hidden_UH
+                weight_grad[columns].addmm_(rounded_UC.t(), self._hidden_UH)
         if bias_grad is not None:
             bias_grad[columns] = delta_UC.sum(dim=0)
 

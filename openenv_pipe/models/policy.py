@@ -20,6 +20,7 @@ from openenv_pipe.models.chat_template import ChatFormat, HistoryMode
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.fast_forward import FastForward, PackedDecoder, unsupported_reason
 from openenv_pipe.models.logprobs import token_logprobs
+from openenv_pipe.models.products import use_products
 from openenv_pipe.models.quantization import num_values
 from openenv_pipe.models.row_forward import RowForward, TransformersForward
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
@@ -44,6 +45,7 @@ class Policy:
         history: HistoryMode = "append",
     ) -> None:
         self.model = model.to(device)
+        use_products(model)
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer, history)
         self.device = device

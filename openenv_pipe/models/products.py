@@ -1,0 +1,78 @@
+"""Matrix products of float32 on a CPU, by oneDNN where torch has it.
+
+torch itself leaves them to the library for linear algebra that it was built with, which on AMD's
+processors has half of oneDNN's speed. Other precisions and devices have torch's own products.
+
+Shape letters: N tokens, I inputs, O outputs.
+"""
+
+from typing import Any
+
+import torch
+
+
+def product(inputs: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+    """Return the outputs [..., O] of inputs [..., I], without a gradient."""
+    if is_by_onednn(inputs, weight_OI):
+        return _by_onednn(inputs, weight_OI, None)
+    return inputs @ weight_OI.t()
+
+
+def weight_gradient(gradient_NO: torch.Tensor, inputs_NI: torch.Tensor) -> torch.Tensor:
+    """Return the gradient [O, I] of the matrix whose product with the inputs has this gradient."""
+    if not is_by_onednn(gradient_NO, inputs_NI):
+        return gradient_NO.t() @ inputs_NI
+    # oneDNN copies both into another order; for the second one it is quicker.
+    if gradient_NO.shape[1] > inputs_NI.shape[1]:
+        return _by_onednn(inputs_NI.t(), gradient_NO.t(), None).t()
+    return _by_onednn(gradient_NO.t(), inputs_NI.t(), None)
+
+
+def is_by_onednn(*values: torch.Tensor) -> bool:
+    """Return whether oneDNN multiplies these values."""
+    return torch.backends.mkldnn.is_available() and all(
+        each.dtype is torch.float32 and each.device.type == "cpu" and each.numel()
+        for each in values
+    )
+
+
+def _by_onednn(
+    inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight_OI, bias_O, "none", [], "")
+
+
+class Linear(torch.nn.Linear):
+    """A linear layer with these products, forward and backward."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if is_by_onednn(inputs, self.weight) and not torch.is_autocast_enabled("cpu"):
+            return _Linear.apply(inputs, self.weight, self.bias)
+        return super().forward(inputs)
+
+
+def use_products(model: torch.nn.Module) -> None:
+    """Let all plain linear layers of a model use these products; their weights stay the same."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = Linear
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight_OI)
+        return _by_onednn(inputs, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        inputs, weight_OI = ctx.saved_tensors
+        needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
+        of_inputs = _by_onednn(gradient, weight_OI.t(), None) if needs_inputs else None
+        gradient_NO = gradient.flatten(0, -2)
+        of_weight = weight_gradient(gradient_NO, inputs.flatten(0, -2)) if needs_weight else None
+        return of_inputs, of_weight, gradient_NO.sum(dim=0) if needs_bias else None
