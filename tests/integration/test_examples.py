@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from openenv_pipe.config.compose import compose
+
 ROOT = Path(__file__).parents[2]
+AGENTS = ROOT / "examples" / "agents"
 SMALL = (
     *("trainer.steps=2", "trainer.tasks_per_step=1", "trainer.group_size=2"),
     *("eval.num_tasks=2", "eval.baselines=false"),
@@ -16,6 +19,7 @@ SMALL = (
 LISTED = {
     *("train_echo.py", "stop_early.py", "compare_learning_rates.py", "read_episodes.py"),
     *("evaluate_checkpoint.py", "notebook.ipynb", "train_program.py", "two_roles.py"),
+    "agents",
 }
 NOTEBOOK = """
 import sys
@@ -59,6 +63,16 @@ def test_the_examples_are_listed():
     assert files == LISTED
     text = (ROOT / "examples" / "README.md").read_text()
     assert all(f"({name})" in text for name in LISTED)
+
+
+@pytest.mark.parametrize("path", sorted(AGENTS.glob("conf/agent/*.yaml")), ids=lambda it: it.stem)
+def test_agents_of_frameworks_compose(path, monkeypatch):
+    """Their frameworks are not installed here; `benchmarks/program_agents.py` trains them."""
+    monkeypatch.chdir(AGENTS)
+    agent = compose(["conf=coding", f"agent={path.stem}"]).config.agent
+    python, script = agent.command
+    assert python == "{python}"
+    compile((AGENTS / script).read_text(), script, "exec")
 
 
 def test_train_echo(trained):

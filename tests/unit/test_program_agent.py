@@ -221,6 +221,18 @@ ask([user("a")])
     assert '"observation":{"text":"seen 0"}' in episode.output
 
 
+async def test_the_home_of_a_program_is_its_folder(tmp_path, monkeypatch):
+    """OpenCode believes PWD about its current folder, and agents look for files where XDG says."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/somewhere")
+    script = """
+assert os.environ["PWD"] == os.environ["HOME"] == os.getcwd()
+print([name for name in os.environ if name.startswith("XDG_")])
+ask([user("a")])
+"""
+    episode, _ = await play_script(script, tmp_path)
+    assert (episode.status, episode.output) == (Status.ANSWERED, "[]\n")
+
+
 async def test_steps_end_with_the_episode_and_its_limit(tmp_path):
     script = "ask([user('a')])\nfor _ in range(4): print(step(text='x'))"
     episode, _ = await play_script(script, tmp_path)

@@ -129,12 +129,15 @@ def _environment(
     variables: Mapping[str, str], address: Address, task_file: Path, values: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the variables of this process without credentials, and those of the program."""
-    home = {"HOME": str(task_file.parent), "OPENENV_TASK_FILE": str(task_file)}
+    folder = str(task_file.parent)
+    home = {"HOME": folder, "PWD": folder, "OPENENV_TASK_FILE": str(task_file)}
+    # XDG_CONFIG_HOME and the like would lead a program out of its home, to your own agent's files.
+    inherited = {name: os.environ[name] for name in os.environ if not name.startswith("XDG_")}
     python = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # equal runs, equal orders of sets
     paths = _joined(os.environ.get("PYTHONPATH", ""), str(Path.cwd()))
     no_proxy = _joined(os.environ.get("no_proxy", ""), "127.0.0.1", separator=",")
     return {
-        **without_credentials(os.environ),
+        **without_credentials(inherited),
         **home,
         **python,
         "PYTHONPATH": paths,
