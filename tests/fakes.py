@@ -30,6 +30,7 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.tiny import CHAT_TEMPLATE
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.types import Episode, Finish, Group, Sample, Status, Step, Task, Turn
@@ -40,6 +41,12 @@ torch.set_num_threads(1)
 CPU = torch.device("cpu")
 SPLITS = ("train", "eval")
 TASK = Task(id="train/0", split="train", index=0, seed=0)
+# Of the tiny model's replies, the first character is a thought.
+DROPS_THOUGHTS = CHAT_TEMPLATE.replace(
+    "{{ message.content }}",
+    "{{ message.content[1:] if message.role == 'assistant' and not loop.last else"
+    " message.content }}",
+)
 
 
 # --- configuration ------------------------------------------------------------------------------

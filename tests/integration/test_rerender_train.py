@@ -5,17 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from openenv_pipe.models.tiny import CHAT_TEMPLATE
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import SMALL, run
-
-# The thought is the first character of a reply.
-DROPS_THOUGHTS = CHAT_TEMPLATE.replace(
-    "{{ message.content }}",
-    "{{ message.content[1:] if message.role == 'assistant' and not loop.last else"
-    " message.content }}",
-)
+from tests.fakes import DROPS_THOUGHTS
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ test_vllm_train.py.
 import asyncio
 import contextlib
 import itertools
+import json
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -23,7 +24,8 @@ from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.system import readiness
-from tests.fakes import FakeHost, all_episodes, collect
+from tests.fakes import DROPS_THOUGHTS, FakeHost, all_episodes, collect
+from tests.programs import CLIENT
 from tests.vllm_runs import assert_trained_and_agreed, ended, start
 from tests.vllm_server import LORA_RANK, Served, ServerProxy, small_config, small_policy
 
@@ -341,8 +343,26 @@ async def test_a_way_that_does_not_fit_the_model_is_refused(vllm_served, tmp_pat
                 pass
 
 
-def test_three_steps_with_an_adapter(vllm_served, tmp_path):
-    process = start(tmp_path, *vllm_served.attach, f"model.lora.rank={LORA_RANK}")
+# A planner is asked before the player, who continues his own conversation.
+PROGRAM = """
+messages = task["messages"]
+for _ in range(2):
+    plan = ask([{"role": "system", "content": "plan"}, messages[-1]])
+    reply = ask(messages)
+    messages += [reply, user(plan["content"][:2])]
+"""
+
+
+@pytest.mark.parametrize("play", ["loop", "rerender", "program"])
+def test_three_steps_with_an_adapter(vllm_served, tmp_path, play):
+    """Of the pipeline's loop, of a template that rewrites earlier turns, and of a program."""
+    (tmp_path / "agent.py").write_text(CLIENT + PROGRAM)
+    more = {
+        "loop": (),
+        "rerender": ("model.history=rerender", f"model.chat_template={json.dumps(DROPS_THOUGHTS)}"),
+        "program": ("agent=program", "agent.command=['{python}','-S','agent.py']"),
+    }[play]
+    process = start(tmp_path, *vllm_served.attach, f"model.lora.rank={LORA_RANK}", *more)
     code, told = ended(process, tmp_path)
     assert code == 0, told
     assert_trained_and_agreed(tmp_path)
