@@ -98,7 +98,7 @@ AGENTS = {
     "codex": Agent(
         packages=("@openai/codex@0.169.0",),
         dialect="Responses, streamed",
-        submit=lambda code: ("exec_command", {"cmd": _curl(code)}),
+        submit=lambda code: ("mcp__openenv__step", {"code": code}),
         look=("exec_command", {"cmd": "ls"}),
     ),
     "smolagents": Agent(

@@ -498,3 +498,26 @@ async def test_other_dialects_reach_the_same_model(tmp_path, dialect):
     assert (episode.status, episode.error) == (Status.ANSWERED, None), episode.output
     assert episode.parents == [None, 0]
     assert "it is blue" in episode.output and "data: " in episode.output
+
+
+async def test_tools_in_a_namespace_are_called_by_their_whole_names(tmp_path):
+    """Codex sends the tools of its MCP servers so, and knows a call by namespace and name."""
+    script = f"""
+{TWO_CALLS_IN_EACH.partition("if dialect")[0]}
+tools = [{{"type": "namespace", "name": "mcp__env", "description": "d", "tools": [
+    {{"type": "function", "name": "look_up", "parameters": schema}}]}}]
+output = json.loads(responses([user("a")], tools=tools))["output"]
+(call,) = output
+assert (call["namespace"], call["name"]) == ("mcp__env", "look_up"), call
+result = {{"type": "function_call_output", "call_id": call["call_id"], "output": "blue"}}
+for line in responses([user("a"), call, result], tools=tools, stream=True).splitlines():
+    event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {{") else {{}}
+    items = [event.get("item", {{}}), *event.get("response", {{}}).get("output", [])]
+    print(*(item["namespace"] for item in items if item.get("name") == "look_up"))
+"""
+    whole = ONE_CALL.replace("look_up", "mcp__env__look_up")
+    episode, _ = await play_script(script, tmp_path, whole)
+    assert (episode.status, episode.error) == (Status.ANSWERED, None), episode.output
+    assert episode.output.split() == ["mcp__env"] * 3  # begun, done, and in the whole answer
+    assert episode.parents == [None, 0]
+    assert [turn.reply for turn in episode.turns] == [whole, whole]
