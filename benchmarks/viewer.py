@@ -262,7 +262,7 @@ def _follow(address: str, over: threading.Event) -> None:
             if over.is_set():
                 return
             if line.startswith(b"data:"):
-                ask(run)
+                ask(f"{run}/progress")
                 _, curves = ask(f"{run}/curves?epoch={epoch}&after={after}")
                 epoch, after = curves["epoch"], curves["start"] + len(curves["steps"])
 

@@ -1,6 +1,7 @@
 """Metric logging and cancellation shielding, which both training stages use."""
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -10,12 +11,14 @@ from openenv_pipe.pipeline.callbacks import Callback, call_back
 from openenv_pipe.reports.unscored import UnscoredWatch
 from openenv_pipe.reports.unusable import UnusableWatch
 from openenv_pipe.runs.folder import RunFolder
-from openenv_pipe.runs.metrics import MetricsFile, read_metrics
+from openenv_pipe.runs.metrics import MEMORY, MetricsFile, read_metrics
 from openenv_pipe.runs.run import Run
+from openenv_pipe.system.process_id import ProcessId
 from openenv_pipe.system.progress import Progress
 from openenv_pipe.trackers.build import Trackers
 from openenv_pipe.types import Group
 
+MEMORY_EVERY_S = 10.0  # it is measured by looking at all processes of the machine
 Result = TypeVar("Result")
 
 
@@ -37,6 +40,8 @@ class MetricsLog:
         self._callbacks = callbacks
         self._run = Run(folder.path)
         self._last: Mapping[str, Any] = {}
+        self._process = ProcessId.of_this_process()
+        self._memory_measured_s = -math.inf
         self._unusable = UnusableWatch(config.trainer.unusable_limit)
         self._unscored = UnscoredWatch()
         for record in read_metrics(folder.metrics_path):  # of attempts before this one
@@ -61,6 +66,7 @@ class MetricsLog:
             "stage": stage,
             **metrics,
             "time/step_s": time.perf_counter() - started,
+            **self._memory(),
         }
         self._metrics.append(record)
         self._track(record, groups)
@@ -69,6 +75,15 @@ class MetricsLog:
         for warning in filter(None, warnings):
             self._progress.note(warning)
         self._last = record
+
+    def _memory(self) -> dict[str, float]:
+        """Measure the memory of the run's processes, if that is due."""
+        now_s = time.monotonic()
+        if now_s - self._memory_measured_s < MEMORY_EVERY_S:
+            return {}
+        self._memory_measured_s = now_s
+        found = self._process.memory_bytes
+        return {} if found is None else {MEMORY: found / 2**30}
 
     async def call_back(self) -> str | None:
         """Call the callbacks with the last step's metrics; return their reason to stop, if any.

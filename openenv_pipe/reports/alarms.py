@@ -6,10 +6,14 @@ begin to look, not where a run is lost.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from openenv_pipe.runs.metrics import MEMORY
+
 WINDOW = 5  # steps that a mean is over
+NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
 
 Record = Mapping[str, Any]
 
@@ -148,9 +152,29 @@ def _unusable(steps: Sequence[Record]) -> Alarm | None:
     )
 
 
+def _memory(steps: Sequence[Record]) -> Alarm | None:
+    """Compare the means of four parts: memory that has reached its level rises no more."""
+    values = [step[MEMORY] for step in steps if step.get(MEMORY) is not None][NUM_SETTLING:]
+    size = len(values) // 4
+    if size < WINDOW:
+        return None
+    means = [fmean(values[part * size : (part + 1) * size]) for part in range(4)]
+    if min(after - before for before, after in pairwise(means)) < 0.02 * means[0]:
+        return None
+    return Alarm(
+        metric=MEMORY,
+        what=f"The memory of the run's processes rises steadily: from {means[0]:.2f} to "
+        f"{means[-1]:.2f} GiB",
+        advice="look which process grows (htop): a server of the environment that keeps what its "
+        "sessions leave behind, or code of your own, such as a reward or a callback that keeps "
+        "episodes; until it is mended, end the run with Ctrl-C and continue it with --resume, "
+        "which starts all processes anew",
+    )
+
+
 CHECKS: Sequence[Callable[[Sequence[Record]], Alarm | None]] = (
     *(_not_finite, _failed, _judge, _no_signal, _entropy, _mismatch, _clipped, _truncated),
-    _unusable,
+    *(_unusable, _memory),
 )
 
 

@@ -18,6 +18,7 @@ from openenv_pipe.system.files import parse_json, read_bytes
 
 Metric = float | int | str
 MAX_STEP = 10**9
+MEMORY = "time/memory_gib"  # of all processes of the run
 FIRST_KEYS = ("step", "stage")
 
 

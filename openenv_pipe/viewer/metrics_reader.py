@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
@@ -17,8 +18,17 @@ MAX_EPOCH = 2**50  # JavaScript's numbers are exact up to 2**53
 Record = dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsRead:
+    """What a file has at one time."""
+
+    epoch: int  # another number when the file is replaced, as a resume does
+    records: Sequence[Record]
+    names: Sequence[str]  # of all metrics, sorted
+
+
 class MetricsReader:
-    """The records of one file, and how often it was replaced, as a resume does."""
+    """The records of one file that grows, or is replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,18 +36,20 @@ class MetricsReader:
         self._inode: int | None = None
         self._offset = 0
         self._number = 0
-        self._records: list[Record] = []
+        self._records: Sequence[Record] = []
+        self._names: Sequence[str] = []
         self.num_damaged = 0
 
-    def read(self) -> tuple[int, Sequence[Record]]:
-        """Return a number that changes when the file is replaced, and the records so far."""
+    def read(self) -> MetricsRead:
+        """Read what is new, and return all."""
         with self._lock:
             try:
                 with open_file(self._path) as file:
                     self._read(file)
             except (RunFolderError, OSError):
                 self._restart(None)
-            return (self._inode or 0) % MAX_EPOCH, self._records
+            epoch = (self._inode or 0) % MAX_EPOCH
+            return MetricsRead(epoch=epoch, records=self._records, names=self._names)
 
     def _read(self, file: BinaryIO) -> None:
         found = os.fstat(file.fileno())
@@ -57,7 +69,10 @@ class MetricsReader:
             except RunFolderError:
                 self.num_damaged += 1
         self._records = [*self._records, *records]
+        names = {name for record in records for name in record} - {"step", "stage"}
+        if not names <= {*self._names}:
+            self._names = sorted(names | {*self._names})
 
     def _restart(self, inode: int | None) -> None:
         self._inode, self._offset, self._number = inode, 0, 0
-        self._records, self.num_damaged = [], 0
+        self._records, self._names, self.num_damaged = [], [], 0

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
+from openenv_pipe.runs.metrics import MEMORY
+
 # Section, then title of a panel, then its metrics in the order of their colours.
 SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Reward": {
@@ -47,6 +49,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Time and tokens": {
         "Seconds": ("time/step_s", "time/rollout_s", "time/learner_s", "time/*_s"),
         "Tokens per second": ("time/tokens_per_s", "time/learner_tokens_per_s"),
+        "Memory": (MEMORY,),
         "Model FLOPs utilisation": ("time/mfu",),
         "Tokens": ("tokens/sampled", "tokens/trained", "tokens/skipped", "tokens/computed"),
     },

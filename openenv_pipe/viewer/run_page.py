@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.reports.alarms import find_alarms
 from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
+from openenv_pipe.runs.metrics import MEMORY
 from openenv_pipe.system.files import open_file
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.viewer.meanings import meanings
+from openenv_pipe.viewer.metrics_reader import Record
 from openenv_pipe.viewer.panels import panels_of
 from openenv_pipe.viewer.run_store import RunStore
 from openenv_pipe.viewer.summaries import summarise_run
@@ -24,27 +27,38 @@ LOG = re.compile(r"attempt_\d+/[\w.@+-]+")
 def describe_run(store: RunStore, key: str) -> dict[str, Any]:
     """Return everything about a run but its curves and episodes."""
     folder = store.folder(key)
-    _, records = store.records(key)
     record = folder.record
     return {
-        **summarise_run(store, key),
+        **describe_progress(store, key),
         "command": " ".join(record.command),
         "versions": record.versions,
         "machine": record.machine.model_dump(mode="json"),
         "facts": record.facts,
-        "memory_bytes": store.memory_bytes(key),
         "attempts": [
             {"number": each.number, "status": each.status, "cause": each.cause}
             for each in record.attempts
         ],
         "overrides": folder.overrides,
         "config": store.config(key),
-        "alarms": [asdict(alarm) for alarm in find_alarms(records)],
         "evaluations": list(store.reports(key)),
         "checkpoints": [str(step) for step in checkpoint_steps(folder.path)],
         "logs": logs_of(folder.path),
         "has_episodes": any((folder.path / "episodes").glob("step_*")),
     }
+
+
+def describe_progress(store: RunStore, key: str) -> dict[str, Any]:
+    """Return what changes while a run goes on."""
+    records = store.metrics(key).records
+    return {
+        **summarise_run(store, key),
+        "memory_gib": _last(records, MEMORY),
+        "alarms": [asdict(alarm) for alarm in find_alarms(records)],
+    }
+
+
+def _last(records: Sequence[Record], name: str) -> float | None:
+    return next((each[name] for each in reversed(records) if each.get(name) is not None), None)
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -58,17 +72,16 @@ def curves(store: RunStore, key: str, *, epoch: int = 0, after: int = 0) -> dict
 
     A resume replaces the file, and with it the epoch; then all columns are returned.
     """
-    now, records = store.records(key)
-    start = after if epoch == now and after <= len(records) else 0
-    names = sorted({name for record in records for name in record if name not in ("step", "stage")})
-    new = records[start:]
+    read = store.metrics(key)
+    start = after if epoch == read.epoch and after <= len(read.records) else 0
+    new = read.records[start:]
     return {
-        "epoch": now,
+        "epoch": read.epoch,
         "start": start,
         "steps": [record["step"] for record in new],
         "stages": [record["stage"] for record in new],
-        "values": {name: [record.get(name) for record in new] for name in names},
-        "panels": panels_of(names),
+        "values": {name: [record.get(name) for record in new] for name in read.names},
+        "panels": panels_of(read.names),
         "evaluations": evaluation_points(store, key),
     }
 

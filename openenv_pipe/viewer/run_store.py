@@ -3,9 +3,7 @@
 A key is a path of two names in the folder of runs. Nothing else is reachable.
 """
 
-import math
 import re
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +16,9 @@ from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import read_during, read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.files import read_json
-from openenv_pipe.viewer.metrics_reader import MetricsReader, Record
+from openenv_pipe.viewer.metrics_reader import MetricsRead, MetricsReader
 
 NAME = re.compile(r"[\w.@+-]+")
-MEMORY_EVERY_S = 10.0
 MAX_KEPT = 16  # indexes of episodes that stay open
 Kept = TypeVar("Kept")
 
@@ -35,7 +32,6 @@ class RunStore:
         self._metrics: dict[Path, MetricsReader] = {}
         self._indexes: OrderedDict[Path, EpisodeIndex] = OrderedDict()
         self._openings: dict[Path, Lock] = {}
-        self._memory: dict[str, tuple[float, int | None]] = {}
         self._files: dict[tuple[str, Path], tuple[object, Any]] = {}
 
     def all_keys(self) -> list[str]:
@@ -61,13 +57,12 @@ class RunStore:
     def folder(self, key: str) -> RunFolder:
         return RunFolder.open(self.path(key))
 
-    def records(self, key: str) -> tuple[int, list[Record]]:
-        """Return a number that changes when metrics.jsonl is replaced, and its records."""
+    def metrics(self, key: str) -> MetricsRead:
+        """Return what metrics.jsonl has, of which only what is new is read."""
         path = self.path(key) / "metrics.jsonl"
         with self._lock:
             reader = self._metrics.setdefault(path, MetricsReader(path))
-        epoch, records = reader.read()
-        return epoch, list(records)
+        return reader.read()
 
     def config(self, key: str) -> dict[str, Any]:
         """Return the configuration as it was written, without secrets; {} if it is damaged."""
@@ -81,22 +76,6 @@ class RunStore:
             return found if isinstance(found, dict) else {}
 
         return self._kept("config", path, read)
-
-    def memory_bytes(self, key: str) -> int | None:
-        """Return the memory of a running run's processes; None if they are not on this machine.
-
-        It is measured every `MEMORY_EVERY_S` at most, because it looks at all processes.
-        """
-        folder = self.folder(key)
-        if folder.status != "running":
-            return None
-        with self._lock:
-            measured_s, value = self._memory.get(key, (-math.inf, None))
-        if time.monotonic() - measured_s > MEMORY_EVERY_S:
-            value = folder.record.process.memory_bytes
-            with self._lock:
-                self._memory[key] = time.monotonic(), value
-        return value
 
     def reports(self, key: str) -> dict[str, EvalReport]:
         """Return the evaluations of a run by the names of their files."""

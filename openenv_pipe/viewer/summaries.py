@@ -25,7 +25,7 @@ def summarise_run(store: RunStore, key: str) -> dict[str, Any]:
         folder = store.folder(key)
     except (RunFolderError, OSError) as error:
         return {"key": key, "status": "unreadable", "problem": str(error)}
-    config, (_, records) = store.config(key), store.records(key)
+    config, records = store.config(key), store.metrics(key).records
     reports = {report.label: report for report in store.reports(key).values()}
     steps = [record for record in records if record["stage"] == "grpo"]
     stage, step, num_steps = _progress(config, records)

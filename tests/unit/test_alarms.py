@@ -58,6 +58,25 @@ def test_what_goes_wrong_is_said_with_what_to_try(last, metric, words):
     assert alarm.advice
 
 
+@pytest.mark.parametrize(
+    ("memory", "is_told"),
+    [
+        (lambda step: 4 + 0.05 * step, True),
+        (lambda step: 4.0, False),
+        (lambda step: 4 + min(step, 30) * 0.1, False),  # it has reached its level
+        (lambda step: 4 + (step % 7) * 0.1, False),
+    ],
+)
+def test_memory_that_rises_steadily_is_told(memory, is_told):
+    records = [{**SOUND, "step": step, "time/memory_gib": memory(step)} for step in range(100)]
+    for record in records[1::3]:
+        del record["time/memory_gib"]  # short steps are not all measured
+    found = [alarm for alarm in find_alarms(records) if alarm.metric == "time/memory_gib"]
+    assert len(found) == is_told
+    if is_told:
+        assert "rises steadily: from 5.2" in found[0].what
+
+
 def test_certainty_after_success_is_no_collapse():
     assert find_alarms(steps({"loss/entropy": 0.01, "success/rate": 0.99})) == []
 

@@ -5,7 +5,6 @@ import os
 import shutil
 from pathlib import Path
 
-import psutil
 import pytest
 import run_samples
 from starlette.testclient import TestClient
@@ -77,10 +76,18 @@ def test_a_running_run_says_what_is_left(tmp_path):
 
 
 def test_a_running_run_says_how_much_memory_it_has(tmp_path, client):
-    run_samples.create(tmp_path)
-    run = open_client(tmp_path).get("/api/runs/smoke/0001").json()
-    assert run["memory_bytes"] >= psutil.Process().memory_info().rss / 2
-    assert client.get("/api/runs/smoke/0001").json()["memory_bytes"] is None
+    folder = run_samples.create(tmp_path)
+    run_samples.train(folder, num_steps=2)
+    with folder.metrics_path.open("a") as file:
+        file.write('{"step": 3, "stage": "grpo", "time/memory_gib": 1.5}\n')
+        file.write('{"step": 4, "stage": "grpo", "reward/mean": 1.0}\n')  # not measured again
+    own = open_client(tmp_path)
+    run, progress = (own.get(f"/api/runs/smoke/0001{part}").json() for part in ("", "/progress"))
+    assert run["memory_gib"] == progress["memory_gib"] == 1.5
+    assert progress.keys() < run.keys()
+    curves = own.get("/api/runs/smoke/0001/curves").json()
+    assert "Memory" in [panel["title"] for panel in curves["panels"]]
+    assert client.get("/api/runs/smoke/0001").json()["memory_gib"] is None
 
 
 def test_curves_are_grouped_and_explained(client):

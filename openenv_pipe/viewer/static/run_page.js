@@ -27,7 +27,7 @@ function head(run) {
       ["Reward", number(run.reward)], ["Success in training", percent(run.success)],
       ["Success before", interval(run.success_start)], ["Success trained", interval(run.success_trained)],
       ["Time", duration(run.duration_s)], ["Tokens written", count(run.num_tokens)], ["Tokens per second", count(run.tokens_per_s)],
-      ["Memory now", run.memory_bytes ? h("span", { title: "Of the run's processes on this machine, its servers included" }, `${(run.memory_bytes / 2 ** 30).toFixed(2)} GiB`) : null],
+      ["Memory", run.memory_gib ? h("span", { title: "Of the run's processes, its servers included, when it was last measured" }, `${run.memory_gib.toFixed(2)} GiB`) : null],
       ["Environment", run.env], ["Model", run.model],
     ]),
     run.alarms.map((alarm) => h("div", { class: "notice", "data-metric": alarm.metric }, h("strong", {}, alarm.what, "."), h("p", {}, "Try: ", alarm.advice, "."))),
@@ -40,7 +40,7 @@ export async function runPage(route, key, tab) {
   fill(top, head(run));
   const part = await { "": curvesTab, logs: logsTab, config: configTab }[tab](route, key, body, run);
   const stop = listen(runPath(key), async () => {
-    run = await ask(runPath(key)).catch(() => run);
+    run = { ...run, ...await ask(`${runPath(key)}/progress`).catch(() => ({})) };
     fill(top, head(run));
     await part.update?.();
   });
