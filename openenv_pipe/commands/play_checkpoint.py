@@ -16,7 +16,7 @@ from typing import Any
 
 from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.commands.env.targets import for_one_session
-from openenv_pipe.config.schema import NoJudgeConfig, RunConfig, VerifierTerm
+from openenv_pipe.config.schema import LocalClusterConfig, NoJudgeConfig, RunConfig, VerifierTerm
 from openenv_pipe.engines.base import (
     Completion,
     Engine,
@@ -289,6 +289,7 @@ def for_play(config: RunConfig) -> RunConfig:
         "host": for_one_session(config.host),
         "reward": config.reward.model_copy(update={"terms": terms}),
         "judge": NoJudgeConfig(type="none"),
+        "cluster": LocalClusterConfig(type="local"),
         "trainer": config.trainer.model_copy(update={"devices": 1, "max_staleness": 0}),
     }
     return config.model_copy(update=changes)

@@ -24,6 +24,7 @@ GROUPS = {
     "host.type": "host",
     "model.type": "model",
     "engine.type": "engine",
+    "cluster.type": "cluster",
     "judge.type": "judge",
     "agent.type": "agent",
     "env.adapter.type": "env/adapter",

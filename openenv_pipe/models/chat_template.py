@@ -95,6 +95,10 @@ class ChatFormat:
         self._cached_first_ids.cache_clear()
         self._cached_following_ids.cache_clear()
 
+    def __reduce__(self) -> tuple[type["ChatFormat"], tuple[Any, HistoryMode]]:
+        """Pickle the tokenizer; the caches stay in this process."""
+        return ChatFormat, (self._tokenizer, self.history)
+
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Return the ids of a conversation's beginning, up to where the model writes."""
         return list(self._cached_first_ids(_frozen(messages), json.dumps(tools) if tools else "[]"))

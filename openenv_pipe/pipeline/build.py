@@ -26,6 +26,7 @@ from openenv_pipe.config.schema import (
     LocalEngineConfig,
     OpenAIEngineConfig,
     PythonEngineConfig,
+    RayClusterConfig,
     RunConfig,
     VllmEngineConfig,
 )
@@ -35,7 +36,7 @@ from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
-from openenv_pipe.environments.adapters import adapter_for
+from openenv_pipe.environments.adapters import adapter_for, build_adapter
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.learner.distributed.build import build_publication, load_checked_policy
@@ -48,7 +49,8 @@ from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
 from openenv_pipe.rewards import open_scorer
 from openenv_pipe.rollout import RolloutContext
-from openenv_pipe.rollout.context import Programs
+from openenv_pipe.rollout.cluster.workers import RolloutWorkers
+from openenv_pipe.rollout.context import Players
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.progress import Progress, telling_of_long_waits
@@ -84,7 +86,11 @@ async def assembled(
     num_threads = config.num_threads or len(usable_cores())
     known_sets = await asyncio.to_thread(known_splits, config)
     servers = servers or OwnServers()
-    host = servers.host(config, logs)
+    host: Host | RolloutWorkers
+    if isinstance(config.cluster, RayClusterConfig):
+        host = RolloutWorkers(config, logs)
+    else:
+        host = servers.host(config, logs)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
     workers = _workers(config, device, logs, num_threads)
     starting, tell = ExitStack(), progress.note
@@ -105,15 +111,24 @@ async def assembled(
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
             _opened_programs(config, logs, tell) as programs,
         ):
+            chat = policy.chat if policy else None
+            if isinstance(host, RolloutWorkers):
+                await host.prepare(chat, reads_messages=scorer.reads_messages)
+                adapter = build_adapter(config.env.adapter)  # theirs know the server's schema
+                splits = await host.open_splits(known_sets)
+            else:
+                adapter = await adapter_for(config.env.adapter, host.urls, host.access)
+                splits = await open_splits(config, known_sets, host.urls[0], host.access)
             rollout = RolloutContext(
                 env=config.env,
                 host=host,
-                adapter=await adapter_for(config.env.adapter, host.urls, host.access),
-                splits=await open_splits(config, known_sets, host.urls[0], host.access),
-                chat=policy.chat if policy else None,
+                adapter=adapter,
+                splits=splits,
+                chat=chat,
                 engine=engine,
                 scorer=scorer,
                 programs=programs,
+                workers=host if isinstance(host, RolloutWorkers) else None,
             )
             starting.close()
             yield Components(
@@ -134,7 +149,7 @@ async def assembled(
 @asynccontextmanager
 async def _opened_programs(
     config: RunConfig, logs: Path, tell: Callable[[str], None]
-) -> AsyncIterator[Programs | None]:
+) -> AsyncIterator[Players | None]:
     """Serve the programs or clients that play the episodes, until the end of the block."""
     agent = config.agent
     if not isinstance(agent, CallingAgentConfig):

@@ -49,6 +49,7 @@ from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_s
 from openenv_pipe.models.quantization import load_bitsandbytes
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout.agents.program import command_problem
+from openenv_pipe.rollout.cluster.requirements import check_settings_of_cluster
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.extras import refuse_missing_requirements
 from openenv_pipe.system.http import LOOPBACK
@@ -369,6 +370,7 @@ LEARNER_REQUIREMENTS: dict[str, Requirement] = {
 REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "vllm": _vllm,
     PORTS: _ports,
+    "cluster": check_settings_of_cluster,
     "environment": _environment,
     "adapter": _adapter,
     "tasks": _tasks,

@@ -107,7 +107,8 @@ def _players(
     context: RolloutContext, groups: Sequence[Group], first_number: int, temperature: float
 ) -> Iterator[Player]:
     """Yield one player for each episode, built when a worker needs it."""
-    player = context.programs.player if context.programs else Player
+    players = context.workers or context.programs
+    player = players.player if players else Player
     number = first_number
     for group in groups:
         for episode in group.episodes:

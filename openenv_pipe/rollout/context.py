@@ -35,8 +35,30 @@ class Chat(Protocol):
     def cut(self, text: str, max_tokens: int) -> str: ...
 
 
-class Programs(Protocol):
-    """Makes the players of episodes that programs play (`rollout.agents.player`)."""
+class PlayContext(Protocol):
+    """What playing one episode needs."""
+
+    @property
+    def env(self) -> EnvConfig: ...
+    @property
+    def host(self) -> Host: ...
+    @property
+    def adapter(self) -> Adapter: ...
+    @property
+    def chat(self) -> Chat | None: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def reads_messages(self) -> bool:
+        """Whether episodes have to keep their messages, because a reward term reads them."""
+        ...
+
+
+class Players(Protocol):
+    """Makes the players of episodes, in the place of `rollout.episode.Player`.
+
+    They are programs (`rollout.agents.player`), or players on other machines (`rollout.cluster`).
+    """
 
     def player(
         self,
@@ -68,7 +90,10 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutContext:
-    """The environment's servers, adapter and tasks, the engine, the chat format and the scorer."""
+    """The environment's servers, adapter and tasks, the engine, the chat format and the scorer.
+
+    It is the `PlayContext` of its episodes.
+    """
 
     env: EnvConfig
     host: Host
@@ -77,7 +102,12 @@ class RolloutContext:
     chat: Chat | None  # None: the engine takes messages
     engine: Engine
     scorer: Scorer
-    programs: Programs | None = None  # play in the place of the pipeline's loop
+    programs: Players | None = None  # play in the place of the pipeline's loop
+    workers: Players | None = None  # play on other machines
+
+    @property
+    def reads_messages(self) -> bool:
+        return self.scorer.reads_messages
 
     def with_engine(self, engine: Engine) -> "RolloutContext":
         """Return the same context with another engine, such as a scripted player."""

@@ -17,7 +17,7 @@ from openenv_pipe.engines.base import (
     cut_text,
     estimate_tokens,
 )
-from openenv_pipe.rollout.context import Chat, RolloutContext
+from openenv_pipe.rollout.context import Chat, PlayContext
 from openenv_pipe.rollout.history import HISTORIES, PromptHistory
 from openenv_pipe.system.foreign_json import encodable
 from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Tool, Turn, Usage
@@ -30,7 +30,7 @@ class Conversation(ABC):
 
     def __init__(
         self,
-        context: RolloutContext,
+        context: PlayContext,
         group: Group,
         episode: Episode,
         opening: Opening,
@@ -88,7 +88,7 @@ class Conversation(ABC):
 class TokenConversation(Conversation):
     """A conversation with an engine that takes token ids."""
 
-    def __init__(self, context: RolloutContext, *args: Any, **keywords: Any) -> None:
+    def __init__(self, context: PlayContext, *args: Any, **keywords: Any) -> None:
         super().__init__(context, *args, **keywords)
         assert context.chat is not None
         self._chat = context.chat
@@ -120,7 +120,7 @@ class TokenConversation(Conversation):
             policy_versions=completion.policy_versions,
             reply=self._chat.reply_text(completion.token_ids),
             parent=self._history.parent,
-            messages=self._new_messages if self._context.scorer.reads_messages else [],
+            messages=self._new_messages if self._context.reads_messages else [],
         )
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
@@ -168,7 +168,7 @@ def written_completion(chat: Chat, text: str, max_tokens: int) -> Completion:
 class MessageConversation(Conversation):
     """A conversation with an engine that takes messages; it has token counts but no token ids."""
 
-    def __init__(self, context: RolloutContext, *args: Any, **keywords: Any) -> None:
+    def __init__(self, context: PlayContext, *args: Any, **keywords: Any) -> None:
         super().__init__(context, *args, **keywords)
         self._messages = self._cut(self._opening.messages)
         self._num_new_tokens = estimate_tokens(self._messages) + self.num_tool_tokens()

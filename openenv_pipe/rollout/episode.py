@@ -7,7 +7,7 @@ from openenv_pipe.environments.adapters.base import UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
-from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.rollout.context import PlayContext
 from openenv_pipe.rollout.conversation import CONVERSATIONS, Conversation
 from openenv_pipe.types import (
     Action,
@@ -26,7 +26,7 @@ class Player:
 
     def __init__(
         self,
-        context: RolloutContext,
+        context: PlayContext,
         group: Group,
         episode: Episode,
         *,

@@ -51,6 +51,7 @@ OPTIONS = [each for each in OPTIONS if not each.startswith("sweep=")]
 def test_groups_are_the_blocks_of_the_schema_and_the_experiments():
     assert set(group_names()) == {"conf", "env", "host", "reward", "model", "engine", "trainer"} | {
         "agent",
+        "cluster",
         "judge",
         "eval",
         "tracker",

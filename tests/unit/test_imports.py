@@ -34,6 +34,7 @@ ALLOWED_PLACES = {
     "websockets": {"environments/client/session.py"},
     "peft": {"models/*", "learner/*"},
     "docker": {"environments/hosts/docker/*.py"},
+    "ray": {"system/ray_cluster.py"},
     "kubernetes": {"environments/hosts/kubernetes/api.py"},
     "optuna": {"commands/sweep/search.py"},
     "datasets": {"environments/tasks/rows.py"},

@@ -45,6 +45,7 @@ class Half:
 async def later(given):
     return given
 """
+RAY = "cluster=ray"
 NUM_GPUS = torch.cuda.device_count()
 RANGE_KEYS = ("num_tasks", "index_key")
 SMOKE = ("conf=smoke", "num_threads=1", "host.sessions_per_server=2", "device=cpu")
@@ -83,6 +84,9 @@ REFUSED = [
     ("vllm", "engine install vllm --build cpu", ["engine=vllm"]),
     ("engine", "engine.max_model_len=20", ["engine=vllm", "engine.max_model_len=20"]),
     ("ports", "host.port=65535 for 2 servers", ["host.port=65535", "host.num_servers=2"]),
+    ("cluster", "cluster=ray with agent=program", [RAY, "agent=program", "agent.command=[sh]"]),
+    ("cluster", "cluster=ray with host=docker", [RAY, "host=docker"]),
+    ("cluster", "cluster=ray with host.port=9999", [RAY, "host.port=9999"]),
     ("environment", "env.package='wordel'", ["env.package=wordel"]),
     ("environment", "no-such-program", ["env.command=[no-such-program]"]),
     ("environment", "env.python", ["env.python=./no/python"]),
@@ -214,6 +218,12 @@ def test_a_missing_extra_is_named_before_there_is_a_folder(folder, monkeypatch):
     own_python = compose([*overrides, f"env.python={sys.executable}"]).config
     assert "catch" in REQUIREMENTS["environment"](own_python)
     assert not list(folder.glob("runs/*"))
+
+
+def test_a_cluster_without_ray_installed_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"needs the package ray; `pip install .*ray"):
+        REQUIREMENTS["cluster"](compose(["conf=smoke", RAY]).config)
 
 
 def test_an_image_that_cannot_be_built_leaves_no_folder(folder, monkeypatch):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result, failed
+from openenv_pipe.commands.preflight.cluster import check_cluster
 from openenv_pipe.commands.preflight.environment import check_environment
 from openenv_pipe.commands.preflight.model import check_hub, check_memory
 from openenv_pipe.config.schema import PythonEngineConfig, PythonTarget, RunConfig
@@ -76,6 +77,7 @@ def _try_engine(config: RunConfig) -> Iterator[Line]:
 TRIALS: dict[str, tuple[Check, set[str]]] = {
     "tracker": (_try_tracker, {"tracker"}),
     "environment": (check_environment, {"ports", "environment", "adapter", "tasks", "policies"}),
+    "cluster": (check_cluster, {"cluster", "environment", "adapter"}),
     "model": (check_hub, {"training", "model"}),
     "memory": (check_memory, {"training", "model", "device", "run folder"}),
     "engine": (_try_engine, {"engine", "vllm"}),

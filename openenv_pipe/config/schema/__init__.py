@@ -20,6 +20,7 @@ from openenv_pipe.config.schema.agent import (
 )
 from openenv_pipe.config.schema.base import PythonTarget
 from openenv_pipe.config.schema.checkpoint import BestConfig, CheckpointConfig
+from openenv_pipe.config.schema.cluster import ClusterConfig, LocalClusterConfig, RayClusterConfig
 from openenv_pipe.config.schema.endpoint import EndpointBlock
 from openenv_pipe.config.schema.engine import (
     LocalEngineConfig,
@@ -120,6 +121,7 @@ __all__ = [
     "ClientAgentConfig",
     "ClipTransform",
     "ClippedLossConfig",
+    "ClusterConfig",
     "Criterion",
     "DockerHostConfig",
     "EndpointBlock",
@@ -140,6 +142,7 @@ __all__ = [
     "KubernetesHostConfig",
     "LengthTerm",
     "ListedTasks",
+    "LocalClusterConfig",
     "LocalEngineConfig",
     "LoopAgentConfig",
     "LossConfig",
@@ -167,6 +170,7 @@ __all__ = [
     "PythonTerm",
     "PythonTrackerConfig",
     "PythonVerifier",
+    "RayClusterConfig",
     "RegexTerm",
     "RewardConfig",
     "RubricTerm",

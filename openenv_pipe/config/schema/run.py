@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from openenv_pipe.config.schema.agent import AgentConfig
 from openenv_pipe.config.schema.base import Document, NumProcesses, Seed
+from openenv_pipe.config.schema.cluster import ClusterConfig
 from openenv_pipe.config.schema.engine import EngineConfig
 from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
@@ -49,6 +50,7 @@ class RunConfig(Document):
     agent: AgentConfig
     model: ModelConfig
     engine: EngineConfig
+    cluster: ClusterConfig
     trainer: TrainerConfig
     eval: EvalConfig
     tracker: TrackerConfigs = Field(description="the trackers, by name")

@@ -20,7 +20,7 @@ from openenv_pipe.rollout.agents.chat_completions import (
     read_request,
     reply_message,
 )
-from openenv_pipe.rollout.context import RolloutContext
+from openenv_pipe.rollout.context import PlayContext
 from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.types import Episode, Finish, Message
 
@@ -106,7 +106,7 @@ class ModelCalls:
 
     def __init__(
         self,
-        context: RolloutContext,
+        context: PlayContext,
         episode: Episode,
         config: CallingAgentConfig,
         *,

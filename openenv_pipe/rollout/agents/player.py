@@ -108,7 +108,7 @@ class AgentPlayer(Player, ABC):
         if calls.failure is not None:
             raise calls.failure
         self._episode.turns = build_turns(
-            calls.answered, steps, keeps_messages=self._context.scorer.reads_messages
+            calls.answered, steps, keeps_messages=self._context.reads_messages
         )
         self._episode.notes = calls.notes
         if steps.failure is not None:

@@ -1,0 +1,44 @@
+"""`cluster`: on which machines the parts of a run work."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from openenv_pipe.config.schema.base import Block, NumCores, NumProcesses, NumRetries, Seconds
+
+
+class LocalClusterConfig(Block):
+    """Everything runs on this machine (conf/cluster/local.yaml)."""
+
+    type: Literal["local"]
+
+
+class RayClusterConfig(Block):
+    """Rollout workers on the nodes of a Ray cluster play the episodes (conf/cluster/ray.yaml).
+
+    Each starts `host.num_servers` environment servers on its own node. The learner, the engine and
+    the rewards stay on the machine where the run is started.
+    """
+
+    type: Literal["ray"]
+    address: Annotated[str, Field(pattern=r"^(auto|[\w.\[\]:-]+:\d{1,5})$")] = Field(
+        description="host:port of the cluster's head; auto: RAY_ADDRESS, else the cluster to which "
+        "this machine belongs"
+    )
+    rollout_workers: NumProcesses = Field(
+        description="processes that play episodes, spread over the nodes"
+    )
+    cpus_per_worker: NumCores = Field(
+        description="cores that Ray reserves for each worker and its environment servers"
+    )
+    start_timeout_s: Seconds = Field(
+        description="how long a worker waits for a node with free resources, which an autoscaler "
+        "may have to add"
+    )
+    max_restarts: NumRetries = Field(
+        description="how many workers may be lost and replaced before the run fails; their "
+        "episodes are played again"
+    )
+
+
+ClusterConfig = Annotated[LocalClusterConfig | RayClusterConfig, Field(discriminator="type")]

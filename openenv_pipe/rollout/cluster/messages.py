@@ -1,0 +1,75 @@
+"""What passes between a rollout worker and the process that has the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+
+from openenv_pipe.config.schema import EngineCapabilities
+from openenv_pipe.errors import ConfigError, FailureError
+from openenv_pipe.types import Episode, Group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayOrder:
+    """An episode that the worker shall play."""
+
+    play: int  # identifies this attempt at the episode in all later messages
+    group: Group  # without its episodes
+    episode: Episode
+    number: int  # by which the engine knows the episode
+    temperature: float
+    capabilities: EngineCapabilities  # of the engine that replies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyOrder:
+    """The engine's answer to a `ReplyRequest`."""
+
+    play: int
+    reply: Any  # see `engines.base`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelOrder:
+    """The episode is not needed any more."""
+
+    play: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyRequest:
+    """A request to the engine."""
+
+    play: int
+    request: Any  # see `engines.base`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeEnd:
+    """An episode that has ended, or the error that ends the run."""
+
+    play: int
+    episode: Episode
+    error: ConfigError | FailureError | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Events:
+    """What has happened in a worker since it was asked last."""
+
+    num_deaths: int  # of environment servers, since the worker's start
+    events: Sequence[ReplyRequest | EpisodeEnd]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerFacts:
+    """What a worker reports when its environment servers run."""
+
+    capacity: int  # episodes that it plays at once
+    node: str  # the host name
+    host: dict[str, JsonValue]  # see `Host.facts`
+
+
+Order = PlayOrder | ReplyOrder | CancelOrder

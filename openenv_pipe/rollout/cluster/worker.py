@@ -1,0 +1,197 @@
+"""A rollout worker: environment servers, sessions and adapter on one node of a cluster.
+
+It plays the episodes that it is sent, and asks for each reply of the engine. It imports no torch.
+Ray runs it as an actor, but it does not know Ray.
+"""
+
+import asyncio
+import os
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from openenv_pipe.config.schema import EngineCapabilities, EnvConfig, RunConfig
+from openenv_pipe.engines.base import Engine
+from openenv_pipe.environments.adapters import adapter_for
+from openenv_pipe.environments.adapters.base import Adapter
+from openenv_pipe.environments.build import build_host
+from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.tasks import Splits, open_splits
+from openenv_pipe.environments.tasks.splits import KnownSets
+from openenv_pipe.errors import ConfigError, FailureError, HostError
+from openenv_pipe.rollout.cluster.messages import (
+    CancelOrder,
+    EpisodeEnd,
+    Events,
+    Order,
+    PlayOrder,
+    ReplyOrder,
+    ReplyRequest,
+    WorkerFacts,
+)
+from openenv_pipe.rollout.context import Chat
+from openenv_pipe.rollout.episode import Player
+
+
+class RolloutWorker:
+    """Plays episodes. All methods are called on one event loop."""
+
+    def __init__(self, config: RunConfig, index: int, cwd: Path, logs: Path) -> None:
+        """cwd, logs: folders of the run's machine, used where this node has them too."""
+        self._config = config
+        if cwd.is_dir():
+            os.chdir(cwd)  # relative paths of the configuration mean the same files
+        if not logs.is_dir():
+            logs = Path(tempfile.mkdtemp(prefix="openenv-pipe-logs-"))
+        self._host = build_host(config, logs / f"worker-{index}")
+        self._adapter: Adapter | None = None
+        self._chat: Chat | None = None
+        self._reads_messages = False
+        self._plays: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: set[int] = set()  # a cancel may overtake its order
+        self._replies: dict[int, asyncio.Future[Any]] = {}  # by play
+        self._events: list[ReplyRequest | EpisodeEnd] = []
+        self._has_events = asyncio.Event()
+
+    async def node(self) -> str:
+        """Return the name of the node. The first call returns when the process runs."""
+        return platform.node()
+
+    async def start(self) -> WorkerFacts:
+        """Start the environment servers. Raises HostError and ConfigError."""
+        host, config = self._host, self._config
+        await host.start()
+        self._adapter = await adapter_for(config.env.adapter, host.urls, host.access)
+        return WorkerFacts(capacity=host.capacity, node=platform.node(), host=host.facts())
+
+    async def open_splits(self, known: KnownSets) -> Splits:
+        """Complete the task sets with those that the servers list. Raises ConfigError."""
+        return await open_splits(self._config, known, self._host.urls[0], self._host.access)
+
+    async def prepare(self, chat: Chat | None, reads_messages: bool) -> None:
+        """Set what all episodes share. reads_messages: as `Scorer.reads_messages`."""
+        self._chat, self._reads_messages = chat, reads_messages
+
+    async def take(self, orders: Sequence[Order]) -> None:
+        """Take orders, in any order of their sending."""
+        for order in orders:
+            match order:
+                case PlayOrder():
+                    if order.play not in self._cancelled:
+                        self._plays[order.play] = asyncio.create_task(self._play(order))
+                    self._cancelled.discard(order.play)
+                case ReplyOrder():
+                    waiting = self._replies.pop(order.play, None)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(order.reply)
+                case CancelOrder():
+                    if (playing := self._plays.get(order.play)) is not None:
+                        playing.cancel()
+                    else:
+                        self._cancelled.add(order.play)
+
+    async def events(self) -> Events:
+        """Wait until something has happened, and return it."""
+        await self._has_events.wait()
+        self._has_events.clear()
+        events, self._events = self._events, []
+        return Events(num_deaths=self._host.num_deaths, events=events)
+
+    async def close(self) -> None:
+        """Stop the episodes and the servers."""
+        for playing in self._plays.values():
+            playing.cancel()
+        await self._host.close()
+
+    async def ask(self, play: int, request: Any) -> Any:
+        """Ask the engine for a reply, and wait for it."""
+        reply = self._replies[play] = asyncio.get_running_loop().create_future()
+        self._tell(ReplyRequest(play=play, request=request))
+        return await reply
+
+    async def _play(self, order: PlayOrder) -> None:
+        episode, error = order.episode, None
+        try:
+            player = Player(
+                self._context(order),
+                order.group,
+                episode,
+                number=order.number,
+                temperature=order.temperature,
+            )
+            await player.play()
+        except (ConfigError, FailureError) as raised:
+            error = raised
+        except Exception as raised:
+            error = HostError(f"a rollout worker: {type(raised).__name__}: {raised}")
+        finally:
+            self._plays.pop(order.play, None)
+            self._replies.pop(order.play, None)
+        self._tell(EpisodeEnd(play=order.play, episode=episode, error=error))
+
+    def _context(self, order: PlayOrder) -> "_WorkerContext":
+        assert self._adapter is not None
+        return _WorkerContext(
+            env=self._config.env,
+            host=self._host,
+            adapter=self._adapter,
+            chat=self._chat,
+            engine=_AskingEngine(self, order.play, order.capabilities),
+            reads_messages=self._reads_messages,
+        )
+
+    def _tell(self, event: ReplyRequest | EpisodeEnd) -> None:
+        self._events.append(event)
+        self._has_events.set()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _WorkerContext:
+    """A `rollout.context.PlayContext`."""
+
+    env: EnvConfig
+    host: Host
+    adapter: Adapter
+    chat: Chat | None
+    engine: Engine
+    reads_messages: bool
+
+
+class _AskingEngine:
+    """The engine of one episode, whose requests the run's engine answers.
+
+    What concerns collections and weights is done where the run's engine is.
+    """
+
+    max_episodes = 1
+
+    def __init__(self, worker: RolloutWorker, play: int, capabilities: EngineCapabilities) -> None:
+        self.capabilities = capabilities
+        self._worker = worker
+        self._play = play
+
+    async def generate(self, request: Any) -> Any:
+        return await self._worker.ask(self._play, request)
+
+    def begin_collection(self, num_episodes: int, limit: int) -> int:
+        return 0
+
+    def end_episode(self, episode: int) -> None:
+        """Do nothing: the run's engine is told by the run."""
+
+    async def begin_update(self, *, idle: bool) -> None:
+        """Do nothing: the run's engine is told by the run."""
+
+    async def publish(self, version: int) -> None:
+        """Do nothing: the run's engine is told by the run."""
+
+    async def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def facts(self) -> Mapping[str, JsonValue]:
+        return {}

@@ -1,0 +1,256 @@
+"""The rollout workers of a run, seen from the process that has the engine."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from openenv_pipe.config.schema import RayClusterConfig, RunConfig
+from openenv_pipe.engines.base import Engine
+from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.tasks import Splits
+from openenv_pipe.environments.tasks.splits import KnownSets
+from openenv_pipe.errors import HostError, PipeError, raise_first
+from openenv_pipe.rollout.cluster.remote_worker import RemoteWorker
+from openenv_pipe.rollout.cluster.replies import EpisodeReplies
+from openenv_pipe.rollout.context import Chat, PlayContext
+from openenv_pipe.rollout.episode import Player
+from openenv_pipe.system.http import OPEN, Access
+from openenv_pipe.system.ray_cluster import RayCluster, WorkerLostError
+from openenv_pipe.types import Episode, Group
+
+CLOSE_LIMIT_S = 30.0  # for the workers' servers to stop
+_log = logging.getLogger(__name__)
+
+
+class RolloutWorkers:
+    """Plays episodes on the nodes of a Ray cluster; a `Host` and `rollout.context.Players`.
+
+    A worker that is lost is replaced, on any node with room, and its episodes are played again.
+    """
+
+    access: Access = OPEN
+    urls: Sequence[str] = ()  # the servers listen on the loopback interfaces of their nodes
+
+    def __init__(self, config: RunConfig, logs: Path) -> None:
+        """Prepare the workers without starting them."""
+        assert isinstance(config.cluster, RayClusterConfig)
+        self.capacity = 0
+        self._config = config
+        self._settings = config.cluster
+        self._logs = logs.absolute()
+        self._cluster: RayCluster | None = None
+        self._workers: list[RemoteWorker] = []
+        self._shared: tuple[Chat | None, bool] | None = None  # what `prepare` was called with
+        self._num_lost = 0
+        self._failure: PipeError | None = None
+        self._has_changed = asyncio.Condition()
+        self._watching: list[asyncio.Task[None]] = []
+        self._play_numbers = itertools.count()
+
+    @property
+    def num_deaths(self) -> int:
+        return self._num_lost + sum(worker.num_deaths for worker in self._workers)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The host names of the workers' nodes."""
+        return [worker.facts.node for worker in self._workers]
+
+    def facts(self) -> dict[str, JsonValue]:
+        return dict(self._workers[0].facts.host)
+
+    async def start(self) -> None:
+        """See `Host.start`. Waits up to `cluster.start_timeout_s` for nodes with room."""
+        settings = self._settings
+        self._cluster = await asyncio.to_thread(RayCluster, settings.address)
+        self._watching.append(asyncio.create_task(self._watch_head(self._cluster)))
+        try:
+            async with asyncio.TaskGroup() as starting:
+                started = [
+                    starting.create_task(self._started(index))
+                    for index in range(settings.rollout_workers)
+                ]
+        except BaseExceptionGroup as errors:
+            raise_first(errors)
+        self._workers = [each.result() for each in started]
+        self.capacity = sum(worker.facts.capacity for worker in self._workers)
+        for place in range(len(self._workers)):
+            self._watching.append(asyncio.create_task(self._keep_up(place)))
+        _log.info("%d rollout workers play on the nodes %s", len(started), ", ".join(self.nodes))
+
+    async def open_splits(self, known: KnownSets) -> Splits:
+        """Complete the task sets with those that the servers list. Raises ConfigError."""
+        splits: Splits = await self._workers[0].process.call("open_splits", known)
+        return splits
+
+    async def prepare(self, chat: Chat | None, *, reads_messages: bool) -> None:
+        """Send all workers what their episodes share. Call it once, before the first episode."""
+        self._shared = (chat, reads_messages)
+        await asyncio.gather(
+            *(worker.process.call("prepare", *self._shared) for worker in self._workers)
+        )
+
+    def session(self) -> AbstractAsyncContextManager[Session]:
+        """Raise HostError: sessions are opened where their servers are."""
+        raise HostError("with cluster=ray, only rollout workers open sessions")
+
+    def player(
+        self,
+        context: PlayContext,
+        group: Group,
+        episode: Episode,
+        *,
+        number: int,
+        temperature: float,
+    ) -> Player:
+        return _RemotePlayer(self, context, group, episode, number=number, temperature=temperature)
+
+    async def play(
+        self, engine: Engine, group: Group, episode: Episode, number: int, temperature: float
+    ) -> Episode:
+        """Play an episode on the worker with the most room, and return it when it has ended.
+
+        Raises:
+            HostError: too many workers were lost, or the cluster's head.
+            EngineError, ConfigError: as the engine.
+        """
+        replies = EpisodeReplies(engine)
+        try:
+            while True:
+                worker = await self._take_place()
+                try:
+                    return await worker.play(
+                        next(self._play_numbers),
+                        replies,
+                        group,
+                        episode,
+                        number,
+                        temperature,
+                        engine.capabilities,
+                    )
+                except WorkerLostError as error:
+                    _log.warning("%s; an episode is played again", error)
+                    replies.repeat()
+                finally:
+                    worker.num_free += 1
+                    await self._tell()
+        finally:
+            replies.close()
+
+    async def close(self) -> None:
+        """Stop the servers and the workers, in bounded time."""
+        self._failure = self._failure or HostError("the rollout workers are closed")
+        for watching in self._watching:
+            watching.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                closing = [worker.process.call("close") for worker in self._workers]
+                await asyncio.gather(*closing, return_exceptions=True)
+        for worker in self._workers:
+            worker.process.kill()
+        self._workers = []
+        if self._cluster is not None:
+            await asyncio.to_thread(self._cluster.close)
+
+    async def _started(self, index: int) -> RemoteWorker:
+        """Place a worker on a node and start its servers. Raises HostError and ConfigError."""
+        assert self._cluster is not None
+        worker = RemoteWorker.placed(self._cluster, self._config, index, self._logs)
+        try:
+            await self._wait_for_node(worker)
+            await worker.start()
+            if self._shared is not None:
+                await worker.process.call("prepare", *self._shared)
+        except BaseException:
+            worker.process.kill()
+            raise
+        return worker
+
+    async def _wait_for_node(self, worker: RemoteWorker) -> None:
+        assert self._cluster is not None
+        timeout_s = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await worker.process.call("node")
+        except TimeoutError:
+            free = await asyncio.to_thread(self._cluster.free_resources)
+            raise HostError(
+                f"{worker.process.name} found no node within cluster.start_timeout_s="
+                f"{timeout_s:g}: it needs cluster.cpus_per_worker="
+                f"{self._settings.cpus_per_worker:g}, and {free}; add nodes, or lower "
+                "cluster.rollout_workers or cluster.cpus_per_worker"
+            ) from None
+
+    async def _keep_up(self, place: int) -> None:
+        """Serve a worker, and the ones that replace it, until the run ends or the budget does."""
+        while True:
+            lost = await self._workers[place].serve()
+            self._num_lost += 1
+            _log.warning("%s", lost)
+            if self._num_lost > self._settings.max_restarts:
+                await self._fail(
+                    HostError(
+                        f"{lost}; cluster.max_restarts={self._settings.max_restarts} lost workers "
+                        "are replaced, and no more; find out why they end, or raise it"
+                    )
+                )
+                return
+            try:
+                self._workers[place] = await self._started(place)
+            except PipeError as error:
+                await self._fail(HostError(f"{lost}; it could not be replaced: {error}"))
+                return
+            await self._tell()
+
+    async def _watch_head(self, cluster: RayCluster) -> None:
+        await self._fail(await cluster.watch_head())
+
+    async def _fail(self, error: PipeError) -> None:
+        """End all episodes with an error, and those that would be played later."""
+        self._failure = self._failure or error
+        for worker in self._workers:
+            worker.end_all(self._failure)
+        await self._tell()
+
+    async def _take_place(self) -> RemoteWorker:
+        """Wait until a worker can play one more episode. Raises the run's failure."""
+        async with self._has_changed:
+            while True:
+                if self._failure is not None:
+                    raise self._failure.with_traceback(None)
+                worker = max(self._usable(), key=lambda each: each.num_free, default=None)
+                if worker is not None and worker.num_free > 0:
+                    worker.num_free -= 1
+                    return worker
+                await self._has_changed.wait()
+
+    def _usable(self) -> Iterator[RemoteWorker]:
+        return (worker for worker in self._workers if not worker.is_lost)
+
+    async def _tell(self) -> None:
+        async with self._has_changed:
+            self._has_changed.notify_all()
+
+
+class _RemotePlayer(Player):
+    """Has one episode played by a worker."""
+
+    def __init__(self, workers: RolloutWorkers, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._workers = workers
+
+    async def play(self) -> None:
+        """See `Player.play`."""
+        played = await self._workers.play(
+            self._context.engine, self.group, self._episode, self.number, self._temperature
+        )
+        for field in fields(Episode):
+            setattr(self._episode, field.name, getattr(played, field.name))

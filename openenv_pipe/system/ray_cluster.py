@@ -1,0 +1,177 @@
+"""The connection to a Ray cluster, and Ray's errors in words. Only this file imports ray.
+
+Ray is an optional package (the extra `ray`), which is imported when a connection is opened.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from importlib.util import find_spec
+from typing import Any
+
+from openenv_pipe.errors import ConfigError, FailureError, HostError
+from openenv_pipe.system.extras import how_to_install
+
+CONNECT_TIMEOUT_S = 10.0
+SHUTDOWN_LIMIT_S = 15.0
+HEAD_CHECK_S = 3.0
+NUM_FAILED_CHECKS = 3  # after which the head counts as lost
+_log = logging.getLogger(__name__)
+
+
+class WorkerLostError(FailureError):
+    """A process that Ray had placed on a node is gone, with its node or without."""
+
+
+def require_ray() -> None:
+    """Check that ray is installed, without the seconds of its import. Raises ConfigError."""
+    if find_spec("ray") is None:
+        raise ConfigError(f"cluster=ray needs the package ray; {how_to_install('ray')}")
+
+
+class RayCluster:
+    """A connection to a running cluster: places processes on its nodes and calls them.
+
+    Whatever it has placed ends when the connection is closed, or this process is gone.
+    """
+
+    def __init__(self, address: str) -> None:
+        """address: host:port, or auto. Blocks for some seconds. Raises HostError, ConfigError."""
+        require_ray()
+        import ray
+
+        self._ray = ray
+        self._is_owner = not ray.is_initialized()
+        if self._is_owner:
+            _connect(ray, address)
+        self.head: str = ray.get_runtime_context().gcs_address
+
+    def place(self, kind: type, *arguments: Any, num_cpus: float, name: str) -> "PlacedProcess":
+        """Start an object of an asynchronous class in a process of its own, on any node.
+
+        The process starts as soon as a node has `num_cpus` free cores. name: for messages.
+        """
+        actor = self._ray.remote(kind).options(
+            num_cpus=num_cpus,
+            scheduling_strategy="SPREAD",
+            max_concurrency=1000,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        return PlacedProcess(self, actor.remote(*arguments), name)
+
+    def free_resources(self) -> str:
+        """Return in words which cores are free, for messages."""
+        total, free = self._ray.cluster_resources(), self._ray.available_resources()
+        num_nodes = sum(node["Alive"] for node in self._ray.nodes())
+        return (
+            f"{free.get('CPU', 0.0):g} of {total.get('CPU', 0.0):g} cores are free on "
+            f"{num_nodes} nodes"
+        )
+
+    def num_cores(self) -> dict[str, float]:
+        """Return the cores of each node that has any, free or not, by address and id."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        return {
+            f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})": node["Resources"]["CPU"]
+            for node in nodes
+            if node["Resources"].get("CPU")
+        }
+
+    async def watch_head(self) -> HostError:
+        """Wait until the cluster's head does not answer any more, and return that as an error.
+
+        Ray itself would end this process after a minute, without a word about the run.
+        """
+        host, _, port = self.head.rpartition(":")
+        num_failed = 0
+        while num_failed < NUM_FAILED_CHECKS:
+            await asyncio.sleep(HEAD_CHECK_S)
+            opened = asyncio.to_thread(_answers, host.strip("[]"), int(port))
+            num_failed = 0 if await opened else num_failed + 1
+        return HostError(
+            f"the head of the Ray cluster at {self.head} does not answer any more; without it no "
+            "process can be placed or replaced. Start the cluster again (`ray start --head`), "
+            "then resume the run"
+        )
+
+    def close(self) -> None:
+        """End what was placed, and the connection, in bounded time. Repeating it does no harm."""
+        if not self._is_owner:
+            return
+        # Without its head, Ray may wait for ever; a daemon thread does not keep this process.
+        closing = threading.Thread(target=self._ray.shutdown, daemon=True, name="ray shutdown")
+        closing.start()
+        closing.join(SHUTDOWN_LIMIT_S)
+
+
+class PlacedProcess:
+    """A process that Ray has placed, or will place, on a node."""
+
+    def __init__(self, cluster: RayCluster, actor: Any, name: str) -> None:
+        self.name = name
+        self._ray = cluster._ray
+        self._actor = actor
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method in the process and return its result.
+
+        Raises:
+            WorkerLostError: the process is gone, or cannot be reached.
+            PipeError: as the method; another error of the method is raised as FailureError.
+        """
+        exceptions = self._ray.exceptions
+        try:
+            return await getattr(self._actor, method).remote(*arguments)
+        except exceptions.RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, ConfigError | FailureError):
+                raise cause from None
+            raise FailureError(f"{self.name}: {error}") from None
+        except exceptions.RayError as error:
+            reason = str(error).strip().splitlines()
+            raise WorkerLostError(
+                f"{self.name} is lost: {type(error).__name__}: {' '.join(reason)[:500]}"
+            ) from None
+
+    def send(self, method: str, *arguments: Any) -> None:
+        """Call a method without waiting. A lost process shows in the next `call`."""
+        getattr(self._actor, method).remote(*arguments)
+
+    def kill(self) -> None:
+        """End the process at once, wherever it is."""
+        try:
+            self._ray.kill(self._actor, no_restart=True)
+        except Exception as error:  # the head may be gone, and the process with it
+            _log.debug("%s cannot be killed: %s", self.name, error)
+
+
+def _connect(ray: Any, address: str) -> None:
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        if not _answers(host.strip("[]"), int(port)):
+            raise HostError(
+                f"cluster.address={address}: no Ray cluster answers there; start one with `ray "
+                "start --head`, or set cluster.address to the address that it prints"
+            )
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise HostError(
+            f"cluster.address={address}: cannot join the Ray cluster: {error}; start one with "
+            "`ray start --head`, with the same versions of ray and Python on all nodes"
+        ) from error
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return whether a TCP port accepts connections."""
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,196 @@
+"""`cluster=ray` on a simulated cluster: the same run as on one machine, and what happens to it
+when workers, nodes, the driver or the cluster's head are lost."""
+
+import gzip
+import json
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from openenv_pipe.commands.findings import Result
+from openenv_pipe.commands.preflight.cluster import check_cluster
+from openenv_pipe.config.compose import compose
+from openenv_pipe.errors import HostError
+from openenv_pipe.rollout.cluster.workers import RolloutWorkers
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.ray_cluster import RayCluster
+from tests.commands import SMALL, Command, run, servers_of, wait_until
+from tests.ray_cluster import node_options, ray_cluster
+
+EVAL = ("eval.baselines=false", "eval.greedy=false", "eval.num_tasks=2")
+TRAIN = ("train", "conf=smoke", *SMALL, "trainer.steps=4", *EVAL)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ray_cluster(2, 2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run folder of one machine alone."""
+    folder = tmp_path_factory.mktemp("alone")
+    code, _, err = run(folder, *TRAIN)
+    assert code == 0, err
+    return folder / "runs" / "smoke" / "0001"
+
+
+def by_ray(cluster, *more):
+    """Return the overrides of two workers, of which a node has room for both."""
+    given = (f"cluster.address={cluster.address}", "cluster.cpus_per_worker=1", *more)
+    return ("cluster=ray", *given)
+
+
+def numbers(folder):
+    """Return the metrics, without durations."""
+    return [
+        {key: value for key, value in line.items() if not key.startswith("time/")}
+        for line in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+def episodes(folder):
+    """Return what was played, without durations."""
+    found = {}
+    for path in sorted((folder / "episodes").glob("*.jsonl.gz")):
+        with gzip.open(path, "rt") as file:
+            rows = [json.loads(line) for line in file]
+        found[path.name] = [{k: v for k, v in row.items() if k != "duration_s"} for row in rows]
+    assert found
+    return found
+
+
+def weights(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in (folder / "checkpoints").rglob("*.safetensors")
+    }
+
+
+def assert_same_run(folder, other):
+    assert numbers(folder) == numbers(other)
+    assert episodes(folder) == episodes(other)
+    assert weights(folder) == weights(other) != {}
+
+
+def wait_for_no_process(folder):
+    wait_until(lambda: not servers_of(folder), "the end of all processes of the run")
+
+
+def workers_of(folder):
+    """Return the processes of the rollout workers, which work in the folder of the run."""
+    found = []
+    for process in servers_of(folder):
+        with suppress(psutil.Error):  # it has just ended
+            if any("RolloutWorker" in part for part in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def workers_after_a_step(folder, command):
+    return wait_until(lambda: has_trained(folder) and workers_of(folder), "a step", command)
+
+
+def has_trained(folder):
+    path = folder / "runs" / "smoke" / "0001" / "metrics.jsonl"
+    return path.exists() and any(line["stage"] == "grpo" for line in read_metrics(path))
+
+
+def test_a_run_on_a_cluster_is_that_of_one_machine(cluster, alone, tmp_path):
+    command = Command(tmp_path, *TRAIN, *by_ray(cluster))
+    try:
+        wait_until(lambda: len(workers_of(tmp_path)) == 2, "two workers", command)
+        assert command.wait() == 0, command.err
+    finally:
+        command.kill()
+    assert_same_run(tmp_path / "runs" / "smoke" / "0001", alone)
+    assert "Ray" not in command.err + command.out  # nothing of Ray's own is printed
+    wait_for_no_process(tmp_path)
+
+
+def test_a_lost_node_changes_nothing(cluster, alone, tmp_path):
+    """The workers of the node are replaced on another one, and play its episodes again."""
+    node = cluster.add_node(**node_options(2))
+    command = Command(tmp_path, *TRAIN, *by_ray(cluster))
+    try:
+        wait_until(lambda: workers_of(tmp_path), "a worker", command)
+        workers = wait_until(
+            lambda: has_trained(tmp_path) and workers_of(tmp_path), "a step", command
+        )
+        workers[0].kill()  # a worker alone, wherever it is, and then a node
+        cluster.remove_node(node, allow_graceful=False)
+        assert command.wait() == 0, command.err
+    finally:
+        command.kill()
+    assert_same_run(tmp_path / "runs" / "smoke" / "0001", alone)
+    wait_for_no_process(tmp_path)
+
+
+def test_workers_that_are_lost_too_often_end_the_run(cluster, tmp_path):
+    command = Command(tmp_path, *TRAIN, *by_ray(cluster, "cluster.max_restarts=0"))
+    try:
+        workers = wait_until(
+            lambda: has_trained(tmp_path) and workers_of(tmp_path), "a step", command
+        )
+        workers[0].kill()
+        assert command.wait() == 1
+    finally:
+        command.kill()
+    assert "rollout worker" in command.err
+    assert "cluster.max_restarts=0" in command.err
+    wait_for_no_process(tmp_path)
+
+
+async def test_a_cluster_without_room_says_what_is_missing(cluster, tmp_path):
+    given = by_ray(cluster, "cluster.cpus_per_worker=64", "cluster.start_timeout_s=2")
+    workers = RolloutWorkers(compose(["conf=smoke", *given]).config, tmp_path)
+    try:
+        with pytest.raises(HostError) as caught:
+            await workers.start()
+    finally:
+        await workers.close()
+    assert "cluster.cpus_per_worker=64" in str(caught.value)
+    assert "of 4 cores are free on 3 nodes" in str(caught.value)
+
+
+def test_check_says_what_fits_and_starts_the_workers(cluster):
+    room, started = check_cluster(compose(["conf=smoke", *by_ray(cluster)]).config)
+    assert (room.result, started.result) == (Result.OK, Result.OK)
+    assert room.text.startswith("room for 4 rollout workers")
+    assert started.text.startswith("16 sessions opened by the rollout workers")
+    large = compose(["conf=smoke", *by_ray(cluster, "cluster.cpus_per_worker=3")]).config
+    (line,) = check_cluster(large)
+    assert line.result is Result.WARN and line.text.startswith("room for 0 of 2 rollout workers")
+
+
+def test_a_killed_driver_leaves_nothing_on_any_node(cluster, tmp_path):
+    command = Command(tmp_path, *TRAIN, *by_ray(cluster))
+    try:
+        wait_until(lambda: has_trained(tmp_path), "a step", command)
+        assert len(servers_of(tmp_path)) > 2
+    finally:
+        command.kill()
+    wait_for_no_process(tmp_path)
+
+
+def test_an_address_without_a_cluster_is_told():
+    pytest.importorskip("ray")
+    with pytest.raises(HostError, match=r"cluster.address=127\.0\.0\.1:9: .*`ray start --head`"):
+        RayCluster("127.0.0.1:9")
+
+
+def test_a_lost_head_ends_the_run_in_words(cluster, tmp_path):
+    """The last test: no run can use the cluster after it."""
+    address = cluster.address
+    long = ("trainer.steps=100000", "trainer.checkpoint.every=100000")
+    command = Command(tmp_path, *TRAIN, *long, *by_ray(cluster))
+    try:
+        wait_until(lambda: has_trained(tmp_path), "a step", command)
+        cluster.head_node.kill_gcs_server(check_alive=False)
+        assert command.wait() == 1, command.err
+    finally:
+        command.kill()
+    assert f"the head of the Ray cluster at {address} does not answer" in command.err
+    wait_for_no_process(tmp_path)

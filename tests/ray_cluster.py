@@ -1,0 +1,38 @@
+"""A simulated Ray cluster on this machine: each node is a raylet of its own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+STORE_BYTES = 80 * 2**20  # of each node's object store, the smallest that Ray allows
+
+
+@contextmanager
+def ray_cluster(*num_cpus: float) -> Iterator[Any]:
+    """Start a head without cores, and a node with each of these numbers of cores."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(REPOSITORY))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        cluster = Cluster(initialize_head=True, head_node_args=node_options(0))
+        try:
+            for number in num_cpus:
+                cluster.add_node(**node_options(number))
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+def node_options(num_cpus: float) -> dict[str, object]:
+    return {
+        "num_cpus": num_cpus,
+        "object_store_memory": STORE_BYTES,
+        "include_dashboard": False,
+    }
