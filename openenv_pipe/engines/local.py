@@ -25,7 +25,7 @@ from openenv_pipe.engines.lane import Lane
 from openenv_pipe.models.row_forward import RowForward
 
 _LANE_SIZE = 128  # episodes at most; larger batches cost as much processor time per token
-_SMALLEST_LANE = 64  # episodes, if there are two; smaller batches cost more per token
+_SMALLEST_LANE = 32  # episodes, if there are two; smaller batches cost more per token
 _NEIGHBOURS = 8  # episodes that follow each other and are in the same lane
 
 

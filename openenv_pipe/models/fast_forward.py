@@ -24,7 +24,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on t
 BLOCK = (
     512  # tokens of a pass over prompts, so that what it computes stays in the processor's cache
 )
-_GROWTH = 64  # tokens; capacity grows in steps, so that rows are seldom copied
+_GROWTH = 64  # tokens at least, or a quarter: capacity grows in steps, so that copies are few
 _TYPICAL_ROWS = 64  # for which oneDNN packs the weights
 
 # From queries [N, H, D] and a layer's keys and values [R, K, C, 2 * D] to outputs [N, H * D].
@@ -151,7 +151,8 @@ class FastForward:
 
     def _reserve_tokens(self, width: int) -> None:
         if width > self._capacity:
-            self._resize(self._num_rows, -(-width // _GROWTH) * _GROWTH)
+            wanted = max(width, self._capacity * 5 // 4)
+            self._resize(self._num_rows, -(-wanted // _GROWTH) * _GROWTH)
 
     def _resize(self, num_rows: int, capacity: int) -> None:
         weights = self._weights

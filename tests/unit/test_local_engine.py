@@ -189,7 +189,7 @@ async def test_the_number_of_threads_changes_no_bit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("limit", "num_lanes"), [(0, 1), (1, 1), (127, 1), (128, 2), (256, 2), (257, 3), (512, 4)]
+    ("limit", "num_lanes"), [(0, 1), (1, 1), (63, 1), (64, 2), (256, 2), (257, 3), (512, 4)]
 )
 def test_lanes_are_large_enough_for_products(limit, num_lanes):
     assert local._num_lanes(limit) == num_lanes
