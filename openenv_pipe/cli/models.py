@@ -87,7 +87,7 @@ def serve(
     openenv-pipe serve runs/wordle/latest
     openenv-pipe serve runs/wordle/latest --engine local
     openenv-pipe serve runs/wordle/0007@best --port 8001 -- --gpu-memory-utilization 0.5
-    openenv-pipe serve --train conf=echo trainer.steps=20
+    openenv-pipe serve --train conf=client trainer.steps=20
     """
     if train:
         if (max_model_len, engine) != (None, None):

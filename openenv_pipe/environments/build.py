@@ -46,6 +46,10 @@ def build_host(config: "RunConfig | ServingConfig", logs: Path) -> "Host":
 
             arguments = (config.env, logs, config.host.sessions_per_server)
             return build_part("host", config.host, Host, *arguments)
+        case "none":
+            from openenv_pipe.environments.hosts.none import NoHost
+
+            return NoHost(config.host.sessions_per_server)
         case "process":
             from openenv_pipe.environments.hosts.process import ProcessHost
 

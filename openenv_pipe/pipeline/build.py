@@ -118,7 +118,8 @@ async def assembled(
                 splits = await host.open_splits(known_sets)
             else:
                 adapter = await adapter_for(config.env.adapter, host.urls, host.access)
-                splits = await open_splits(config, known_sets, host.urls[0], host.access)
+                url = next(iter(host.urls), "")  # host=none has no server
+                splits = await open_splits(config, known_sets, url, host.access)
             rollout = RolloutContext(
                 env=config.env,
                 host=host,

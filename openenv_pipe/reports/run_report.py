@@ -20,6 +20,7 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.errors import UserError
+from openenv_pipe.reports.clients import clients_text
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.rewards import parts_table
 from openenv_pipe.reports.signal import signal_text
@@ -65,6 +66,7 @@ def write_report(folder: RunFolder) -> Path:
         _outcome(config, stages),
         _unusable(config, records),
         _unscored(folder.path, records, reports),
+        clients_text(records),
         _scores_table(config, reports),
         _pictures(folder.path, config, records, stages),
         parts_table(config.reward, records),

@@ -1,11 +1,12 @@
 """Compute the metrics of a step's episodes."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from openenv_pipe.algorithms.agreement import agreement_of
-from openenv_pipe.types import PREVIOUS, Episode, Finish, Group, TurnRole
+from openenv_pipe.types import PREVIOUS, Episode, Finish, Group, Status, TurnRole
 
 
 def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
@@ -22,7 +23,8 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         "episodes/failed": sum(episode.failed for episode in everyone),
         "episodes/truncated": sum(episode.truncated for episode in scored),
         "tokens/sampled": sum(episode.num_completion_tokens for episode in everyone),
-    } | _summarise_judging(everyone)
+    }
+    metrics |= _summarise_judging(everyone) | _summarise_clients(groups)
     for name in dict.fromkeys(name for episode in scored for name in episode.judgements):
         for measure, values in agreement_of(groups, name).items():
             metrics[f"judge/{name}/{measure}"] = fmean(values)
@@ -59,6 +61,15 @@ def _summarise_branches(episodes: Sequence[Episode]) -> dict[str, float]:
         "episodes/branched": sum(len(episode.branches) > 1 for episode in episodes),
         "turns/untrained": fmean(turn.role is not TurnRole.AGENT for turn in turns),
     }
+
+
+def _summarise_clients(groups: Sequence[Group]) -> dict[str, float]:
+    """Return how many episodes clients did not play to the end; nothing if there are none."""
+    counts = Counter(episode.status for group in groups for episode in group.episodes)
+    unplayed = {f"clients/{s.removeprefix('client_')}": counts[s] for s in Status if s.is_of_client}
+    if not any(unplayed.values()):
+        return {}
+    return {**unplayed, "groups/dropped": sum(len(group.scored) < 2 for group in groups)}
 
 
 def _summarise_judging(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -1,5 +1,9 @@
 """Training on what clients play, with a real server and clients in processes of their own."""
 
+import signal
+import subprocess
+import sys
+import threading
 from contextlib import contextmanager
 
 from openenv_pipe.client import Client, TrainingEndedError
@@ -7,7 +11,7 @@ from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.types import Status
-from tests.commands import Command, run, servers_of
+from tests.commands import Command, ended_by, run, servers_of, wait_until
 from tests.ports import lasting_port
 
 SETTINGS = (
@@ -19,7 +23,7 @@ SETTINGS = (
 VANISHING = """
 import os, signal, sys
 from openenv_pipe.client import Client
-with Client(sys.argv[1]) as client, client.rollout() as rollout:
+with Client(sys.argv[1]) as client, client.rollout({"number": 7}) as rollout:
     rollout.chat([{"role": "user", "content": "a"}])
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -87,3 +91,82 @@ def test_a_client_trains_two_steps(tmp_path):
     assert (code, "nobody can play the same again" in said) == (2, True), said
     code, _, said = run(tmp_path, "eval", str(folder))
     assert (code, "clients play no evaluations" in said) == (2, True), said
+
+
+def vanish(url):
+    """Play with a client in a process of its own, which is killed in the midst of an episode."""
+    done = subprocess.run([sys.executable, "-c", VANISHING, url], timeout=240, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def report_all(url, played):
+    """Play by rules of one's own until training ends; note the task and the reward."""
+    with Client(url) as client:
+        while True:
+            try:
+                with client.rollout({"number": 7}, timeout_s=240.0) as rollout:
+                    reply = rollout.chat([{"role": "user", "content": "a number"}])
+                    reward = len(reply["content"]) % 5 / 4
+                    rollout.finish(reward, {"length": len(reply["content"])})
+                    played.append((rollout.task["id"], reward))
+            except TrainingEndedError:
+                return
+
+
+def test_a_server_killed_between_steps_goes_on_with_the_same_clients(tmp_path):
+    """A client that was killed loses its episode alone; the others wait for the next server."""
+    port = lasting_port()
+    settings = (
+        *("conf=client", "device=cpu", "num_threads=1", f"agent.port={port}"),
+        *("trainer.steps=3", "trainer.tasks_per_step=1", "trainer.group_size=4"),
+        "trainer.checkpoint.every=1",
+    )
+    url = f"http://127.0.0.1:{port}"
+    folder = tmp_path / "runs" / "client" / "0001"
+    server = Command(tmp_path, "train", *settings)
+    played = []
+    client = threading.Thread(target=report_all, args=(url, played), daemon=True)
+    try:
+        vanish(url)
+        client.start()
+        has_saved = (folder / "checkpoints" / "step_000001").is_dir
+        assert ended_by(signal.SIGKILL, server, has_saved, "a checkpoint") == -signal.SIGKILL
+        server = Command(tmp_path, "train", "--resume", str(folder))
+        assert server.wait() == 0, server.err
+        client.join(timeout=240.0)
+        assert not client.is_alive()
+    finally:
+        server.kill()
+        server.wait()
+    episodes = [episode for step in (1, 2, 3) for episode in episodes_of(folder, step)]
+    assert [each.status for each in episodes[:4]].count(Status.CLIENT_LOST) == 1
+    assert {each.status for each in episodes[4:]} == {Status.ANSWERED}
+    rewards = [(each.task.id, each.reward) for each in episodes if not each.failed]
+    assert all(each in played for each in rewards)
+    assert {each.task.split for each in episodes[4:]} == {"client"}
+    assert "1 were lost with their clients" in (folder / "report.md").read_text()
+
+
+def test_ctrl_c_ends_a_server_that_waits_for_clients(tmp_path):
+    """Also while episodes are played ahead, which nobody may ever come for."""
+    with serving(tmp_path, *SETTINGS, "trainer.max_staleness=1", "trainer.steps=9") as (
+        server,
+        url,
+    ):
+        done = threading.Event()
+
+        def play_some():
+            with Client(url) as client:
+                for _ in range(4):
+                    with client.rollout(timeout_s=240.0) as rollout:
+                        play(rollout)
+            done.set()
+
+        threading.Thread(target=play_some, daemon=True).start()
+        folder = tmp_path / "runs" / "echo" / "0001"
+        saved = folder / "checkpoints" / "step_000001"
+        wait_until(lambda: done.is_set() and saved.is_dir(), "a step", server)
+        server.send_signal(signal.SIGINT)
+        assert server.wait() == 130, server.err
+    assert RunFolder.open(folder).status == "interrupted"
+    assert servers_of(tmp_path) == []

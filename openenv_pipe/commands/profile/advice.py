@@ -31,7 +31,7 @@ def _sessions(profiled: Profiled) -> str | None:
     """Episodes that wait for a free session."""
     config, num_episodes = profiled.config, _num_episodes(profiled)
     host = config.host
-    if host.type == "python":
+    if host.type == "python" or host.type == "none":
         return None
     num_servers = len(host.urls) if isinstance(host, AttachHostConfig) else host.num_servers
     capacity = num_servers * host.sessions_per_server

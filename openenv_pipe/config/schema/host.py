@@ -165,12 +165,20 @@ class PythonHostConfig(PythonTarget):
     sessions_per_server: SessionsPerServer
 
 
+class NoHostConfig(Block):
+    """No environment: clients play by rules of their own (conf/host/none.yaml)."""
+
+    type: Literal["none"]
+    sessions_per_server: SessionsPerServer
+
+
 SupervisedHostConfig = ProcessHostConfig | DockerHostConfig | KubernetesHostConfig  # start servers
 HostConfig = Annotated[
     ProcessHostConfig
     | DockerHostConfig
     | AttachHostConfig
     | KubernetesHostConfig
-    | PythonHostConfig,
+    | PythonHostConfig
+    | NoHostConfig,
     Field(discriminator="type"),
 ]

@@ -63,6 +63,8 @@ class RunConfig(Document):
                 f"eval.num_tasks={self.eval.num_tasks} is more than "
                 f"env.tasks.eval.num_tasks={tasks.num_tasks}"
             )
+        if self.host.type == "none":
+            self._check_no_environment()
         best = self.trainer.checkpoint.best
         if best and best.metric.startswith("eval/") and not self.eval.during.every:
             raise ValueError(
@@ -99,6 +101,24 @@ class RunConfig(Document):
                     f"trainer.group_size={self.trainer.group_size}; set it to 2 or more"
                 )
         return self
+
+    def _check_no_environment(self) -> None:
+        if self.agent.type != "client":
+            raise ValueError(
+                f"host.type=none with agent.type={self.agent.type}: without an environment only "
+                "clients can play; set agent=client, or another host"
+            )
+        if self.trainer.warm_start.steps:
+            raise ValueError(
+                f"trainer.warm_start.steps={self.trainer.warm_start.steps} with host.type=none: "
+                "its policy needs an environment to play in; set steps to 0"
+            )
+        for name in ("train", "eval"):
+            if (kind := getattr(self.env.tasks, name).type) == "server":
+                raise ValueError(
+                    f"env.tasks.{name}.type={kind} with host.type=none: no server lists tasks; "
+                    "set another type"
+                )
 
     def _check_sleep(self, engine: VllmEngineConfig) -> None:
         if self.trainer.max_staleness:

@@ -31,7 +31,7 @@ async def adapter_for(config: AdapterConfig, urls: Sequence[str], access: Access
     if isinstance(config, JsonAdapterConfig):
         return build_adapter(config, (await fetch_metadata(urls[0], access)).action)
     adapter = build_adapter(config)
-    if isinstance(adapter, TextAdapter):
+    if isinstance(adapter, TextAdapter) and urls:
         try:
             schema = (await fetch_metadata(urls[0], access)).action
         except ConfigError:  # Some servers have no schema and work otherwise.
