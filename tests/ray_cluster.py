@@ -1,6 +1,6 @@
 """A simulated Ray cluster on this machine: each node is a raylet of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
+NUM_STARTS = 5  # at most
 STORE_BYTES = 80 * 2**20  # of each node's object store, the smallest that Ray allows
 
 
@@ -21,13 +22,31 @@ def ray_cluster(*num_cpus: float) -> Iterator[Any]:
         patch.setenv("PYTHONPATH", str(REPOSITORY))
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        cluster = Cluster(initialize_head=True, head_node_args=node_options(0))
+        cluster = started(
+            lambda: Cluster(initialize_head=True, head_node_args=node_options(0)), "the head"
+        )
         try:
             for number in num_cpus:
-                cluster.add_node(**node_options(number))
+                add_node(cluster, number)
             yield cluster
         finally:
             cluster.shutdown()
+
+
+def add_node(cluster: Any, num_cpus: float) -> Any:
+    return started(lambda: cluster.add_node(**node_options(num_cpus)), "a node")
+
+
+def started(start: Callable[[], Any], what: str) -> Any:
+    """Start a part of the cluster. Ray gives each 30 seconds, which a busy machine may need."""
+    for _ in range(NUM_STARTS - 1):
+        try:
+            return start()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            print(f"{what} is started again: {error}")
+    return start()
 
 
 def node_options(num_cpus: float) -> dict[str, object]:

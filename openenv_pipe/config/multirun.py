@@ -173,7 +173,7 @@ def _refuse_unknown_launcher(overrides: Sequence[str], known: Sequence[str]) -> 
             raise ConfigError(
                 f"{line!r}: this launcher is not installed; there are {', '.join(known)}; joblib "
                 "comes with pip install 'openenv-pipe[sweeps]', submitit_slurm with pip install "
-                "hydra-submitit-launcher, ray with pip install hydra-ray-launcher"
+                "hydra-submitit-launcher; a Ray cluster needs none, set sweep.ray.address=auto"
             )
 
 

@@ -5,9 +5,13 @@ Ray is an optional package (the extra `ray`), which is imported when a connectio
 
 import asyncio
 import logging
+import os
 import socket
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError, FailureError, HostError
@@ -44,7 +48,9 @@ class RayCluster:
         self._ray = ray
         self._is_owner = not ray.is_initialized()
         if self._is_owner:
-            _connect(ray, address)
+            # In the main thread, Ray would replace the handler of SIGTERM.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(_connect, ray, address).result()
         self.head: str = ray.get_runtime_context().gcs_address
 
     def place(self, kind: type, *arguments: Any, num_cpus: float, name: str) -> "PlacedProcess":
@@ -60,6 +66,38 @@ class RayCluster:
             max_task_retries=0,
         )
         return PlacedProcess(self, actor.remote(*arguments), name)
+
+    def run_all(
+        self, function: Callable[[int], None], num_calls: int, *, num_cpus: float, num_gpus: float
+    ) -> dict[int, str]:
+        """Call the function with 0, 1, ..., each in a process on any node that has room for it.
+
+        The function raises nothing. A call whose process or node is lost is not repeated.
+
+        Returns:
+            The errors of lost calls, by their numbers.
+
+        Raises:
+            HostError: the cluster's head is lost.
+        """
+        task = self._ray.remote(_call_in_folder).options(
+            num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0, scheduling_strategy="SPREAD"
+        )
+        waiting = {task.remote(Path.cwd(), function, number): number for number in range(num_calls)}
+        lost: dict[int, str] = {}
+        num_failed = 0
+        while waiting:
+            done, _ = self._ray.wait(list(waiting), timeout=HEAD_CHECK_S)
+            for each in done:
+                number = waiting.pop(each)
+                try:
+                    self._ray.get(each)
+                except self._ray.exceptions.RayError as error:
+                    lost[number] = _in_a_line(error)
+            num_failed = 0 if done or self._head_answers() else num_failed + 1
+            if num_failed == NUM_FAILED_CHECKS:
+                raise self._head_lost("sweep")
+        return lost
 
     def free_resources(self) -> str:
         """Return in words which cores are free, for messages."""
@@ -84,16 +122,21 @@ class RayCluster:
 
         Ray itself would end this process after a minute, without a word about the run.
         """
-        host, _, port = self.head.rpartition(":")
         num_failed = 0
         while num_failed < NUM_FAILED_CHECKS:
             await asyncio.sleep(HEAD_CHECK_S)
-            opened = asyncio.to_thread(_answers, host.strip("[]"), int(port))
-            num_failed = 0 if await opened else num_failed + 1
+            num_failed = 0 if await asyncio.to_thread(self._head_answers) else num_failed + 1
+        return self._head_lost("run")
+
+    def _head_answers(self) -> bool:
+        host, _, port = self.head.rpartition(":")
+        return _answers(host.strip("[]"), int(port))
+
+    def _head_lost(self, what: str) -> HostError:
         return HostError(
             f"the head of the Ray cluster at {self.head} does not answer any more; without it no "
             "process can be placed or replaced. Start the cluster again (`ray start --head`), "
-            "then resume the run"
+            f"then resume the {what}"
         )
 
     def close(self) -> None:
@@ -130,10 +173,7 @@ class PlacedProcess:
                 raise cause from None
             raise FailureError(f"{self.name}: {error}") from None
         except exceptions.RayError as error:
-            reason = str(error).strip().splitlines()
-            raise WorkerLostError(
-                f"{self.name} is lost: {type(error).__name__}: {' '.join(reason)[:500]}"
-            ) from None
+            raise WorkerLostError(f"{self.name} is lost: {_in_a_line(error)}") from None
 
     def send(self, method: str, *arguments: Any) -> None:
         """Call a method without waiting. A lost process shows in the next `call`."""
@@ -175,3 +215,15 @@ def _answers(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+def _in_a_line(error: Exception) -> str:
+    """Return the beginning of one of Ray's errors, which have many lines."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+
+
+def _call_in_folder(folder: Path, function: Callable[[int], None], number: int) -> None:
+    """Call a function on a node; relative paths mean the caller's files where the node has them."""
+    if folder.is_dir():
+        os.chdir(folder)
+    function(number)

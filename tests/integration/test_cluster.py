@@ -3,6 +3,7 @@ when workers, nodes, the driver or the cluster's head are lost."""
 
 import gzip
 import json
+import signal
 from contextlib import suppress
 
 import psutil
@@ -15,8 +16,9 @@ from openenv_pipe.errors import HostError
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.ray_cluster import RayCluster
-from tests.commands import SMALL, Command, run, servers_of, wait_until
-from tests.ray_cluster import node_options, ray_cluster
+from tests.commands import SMALL, Command, ended_by, run, servers_of, wait_until
+from tests.integration.test_sweep import TINY, sweep_of
+from tests.ray_cluster import add_node, ray_cluster
 
 EVAL = ("eval.baselines=false", "eval.greedy=false", "eval.num_tasks=2")
 TRAIN = ("train", "conf=smoke", *SMALL, "trainer.steps=4", *EVAL)
@@ -112,7 +114,7 @@ def test_a_run_on_a_cluster_is_that_of_one_machine(cluster, alone, tmp_path):
 
 def test_a_lost_node_changes_nothing(cluster, alone, tmp_path):
     """The workers of the node are replaced on another one, and play its episodes again."""
-    node = cluster.add_node(**node_options(2))
+    node = add_node(cluster, 2)
     command = Command(tmp_path, *TRAIN, *by_ray(cluster))
     try:
         wait_until(lambda: workers_of(tmp_path), "a worker", command)
@@ -179,6 +181,28 @@ def test_an_address_without_a_cluster_is_told():
     pytest.importorskip("ray")
     with pytest.raises(HostError, match=r"cluster.address=127\.0\.0\.1:9: .*`ray start --head`"):
         RayCluster("127.0.0.1:9")
+
+
+def test_a_sweep_is_placed_as_there_is_room_and_goes_on_after_a_stop(cluster, tmp_path):
+    """Each of two nodes has room for one of three jobs."""
+    given = (f"sweep.ray.address={cluster.address}", "sweep.ray.cpus_per_job=2", "seed=0,1,2")
+    steps = ("trainer.steps=12", "trainer.checkpoint.every=1", "eval.baselines=false")
+    command = Command(tmp_path, "train", "-m", *TINY, *steps, *given)
+    jobs = tmp_path / "runs" / "sweeps"
+    code = ended_by(
+        signal.SIGINT, command, lambda: len(list(jobs.glob("*/jobs/*.json"))) == 2, "two jobs"
+    )
+    assert code == 128 + signal.SIGINT, command.err
+    sweep = sweep_of(tmp_path)
+    assert sweep["status"] == "interrupted"
+    assert [job["status"] for job in sweep["jobs"]].count("waiting") == 1
+    command = Command(tmp_path, "train", "-m", "--resume", str(sweep["path"]))
+    try:
+        out, err = command.communicate()
+        assert (command.returncode, out.count("finished")) == (0, 3), err
+    finally:
+        command.kill()
+    wait_for_no_process(tmp_path)
 
 
 def test_a_lost_head_ends_the_run_in_words(cluster, tmp_path):

@@ -4,6 +4,7 @@ After a failed job the others continue. A request to stop asks all jobs, whereve
 and stop; `train -m --resume` continues them.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +22,15 @@ from openenv_pipe.commands.sweep.shared_servers import NAMES, SharedServers
 from openenv_pipe.commands.sweep.watch import SweepProgress, Watch
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.multirun import MultirunRequest, launch, read_request
+from openenv_pipe.config.schema.sweep import RayJobs
 from openenv_pipe.config.secrets import assigned_secrets, known_secrets, restore_in_config
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.ray_cluster import RayCluster
 from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.tables import Table
+
+_log = logging.getLogger(__name__)
 
 
 class StopSource(Protocol):
@@ -162,9 +167,33 @@ def _launch(
             for job in waiting
         ),
     )
-    if waiting:
-        with watch.watching():
+    if not waiting:
+        return
+    with watch.watching():
+        if request.sweep.ray.address is None:
             launch(orders, len(waiting), request.launcher, folder.path)
+        else:
+            _place(orders, request.sweep.ray)
+
+
+def _place(orders: Orders, settings: RayJobs) -> None:
+    """Run the jobs on the nodes of a Ray cluster, as many at once as there is room for.
+
+    Raises HostError if the cluster cannot be joined, or its head is lost.
+    """
+    assert settings.address is not None
+    cluster = RayCluster(settings.address)
+    try:
+        lost = cluster.run_all(
+            orders,
+            len(orders.jobs),
+            num_cpus=settings.cpus_per_job,
+            num_gpus=settings.gpus_per_job,
+        )
+    finally:
+        cluster.close()
+    for number, error in lost.items():
+        _log.warning("job %d was lost: %s", orders.jobs[number].index, error)
 
 
 def _search(

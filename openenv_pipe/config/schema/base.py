@@ -72,6 +72,7 @@ ShareBelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 Seconds = Annotated[float, Field(gt=0.0, le=1e6)]
 SecondsOrZero = Annotated[float, Field(ge=0.0, le=1e6)]
 NumCores = Annotated[float, Field(ge=0.01, le=4096.0)]
+NumGpus = Annotated[float, Field(ge=0.0, le=1024.0)]
 ServerUrl = Annotated[
     str,
     Field(

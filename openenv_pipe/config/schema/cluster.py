@@ -6,6 +6,10 @@ from pydantic import Field
 
 from openenv_pipe.config.schema.base import Block, NumCores, NumProcesses, NumRetries, Seconds
 
+RayAddress = Annotated[
+    str, Field(pattern=r"^(auto|[\w.\[\]:-]+:\d{1,5})$", examples=["10.0.0.7:6379"])
+]
+
 
 class LocalClusterConfig(Block):
     """Everything runs on this machine (conf/cluster/local.yaml)."""
@@ -21,7 +25,7 @@ class RayClusterConfig(Block):
     """
 
     type: Literal["ray"]
-    address: Annotated[str, Field(pattern=r"^(auto|[\w.\[\]:-]+:\d{1,5})$")] = Field(
+    address: RayAddress = Field(
         description="host:port of the cluster's head; auto: RAY_ADDRESS, else the cluster to which "
         "this machine belongs"
     )

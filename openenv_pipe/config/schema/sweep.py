@@ -4,19 +4,41 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from openenv_pipe.config.schema.base import Block, Count, Document, PositiveCount, Seed
+from openenv_pipe.config.schema.base import (
+    Block,
+    Count,
+    Document,
+    NumCores,
+    NumGpus,
+    PositiveCount,
+    Seed,
+)
+from openenv_pipe.config.schema.cluster import RayAddress
+
+
+class RayJobs(Block):
+    """Jobs as tasks of a Ray cluster, as many at once as its nodes have room for."""
+
+    address: RayAddress | None = Field(
+        description="host:port of the cluster's head; auto: RAY_ADDRESS, else the cluster to which "
+        "this machine belongs; null: Hydra's launcher runs the jobs"
+    )
+    cpus_per_job: NumCores = Field(description="cores that Ray reserves for each job")
+    gpus_per_job: NumGpus = Field(description="GPUs that Ray reserves for each job, and shows it")
 
 
 class GridSweep(Block):
     """Every combination of the values, once (conf/sweep/grid.yaml)."""
 
     type: Literal["grid"]
+    ray: RayJobs
 
 
 class SearchSweep(Block):
     """Values that Optuna proposes from the results of earlier jobs (conf/sweep/search.yaml)."""
 
     type: Literal["search"]
+    ray: RayJobs
     num_jobs: PositiveCount = Field(description="jobs in total")
     at_a_time: PositiveCount = Field(
         description="jobs proposed together, which a launcher such as joblib runs in parallel"
