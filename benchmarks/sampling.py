@@ -26,7 +26,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import TokenRequest
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.models.load import load_policy
-from openenv_pipe.pipeline.build import _prepare_thread
+from openenv_pipe.pipeline.build import prepare_thread
 from openenv_pipe.system.process import usable_cores
 
 NUM_TURNS = 6
@@ -44,7 +44,7 @@ def build_engine(
     policy.end_id = NO_END
     if side == OWN:
         policy.slow_forward_reason = "this side measures the model's own modules"
-    prepare = partial(_prepare_thread, num_threads if side == OWN else 1)
+    prepare = partial(prepare_thread, num_threads if side == OWN else 1)
     executor = ThreadPoolExecutor(1 if side == OWN else num_threads, "sampler", prepare)
     return LocalEngine(
         policy, max_episodes=num_conversations, executor=executor, in_lanes=side == FAST

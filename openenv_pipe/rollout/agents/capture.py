@@ -31,6 +31,7 @@ def _module(name: str) -> ModuleType:
 _server, _sessions, _upstream = _module("server"), _module("sessions"), _module("upstream")
 _dialects, _detection = _module("dialects"), _module("detection")
 APIType = _detection.APIType
+OpenAIChatTransformer = _dialects.OpenAIChatTransformer
 OpenAIResponsesTransformer = _dialects.OpenAIResponsesTransformer
 TransformManager = _dialects.TransformManager
 create_app = _server.create_app

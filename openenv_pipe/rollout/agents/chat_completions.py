@@ -183,7 +183,9 @@ def completion_body(
             "completion_tokens": len(ids),
             "total_tokens": len(prompt_ids) + len(ids),
         },
-        "prompt_token_ids": list(prompt_ids),
+        # The proxy checks and links each id that it is told of. The turns of an episode are linked
+        # here, so it is told of the last only.
+        "prompt_token_ids": list(prompt_ids[-1:]),
     }
 
 

@@ -23,21 +23,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openenv_pipe.rollout.agents.calls import Connection, RefusedCallError, TooLongError
 from openenv_pipe.rollout.agents.capture import (
-    APIType,
-    TransformManager,
     Upstream,
     UpstreamHTTPError,
     UpstreamPool,
     create_app,
 )
-from openenv_pipe.rollout.agents.responses_dialect import ResponsesTransformer
+from openenv_pipe.rollout.agents.dialects import Dialects
 from openenv_pipe.rollout.agents.session_routes import error_response
 from openenv_pipe.system.foreign_json import parse_foreign
 
 MAX_BODY_BYTES = 64 * 2**20  # of one request
 END_LIMIT_S = 5.0
 QUEUE = 1024  # connections that wait to be accepted
-_RESPONSES = ResponsesTransformer()
 _connection: ContextVar[Connection] = ContextVar("connection")
 
 
@@ -73,7 +70,7 @@ class Endpoint:
         logging.getLogger("intercept").setLevel(logging.ERROR)  # It tells of every odd request.
         capture = create_app(admin_key=secrets.token_hex(16), max_output_tokens=None)
         capture.state.upstreams = _Engines(find, level)
-        capture.state.transforms = _Transforms()
+        capture.state.transforms = Dialects()
         if registry is not None:
             capture.state.registry = registry
         self._registry = capture.state.registry
@@ -115,14 +112,6 @@ class _Engines(UpstreamPool):  # type: ignore[misc]  # openenv has no types
 
     async def resolve(self, upstream: Upstream) -> tuple[Any, str]:
         return _Engine(self._find(str(upstream.api_key))), self._level
-
-
-class _Transforms(TransformManager):  # type: ignore[misc]
-    """The dialects of the proxy, of which one is completed."""
-
-    def get(self, api_type: APIType) -> Any:
-        is_responses = api_type is APIType.OPENAI_RESPONSES
-        return _RESPONSES if is_responses else super().get(api_type)
 
 
 class _Engine:

@@ -86,8 +86,6 @@ class ServedModel:
         answer = completion_body(
             completion, message, number=number, model=self.name, prompt_ids=prompt_ids
         )
-        if not body.get("logprobs"):
-            answer["choices"][0]["logprobs"] = None
         return {**answer, "created": int(time.time())}
 
     def _room(self, request: ChatRequest, num_tokens: int) -> int:

@@ -1,0 +1,37 @@
+"""The dialects of OpenEnv's proxy, of which those of OpenAI are changed."""
+
+from typing import Any
+
+from openenv_pipe.rollout.agents.capture import APIType, OpenAIChatTransformer, TransformManager
+from openenv_pipe.rollout.agents.responses_dialect import ResponsesTransformer
+
+
+class ChatTransformer(OpenAIChatTransformer):  # type: ignore[misc]  # openenv has no types
+    """Leaves out what the proxy records and clients do not ask for: most of an answer's bytes."""
+
+    def transform_response(
+        self, response: dict[str, Any], original_request: dict[str, Any]
+    ) -> dict[str, Any]:
+        answer: dict[str, Any] = super().transform_response(response, original_request)
+        answer = {key: value for key, value in answer.items() if key != "prompt_token_ids"}
+        answer["choices"] = [
+            {key: value for key, value in choice.items() if key != "token_ids"}
+            for choice in answer["choices"]
+        ]
+        if not original_request.get("logprobs"):
+            for choice in answer["choices"]:
+                choice["logprobs"] = None
+        return answer
+
+
+_CHANGED = {
+    APIType.OPENAI_CHAT: ChatTransformer(),
+    APIType.OPENAI_RESPONSES: ResponsesTransformer(),
+}
+
+
+class Dialects(TransformManager):  # type: ignore[misc]
+    """Finds the dialect of a request."""
+
+    def get(self, api_type: APIType) -> Any:
+        return _CHANGED.get(api_type) or super().get(api_type)
