@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,7 +34,13 @@ if TYPE_CHECKING:
 Observation = Mapping[str, Any]
 Action = Mapping[str, Any]
 Message = Mapping[str, Any]  # "role", "content", perhaps "name" and "pictures"
+PICTURE_IDS = 2**52  # token ids from here on are those of pictures (`Picture.token_id`)
+PICTURE_DIGITS = 13  # of a digest in hexadecimal: token ids stay below 2**53, exact in all of JSON
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
+
+
+Pictures = Mapping[int, "Picture"]  # by their token ids
+NO_PICTURES: Pictures = MappingProxyType({})
 
 
 class Picture(dict[str, Any]):
@@ -49,6 +56,16 @@ class Picture(dict[str, Any]):
         """source: the content of the PNG file, or the path where it can be read."""
         super().__init__(picture=f"pictures/{name}.png", width=width, height=height)
         self._source = source
+
+    @property
+    def token_id(self) -> int:
+        """The number in place of the picture's placeholder tokens in prompts of models that see it.
+
+        It is above every vocabulary, and from the digest: token ids are equal exactly if the model
+        reads the same.
+        """
+        name = self["picture"].removeprefix("pictures/")
+        return PICTURE_IDS + int(name[:PICTURE_DIGITS], 16)
 
     @property
     def png(self) -> bytes:
@@ -333,6 +350,7 @@ class Sample:
     advantages: list[float]  # 0.0 where the mask is False
     # Indices of the turns whose completions are the tokens with a True mask, in their order.
     trained_turns: list[int] = field(default_factory=list)
+    pictures: Pictures = field(default_factory=dict)  # those in token_ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,20 @@
 """Convert episodes to samples: their token ids, and which of these the model chose."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
-from openenv_pipe.types import Episode, Sample, TurnRole, path_to
+from openenv_pipe.errors import TrainingError
+from openenv_pipe.types import (
+    NO_PICTURES,
+    PICTURE_IDS,
+    Episode,
+    Picture,
+    Pictures,
+    Sample,
+    TurnRole,
+    path_to,
+)
 
 
 def build_samples(advantages: Sequence[GroupAdvantages]) -> list[Sample]:
@@ -24,6 +35,9 @@ def episode_samples(group: str, episode: Episode, advantages: Sequence[float]) -
     first of them only, so that each sampled token counts once in the loss.
 
     advantages: one value per turn
+
+    Raises:
+        TrainingError: a picture of a prompt is missing.
     """
     assert len(advantages) == len(episode.turns), "an advantage for each turn"
     parents = episode.parents
@@ -75,7 +89,33 @@ def _sample(
         sample.loss_mask += [False] * given + [is_trained] * chosen
         sample.logprobs += [0.0] * given + (turn.logprobs if is_trained else [0.0] * chosen)
         sample.advantages += [0.0] * given + [advantages[index] if is_trained else 0.0] * chosen
+    sample.pictures = _pictures_in(sample.token_ids, episode)
     return sample
+
+
+def _pictures_in(token_ids: Sequence[int], episode: Episode) -> Pictures:
+    """Return the pictures that stand in a sample's token ids. Raises TrainingError."""
+    wanted = {token_id for token_id in token_ids if token_id >= PICTURE_IDS}
+    if not wanted:
+        return NO_PICTURES
+    seen = {each.token_id: each for each in _find_pictures(episode.observations)}
+    if missing := wanted - seen.keys():
+        raise TrainingError(
+            f"{len(missing)} pictures of the prompts of {episode.task.id} are in none of its "
+            "observations; an adapter of yours may only show pictures of observations"
+        )
+    return {token_id: seen[token_id] for token_id in sorted(wanted)}
+
+
+def _find_pictures(value: Any) -> Iterator[Picture]:
+    if isinstance(value, Picture):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _find_pictures(each)
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping | list):
+        for each in value:
+            yield from _find_pictures(each)
 
 
 def by_episode(samples: Sequence[Sample]) -> list[list[Sample]]:

@@ -42,5 +42,7 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
         config.model, seed=config.seed, device=select_device("cpu"), checkpoint=checkpoint
     )
     Publication(policy).write_weights(folder)
-    policy.tokenizer.save_pretrained(folder)
-    write_text(folder / "README.md", model_card(subject.folder, checkpoint, name))
+    policy.save_tokenizer(folder)
+    sees = policy.pictures is not None
+    card = model_card(subject.folder, checkpoint, name, sees_pictures=sees)
+    write_text(folder / "README.md", card)

@@ -11,7 +11,7 @@ from openenv_pipe.engines.vllm.endpoint import Served, serve
 from openenv_pipe.engines.vllm.install import find_build, find_installed, require_installed
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.load import load_policy, refuse_vision_model, select_device
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.runs.find import SelectedModel, find_model
 
@@ -43,6 +43,7 @@ def serve_run(
     subject = find_model(word, [], trust=trust)
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
+    refuse_vision_model(subject.config.model, "serve")
     build = find_build()
     if engine is None and find_installed(build) is None:
         tell("vLLM is not installed here; the model is sampled in this process (--engine local)")

@@ -11,14 +11,21 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import EngineCapabilities, RunConfig
-from openenv_pipe.types import Finish, Message, Observation, Opening, Tool
+from openenv_pipe.types import (
+    Finish,
+    Message,
+    Observation,
+    Opening,
+    Pictures,
+    Tool,
+)
 
 if TYPE_CHECKING:
     from openenv_pipe.models.policy import Policy
@@ -53,6 +60,7 @@ class TokenRequest(GenerationRequest):
     num_branches: int = 1  # how many requests the episode makes at once
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
+    pictures: Pictures = field(default_factory=dict)  # those in new_ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.sampling import sample, uniforms
 from openenv_pipe.models.row_forward import RowForward
-from openenv_pipe.types import Finish
+from openenv_pipe.types import Finish, Pictures
 
 Key = tuple[int, int]  # of a conversation: its episode and its branch
 _MOVED_SHARE = 8  # rows that are done leave the batch when they are an eighth of it
@@ -67,7 +67,7 @@ class Lane:
                 conversation.keep(request.num_kept)
             conversation.pending += request.new_ids
         wave = _Wave(self._forward, self._device, self._end_id, self._rows, in_rows)
-        wave.run()
+        wave.run({name: each for request in requests for name, each in request.pictures.items()})
         self._rows = [self._rows[place] for place in wave.places_R]
         self._ended.update(key for key in by_key if key[1])
         places = {key: place for place, key in enumerate(keys)}
@@ -120,10 +120,13 @@ class _Wave:
         self._token_ids = np.zeros((num_rows, longest), dtype=np.int64)
         self._logprobs = np.zeros((num_rows, longest), dtype=np.float32)
 
-    def run(self) -> None:
-        """Sample all completions, and note in the conversations what is cached and pending."""
+    def run(self, pictures: Pictures) -> None:
+        """Sample all completions, and note in the conversations what is cached and pending.
+
+        pictures: those in the pending tokens.
+        """
         pending = [conversation.pending for conversation in self._conversations]
-        logits_AV = self._forward.feed(pending, self._num_cached.tolist())
+        logits_AV = self._forward.feed(pending, self._num_cached.tolist(), pictures)
         self._num_cached += [len(ids) for ids in pending]
         num_rows = len(pending)
         for number in range(self._token_ids.shape[1]):

@@ -28,7 +28,7 @@ def save_weights(folder: Path, policy: Policy, *, steps: int, warm_start_steps: 
     """
     with _full_disk_as_os_error(folder):
         policy.save_model(folder)
-        policy.tokenizer.save_pretrained(folder)
+        policy.save_tokenizer(folder)
     _sort_target_modules(folder / "adapter_config.json")
     _write(folder / "counters.json", {"steps": steps, "warm_start_steps": warm_start_steps})
 

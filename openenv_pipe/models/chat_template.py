@@ -8,6 +8,9 @@ may change what came before.
 
 Tools are described once at the beginning: by the template, or in plain words if the template has no
 tools or would move their description as the conversation grows.
+
+Where the model sees pictures, tokens of its own stand behind the note of each picture
+(`picture_format.py`).
 """
 
 import itertools
@@ -16,10 +19,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.types import Message, Tool
+from openenv_pipe.types import Message, Picture, Tool
+
+if TYPE_CHECKING:
+    from openenv_pipe.models.picture_format import PictureFormat
 
 HistoryMode = Literal["append", "rerender"]
 
@@ -46,7 +52,7 @@ _CHANNEL_MESSAGE = re.compile(
 _MARKED = re.compile("\ue000(\\d+)\ue001(.*?)\ue002", re.DOTALL)
 _MARKS = re.compile("\ue000\\d+\ue001|\ue002")
 _NO_IDS: Mapping[int, Sequence[int]] = MappingProxyType({})
-_Frozen = tuple[tuple[tuple[str, str], ...], ...]  # messages as a cache key
+_Frozen = tuple[tuple[tuple[str, Any], ...], ...]  # messages as a cache key
 _NUM_FIRST = 64  # cached beginnings, one for each of this many concurrent groups
 _NUM_CACHED = 4096  # cached later messages and replies
 _TOOLS_IN_WORDS = (
@@ -56,14 +62,20 @@ _TOOLS_IN_WORDS = (
 
 
 class ChatFormat:
-    """The chat template of one tokenizer.
+    """The chat template of one tokenizer, and how a model that sees pictures reads them.
 
     Raises:
         ConfigError: The tokenizer has no usable template, or the template rewrites earlier turns
             and the history is `append`: trained token ids would not be those that were sampled.
     """
 
-    def __init__(self, tokenizer: Any, history: HistoryMode = "append") -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        history: HistoryMode = "append",
+        pictures: "PictureFormat | None" = None,
+    ) -> None:
+        """pictures: None if the model reads text alone."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 "the tokenizer has no chat template; set model.chat_template to a Jinja template"
@@ -78,6 +90,9 @@ class ChatFormat:
         self.history: HistoryMode = history
         added = tokenizer.added_tokens_decoder.values()
         self._special_tokens = [token.content for token in added if token.special]
+        self._pictures = pictures
+        if pictures is not None:
+            self._special_tokens += pictures.tokens
         self._takes_runs = True
         self._takes_runs = self._template_takes_runs()
         self._after_reply = self._render((*_OPENING, _assistant(_REPLY)), prompt=False)
@@ -95,16 +110,23 @@ class ChatFormat:
         self._cached_first_ids.cache_clear()
         self._cached_following_ids.cache_clear()
 
-    def __reduce__(self) -> tuple[type["ChatFormat"], tuple[Any, HistoryMode]]:
+    def __reduce__(self) -> tuple[type["ChatFormat"], tuple[Any, ...]]:
         """Pickle the tokenizer; the caches stay in this process."""
-        return ChatFormat, (self._tokenizer, self.history)
+        return ChatFormat, (self._tokenizer, self.history, self._pictures)
+
+    @property
+    def sees_pictures(self) -> bool:
+        """Whether pictures of messages are in the ids; else only their notes in the text are."""
+        return self._pictures is not None
 
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Return the ids of a conversation's beginning, up to where the model writes."""
-        return list(self._cached_first_ids(_frozen(messages), json.dumps(tools) if tools else "[]"))
+        shown = self._shown(messages)
+        ids = self._cached_first_ids(_frozen(messages, shown), json.dumps(tools) if tools else "[]")
+        return self._with_pictures(ids, shown)
 
     def _first_ids(self, frozen: _Frozen, tools_json: str) -> list[int]:
-        text = self._prompt_text(self.without_markup(map(dict, frozen)), tools_json)
+        text = self._prompt_text(self._thawed(frozen), tools_json)
         return self._encode(text)
 
     def rendered_ids(
@@ -159,16 +181,41 @@ class ChatFormat:
         `ended` tells whether the completion has its end-of-turn token; a truncated reply lacks it
         and gets it here, as a token that the model did not choose.
         """
-        return list(self._cached_following_ids(_frozen(messages), ended))
+        shown = self._shown(messages)
+        ids = self._cached_following_ids(_frozen(messages, shown), ended)
+        return self._with_pictures(ids, shown)
 
     def _following_ids(self, frozen: _Frozen, ended: bool) -> list[int]:
-        messages: Sequence[Message] = self.without_markup(map(dict, frozen))
+        messages: Sequence[Message] = self._thawed(frozen)
         if not self._takes_tools:
             messages = _results_as_user(messages)
         text = self._render((*_OPENING, _assistant(_REPLY), *messages), prompt=True)
         turn_end = self._after_reply.rindex(self._end_text) + len(self._end_text)
         following = text[turn_end:]
         return self._encode(following if ended else self._end_text + following)
+
+    def _shown(self, messages: Sequence[Message]) -> list[dict[str, Picture]]:
+        """Return for each message the pictures that the model sees, by their notes, in order."""
+        return [self._pictures.shown_in(each) if self._pictures else {} for each in messages]
+
+    def _thawed(self, frozen: _Frozen) -> list[Message]:
+        """Return the messages of a key, with a placeholder behind the note of each picture."""
+        messages: list[Message] = []
+        for items in frozen:
+            message = dict(items)
+            notes = message.pop("pictures", ())
+            (harmless,) = self.without_markup([message])
+            marked = harmless["content"]
+            for note in notes:
+                assert self._pictures is not None
+                marked = marked.replace(note, note + "".join(self._pictures.tokens), 1)
+            messages.append({**harmless, "content": marked})
+        return messages
+
+    def _with_pictures(self, ids: list[int], shown: Sequence[dict[str, Picture]]) -> list[int]:
+        """Return the ids with the id of each picture in the place of its placeholder."""
+        pictures = [picture for each in shown for picture in each.values()]
+        return self._pictures.with_ids(ids, pictures) if self._pictures and pictures else [*ids]
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Return the text, or the first and last tokens of one that has more than `max_tokens`.
@@ -306,10 +353,14 @@ class ChatFormat:
         return grown == self.first_ids(conversation, tools)
 
 
-def _frozen(messages: Sequence[Message]) -> _Frozen:
-    """Return messages as keys of a cache, without their pictures: a chat format is for text."""
+def _frozen(messages: Sequence[Message], shown: Sequence[dict[str, Picture]]) -> _Frozen:
+    """Return messages as keys of a cache, with the notes of the pictures that the model sees."""
     return tuple(
-        tuple(item for item in message.items() if item[0] != "pictures") for message in messages
+        (
+            *(item for item in message.items() if item[0] != "pictures"),
+            *([("pictures", tuple(pictures))] if pictures else []),
+        )
+        for message, pictures in zip(messages, shown, strict=True)
     )
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, linear, rms_norm
 
+from openenv_pipe.types import NO_PICTURES, Pictures
+
 MAX_PARAMETERS = 20_000_000  # products take most of the time of larger models anyway
 ARCHITECTURES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
@@ -174,12 +176,18 @@ class FastForward:
         hidden = self._hidden(token_ids_R, torch.arange(num_rows), positions_R, attend)
         return self._weights.head(hidden)
 
-    def feed(self, new_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> torch.Tensor:
+    def feed(
+        self,
+        new_ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        pictures: Pictures = NO_PICTURES,
+    ) -> torch.Tensor:
         """Feed to each row r its new tokens, at least one, from position starts[r] on.
 
         Returns the logits [R, V] after each row's last token. Of rows that begin with equal tokens,
         one is computed, and the others are copies.
         """
+        assert not pictures, "this model reads text alone"
         rows = list(zip(new_ids, starts, strict=True))
         keys = [row if start else tuple(ids) for row, (ids, start) in enumerate(rows)]
         first_of: dict[object, int] = {}

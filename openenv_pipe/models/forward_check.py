@@ -43,18 +43,25 @@ def check_forward(policy: Policy) -> str | None:
 
     if policy.is_fast and not difference(_row_logits(policy, token_ids)) <= bound:
         policy.slow_forward_reason = "the fast forward pass differs from the model's own"
-    logits_of = {
-        "the learner's": policy.logits(policy.hidden(token_ids))[0],
-        "engine=local's": _row_logits(policy, token_ids),
-    }
-    for whose, logits in logits_of.items():
-        if not difference(logits) <= bound:  # also refuses NaN
+    differences = [
+        ("the learner's", difference(policy.logits(policy.hidden(token_ids))[0])),
+        ("engine=local's", difference(_row_logits(policy, token_ids))),
+    ]
+    if policy.pictures is not None:
+        # Imported late, because they import Pillow, which few runs need.
+        from openenv_pipe.models.picture_check import picture_differences
+        from openenv_pipe.models.vision_policy import VisionPolicy
+
+        assert isinstance(policy, VisionPolicy)
+        differences += [(f"{w} (with pictures)", d) for w, d in picture_differences(policy).items()]
+    for whose, found in differences:
+        if not found <= bound:  # also refuses NaN
             raise ConfigError(
-                f"{whose} forward pass differs from the model's own by {difference(logits):.3g} in "
-                f"a logprob, where {bound:g} is allowed for {policy.precision}; this architecture "
+                f"{whose} forward pass differs from the model's own by {found:.3g} in a logprob, "
+                f"where {bound:g} is allowed for {policy.precision}; this architecture "
                 "is not supported, choose one like Qwen3 or Llama"
             )
-    reason = _missing_argument(policy) or _packing_problem(policy, bound)
+    reason = policy.padding_reason or _missing_argument(policy) or _packing_problem(policy, bound)
     policy.packs_rows = reason is None
     return reason
 

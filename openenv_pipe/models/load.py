@@ -5,23 +5,33 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TinyModelConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models import tiny
 from openenv_pipe.models.attention.packed import use_packed_attention
+from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import find_quantizable, quantize
-from openenv_pipe.models.safetensors_only import load_adapter, read_model
+from openenv_pipe.models.safetensors_only import (
+    VISION_MODELS,
+    load_adapter,
+    model_class,
+    read_model,
+)
 
+if TYPE_CHECKING:
+    from openenv_pipe.models.picture_format import PictureFormat
+
+VISION_MODULES = r"(.*\.)?visual\..*"  # adapters are for the language model alone
 SDPA = "sdpa"  # the local engine makes masks for it
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -49,6 +59,7 @@ def load_policy(
     """
     transformers.logging.disable_progress_bar()  # a run shows its own progress
     tokenizer = load_tokenizer(config)
+    pictures = load_picture_format(config, tokenizer)
     full_checkpoint = checkpoint if config.lora.rank == 0 else None
     if isinstance(config, TinyModelConfig):
         model = build_tiny(config, tokenizer, full_checkpoint)
@@ -63,14 +74,17 @@ def load_policy(
         with warnings.catch_warnings():  # peft 0.21 uses an old name of transformers 5
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             model = with_adapter(model, config, checkpoint)
-    return Policy(
-        model,
-        tokenizer,
-        device=device,
-        autocast=DTYPES[config.autocast],
-        activation_checkpointing=config.activation_checkpointing,
-        history=config.history,
-    )
+    options: dict[str, Any] = {
+        "device": device,
+        "autocast": DTYPES[config.autocast],
+        "activation_checkpointing": config.activation_checkpointing,
+        "history": config.history,
+    }
+    if pictures is None:
+        return Policy(model, tokenizer, **options)
+    from openenv_pipe.models.vision_policy import VisionPolicy  # imports Pillow
+
+    return VisionPolicy(model, tokenizer, pictures=pictures, **options)
 
 
 def check_architecture(config: RunConfig) -> None:
@@ -84,6 +98,7 @@ def check_architecture(config: RunConfig) -> None:
     """
     model = build_empty(config.model)
     refuse_sliding_attention(model)
+    refuse_unsupported_vision(config)
     refuse_long_episodes(config, find_max_length(model))
     if config.model.quantization == "nf4":
         find_quantizable(model.get_decoder())
@@ -146,6 +161,78 @@ def load_tokenizer(config: ModelConfig) -> Any:
     return tokenizer
 
 
+def load_chat(config: ModelConfig) -> ChatFormat:
+    """Load the chat format, without the model. Raises ConfigError."""
+    tokenizer = load_tokenizer(config)
+    return ChatFormat(tokenizer, config.history, load_picture_format(config, tokenizer))
+
+
+def load_picture_format(config: ModelConfig, tokenizer: Any) -> "PictureFormat | None":
+    """Load how the model reads pictures; None for a model of text alone. Raises ConfigError."""
+    if (found := _vision_config(config)) is None:
+        return None
+    # Imported late, because they import Pillow, which few runs need.
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    from openenv_pipe.models.picture_format import PictureFormat
+
+    assert isinstance(config, HubModelConfig)
+    with readable_errors(config):
+        processor = Qwen2VLImageProcessorPil.from_pretrained(
+            config.path,
+            revision=config.revision,  # type: ignore[arg-type]  # None is the newest
+        )
+    return PictureFormat(processor, found, tokenizer)
+
+
+def _vision_config(config: ModelConfig) -> Any:
+    """Return the config of a vision-language model; None for models of text alone."""
+    if isinstance(config, TinyModelConfig):
+        return None
+    with readable_errors(config):
+        found = AutoConfig.from_pretrained(
+            config.path, revision=config.revision, trust_remote_code=False
+        )
+    return found if found.model_type in VISION_MODELS else None
+
+
+def refuse_vision_model(config: ModelConfig, purpose: str) -> None:
+    """Raise ConfigError if the model is a vision-language model. purpose: what it cannot do."""
+    if (found := _vision_config(config)) is not None:
+        raise ConfigError(
+            f"{purpose} is not supported for vision-language models ({found.model_type}); export "
+            "the model with `openenv-pipe export`"
+        )
+
+
+def refuse_unsupported_vision(config: RunConfig) -> None:
+    """Raise ConfigError if the run needs what is not supported with vision-language models."""
+    model = config.model
+    if not config.engine.capabilities.needs_tokenizer or _vision_config(model) is None:
+        return
+    assert isinstance(model, HubModelConfig)
+    settings = {
+        f"engine={config.engine.type}": ("engine=local", config.engine.type in ("vllm", "python")),
+        f"cluster={config.cluster.type}": ("cluster=local", config.cluster.type != "local"),
+        f"agent={config.agent.type}": ("agent=loop", config.agent.type != "loop"),
+        "model.history=rerender": ("model.history=append", model.history == "rerender"),
+        f"model.quantization={model.quantization}": (
+            "model.quantization=none",
+            model.quantization != "none",
+        ),
+        f"trainer.devices={config.trainer.devices}": (
+            "trainer.devices=1",
+            config.trainer.devices > 1,
+        ),
+    }
+    for name, (instead, is_set) in settings.items():
+        if is_set:
+            raise ConfigError(
+                f"{name} with a vision-language model, such as model.path={model.path!r}, "
+                f"is not supported; set {instead}, or choose a model for text"
+            )
+
+
 def build_empty(config: ModelConfig) -> Any:
     """Build the model on torch's device `meta`: it has shapes and no values."""
     with torch.device("meta"):
@@ -155,7 +242,7 @@ def build_empty(config: ModelConfig) -> Any:
             folder = find_model_folder(config)
             assert folder is not None  # the caller has checked that
             found = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            return AutoModelForCausalLM.from_config(found, attn_implementation=SDPA)
+            return model_class(found).from_config(found, attn_implementation=SDPA)
 
 
 def build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None) -> Any:
@@ -184,8 +271,9 @@ def readable_errors(config: HubModelConfig) -> Iterator[None]:
         first_line = str(error).strip().splitlines()[0]
         if "Unrecognized configuration class" in first_line:
             raise ConfigError(
-                f"model.path={config.path!r} is no causal language model for text, but for example "
-                "a vision-language model, which cannot be trained; choose a model for text"
+                f"model.path={config.path!r} is neither a causal language model for text nor a "
+                f"vision-language model that can be trained ({', '.join(VISION_MODELS)}); choose "
+                "one of these"
             ) from None
         raise ConfigError(
             f"model.path={config.path!r} cannot be loaded: {first_line} Set it to a folder with "
@@ -212,6 +300,7 @@ def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> An
         lora_dropout=config.lora.dropout,
         target_modules=config.lora.target_modules,
         task_type="CAUSAL_LM",
+        exclude_modules=VISION_MODULES if model.config.model_type in VISION_MODELS else None,
     )
     try:
         model = get_peft_model(model, lora)

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,6 +26,9 @@ from openenv_pipe.models.row_forward import RowForward, TransformersForward
 from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, read_model
 from openenv_pipe.types import Batch
 
+if TYPE_CHECKING:
+    from openenv_pipe.models.picture_format import PictureFormat
+
 
 class Policy:
     """A transformers model and its chat format on one device.
@@ -33,6 +36,9 @@ class Policy:
     `model` may be wrapped by peft. Sampling and learning run the same modules in the same
     precision, so that their logprobs agree.
     """
+
+    # Why samples of this kind of model are never packed into one row; None: they may be.
+    padding_reason: str | None = None
 
     def __init__(
         self,
@@ -43,11 +49,14 @@ class Policy:
         autocast: torch.dtype,
         activation_checkpointing: bool = False,
         history: HistoryMode = "append",
+        pictures: "PictureFormat | None" = None,
     ) -> None:
+        """pictures: how the model reads pictures; None: it reads text alone."""
         self.model = model.to(device)
         use_products(model)
         self.tokenizer = tokenizer
-        self.chat = ChatFormat(tokenizer, history)
+        self.chat = ChatFormat(tokenizer, history, pictures)
+        self.pictures = pictures
         self.device = device
         self.end_id = self.chat.end_id
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -56,7 +65,8 @@ class Policy:
         text = inner.config.get_text_config()
         self.num_layers = text.num_hidden_layers
         self.max_length: int | None = getattr(text, "max_position_embeddings", None)
-        self.packs_rows = True  # `check_forward` clears it for architectures without packed rows.
+        # `check_forward` clears it for architectures without packed rows.
+        self.packs_rows = self.padding_reason is None
         # Why `row_forwards` uses transformers' modules; `check_forward` may set it.
         self.slow_forward_reason = unsupported_reason(model, self.decoder)
         self._autocast = autocast
@@ -85,6 +95,12 @@ class Policy:
     def save_model(self, folder: Path) -> None:
         """Write the weights, or the adapter alone, in the format of transformers or peft."""
         self.model.save_pretrained(folder)
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer, and the picture processor if there is one."""
+        self.tokenizer.save_pretrained(folder)
+        if self.pictures is not None:
+            self.pictures.save(folder)
 
     def load_model(self, folder: Path) -> None:
         """Load what `save_model` wrote for the same model and adapter settings."""
@@ -196,7 +212,11 @@ class Policy:
         lengths_B1 = torch.tensor([[len(row)] for row in rows], device=self.device)
         is_token_BT = torch.arange(padded_BT.shape[1], device=self.device) < lengths_B1
         with self._checkpointing():
-            return self.hidden(padded_BT)[is_token_BT]
+            return self._hidden_of_samples(padded_BT, batch)[is_token_BT]
+
+    def _hidden_of_samples(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the last hidden states of a batch's samples as padded rows [B, T]."""
+        return self.hidden(token_ids)
 
     def twin(self) -> "Policy":
         """Return a copy, which samples while this policy learns.
@@ -207,16 +227,20 @@ class Policy:
         own = {id(values) for _, values in self.trained_parameters()}
         memo = {key: values for key, values in shared.items() if key not in own}
         model = copy.deepcopy(self.model, memo)
-        twin = Policy(
+        twin = self._like_this(model)
+        twin.packs_rows = self.packs_rows
+        twin.slow_forward_reason = self.slow_forward_reason
+        return twin
+
+    def _like_this(self, model: Any) -> "Policy":
+        """Return a policy with another model of the same kind."""
+        return Policy(
             model,
             self.tokenizer,
             device=self.device,
             autocast=self._autocast,
             history=self.chat.history,
         )
-        twin.packs_rows = self.packs_rows
-        twin.slow_forward_reason = self.slow_forward_reason
-        return twin
 
     @torch.no_grad()
     def follow(self, other: "Policy") -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from openenv_pipe.models.kv_cache import RaggedCache
+from openenv_pipe.types import NO_PICTURES, Pictures
 
 
 class RowForward(Protocol):
@@ -20,8 +21,15 @@ class RowForward(Protocol):
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Overwrite the target rows with the source rows as they were before the call."""
 
-    def feed(self, new_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> torch.Tensor:
+    def feed(
+        self,
+        new_ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        pictures: Pictures = NO_PICTURES,
+    ) -> torch.Tensor:
         """Feed to each row r its new tokens, at least one, from position starts[r] on.
+
+        pictures: those in the new tokens, for a vision-language model.
 
         Returns the logits [R, V] after each row's last token.
         """
@@ -62,15 +70,26 @@ class TransformersForward:
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._cache.copy_rows(self._tensor(sources), self._tensor(targets))
 
-    def feed(self, new_ids: Sequence[Sequence[int]], starts: Sequence[int]) -> torch.Tensor:
-        width = max(map(len, new_ids))
-        ids_RQ = self._tensor([[*ids, *[0] * (width - len(ids))] for ids in new_ids])
-        last_R = self._tensor([len(ids) - 1 for ids in new_ids])
-        positions_RQ = self._tensor(starts)[:, None] + self._tensor(range(width))
-        return self._forward(ids_RQ, positions_RQ, last_R)
+    def feed(
+        self,
+        new_ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        pictures: Pictures = NO_PICTURES,
+    ) -> torch.Tensor:
+        assert not pictures, "this model reads text alone"
+        return self._forward(*self._in_rows(new_ids, starts))
 
     def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         return self._forward(token_ids_R[:, None], positions_R[:, None], positions_R.new_zeros(1))
+
+    def _in_rows(
+        self, new_ids: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return padded ids [R, Q], their places in the cache, and each row's last one [R]."""
+        width = max(map(len, new_ids))
+        ids_RQ = self._tensor([[*ids, *[0] * (width - len(ids))] for ids in new_ids])
+        places_RQ = self._tensor(starts)[:, None] + self._tensor(range(width))
+        return ids_RQ, places_RQ, self._tensor([len(ids) - 1 for ids in new_ids])
 
     def _forward(
         self, ids_RQ: torch.Tensor, positions_RQ: torch.Tensor, last_R: torch.Tensor
@@ -78,7 +97,10 @@ class TransformersForward:
         """Compute the logits [R, V] at each row's place last_R."""
         mask = self._cache.write_at(positions_RQ)
         hidden_RQ = self._model.hidden(ids_RQ, positions_RQ, mask, self._cache)
-        return self._model.logits(hidden_RQ[self._tensor(range(len(ids_RQ))), last_R])
+        return self._last_logits(hidden_RQ, last_R)
+
+    def _last_logits(self, hidden_RQ: torch.Tensor, last_R: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(hidden_RQ[self._tensor(range(len(hidden_RQ))), last_R])
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._model.device)

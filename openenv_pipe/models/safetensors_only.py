@@ -13,25 +13,35 @@ from huggingface_hub.errors import EntryNotFoundError
 from peft import set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from openenv_pipe.errors import ConfigError
 
+VISION_MODELS = ("qwen2_vl", "qwen2_5_vl")  # `model_type` of those whose pictures can be read
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
 def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any:
-    """Read a causal language model from a folder or a hub. `options` go to transformers.
+    """Read a language or vision-language model from a folder or a hub.
+
+    `options` go to transformers.
 
     Raises:
         ConfigError: It is an adapter, or names weights in another format.
         OSError, ValueError: It cannot be read.
     """
     refuse_other_weights(path, revision)
-    return AutoModelForCausalLM.from_pretrained(
+    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    return model_class(config).from_pretrained(
         path, revision=revision, use_safetensors=True, trust_remote_code=False, **options
     )
+
+
+def model_class(config: Any) -> Any:
+    """Return transformers' class of models with this config."""
+    sees = config.model_type in VISION_MODELS
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 def refuse_other_weights(path: str, revision: str | None = None) -> None:

@@ -51,7 +51,7 @@ class Publication:
     def write_base(self, folder: Path) -> None:
         """Write the model without its adapter, and the tokenizer, in transformers' format."""
         self._write_model(folder, with_adapter=False)
-        self._policy.tokenizer.save_pretrained(folder)
+        self._policy.save_tokenizer(folder)
 
     def write_weights(self, folder: Path) -> None:
         """Write all weights with the adapter merged in. The policy's own weights do not change."""

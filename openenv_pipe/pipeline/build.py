@@ -41,7 +41,11 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.learner.distributed.build import build_publication, load_checked_policy
 from openenv_pipe.learner.distributed.workers import Workers
-from openenv_pipe.models.load import refuse_long_episodes, select_device
+from openenv_pipe.models.load import (
+    refuse_long_episodes,
+    refuse_unsupported_vision,
+    select_device,
+)
 from openenv_pipe.models.memory_estimate import memory_bytes, model_shape
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
@@ -210,6 +214,7 @@ def _load_checked(
     """
     if not config.engine.capabilities.needs_tokenizer:
         return None
+    refuse_unsupported_vision(config)
     policy, reason = load_checked_policy(config, device, workers, checkpoint)
     if reason is not None:
         model = config.model.path if isinstance(config.model, HubModelConfig) else "tiny"

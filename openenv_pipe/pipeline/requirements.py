@@ -38,11 +38,10 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.sharded_load import is_sharded
 from openenv_pipe.learner.distributed.workers import refuse_missing_devices
 from openenv_pipe.learner.objective import Objective
-from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.load import (
     check_architecture,
     find_model_folder,
-    load_tokenizer,
+    load_chat,
     select_device,
 )
 from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
@@ -202,7 +201,7 @@ def _chat(config: RunConfig) -> str:
     model = config.model
     if isinstance(model, HubModelConfig) and find_model_folder(model) is None:
         return ""
-    chat = ChatFormat(load_tokenizer(model), model.history)
+    chat = load_chat(model)
     if chat.history == "rerender":
         return "the template renders each prompt anew"
     return "the template keeps earlier turns as they were written"

@@ -14,23 +14,25 @@ from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.markdown import interval_text, table
 
 
-def model_card(folder: RunFolder, checkpoint: Path, name: str) -> str:
+def model_card(
+    folder: RunFolder, checkpoint: Path, name: str, *, sees_pictures: bool = False
+) -> str:
     """Return Markdown with the hub's metadata on top. `name` is the name of the model's folder."""
     config = folder.written_config
     sections = [
-        _metadata(config),
+        _metadata(config, sees_pictures),
         f"# {name}",
         _origin(folder, config, checkpoint),
         _results(folder),
-        _use(config, name),
+        _use(config, name, sees_pictures),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _metadata(config: RunConfig) -> str:
+def _metadata(config: RunConfig, sees_pictures: bool) -> str:
     values: dict[str, Any] = {
         "library_name": "transformers",
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": "image-text-to-text" if sees_pictures else "text-generation",
         "tags": ["openenv", "openenv-pipe", "reinforcement-learning", config.trainer.loss.type],
     }
     if isinstance(config.model, HubModelConfig) and _is_of_hub(config.model):
@@ -81,13 +83,14 @@ def _results(folder: RunFolder) -> str:
     return f"{table(titles, rows)}\n\nMeans with {confidence:.0%} bootstrap intervals."
 
 
-def _use(config: RunConfig, name: str) -> str:
+def _use(config: RunConfig, name: str, sees_pictures: bool) -> str:
     dtype = config.model.dtype
+    model_class = "AutoModelForImageTextToText" if sees_pictures else "AutoModelForCausalLM"
     return f"""```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {model_class}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModelForCausalLM.from_pretrained("{name}", dtype="{dtype}")
+model = {model_class}.from_pretrained("{name}", dtype="{dtype}")
 prompt = tokenizer.apply_chat_template(
     [{{"role": "user", "content": "..."}}], add_generation_prompt=True, return_tensors="pt"
 )

@@ -51,6 +51,11 @@ class Conversation(ABC):
     def num_prompt_tokens(self) -> int:
         """The number of tokens of the next turn's whole prompt."""
 
+    @property
+    @abstractmethod
+    def _sees_pictures(self) -> bool:
+        """Whether the model is given pictures, not only their notes."""
+
     @abstractmethod
     def num_tool_tokens(self) -> int:
         """Return how many tokens of the opening describe tools."""
@@ -69,9 +74,9 @@ class Conversation(ABC):
         cut: shortens a text to so many tokens.
         """
         limit = self._context.env.max_observation_tokens
-        sees_pictures = self._context.engine.capabilities.sees_pictures
         return [
-            with_pictures_shown(each, sees_pictures) for each in cut_messages(messages, limit, cut)
+            with_pictures_shown(each, self._sees_pictures)
+            for each in cut_messages(messages, limit, cut)
         ]
 
     def _fields(self, max_tokens: int) -> dict[str, Any]:
@@ -100,6 +105,10 @@ class TokenConversation(Conversation):
     @property
     def num_prompt_tokens(self) -> int:
         return self._history.num_tokens
+
+    @property
+    def _sees_pictures(self) -> bool:
+        return self._chat.sees_pictures
 
     def num_tool_tokens(self) -> int:
         opening = self._opening
@@ -133,6 +142,11 @@ class TokenConversation(Conversation):
                 num_kept=self._history.num_kept,
                 group_seed=self._group.seed,
                 member=self._episode.member,
+                pictures={
+                    picture.token_id: picture
+                    for message in self._new_messages
+                    for picture in message.get("pictures", {}).values()
+                },
                 **self._fields(max_tokens),
             )
         )
@@ -176,6 +190,10 @@ class MessageConversation(Conversation):
     @property
     def num_prompt_tokens(self) -> int:
         return self._episode.num_tokens + self._num_new_tokens
+
+    @property
+    def _sees_pictures(self) -> bool:
+        return self._context.engine.capabilities.sees_pictures
 
     def num_tool_tokens(self) -> int:
         return estimate_tokens(self._opening.tools) if self._opening.tools else 0

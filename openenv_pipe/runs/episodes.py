@@ -15,6 +15,7 @@ the agent (`algorithms/samples.py`).
 
 A picture of an observation is `{"picture": "pictures/NAME.png", "width": ..., "height": ...}`, and
 its file lies in that place of the run folder. Equal pictures have one name, and are stored once.
+In prompts of a vision-language model, its `token_id` stands in the place of its placeholder tokens.
 
 Equal episodes have equal bytes: the duration (`duration_s`) is not stored and reads as 0. A group
 without episodes is not stored.

@@ -15,9 +15,10 @@ from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import RecordedEpisode
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.trained_tokens import RecordedTokens, read_trained_tokens, tokens_path
-from openenv_pipe.types import TurnRole
+from openenv_pipe.types import PICTURE_IDS, TurnRole
 
 MAX_TOKENS = 100_000  # of one episode
+PICTURE = "[picture]"  # as the text of each of a picture's tokens
 
 
 def tokens_of(
@@ -83,7 +84,10 @@ def _texts(ids: Sequence[int], path: Path, *, trust: bool) -> tuple[list[str] | 
     try:
         file = _tokenizer_file(path, trust=trust)
         tokenizer = _tiny() if file is None else _load(file)
-        texts = [tokenizer.decode([each], skip_special_tokens=False) for each in ids]
+        texts = [
+            PICTURE if each >= PICTURE_IDS else tokenizer.decode([each], skip_special_tokens=False)
+            for each in ids
+        ]
         return texts, None
     except PipeError as error:
         problem = str(error).partition("\n")[0]

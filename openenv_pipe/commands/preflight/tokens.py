@@ -6,7 +6,8 @@ from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import EnvConfig, HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.load import find_model_folder, load_tokenizer
+from openenv_pipe.models.load import find_model_folder
+from openenv_pipe.models.load import load_chat as load_chat_format
 from openenv_pipe.rollout.conversation import cut_messages
 from openenv_pipe.types import Opening
 
@@ -19,7 +20,7 @@ def load_chat(config: RunConfig) -> ChatFormat | None:
     try:
         if isinstance(model, HubModelConfig) and find_model_folder(model) is None:
             return None
-        return ChatFormat(load_tokenizer(model), model.history)
+        return load_chat_format(model)
     except ConfigError:  # The requirement `chat` reports it.
         return None
 

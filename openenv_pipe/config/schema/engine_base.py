@@ -19,7 +19,8 @@ class EngineCapabilities:
     is_exact: bool  # its logprobs are the trainer's but for rounding: equal runs, equal bytes
     publishes_in_flight: bool  # its policy may change while a collection is under way
     takes_branches: bool = False  # several requests of an episode at once, as TokenRequest says
-    sees_pictures: bool = False  # it is given the pictures of observations, not only their notes
+    # With takes="messages": it is given the pictures of observations, not only their notes.
+    sees_pictures: bool = False
 
     def __post_init__(self) -> None:
         if self.can_train and self.takes != "token_ids":

@@ -43,7 +43,7 @@ class ShardedPublication(Publication):
 
     def write_base(self, folder: Path) -> None:
         self.write_shards(folder, False)
-        self._policy.tokenizer.save_pretrained(folder)
+        self._policy.save_tokenizer(folder)
 
     def write_weights(self, folder: Path) -> None:
         self.write_shards(folder, True)

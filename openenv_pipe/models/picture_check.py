@@ -1,0 +1,75 @@
+"""Compares how the package reads pictures with the forward pass of a vision-language model itself.
+
+The package places a picture's vectors, and computes positions, for rows that grow turn by turn.
+"""
+
+import io
+from itertools import pairwise
+
+import torch
+from PIL import Image
+
+from openenv_pipe.models.vision_policy import VisionPolicy
+from openenv_pipe.types import Picture
+
+SIZES = ((61, 44), (33, 70))  # of the probe's pictures: width and height, in pixels
+NAME_LENGTH = 32  # hexadecimal digits
+NUM_TEXT = 3  # tokens before each picture, and after the last
+
+
+def picture_differences(policy: VisionPolicy) -> dict[str, float]:
+    """Return the largest difference of a logprob from the model's own, for each forward pass."""
+    pictures = [_picture(number, *size) for number, size in enumerate(SIZES)]
+    ids, ends = _token_ids(policy, pictures)
+    known = {each.token_id: each for each in pictures}
+    ids_1T = torch.tensor([ids], device=policy.device)
+    expected = torch.log_softmax(policy.model_logits(ids_1T, known)[0].float(), dim=-1)
+    learner = policy.logits(policy.hidden(ids_1T, pictures=known))[0].float()
+    rows, places = _row_logits(policy, ids, ends, known)
+
+    def difference(logits: torch.Tensor, wanted: torch.Tensor) -> float:
+        return (torch.log_softmax(logits, dim=-1) - wanted).abs().max().item()
+
+    return {
+        "the learner's": difference(learner, expected),
+        "engine=local's": difference(rows, expected[places]),
+    }
+
+
+def _picture(number: int, width: int, height: int) -> Picture:
+    data = bytes(index * (7 + number) % 256 for index in range(3 * width * height))
+    file = io.BytesIO()
+    Image.frombytes("RGB", (width, height), data).save(file, "PNG")
+    return Picture(str(number) * NAME_LENGTH, width, height, file.getvalue())
+
+
+def _token_ids(policy: VisionPolicy, pictures: list[Picture]) -> tuple[list[int], list[int]]:
+    """Return the probe, and where each of its parts ends that a turn would add."""
+    assert policy.pictures is not None
+    start, placeholder, end = policy.tokenizer.convert_tokens_to_ids(policy.pictures.tokens)
+    plain = [each for each in range(1, 3 * NUM_TEXT) if each not in (start, placeholder, end)]
+    ids, ends = [], []
+    for picture in pictures:
+        ids += [*plain[:NUM_TEXT], start]
+        ids += [picture.token_id] * policy.pictures.num_tokens(picture)
+        ids += [end, *plain[:NUM_TEXT]]
+        ends.append(len(ids))
+    return ids, ends
+
+
+def _row_logits(
+    policy: VisionPolicy, ids: list[int], ends: list[int], pictures: dict[int, Picture]
+) -> tuple[torch.Tensor, list[int]]:
+    """Return logits [K, V] as the engine computes them, and the places in the probe they belong to.
+
+    The last token of each part is fed by itself, as one that was sampled.
+    """
+    (forward,) = policy.row_forwards(1)
+    forward.reserve_rows(1)
+    logits, places = [], []
+    for begin, end in pairwise([0, *ends]):
+        logits.append(forward.feed([ids[begin : end - 1]], [begin], pictures))
+        last = torch.tensor([end - 1], device=policy.device)
+        logits.append(forward.step(torch.tensor([ids[end - 1]], device=policy.device), last))
+        places += [end - 2, end - 1]
+    return torch.cat(logits).float(), places

@@ -1,0 +1,112 @@
+"""Pictures as vision-language models like Qwen2-VL read them: placeholder tokens, and patches.
+
+A prompt has as many placeholders as the model makes vectors of a picture. In token ids, the
+picture's own id stands in the place of each (`Picture.token_id`), so that a token which the model
+has sampled is never taken for a placeholder, and prompts with different pictures differ.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+    Qwen2VLImageProcessorPil,
+    smart_resize,
+)
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.types import Message, Picture
+
+
+class PictureFormat:
+    """The picture processor of one model, and its tokens around and in the place of a picture.
+
+    The processor is the one that needs no torchvision, on every machine: others resize differently.
+    """
+
+    def __init__(self, processor: Qwen2VLImageProcessorPil, config: Any, tokenizer: Any) -> None:
+        """config: the model's, of transformers."""
+        self._processor = processor
+        self._placeholder_id: int = config.image_token_id
+        ids = [config.vision_start_token_id, self._placeholder_id, config.vision_end_token_id]
+        self.tokens: list[str] = tokenizer.convert_ids_to_tokens(ids)  # of a picture, in order
+        if not all(self.tokens):
+            raise ConfigError(
+                f"the tokenizer has no tokens {ids}, which config.json names for pictures; use the "
+                "tokenizer of the model"
+            )
+
+    def shown_in(self, message: Message) -> dict[str, Picture]:
+        """Return the pictures of a message that the model sees, by their notes, in order."""
+        text, pictures = message["content"], message.get("pictures", {})
+        return {
+            note: pictures[note]
+            for note in sorted(pictures, key=text.find)
+            if note in text and self.num_tokens(pictures[note])
+        }
+
+    def num_tokens(self, picture: Picture) -> int:
+        """Return how many placeholders a picture has; 0 if it is too narrow to be shown."""
+        try:
+            _, rows, columns = self._grid(picture)
+        except ValueError:  # one side is more than 200 times as long as the other
+            return 0
+        return rows * columns // self._processor.merge_size**2
+
+    def with_ids(self, token_ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+        """Return token ids with the pictures' ids in the place of their placeholders, one for each.
+
+        Raises:
+            ConfigError: there are not as many placeholders as pictures.
+        """
+        if token_ids.count(self._placeholder_id) != len(pictures):
+            raise ConfigError(
+                f"the chat template shows {token_ids.count(self._placeholder_id)} of "
+                f"{len(pictures)} pictures; set model.chat_template to one that shows the whole "
+                "content of messages"
+            )
+        following = iter(pictures)
+        ids: list[int] = []
+        for token_id in token_ids:
+            if token_id == self._placeholder_id:
+                picture = next(following)
+                ids += [picture.token_id] * self.num_tokens(picture)
+            else:
+                ids.append(token_id)
+        return ids
+
+    def grids(self, pictures: Sequence[Picture]) -> torch.Tensor:
+        """Return each picture's numbers of patches [P, 3]: in time, in height and in width."""
+        return torch.tensor([self._grid(each) for each in pictures]).reshape(-1, 3)
+
+    def _grid(self, picture: Picture) -> tuple[int, int, int]:
+        """Return a picture's grid of patches. Raises ValueError for one that is too narrow."""
+        processor: Any = self._processor
+        height, width = smart_resize(
+            picture["height"],
+            picture["width"],
+            factor=processor.patch_size * processor.merge_size,
+            min_pixels=processor.size["shortest_edge"],
+            max_pixels=processor.size["longest_edge"],
+        )
+        return 1, height // processor.patch_size, width // processor.patch_size
+
+    def patches(self, pictures: Sequence[Picture]) -> torch.Tensor:
+        """Return what the model's vision part takes with the grids: the patches of all pictures.
+
+        Raises:
+            OSError: a picture's file cannot be read.
+        """
+        images = []
+        for picture in pictures:
+            with Image.open(io.BytesIO(picture.png), formats=["PNG"]) as image:
+                images.append(image.convert("RGB"))
+        patches: torch.Tensor = self._processor(images=images, return_tensors="pt")["pixel_values"]
+        return patches
+
+    def save(self, folder: Path) -> None:
+        """Write the processor's settings in transformers' format."""
+        self._processor.save_pretrained(folder)

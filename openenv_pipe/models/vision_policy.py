@@ -1,0 +1,173 @@
+"""The policy of a vision-language model like Qwen2-VL: rows of tokens with pictures in them.
+
+Samples are computed by themselves, neither packed nor with shared prefixes, because a picture's
+tokens have positions in three dimensions: time, height and width.
+
+Shape letters: B rows, T tokens, R rows of a cache, Q new tokens of a forward pass, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from openenv_pipe.models.embedding import embed
+from openenv_pipe.models.picture_format import PictureFormat
+from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.row_forward import RowForward, TransformersForward
+from openenv_pipe.types import NO_PICTURES, PICTURE_IDS, Batch, Pictures
+
+
+class VisionPolicy(Policy):
+    """A vision-language model, its chat format and its picture processor on one device."""
+
+    padding_reason = "tokens of pictures have positions in three dimensions"
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, pictures: PictureFormat, **options: Any
+    ) -> None:
+        """options: those of `Policy`."""
+        super().__init__(model, tokenizer, pictures=pictures, **options)
+        self._pictures = pictures
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._vision: Any = inner.model  # with both of its parts, but not the head
+
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        cache: Any = None,
+        pictures: Pictures = NO_PICTURES,
+    ) -> torch.Tensor:
+        """Return the last hidden states [B, T, hidden size]; without a mask, causal attention.
+
+        positions: [3, B, T]; None: those of rows that begin at their first token.
+        pictures: those whose ids are in the rows.
+        """
+        if positions is None:
+            positions = self.positions_of(token_ids, pictures)
+        with self._precision():
+            return self.decoder(
+                inputs_embeds=self._embedded(token_ids, pictures),
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            ).last_hidden_state
+
+    def positions_of(self, token_ids: torch.Tensor, pictures: Pictures) -> torch.Tensor:
+        """Return the positions [3, B, T] of rows that begin at position 0."""
+        shown = [token_id for token_id, _ in _runs(token_ids)]
+        grids = self._pictures.grids([pictures[each] for each in shown]).to(token_ids.device)
+        is_picture_BT = (token_ids >= PICTURE_IDS).int()
+        positions, _ = self._vision.get_rope_index(token_ids, is_picture_BT, image_grid_thw=grids)
+        return positions
+
+    def model_logits(
+        self, token_ids: torch.Tensor, pictures: Pictures = NO_PICTURES
+    ) -> torch.Tensor:
+        """Return the logits [B, T, V] of transformers' own forward pass, for comparison."""
+        if not pictures:
+            return super().model_logits(token_ids)
+        shown = [pictures[token_id] for token_id, _ in _runs(token_ids)]
+        is_picture_BT = token_ids >= PICTURE_IDS
+        with self._precision():
+            return self.model(
+                input_ids=token_ids.masked_fill(is_picture_BT, self._vision.config.image_token_id),
+                mm_token_type_ids=is_picture_BT.int(),
+                pixel_values=self._pictures.patches(shown).to(self.device),
+                image_grid_thw=self._pictures.grids(shown).to(self.device),
+                use_cache=False,
+            ).logits
+
+    def row_forwards(self, num: int) -> list[RowForward]:
+        return [VisionForward(self) for _ in range(num)]
+
+    def _hidden_of_samples(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+        pictures = {
+            name: each for sample in batch.samples for name, each in sample.pictures.items()
+        }
+        return self.hidden(token_ids, pictures=pictures)
+
+    def _embedded(self, token_ids: torch.Tensor, pictures: Pictures) -> torch.Tensor:
+        """Return the decoder's input [B, T, hidden size]: embeddings, and vectors of pictures."""
+        is_picture_BT = token_ids >= PICTURE_IDS
+        embedded = embed(self._embedding, token_ids.masked_fill(is_picture_BT, 0))
+        runs = list(_runs(token_ids))
+        if not runs:
+            return embedded
+        distinct = list(dict.fromkeys(token_id for token_id, _ in runs))
+        read = [pictures[each] for each in distinct]
+        patches, grids = self._pictures.patches(read), self._pictures.grids(read)
+        found = self._vision.get_image_features(patches.to(self.device), grids.to(self.device))
+        vectors = dict(zip(distinct, found.pooler_output, strict=True))
+        assert all(len(vectors[token_id]) == num for token_id, num in runs), "a part of a picture"
+        in_order = torch.cat([vectors[token_id] for token_id, _ in runs])
+        return embedded.masked_scatter(is_picture_BT[..., None], in_order.to(embedded.dtype))
+
+    def _like_this(self, model: Any) -> "VisionPolicy":
+        return VisionPolicy(
+            model,
+            self.tokenizer,
+            pictures=self._pictures,
+            device=self.device,
+            autocast=self._autocast,
+            history=self.chat.history,
+        )
+
+
+class VisionForward(TransformersForward):
+    """The forward pass of transformers' own modules, for rows with pictures."""
+
+    def __init__(self, policy: VisionPolicy) -> None:
+        super().__init__(policy)
+        self._policy = policy
+        self._shifts: list[int] = []  # of each row: its next token's position, minus its place
+
+    def reserve_rows(self, num_rows: int) -> None:
+        super().reserve_rows(num_rows)
+        self._shifts += [0] * (num_rows - len(self._shifts))
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        super().copy_rows(sources, targets)
+        before = list(self._shifts)
+        for source, target in zip(sources, targets, strict=True):
+            self._shifts[target] = before[source]
+
+    def feed(
+        self,
+        new_ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        pictures: Pictures = NO_PICTURES,
+    ) -> torch.Tensor:
+        ids_RQ, places_RQ, last_R = self._in_rows(new_ids, starts)
+        positions_3RQ = self._policy.positions_of(ids_RQ, pictures)
+        for row, (ids, start) in enumerate(zip(new_ids, starts, strict=True)):
+            first = start + (self._shifts[row] if start else 0)
+            positions_3RQ[:, row] += first
+            following = int(positions_3RQ[:, row, : len(ids)].max()) + 1
+            self._shifts[row] = following - (start + len(ids))
+        mask = self._cache.write_at(places_RQ)
+        hidden = self._policy.hidden(ids_RQ, positions_3RQ, mask, self._cache, pictures)
+        return self._last_logits(hidden, last_R)
+
+    def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+        places_R1 = positions_R[:, None]
+        shifts_R1 = self._tensor(self._shifts[: len(places_R1)])[:, None]
+        positions_3R1 = (places_R1 + shifts_R1).expand(3, -1, -1)
+        mask = self._cache.write_at(places_R1)
+        hidden = self._policy.hidden(token_ids_R[:, None], positions_3R1, mask, self._cache)
+        return self._last_logits(hidden, positions_R.new_zeros(1))
+
+
+def _runs(token_ids: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Yield the pictures in rows [B, T], in order: the id of each, and how often it stands there.
+
+    Other tokens stand between two pictures, even between equal ones.
+    """
+    for row in token_ids.tolist():
+        for token_id, run in groupby(row):
+            if token_id >= PICTURE_IDS:
+                yield token_id, len(list(run))

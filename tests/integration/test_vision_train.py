@@ -1,0 +1,149 @@
+"""A small vision-language model of random weights learns to tell two pictures apart."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from openenv_pipe.environments.pictures import find_references
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.runs.evals import read_reports
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.types import PICTURE_IDS
+from tests.commands import run
+from tests.crash_matrix import Result, killed_and_resumed, uninterrupted
+from tests.vision_models import write_vision_model
+
+# The picture is reddish or bluish, and nothing else tells the tasks apart. The reward is 1 for a
+# reply with an odd code if it is reddish, and with an even one if not: without eyes, half of that.
+SERVER = """
+import asyncio, base64, io, json, random, sys
+from http import HTTPStatus
+from PIL import Image
+from websockets.asyncio.server import serve
+
+def health(connection, request):
+    if request.path == "/health":
+        return connection.respond(HTTPStatus.OK, "fine")
+
+def frame(seed):
+    draw, colour = random.Random(seed), (190, 60, 60) if seed % 2 else (60, 60, 190)
+    pixels = bytes(each + draw.randrange(-50, 50) for _ in range(32 * 32) for each in colour)
+    file = io.BytesIO()
+    Image.frombytes("RGB", (32, 32), pixels).save(file, "WEBP", lossless=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+async def play(connection):
+    seed = 0
+    async for text in connection:
+        message = json.loads(text)
+        if message["type"] == "state":
+            await connection.send(json.dumps({"type": "state", "data": {}}))
+            continue
+        if message["type"] == "reset":
+            seed = message["data"]["seed"]
+            data = {"observation": {"frame": frame(seed)}, "reward": None, "done": False}
+        else:
+            code = ord((message["data"].get("text") or "?")[0])
+            data = {"observation": {}, "reward": float(code % 2 == seed % 2), "done": True}
+        await connection.send(json.dumps({"type": "observation", "data": data}))
+
+async def main():
+    async with serve(play, "127.0.0.1", int(sys.argv[1]), process_request=health) as server:
+        await server.serve_forever()
+
+asyncio.run(main())
+"""
+BLOCK = """
+defaults: [base, _self_]
+name: colours
+command: {command}
+max_turns: 1
+max_reply_tokens: 1
+max_episode_tokens: 100
+adapter:
+  first: "{{{{ frame }}}}"
+  following: "{{{{ frame }}}}"
+  pattern: "(?s)^(?P<text>.*)$"
+tasks: {{train: {{num_tasks: 64}}, eval: {{num_tasks: 16}}}}
+"""
+RUN = (
+    *("conf=echo", "name=colours", "env=colours", "reward=env", "model=hub", "model.lora.rank=0"),
+    *("model.dtype=float32", "model.autocast=float32", "device=cpu", "num_threads=1"),
+    *("host.sessions_per_server=64", "trainer.warm_start.steps=0", "trainer.steps=20"),
+    *("trainer.tasks_per_step=8", "trainer.group_size=8", "trainer.checkpoint.every=5"),
+    *("trainer.optimizer.type=adamw", "trainer.optimizer.lr=0.02"),
+    *("eval.baselines=false", "eval.greedy=false", "eval.num_tasks=16"),
+)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory) -> tuple[str, ...]:
+    model = write_vision_model(tmp_path_factory.mktemp("model"))
+    return (*RUN, f"model.path={model}")
+
+
+def write_block(folder: Path) -> Path:
+    """Write the environment's block where `train` looks for it."""
+    (folder / "conf/env").mkdir(parents=True)
+    command = json.dumps([sys.executable, "-c", SERVER, "{port}"])
+    (folder / "conf/env/colours.yaml").write_text(BLOCK.format(command=command))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(settings, tmp_path_factory) -> Path:
+    """The uninterrupted run."""
+    home = write_block(tmp_path_factory.mktemp("whole"))
+    return uninterrupted(home, settings, "colours").folder
+
+
+def test_it_learns_what_only_the_picture_tells(whole):
+    reports = read_reports(whole)
+    assert reports["start"].reward.mean < 0.75
+    assert reports["trained"].reward.mean > 0.9
+    steps = read_metrics(whole / "metrics.jsonl")
+    assert max(each.get("mismatch/max", 0.0) for each in steps) < 1e-4
+    groups = read_episodes(episodes_path(whole, 20))
+    for episode in (each for group in groups for each in group.episodes):
+        (picture,) = find_references(episode.first_observation)
+        seen = [token for token in episode.turns[0].prompt_ids if token >= PICTURE_IDS]
+        assert seen == [picture.token_id] * 16
+        assert len(episode.turns[0].prompt_ids) < 60  # a note and the picture, and not its base64
+
+
+def test_killed_and_resumed_it_is_the_same_run(whole, settings, tmp_path):
+    trial = killed_and_resumed(write_block(tmp_path), settings, "colours", [(8, 0.0)])
+    assert len(trial.kills) == 1
+    assert not any(trial.codes), trial.said
+    assert Result.of(trial.folder).difference(Result.of(whole)) is None
+
+
+def test_it_is_reproduced_from_its_episodes(whole):
+    code, out, err = run(whole.parents[1], "reproduce", str(whole), "--replay")
+    assert code == 0, out + err
+
+
+def test_an_adapter_learns_while_groups_are_played_ahead(settings, tmp_path):
+    changes = ("model.lora.rank=4", "trainer.max_staleness=1", "trainer.steps=2")
+    code, out, err = run(write_block(tmp_path), "train", *settings, *changes)
+    assert code == 0, out + err
+    code, out, err = run(tmp_path, "export", "colours/0001")
+    assert code == 0, out + err
+    (exported,) = (tmp_path / "runs/colours/0001/export").iterdir()
+    assert (exported / "preprocessor_config.json").is_file()
+    assert "AutoModelForImageTextToText" in (exported / "README.md").read_text()
+    code, out, err = run(tmp_path, "serve", "colours/0001")
+    assert code == 2 and "not supported for vision-language models" in err
+
+
+def test_what_is_not_supported_is_refused_by_check_and_train(settings, tmp_path):
+    write_block(tmp_path)
+    code, out, err = run(tmp_path, "check", *settings, "engine=vllm")
+    assert code != 0
+    assert "engine=vllm with a vision-language model" in " ".join((out + err).split())
+    code, out, err = run(tmp_path, "train", *settings, "engine=vllm")
+    assert code == 2
+    assert err.strip().splitlines()[-1].startswith("error: engine=vllm with a vision-language")
+    assert not (tmp_path / "runs").exists()
