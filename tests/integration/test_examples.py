@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from openenv_pipe.config.compose import compose
+from tests.commands import Command
+from tests.ports import lasting_port
 
 ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "examples" / "agents"
@@ -19,7 +21,7 @@ SMALL = (
 LISTED = {
     *("train_echo.py", "stop_early.py", "compare_learning_rates.py", "read_episodes.py"),
     *("evaluate_checkpoint.py", "notebook.ipynb", "train_program.py", "two_roles.py"),
-    "agents",
+    *("agents", "game2048_client.py", "langgraph_client.py"),
 }
 NOTEBOOK = """
 import sys
@@ -84,6 +86,16 @@ def test_train_echo(trained):
 def test_train_program(tmp_path):
     out = run_example(tmp_path, "train_program.py", *SMALL)
     assert re.fullmatch(r"reward before 0\.\d+, after 0\.\d+", out.splitlines()[-1])
+
+
+def test_game2048_client(tmp_path):
+    port = lasting_port()
+    server = Command(tmp_path, "serve", "--train", f"--port={port}", "conf=client", *SMALL)
+    try:
+        out = run_example(tmp_path, "game2048_client.py", f"http://127.0.0.1:{port}")
+        assert (out, server.wait()) == ("played 4 games\n", 0), server.err
+    finally:
+        server.kill()
 
 
 def test_read_episodes(trained):
