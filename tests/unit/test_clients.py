@@ -16,8 +16,12 @@ from openenv_pipe.client import (
     RolloutEndedError,
     TrainingEndedError,
 )
+from openenv_pipe.rewards import Scorer
+from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rollout.agents import client_player
 from openenv_pipe.types import Status
+from tests.judge_server import JudgeServer
+from tests.judged_groups import composed
 
 USER = {"role": "user", "content": "a"}
 OTHER = "192.0.2.1"  # an address for documentation: nobody is there
@@ -186,6 +190,24 @@ async def test_tasks_of_clients_are_groups_of_their_own():
     ]
     assert groups[0].task.id == a.task["id"] != groups[1].task.id
     assert all(episode.task is group.task for group in groups for episode in group.episodes)
+
+
+async def test_an_episode_without_a_reward_is_judged(tmp_path):
+    config = composed("reward=ruler")
+    with JudgeServer() as judge_server:
+        endpoint = config.judge.model_copy(update={"base_url": judge_server.url})
+        async with open_judge(endpoint, tmp_path) as judge:
+            changes = {"reward": config.reward.model_dump(), "judge": config.judge.model_dump()}
+            scorer = Scorer(config.reward, 1.0, judge)
+            server = training_server("b", "x", changes=changes, scorer=scorer)
+            async with server as serving, serving.client() as client:
+                collecting = serving.collect()
+                for _ in range(2):
+                    async with client.rollout() as rollout:
+                        await rollout.chat([{"role": "user", "content": "b"}])
+                        assert await rollout.finish() == "answered"
+                (group,) = await collecting
+    assert [episode.reward for episode in group.episodes] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
