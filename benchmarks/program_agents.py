@@ -25,6 +25,7 @@ from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
+import torch
 from program_agents_model import build_model
 
 from openenv_pipe import train
@@ -139,6 +140,7 @@ def main() -> None:
     folder = given.folder.resolve()
     install(folder, [AGENTS[name] for name in given.only])
     os.environ["PATH"] = f"{folder}/npm/node_modules/.bin:{os.environ['PATH']}"
+    torch.set_num_threads(1)  # Two would wait for each other on a busy machine.
     os.chdir(EXAMPLES)  # for its conf/ and its scripts
     print(f"engine={given.engine}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}\n")
     titles = "| agent | version | interface | calls | samples | roles | statuses | trained tokens"
