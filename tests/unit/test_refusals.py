@@ -55,6 +55,7 @@ BROADCAST = ["engine=vllm", "engine.weight_transfer=broadcast", "engine.publish=
 LORA = "model.lora.rank=2"
 TRACKER, HOST = ["tracker=python"], ["host=python", "host.sessions_per_server=2"]
 LOSS = ["trainer=grpo", "trainer/loss=python"]
+SHARDED = ["trainer.devices=2", "trainer.parallel=fsdp"]
 ADVANTAGE = ["trainer=grpo", "trainer/advantage=python"]
 
 
@@ -73,6 +74,8 @@ REFUSED = [
     ("run folder", "runs_dir='a_file'", ["runs_dir=a_file"]),
     ("run folder", "runs_dir='/proc/runs'", ["runs_dir=/proc/runs"]),
     ("device", "trainer.devices=1000", ["trainer.devices=1000"]),
+    ("sharding", "needs a second policy", [*SHARDED, "trainer.max_staleness=1"]),
+    ("sharding", "whole matrices", [*SHARDED, "trainer.warm_start.optimizer.type=muon"]),
     ("model", "billion parameters", ["model.num_layers=1000", "model.hidden_size=65536"]),
     ("model", "model.path='./nowhere'", ["model=hub", "model.path=./nowhere"]),
     ("model", "model.path='empty'", ["model=hub", "model.path=empty"]),
