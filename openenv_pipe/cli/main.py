@@ -123,10 +123,12 @@ def train(
     from openenv_pipe.config.compose import compose
 
     composed = compose(overrides)
-    with controlled() as control:
+    from openenv_pipe.environments.hosts.early import early_host
+
+    with early_host(composed.config) as early, controlled() as control:
         from openenv_pipe import pipeline
 
-        pipeline.train(composed, command_line(), control)
+        pipeline.train(composed, command_line(), control, early)
 
 
 def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust: bool) -> None:

@@ -14,6 +14,7 @@ from openenv_pipe.engines.vllm.servers import ManagedLaunch, own_processes
 from openenv_pipe.engines.vllm.shared_server import leased_processes
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
+from openenv_pipe.environments.hosts.early import EarlyHost
 from openenv_pipe.environments.hosts.leased import LeasedHost
 
 
@@ -30,8 +31,13 @@ class ServerProvider(Protocol):
 class OwnServers:
     """Servers that the run starts, and that end with it."""
 
+    def __init__(self, early: EarlyHost | None = None) -> None:
+        """early: the environment's host, if its servers have begun to start."""
+        self._early = early
+
     def host(self, config: RunConfig, logs: Path) -> Host:
-        return build_host(config, logs)
+        host = self._early.take(logs) if self._early else None
+        return host or build_host(config, logs)
 
     def vllm_processes(self, launch: ManagedLaunch) -> list[VllmServer]:
         return own_processes(launch)

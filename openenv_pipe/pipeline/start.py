@@ -15,6 +15,7 @@ from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
+from openenv_pipe.environments.hosts.early import EarlyHost
 from openenv_pipe.errors import ConfigError, PipeError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.callbacks import STOPPED
@@ -56,13 +57,21 @@ RESUME_STATE = (
 Changed = dict[str, list[JsonValue]]
 
 
-def train(composed: Composed, command: Sequence[str], control: RunControl) -> RunFolder:
-    """Start a new run in a new folder. Raises ConfigError, and the exceptions of `run`."""
+def train(
+    composed: Composed,
+    command: Sequence[str],
+    control: RunControl,
+    early: EarlyHost | None = None,
+) -> RunFolder:
+    """Start a new run in a new folder. Raises ConfigError, and the exceptions of `run`.
+
+    early: the environment's host, if its servers have begun to start.
+    """
     with control.progress.phase("checking what the run needs"):
         check_requirements(composed.config)
     control.stop.run(prepare(composed.config, control.progress.note))
     folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
-    run(Attempt(folder=folder, config=composed.config), control)
+    run(Attempt(folder=folder, config=composed.config, servers=OwnServers(early)), control)
     return folder
 
 

@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -120,6 +120,29 @@ def new_folder(target: Path, option: str) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+@contextmanager
+def temporary_folder(parent: Path, prefix: str) -> Iterator[Path | None]:
+    """Give an empty folder in `parent` that is removed at the end of the block.
+
+    `parent` is made, and is removed too if it was not there and is empty. None: it cannot be made.
+    """
+    made = next((path for path in (*reversed(parent.parents), parent) if not path.exists()), None)
+    folder = None
+    with suppress(OSError):
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+    try:
+        yield folder
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        path = parent
+        while made is not None and path.is_relative_to(made):
+            with suppress(OSError):  # something else has been written there meanwhile
+                path.rmdir()
+            path = path.parent
 
 
 def sync(path: Path) -> None:

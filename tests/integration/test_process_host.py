@@ -12,7 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.client.session import Session
+from openenv_pipe.environments.hosts.early import early_host
 from openenv_pipe.environments.hosts.process import ProcessHost, find_program, server_environment
 from openenv_pipe.errors import (
     ConfigError,
@@ -555,3 +557,63 @@ async def test_a_cancelled_start_leaves_nothing_running(tmp_path):
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not any(server._process.alive for server in host._servers)
+
+
+async def test_servers_that_were_launched_early_are_taken_over(tmp_path):
+    """They keep their processes; their logs and folders move to the run's."""
+    runs_dir = tmp_path / "runs"
+    config = compose(["conf=smoke", f"runs_dir={runs_dir}", "host.sessions_per_server=2"]).config
+    logs = runs_dir / "smoke" / "logs"
+    with early_host(config) as early:
+        (aside,) = runs_dir.iterdir()
+        assert (aside / "env-0.log").exists()
+        host = early.take(logs)
+        pids = host.pids
+        assert early.take(logs) is None
+        assert not aside.exists()
+        try:
+            await host.start()
+            assert host.pids == pids
+            assert (logs / "env-0.log").exists()
+            async with host.session() as session:
+                await session.reset({"seed": 1}, LIMIT_S)
+        finally:
+            await host.close()
+    assert [path.name for path in logs.iterdir()] == ["env-0.log"]
+    assert not any(map(is_alive, pids))
+
+
+def test_servers_that_nobody_takes_leave_nothing(tmp_path):
+    config = compose(["conf=smoke", f"runs_dir={tmp_path}/a/runs"]).config
+    with pytest.raises(ConfigError), early_host(config) as early:
+        pids = early._host.pids
+        assert all(map(is_alive, pids))
+        raise ConfigError("a requirement is not met")
+    assert not any(map(is_alive, pids))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["env.package=wordel", "host.port=5", "runs_dir=/proc/runs", "env.python=./no/python"],
+)
+def test_what_cannot_be_launched_early_is_left_to_the_run(tmp_path, monkeypatch, override):
+    monkeypatch.chdir(tmp_path)
+    with early_host(compose(["conf=smoke", override]).config) as early:
+        assert early is None
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_launched_server_whose_port_is_taken_starts_at_another(tmp_path):
+    host = ProcessHost(*stub(), tmp_path / "early")
+    host.launch()
+    host.kill()
+    host.move_logs(tmp_path / "logs")
+    port = int(host._processes[0].url.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        try:
+            await host.start()
+            assert host.urls[0] != f"http://127.0.0.1:{port}"
+            assert (tmp_path / "logs/env-0.log").exists()
+        finally:
+            await host.close()

@@ -1,9 +1,7 @@
 """Take a few steps of a training in a folder that is removed again, and record where time goes."""
 
 import asyncio
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +16,7 @@ from openenv_pipe.pipeline.requirements import check_requirements
 from openenv_pipe.pipeline.run import Attempt, RunControl, play_and_learn
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.run import Run
+from openenv_pipe.system.files import temporary_folder
 
 FIRST = 1  # steps that are not measured: the first one warms caches up
 
@@ -110,7 +109,8 @@ def profile(
     with control.progress.phase("checking what the run needs"):
         check_requirements(config)
     control.stop.run(prepare(config, control.progress.note))
-    with _temporary_folder(Path(config.runs_dir)) as folder:
+    with temporary_folder(Path(config.runs_dir), ".profile_") as folder:
+        assert folder is not None  # a requirement that has been checked
         update = {"runs_dir": str(folder), "tracker": {}}
         config = config.model_copy(update=update)
         run_folder = RunFolder.create(config, overrides=composed.overrides, command=command)
@@ -162,17 +162,3 @@ class _StepWatch:
             self.recorder.start(self._loop)
         elif metrics["step"] == self._last:
             self.recorder.stop()
-
-
-@contextmanager
-def _temporary_folder(runs_dir: Path) -> Iterator[Path]:
-    """Make a folder where run folders go, which have room for checkpoints, and remove it."""
-    is_new = not runs_dir.exists()
-    runs_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(dir=runs_dir, prefix=".profile_") as folder:
-            yield Path(folder)
-    finally:
-        if is_new:
-            with suppress(OSError):  # another run has come meanwhile
-                runs_dir.rmdir()

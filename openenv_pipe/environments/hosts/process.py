@@ -69,6 +69,21 @@ class ProcessHost(SupervisedHost):
             explained.log = error.log  # its last lines are in the message already
             raise explained from error
 
+    def launch(self) -> None:
+        """Begin to start the servers, which `start` then waits for."""
+        for server in self._processes:
+            server.launch()
+
+    def move_logs(self, folder: Path) -> None:
+        """Move the logs of servers that were launched, and the folders that they run in."""
+        for server in self._processes:
+            server.move_log(folder)
+
+    def kill(self) -> None:
+        """End servers that were launched, without an event loop."""
+        for server in self._processes:
+            server.kill()
+
     async def _creation_error(self) -> str:
         env, config = self._env, self._config
         if self._package is None:
@@ -109,6 +124,23 @@ class EnvProcess:
         self._fixed_port = None if config.port is None else config.port + index
         self._command = server_command(env)
         self._process: ManagedProcess | None = None
+        self._launched_port: int | None = None  # where `launch` has begun to start the server
+
+    def launch(self) -> None:
+        """Start the command at a free port, without waiting until the server answers."""
+        self._launched_port = free_port(ADDRESS)
+        self._launch_at(self._launched_port)
+
+    def move_log(self, folder: Path) -> None:
+        """Move the log and the server's folder, both of which a running server keeps open."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = self.log.rename(folder / self.log.name)
+        self._folder = self._folder.rename(folder / self._folder.name)
+
+    def kill(self) -> None:
+        """End the server at once, without an event loop."""
+        if self._process is not None:
+            self._process.stop(0.0)
 
     @property
     def pid(self) -> int | None:
@@ -120,12 +152,16 @@ class EnvProcess:
         if self._fixed_port is not None:
             if port_in_use(self._fixed_port, ADDRESS):
                 raise self._port_taken()
-            await self._start_at(self._fixed_port)
+            self._launch_at(self._fixed_port)
+            await self._answers_at(self._fixed_port)
             return
         for num_left in reversed(range(NUM_PORTS_TO_TRY)):
-            port = free_port(ADDRESS)
+            launched, self._launched_port = self._launched_port, None
+            port = launched or free_port(ADDRESS)
             try:
-                await self._start_at(port)
+                if launched is None:
+                    self._launch_at(port)
+                await self._answers_at(port)
                 return
             except HostError:
                 if num_left == 0 or not port_in_use(port, ADDRESS):
@@ -141,7 +177,7 @@ class EnvProcess:
         with suppress(OSError):  # The server has written something, or was never started.
             self._folder.rmdir()
 
-    async def _start_at(self, port: int) -> None:
+    def _launch_at(self, port: int) -> None:
         self.url = f"http://{ADDRESS}:{port}"
         values = {"{port}": str(port), "{host}": ADDRESS}
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -152,6 +188,9 @@ class EnvProcess:
             cwd=self._folder,
             grace_s=self._config.stop_timeout_s,
         )
+
+    async def _answers_at(self, port: int) -> None:
+        """Wait until the server answers; stop it if it does not. Raises HostError."""
         try:
             healthy = wait_until_healthy(self.url, timeout_s=self._config.start_timeout_s)
             await unless_dead(healthy, self.died())
