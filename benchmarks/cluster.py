@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=8, help="of each worker")
     parser.add_argument("--step-s", type=float, default=0.05)
     given = parser.parse_args()
-    os.environ["PYTHONPATH"] = str(REPOSITORY)
+    os.environ |= {"PYTHONPATH": str(REPOSITORY), "RAY_USAGE_STATS_ENABLED": "0"}
     options = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **options})
     try:

@@ -20,8 +20,10 @@ def ray_cluster(*num_cpus: float) -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(REPOSITORY))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # it would report to Ray's makers
+        patch.setenv("RAY_worker_niceness", "0")  # 15 by default: too nice on a busy machine
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns about its default
         patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         cluster = started(
             lambda: Cluster(initialize_head=True, head_node_args=node_options(0)), "the head"
         )
