@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from openenv_pipe.learner.flops import count_flops, matrix_flops_per_s
 from openenv_pipe.learner.learner import Learner
+from openenv_pipe.models import products
 from openenv_pipe.models.flop_count import FlopCount, Size
 from openenv_pipe.models.memory_estimate import model_shape
 
@@ -15,9 +16,10 @@ SIZE = Size(num_tokens=LENGTH, num_contexts=LENGTH * LENGTH, num_predicted=LENGT
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
-def test_flops_are_those_that_torch_counts(lora_rank):
+def test_flops_are_those_that_torch_counts(lora_rank, monkeypatch):
     """Torch counts the masked half of attention too, and the gradients of the adapter's
-    matrices."""
+    matrices. It does not count the products of oneDNN."""
+    monkeypatch.setattr(products, "is_by_onednn", lambda *values: False)
     policy = tiny_policy(lora_rank=lora_rank)
     work = count_flops(policy.model)
     policy.model.set_attn_implementation("eager")
