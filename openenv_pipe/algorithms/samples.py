@@ -6,7 +6,6 @@ from typing import Any
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.types import (
-    NO_PICTURES,
     PICTURE_IDS,
     Episode,
     Picture,
@@ -97,7 +96,7 @@ def _pictures_in(token_ids: Sequence[int], episode: Episode) -> Pictures:
     """Return the pictures that stand in a sample's token ids. Raises TrainingError."""
     wanted = {token_id for token_id in token_ids if token_id >= PICTURE_IDS}
     if not wanted:
-        return NO_PICTURES
+        return {}  # which, unlike NO_PICTURES, can be sent to other ranks
     seen = {each.token_id: each for each in _find_pictures(episode.observations)}
     if missing := wanted - seen.keys():
         raise TrainingError(
