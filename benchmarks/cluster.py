@@ -30,6 +30,7 @@ from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rollout import RolloutContext, play_groups
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
+from openenv_pipe.system.ray_cluster import RayCluster
 from openenv_pipe.system.resources import load_callable
 from openenv_pipe.types import Task
 
@@ -121,7 +122,11 @@ def main() -> None:
     try:
         for _ in range(max(given.workers)):
             cluster.add_node(num_cpus=len(given.workers), **options)
-        sides = asyncio.run(measure(cluster.address, given))
+        connection = RayCluster(cluster.address)  # which all sides share
+        try:
+            sides = asyncio.run(measure(cluster.address, given))
+        finally:
+            connection.close()
     finally:
         cluster.shutdown()
     versions = ", ".join(
