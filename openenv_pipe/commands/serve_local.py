@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from openenv_pipe.engines.local import LocalEngine
+from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.engines.vllm.endpoint import refuse_without_key, server_key
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.load import load_policy, select_device
@@ -61,7 +61,7 @@ async def _serve(
     num_threads = subject.config.num_threads or len(usable_cores())
     prepare = partial(prepare_thread, num_threads)
     with ThreadPoolExecutor(1, "sampler", prepare) as executor:
-        engine = LocalEngine(policy, max_episodes=MAX_BATCH, executor=executor)
+        engine = EagerEngine(policy, max_episodes=MAX_BATCH, executor=executor)
         name = subject.folder.record.id.replace("/", "-")
         model = ServedModel(engine, policy.chat, name=name, max_tokens=max_tokens, tell=tell)
         try:

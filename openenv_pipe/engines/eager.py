@@ -42,6 +42,7 @@ class EagerEngine(LocalEngine):
         self._ids.pop(episode, None)
 
     def _start_next(self) -> None:
+        self._waiting = [each for each in self._waiting if not each.completion.done()]  # has left
         if self._is_sampling or not self._waiting:
             return
         wave, self._waiting = self._waiting[: self.max_episodes], self._waiting[self.max_episodes :]

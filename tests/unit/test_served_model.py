@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 
 import openai
 import pytest
-from fakes import local_engine, tiny_policy
+from fakes import InlineExecutor, tiny_policy
 from ports import lasting_port
 from programs import RepliesEngine
 
+from openenv_pipe.engines.eager import EagerEngine
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.agents.served_model import ModelEndpoint, ServedModel
@@ -23,20 +24,14 @@ ASKED = {"role": "user", "content": "a word"}
 
 
 class Replies(RepliesEngine):
-    """Also counts how many requests each batch has."""
+    """Also keeps the requests."""
 
     def __init__(self, *replies):
         super().__init__(CHAT, *replies)
-        self.batches = []
         self.requests = []
-
-    def begin_collection(self, num_episodes, limit):
-        self.batches.append(num_episodes)
-        return 0
 
     async def generate(self, request):
         self.requests.append(request)
-        await asyncio.sleep(0)
         return await super().generate(request)
 
 
@@ -155,16 +150,6 @@ async def test_messages_with_tools(stream):
         assert (said.content[0].text, said.stop_reason) == ("blue", "end_turn")
 
 
-async def test_requests_at_once_are_sampled_together():
-    """Those that come while a batch is sampled are the next batch."""
-    engine = Replies("yes")
-    async with openai_client(engine) as (client, _):
-        create = client.chat.completions.create
-        await asyncio.gather(*(create(model="m", messages=[ASKED]) for _ in range(12)))
-    assert sum(engine.batches) == 12
-    assert len(engine.batches) < 12
-
-
 async def test_settings_of_a_request_reach_the_engine_or_are_told():
     engine = Replies("yes")
     async with openai_client(engine) as (client, told):
@@ -215,7 +200,8 @@ async def test_a_page_under_another_name_is_refused():
 async def test_equal_requests_with_a_seed_have_equal_answers():
     """With the local engine, alone and among others."""
     policy = tiny_policy(ends=True)
-    async with openai_client(local_engine(policy), policy.chat, max_tokens=120) as (client, _):
+    engine = EagerEngine(policy, max_episodes=4, executor=InlineExecutor())
+    async with openai_client(engine, policy.chat, max_tokens=120) as (client, _):
 
         async def ask(seed):
             answer = await client.chat.completions.create(

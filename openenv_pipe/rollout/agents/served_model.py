@@ -1,19 +1,17 @@
 """A model that answers anyone's calls, in the same dialects as programs that play episodes get."""
 
-import asyncio
 import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from openenv_pipe.engines.base import Completion, Engine, TokenRequest
+from openenv_pipe.engines.base import Engine, TokenRequest
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.calls import Connection, RefusedCallError
 from openenv_pipe.rollout.agents.capture import Session, Upstream, extract_api_key
@@ -33,11 +31,10 @@ from openenv_pipe.system.http import LOOPBACK
 TEMPERATURE = 1.0  # of requests that name none
 MAX_TEMPERATURE = 2.0
 MAX_SEED = 2**62 - 1
-Waiting = tuple[TokenRequest, asyncio.Future[Completion]]
 
 
 class ServedModel:
-    """Answers requests by an engine that takes token ids, in batches of those that wait."""
+    """Answers requests by an engine that takes token ids, each as an episode of one turn."""
 
     def __init__(
         self,
@@ -55,9 +52,7 @@ class ServedModel:
         self._max_tokens = max_tokens
         self._tell = tell
         self._told: set[str] = set()
-        self._num_answers = 0
-        self._waiting: list[Waiting] = []
-        self._sampling: asyncio.Task[None] | None = None
+        self._num_calls = 0
 
     async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
         """Answer a request for a chat completion. Raises RefusedCallError."""
@@ -70,18 +65,21 @@ class ServedModel:
             raise RefusedCallError(str(error)) from None
         temperature, seed = _temperature(body), body.get("seed")
         self._tell_of(ignored_settings(body, temperature))
-        completion = await self._sample(
-            TokenRequest(
-                episode=0,  # set when it is sampled
-                turn=0,
-                max_tokens=self._room(request, len(prompt_ids)),
-                temperature=temperature,
-                seed=seed & MAX_SEED if type(seed) is int else secrets.randbits(62),
-                new_ids=prompt_ids,
+        number = self._num_calls
+        self._num_calls += 1
+        try:
+            completion = await self._engine.generate(
+                TokenRequest(
+                    episode=number,
+                    turn=0,
+                    max_tokens=self._room(request, len(prompt_ids)),
+                    temperature=temperature,
+                    seed=seed & MAX_SEED if type(seed) is int else secrets.randbits(62),
+                    new_ids=prompt_ids,
+                )
             )
-        )
-        number = self._num_answers
-        self._num_answers += 1
+        finally:
+            self._engine.end_episode(number)
         message = reply_message(self._chat.reply_text(completion.token_ids), request, number)
         answer = completion_body(
             completion, message, number=number, model=self.name, prompt_ids=prompt_ids
@@ -102,43 +100,6 @@ class ServedModel:
             self._told.add(name)
             self._tell(f"a request asks for {name}, which this server ignores")
 
-    async def _sample(self, request: TokenRequest) -> Completion:
-        completion = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, completion))
-        if self._sampling is None:
-            self._sampling = asyncio.create_task(self._sample_waiting())
-        return await completion
-
-    async def _sample_waiting(self) -> None:
-        """Sample all that waits in one batch after the other, until nothing waits."""
-        try:
-            while self._waiting:
-                batch = self._waiting[: self._engine.max_episodes]
-                del self._waiting[: len(batch)]
-                # A client that has left has cancelled its future.
-                await self._sample_batch([each for each in batch if not each[1].done()])
-        finally:
-            self._sampling = None
-
-    async def _sample_batch(self, batch: Sequence[Waiting]) -> None:
-        first = self._engine.begin_collection(len(batch), len(batch))
-        numbers = range(first, first + len(batch))
-        completions = await asyncio.gather(
-            *(
-                self._engine.generate(replace(request, episode=number))
-                for number, (request, _) in zip(numbers, batch, strict=True)
-            ),
-            return_exceptions=True,
-        )
-        for number, (_, future), completion in zip(numbers, batch, completions, strict=True):
-            self._engine.end_episode(number)
-            if future.done():
-                continue
-            if isinstance(completion, BaseException):
-                future.set_exception(completion)
-            else:
-                future.set_result(completion)
-
 
 class ModelEndpoint(Endpoint):
     """Serves one model to clients with the key, or to all clients of this machine without one."""
@@ -147,11 +108,8 @@ class ModelEndpoint(Endpoint):
         """Listen. Raises OSError."""
         middleware = [Middleware(_Keyed, key=key)] if key else []
         if host in LOOPBACK:  # A page in a browser cannot reach it under a name of its own.
-            names = [
-                *LOOPBACK,
-                "[::1]",
-                "[",
-            ]  # Starlette cuts the address of IPv6 at its first colon.
+            # Starlette cuts the address of IPv6 at its first colon.
+            names = [*LOOPBACK, "[::1]", "["]
             middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=names))
         super().__init__(
             socket.create_server(
