@@ -37,8 +37,10 @@ from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
 from openenv_pipe.environments.adapters import adapter_for, build_adapter
+from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.environments.tasks import known_splits, open_splits
+from openenv_pipe.environments.tasks import Splits, known_splits, open_splits
+from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.learner.distributed.build import build_publication, load_checked_policy
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.load import (
@@ -118,12 +120,7 @@ async def assembled(
             chat = policy.chat if policy else None
             if isinstance(host, RolloutWorkers):
                 await host.prepare(chat, reads_messages=scorer.reads_messages)
-                adapter = build_adapter(config.env.adapter)  # theirs know the server's schema
-                splits = await host.open_splits(known_sets)
-            else:
-                adapter = await adapter_for(config.env.adapter, host.urls, host.access)
-                url = next(iter(host.urls), "")  # host=none has no server
-                splits = await open_splits(config, known_sets, url, host.access)
+            adapter, splits = await _asked_of_servers(config, host, known_sets)
             rollout = RolloutContext(
                 env=config.env,
                 host=host,
@@ -149,6 +146,18 @@ async def assembled(
             await asyncio.shield(asyncio.to_thread(workers.close))
         await asyncio.shield(host.close())
         torch_thread.shutdown(wait=True, cancel_futures=True)
+
+
+async def _asked_of_servers(
+    config: RunConfig, host: Host | RolloutWorkers, known_sets: KnownSets
+) -> tuple[Adapter, Splits]:
+    """Return the adapter and the splits' tasks, which may depend on the servers."""
+    if isinstance(host, RolloutWorkers):
+        # The workers' own adapters know the server's schema.
+        return build_adapter(config.env.adapter), await host.open_splits(known_sets)
+    adapter = await adapter_for(config.env.adapter, host.urls, host.access)
+    url = next(iter(host.urls), "")  # host=none has no server
+    return adapter, await open_splits(config, known_sets, url, host.access)
 
 
 @asynccontextmanager
