@@ -13,7 +13,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -151,10 +151,9 @@ class AsyncClient:
             ClientError: the server refuses, or there is none within `timeout_s`.
         """
         latest = time.monotonic() + timeout_s
-        while (response := await self._ask(task, latest)) is None:
-            await asyncio.sleep(RETRY_S)
-        async with aclosing(response), aclosing(_lines(response)) as lines:
-            rollout = AsyncRollout(self._http, json.loads(await anext(lines)))
+        async with AsyncExitStack() as connection:
+            while (rollout := await self._ask(task, latest, connection)) is None:
+                await asyncio.sleep(RETRY_S)
             try:
                 yield rollout
             except Exception as error:
@@ -162,8 +161,12 @@ class AsyncClient:
                     await _told(rollout, error)
                 raise
 
-    async def _ask(self, task: Mapping[str, Any] | None, latest: float) -> httpx.Response | None:
-        """Ask for an episode once. Return the answer, which is open; None: ask again later.
+    async def _ask(
+        self, task: Mapping[str, Any] | None, latest: float, connection: AsyncExitStack
+    ) -> AsyncRollout | None:
+        """Ask for an episode once. None: there is none now, or the server ended; ask again later.
+
+        connection: receives what closes the connection of the episode, which stays open.
 
         Raises TrainingEndedError and ClientError.
         """
@@ -172,10 +175,12 @@ class AsyncClient:
         request = self._http.build_request("POST", "/rollouts", json=body, headers=headers)
         try:
             response = await self._http.send(request, stream=True)
+            await connection.enter_async_context(aclosing(response))
             if response.is_success:
-                return response
+                lines = await connection.enter_async_context(aclosing(_lines(response)))
+                return AsyncRollout(self._http, json.loads(await anext(lines)))
             await response.aread()
-        except httpx.TransportError as error:
+        except (httpx.TransportError, StopAsyncIteration) as error:
             problem = f"{self._http.base_url} does not answer: {error!r}"
         else:
             problem = _problem(response)
@@ -183,6 +188,7 @@ class AsyncClient:
                 raise TrainingEndedError(problem)
             if response.status_code not in LATER:
                 raise ClientError(problem)
+        await connection.aclose()
         if time.monotonic() + RETRY_S >= latest:
             raise ClientError(f"no episode within the time limit; the last answer: {problem}")
         return None

@@ -11,6 +11,7 @@ from clients import training_server
 from fakes import all_episodes
 
 from openenv_pipe.client import (
+    AsyncClient,
     Client,
     ClientError,
     RolloutEndedError,
@@ -335,3 +336,20 @@ def test_the_client_needs_no_torch():
         "hydra",
         "aiohttp",
     }
+
+
+async def test_a_server_that_ends_before_it_gives_an_episode_is_asked_again():
+    answers = [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n"]
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"}")
+        writer.write(answers.pop(0))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, AsyncClient(f"http://127.0.0.1:{port}") as client:
+        with pytest.raises(TrainingEndedError):
+            async with client.rollout(timeout_s=60.0):
+                pass
+    assert not answers
