@@ -10,9 +10,11 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.eval_report import summarise
 from openenv_pipe.runs.evals import DURING, Evaluation
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.trackers.base import TrackedStep
 from openenv_pipe.trackers.build import Trackers, check_tracker
 from openenv_pipe.trackers.delivery import read_state
@@ -85,6 +87,20 @@ def test_tensorboard_reads_scalars_texts_and_the_end(tmp_path):
     assert texts["status/text_summary"] == b"finished"
     assert b'"max_episode_tokens"' in texts["config/text_summary"]
     assert read_state(folder.path, "tensorboard") is None  # a resumed run writes it all again
+
+
+def test_tensorboard_reads_each_step_once_after_a_resumption(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tracked(tmp_path, "tensorboard")
+    attempt(folder, [1, 2, 3], "interrupted")
+    rewind(folder, StageStep("grpo", 2))
+    attempt(RunFolder.open(folder.path), [1, 2, 3, 4, 5])
+    events = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    scalars = [(each.step, each.value) for each in events.Scalars("grpo/reward/mean")]
+    assert scalars == [(step, pytest.approx(step / 10)) for step in (1, 2, 3, 4, 5)]
+    assert events.Tensors("status/text_summary")[-1].tensor_proto.string_val[0] == b"finished"
 
 
 # Weights & Biases
