@@ -208,7 +208,7 @@ def _rank_bytes(shape: Shape, config: RunConfig) -> dict[str, int]:
     share, gathered, gathered_gradients = 1.0, 0.0, 0.0  # fractions of all weights
     if _is_sharded(config):
         in_layers = num_in_layers(shape) / shape.num_parameters
-        share, of_a_layer = 1 / trainer.devices, in_layers / shape.num_layers
+        share, of_a_layer = trainer.replicas / trainer.devices, in_layers / shape.num_layers
         gathered = 1.0 - in_layers + 2 * of_a_layer  # one layer works, and the next is fetched
         gathered_gradients = 0.0 if model.lora.rank else 1.0 - in_layers + of_a_layer
     num_episodes = -(-trainer.tasks_per_step * trainer.group_size // trainer.devices)

@@ -126,7 +126,8 @@ def _sharding(config: RunConfig) -> str:
             f"trainer.warm_start.optimizer.type={kind} with trainer.parallel=fsdp: it needs whole "
             "matrices; set trainer.warm_start.optimizer.type=adamw or trainer.parallel=data"
         )
-    return f"each of {trainer.devices} devices holds a shard of all weights"
+    num_shards = trainer.devices // trainer.replicas
+    return f"each of {trainer.devices} devices holds one of {num_shards} shards of all weights"
 
 
 def _device(config: RunConfig) -> str:

@@ -22,6 +22,7 @@ from fakes import (
     run_config,
     tiny_model,
 )
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from openenv_pipe.config.schema import HubModelConfig
@@ -71,12 +72,13 @@ def num_ranks(request):
     return request.param
 
 
-def config_of(changes, *, lora_rank, num_ranks, checkpointing=False, folder=None):
+def config_of(changes, *, lora_rank, num_ranks, num_replicas=1, checkpointing=False):
     values = {f"trainer.{key}": value for key, value in changes.items()}
     model = tiny_model(lora_rank=lora_rank).model_copy(
         update={"activation_checkpointing": checkpointing}
     )
     values |= {"trainer.parallel": "fsdp", "trainer.devices": num_ranks}
+    values["trainer.replicas"] = num_replicas
     return run_config({**values, "model": model.model_dump()})
 
 
@@ -167,6 +169,53 @@ def test_all_that_an_update_may_consist_of(groups, tmp_path, num_ranks, lora_ran
             numbers_of(one), rel=10 * LOSS_BOUND, abs=LOSS_BOUND
         )
     assert_close(weights, one_weights, GRADIENT_BOUND)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 3], ids=["full", "lora"])
+def test_two_replicas_of_two_shards_are_one_process(groups, tmp_path, lora_rank):
+    """HSDP: the losses, the gradients (by Adam's first moment) and the norm that clips them. Its
+    checkpoint continues on two ranks without replicas."""
+    layouts = [(1, 1), (4, 2)]
+    seen = []
+    for size, num_replicas in layouts:
+        config = config_of(PLAIN, lora_rank=lora_rank, num_ranks=size, num_replicas=num_replicas)
+        policy = policy_of(config, groups, tmp_path / "adapter")
+        learner = build_learner(policy, config, groups[size])
+        metrics = numbers_of(learner.update(random_samples(3, count=7), 1))
+        folder = tmp_path / f"{size}"
+        seen.append((metrics, *saved(folder, policy, learner)))
+        config = config_of(WITH_ALL, lora_rank=lora_rank, num_ranks=size, num_replicas=num_replicas)
+        learner = build_learner(policy, config, groups[size])
+        load_progress(folder / "resume", policy, learner.optimizer)
+        clipped = numbers_of(learner.update(alike_samples(1, count=5), 2))
+        seen.append((clipped, *saved(tmp_path / f"{size}-clipped", policy, learner)))
+    config = config_of(WITH_ALL, lora_rank=lora_rank, num_ranks=2)
+    policy = policy_of(config, groups, tmp_path / "adapter")
+    load_weights(tmp_path / "4", policy)
+    learner = build_learner(policy, config, groups[2])  # the reference is of the loaded weights
+    load_progress(tmp_path / "4" / "resume", policy, learner.optimizer)
+    clipped = numbers_of(learner.update(alike_samples(1, count=5), 2))
+    one, one_clipped, many, many_clipped = seen
+    continued = (clipped, *saved(tmp_path / "2-clipped", policy, learner))
+    pairs = [(many, one), (many_clipped, one_clipped), (continued, one_clipped)]
+    for (metrics, weights, state), (known, known_weights, known_state) in pairs:
+        assert metrics == pytest.approx(known, rel=10 * LOSS_BOUND, abs=LOSS_BOUND)
+        assert_close(weights, known_weights, GRADIENT_BOUND)
+        moments, known_moments = (
+            {key: value for key, value in each.items() if key.endswith("exp_avg")}
+            for each in (state, known_state)
+        )
+        assert_close(moments, known_moments, GRADIENT_BOUND)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "devices", "says"),
+    [("data", 4, "set parallel=fsdp"), ("fsdp", 3, "multiple of 2"), ("fsdp", 2, "at least 2")],
+)
+def test_replicas_that_cannot_be_sharded_are_refused(parallel, devices, says):
+    changes = {"replicas": 2, "parallel": parallel, "devices": devices}
+    with pytest.raises(ValidationError, match=says):
+        run_config({f"trainer.{key}": value for key, value in changes.items()})
 
 
 def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(groups, tmp_path):

@@ -75,6 +75,10 @@ def test_devices_in_one_memory_hold_everything_each_and_shards_their_part():
     assert shares == pytest.approx([1 / 2, 1 / 4], rel=1e-3)
     weights = [held[n, "fsdp", False]["weights"] for n in (2, 4)]
     assert weights[0] - weights[1] == pytest.approx(one["weights"] / 4, rel=1e-3)
+    replicas = ["trainer.devices=4", "trainer.parallel=fsdp", "trainer.replicas=2"]
+    config = compose(["conf=wordle", "trainer.optimizer.type=adamw", *replicas]).config
+    needed = memory_bytes(tiny_shape(config.model), config, in_one_memory=False)
+    assert needed[kind] == held[2, "fsdp", False][kind]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

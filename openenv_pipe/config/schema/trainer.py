@@ -139,6 +139,10 @@ class TrainerConfig(Block):
         description="data: every device holds the whole model; fsdp: each holds a shard of all "
         "weights, gradients and optimizer state (FSDP2)"
     )
+    replicas: NumProcesses = Field(
+        description="with parallel=fsdp, groups of devices that each hold the whole model, sharded "
+        "within the group (HSDP); a divisor of devices"
+    )
     warm_start: WarmStartConfig
     advantage: AdvantageConfig
     loss: LossConfig
@@ -152,6 +156,23 @@ class TrainerConfig(Block):
             raise ValueError(
                 f"optimizer.type={kind} with parallel=fsdp: it needs whole matrices, and each "
                 "device would hold only a part; set optimizer.type=adamw or parallel=data"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_have_shards(self) -> "TrainerConfig":
+        if self.replicas == 1:
+            return self
+        if self.parallel != "fsdp":
+            raise ValueError(
+                f"replicas={self.replicas} with parallel={self.parallel}: every device already "
+                "holds the whole model; set parallel=fsdp or replicas=1"
+            )
+        if self.devices % self.replicas or self.devices == self.replicas:
+            raise ValueError(
+                f"replicas={self.replicas} with devices={self.devices}: each replica needs the "
+                f"same number of devices, at least 2; set devices to 2 x {self.replicas} or a "
+                f"higher multiple of {self.replicas}"
             )
         return self
 

@@ -36,6 +36,7 @@ def load_checked_policy(
             seed=config.seed,
             device=device,
             ranks=workers.ranks,
+            num_replicas=config.trainer.replicas,
             checkpoint=checkpoint,
         )
         return policy, policy.check_forward()

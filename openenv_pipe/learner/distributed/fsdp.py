@@ -1,5 +1,8 @@
 """FSDP2 for a policy: each rank holds a shard of all weights, gradients and optimizer state.
 
+With `trainer.replicas` above 1 (HSDP), each of so many groups of ranks holds all shards: weights
+are gathered within a group, and the groups add up their gradients.
+
 The layers are gathered one after another. Embedding, last norm and head are gathered together
 while a batch is computed, because the learner's own kernels read and write them in place.
 Optimizers that need whole matrices, such as Muon, are not supported.
@@ -18,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from openenv_pipe.config.schema import OptimizerConfig
 from openenv_pipe.errors import ConfigError
@@ -50,8 +53,9 @@ def shard_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 def as_shard_of(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """Wrap this rank's part of a tensor that is sharded like the parameter."""
     assert isinstance(parameter, DTensor)
-    mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
-    return DTensor.from_local(part, mesh, [Shard(0)], shape=shape, stride=stride)
+    mesh, places = parameter.device_mesh, parameter.placements
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(part, mesh, places, shape=shape, stride=stride)
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:
@@ -70,15 +74,20 @@ class Root(torch.nn.Module):
         return function()
 
 
-def shard(model: Any, ranks: Ranks, device: torch.device) -> Root:
+def shard(model: Any, ranks: Ranks, device: torch.device, *, num_replicas: int) -> Root:
     """Shard a model's weights over the ranks. Those on torch's device `meta` stay without values.
+
+    num_replicas: groups of ranks that each hold all shards; a divisor of the number of ranks.
 
     Each layer is gathered for its computation. The weights outside of layers are gathered with
     the root, which also keeps a head that is tied to the embedding one tensor.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     root, layers = Root(model), list(inner.get_decoder().layers)
-    mesh = init_device_mesh(device.type, (ranks.size,))
+    dims = {"replicate": num_replicas, "shard": ranks.size // num_replicas}
+    if num_replicas == 1:
+        del dims["replicate"]
+    mesh = init_device_mesh(device.type, tuple(dims.values()), mesh_dim_names=tuple(dims))
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(root, mesh=mesh, reshard_after_forward=False)
@@ -263,6 +272,9 @@ class ShardedOptimizer(Optimizer):
         assert config.type == "adamw", config.type
         self._sources = [parameter for _, parameter in parameters]
         self._ranks = ranks
+        first: torch.Tensor = parameters[0][1]
+        assert isinstance(first, DTensor)
+        self._num_replicas = first.device_mesh.size() // first.device_mesh.size(-1)
         parts = [(name, torch.nn.Parameter(own_part(p.detach()))) for name, p in parameters]
         super().__init__(parts, config, num_steps)
 
@@ -278,7 +290,7 @@ class ShardedOptimizer(Optimizer):
         for part in self._parameters:
             if part.grad is not None:
                 square += part.grad.float().square().sum()
-        norm = self._ranks.sum(square).sqrt()
+        norm = (self._ranks.sum(square) / self._num_replicas).sqrt()  # each shard counts once
         torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, norm)
         return norm
 

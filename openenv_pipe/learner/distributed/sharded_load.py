@@ -52,9 +52,12 @@ def load_sharded_policy(
     seed: int,
     device: torch.device,
     ranks: Ranks,
+    num_replicas: int = 1,
     checkpoint: Path | None = None,
 ) -> ShardedPolicy:
     """Load the untrained policy, or the weights in a checkpoint's folder, on all ranks.
+
+    num_replicas: see `fsdp.shard`.
 
     Rank 0 downloads a model that is not on this machine, before the others read it.
 
@@ -63,12 +66,17 @@ def load_sharded_policy(
     """
     if isinstance(config, HubModelConfig) and ranks.rank == 0:
         _download_missing(config)
-    with ranks.joined("load_sharded", config, seed, checkpoint):
-        return _load(config, seed, device, ranks, checkpoint)
+    with ranks.joined("load_sharded", config, seed, num_replicas, checkpoint):
+        return _load(config, seed, device, ranks, num_replicas, checkpoint)
 
 
 def _load(
-    config: ModelConfig, seed: int, device: torch.device, ranks: Ranks, checkpoint: Path | None
+    config: ModelConfig,
+    seed: int,
+    device: torch.device,
+    ranks: Ranks,
+    num_replicas: int,
+    checkpoint: Path | None,
 ) -> ShardedPolicy:
     transformers.logging.disable_progress_bar()
     tokenizer = load_tokenizer(config)
@@ -89,7 +97,7 @@ def _load(
     if config.lora.rank:
         torch.manual_seed(seed)
         model, adapter = _with_adapter(model, config)
-    root = shard(model, ranks, device)
+    root = shard(model, ranks, device, num_replicas=num_replicas)
     shards = _fill(root, device)
     if drawn is not None:
         _copy_shards(shards, drawn.state_dict())

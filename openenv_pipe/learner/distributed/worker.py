@@ -7,6 +7,7 @@ the connection. Its output is its log. Rank 0 alone plays episodes and writes ch
 """
 
 import operator
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -62,9 +63,16 @@ class Worker:
     def update(self, samples: Sequence[Sample], step: int) -> None:
         self._learner.update(samples, step)
 
-    def load_sharded(self, config: ModelConfig, seed: int, checkpoint: Path | None) -> None:
+    def load_sharded(
+        self, config: ModelConfig, seed: int, num_replicas: int, checkpoint: Path | None
+    ) -> None:
         self.policy = load_sharded_policy(
-            config, seed=seed, device=self._device, ranks=self._ranks, checkpoint=checkpoint
+            config,
+            seed=seed,
+            device=self._device,
+            ranks=self._ranks,
+            num_replicas=num_replicas,
+            checkpoint=checkpoint,
         )
         self.publication = ShardedPublication(self.policy, self._ranks)
 
@@ -99,6 +107,7 @@ def main() -> None:
             operator.attrgetter(order)(worker)(*arguments)
             connection.send(order)
     ranks.leave()
+    shutil.rmtree(Path(socket_path).parent, ignore_errors=True)  # rank 0 may have been killed
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ class Workers:
         self._num_threads = num_threads
         self._processes: list[ManagedProcess] = []
         self._connections: list[Connection] = []
+        self._folder: Path | None = None  # of the rendezvous, which every new group needs
 
     @contextlib.contextmanager
     def running(self, order: str, *arguments: Any) -> Iterator[None]:
@@ -99,25 +100,26 @@ class Workers:
         if self._processes:
             self.ranks.leave()
         self._connections, self._processes = [], []
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
 
     def _start(self) -> None:
         refuse_missing_devices(self.ranks.size, self._device)
         folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-ranks-"))  # for this user only
-        try:
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(str(folder / "orders"))
-                listener.listen(self.ranks.size)
-                self._processes = [
-                    self._launch(rank, folder / "orders") for rank in range(1, self.ranks.size)
-                ]
-                connections = dict(self._accept(listener) for _ in self._processes)
-                self._connections = [connection for _, connection in sorted(connections.items())]
-            rendezvous = folder / "rendezvous"
-            self._send("join", rendezvous)
-            self.ranks.join(rendezvous, self._device)
-            self._wait_until_done("join")
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._folder = folder
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "orders"))
+            listener.listen(self.ranks.size)
+            self._processes = [
+                self._launch(rank, folder / "orders") for rank in range(1, self.ranks.size)
+            ]
+            connections = dict(self._accept(listener) for _ in self._processes)
+            self._connections = [connection for _, connection in sorted(connections.items())]
+        rendezvous = folder / "rendezvous"
+        self._send("join", rendezvous)
+        self.ranks.join(rendezvous, self._device)
+        self._wait_until_done("join")
 
     def _launch(self, rank: int, socket_path: Path) -> ManagedProcess:
         places = [str(PACKAGE_DIR.parent), os.environ.get("PYTHONPATH", "")]
