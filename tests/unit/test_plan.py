@@ -156,9 +156,11 @@ def test_what_cannot_be_planned_is_refused():
     [
         (["model.activation_checkpointing=true"], 0, "bottleneck"),
         (["model.path=meta-llama/Llama-3.3-70B-Instruct"], 1, "DOES NOT FIT"),
-        (["--gpu", "abacus"], 2, ""),
+        (["cluster.nodes=8", "gpu=h200", "cluster.gpus_per_node=4"], 0, "NVIDIA H200"),
         (["engine=local"], 2, ""),
-        (["--nodes", "0"], 2, ""),
+        (["gpu=abacus"], 2, "expected one of a100"),
+        (["cluster.nodes=0"], 2, "cluster.nodes=0: expected a number from 1 to 1000"),
+        (["cluster.gpus_per_node=many"], 2, "expected a number from 1 to 16"),
     ],
 )
 def test_the_command(words, code, shown, capsys):
@@ -168,8 +170,8 @@ def test_the_command(words, code, shown, capsys):
     except SystemExit as error:
         ended = error.code
     assert ended == code
-    out = capsys.readouterr().out
-    assert shown in out
+    out, error = capsys.readouterr()
+    assert shown in (error if code == 2 else out)
     assert bool(out) == (code != 2)
 
 

@@ -1,7 +1,8 @@
 """`openenv-pipe plan`: what a number of GPUs gives for a configuration, on paper."""
 
+from openenv_pipe.commands.plan.cluster import Cluster, split_cluster
 from openenv_pipe.commands.plan.constants import CONSTANTS, GPUS
-from openenv_pipe.commands.plan.estimate import Cluster, Plan, make_plan
+from openenv_pipe.commands.plan.estimate import Plan, make_plan
 from openenv_pipe.commands.plan.shapes import shape_of
 from openenv_pipe.commands.plan.text import as_table, constants_table
 
@@ -14,4 +15,5 @@ __all__ = [
     "constants_table",
     "make_plan",
     "shape_of",
+    "split_cluster",
 ]

@@ -10,9 +10,9 @@ from typing import Literal
 GB = 10**9
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by its data sheet: bytes, bytes per second, and dense FLOP/s in bfloat16."""
+    """A GPU by its data sheet: bytes, dense FLOP/s in bfloat16, and bytes per second."""
 
     memory_bytes: int
     flops_per_s: float
@@ -22,41 +22,11 @@ class Gpu:
 
 
 GPUS = {
-    "a100": Gpu(
-        memory_bytes=80 * GB,
-        flops_per_s=312e12,
-        memory_bytes_per_s=2.039e12,
-        link_bytes_per_s=300e9,
-        source="NVIDIA A100 data sheet, SXM 80 GB",
-    ),
-    "h100": Gpu(
-        memory_bytes=80 * GB,
-        flops_per_s=989e12,
-        memory_bytes_per_s=3.35e12,
-        link_bytes_per_s=450e9,
-        source="NVIDIA H100 data sheet, SXM",
-    ),
-    "h200": Gpu(
-        memory_bytes=141 * GB,
-        flops_per_s=989e12,
-        memory_bytes_per_s=4.8e12,
-        link_bytes_per_s=450e9,
-        source="NVIDIA H200 data sheet, SXM",
-    ),
-    "b200": Gpu(
-        memory_bytes=180 * GB,
-        flops_per_s=2250e12,
-        memory_bytes_per_s=8e12,
-        link_bytes_per_s=900e9,
-        source="NVIDIA HGX B200 data sheet",
-    ),
-    "l40s": Gpu(
-        memory_bytes=48 * GB,
-        flops_per_s=362e12,
-        memory_bytes_per_s=0.864e12,
-        link_bytes_per_s=32e9,
-        source="NVIDIA L40S data sheet; PCIe 4.0",
-    ),
+    "a100": Gpu(80 * GB, 312e12, 2.039e12, 300e9, "NVIDIA A100 data sheet, SXM 80 GB"),
+    "h100": Gpu(80 * GB, 989e12, 3.35e12, 450e9, "NVIDIA H100 data sheet, SXM"),
+    "h200": Gpu(141 * GB, 989e12, 4.8e12, 450e9, "NVIDIA H200 data sheet, SXM"),
+    "b200": Gpu(180 * GB, 2250e12, 8e12, 900e9, "NVIDIA HGX B200 data sheet"),
+    "l40s": Gpu(48 * GB, 362e12, 0.864e12, 32e9, "NVIDIA L40S data sheet; PCIe 4.0"),
 }
 
 

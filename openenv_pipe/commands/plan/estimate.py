@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from openenv_pipe.commands.plan.cluster import Cluster
 from openenv_pipe.commands.plan.constants import Gpu, constant
 from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
 from openenv_pipe.errors import ConfigError
@@ -22,19 +23,6 @@ from openenv_pipe.models.memory_estimate import (
 )
 
 WEIGHTS_SHARE = 0.5  # of a server's memory at most, so that the other half caches episodes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cluster:
-    """Machines of equal GPUs."""
-
-    gpu: Gpu
-    num_nodes: int
-    gpus_per_node: int
-
-    @property
-    def num_gpus(self) -> int:
-        return self.num_nodes * self.gpus_per_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +136,8 @@ def _plans(config: RunConfig, shape: Shape, cluster: Cluster) -> Iterator[Plan]:
         if not num_servers:
             continue
         for parallel in ("data", "fsdp") if num_ranks > 1 else ("data",):
-            trainer = config.trainer.model_copy(update={"devices": num_ranks, "parallel": parallel})
+            division = {"devices": num_ranks, "parallel": parallel, "replicas": 1}
+            trainer = config.trainer.model_copy(update=division)
             divided = config.model_copy(update={"trainer": trainer})
             yield _plan(divided, shape, cluster, num_servers=num_servers, gpus_each=gpus_each)
 

@@ -1,5 +1,6 @@
 """Shapes of published models, for plans without their files. Source: their config.json."""
 
+from functools import partial
 from pathlib import Path
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig
@@ -12,7 +13,16 @@ from openenv_pipe.models.memory_estimate import (
 )
 
 
-def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, is_tied: bool) -> Shape:
+def _decoder(
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    heads: int,
+    *,
+    vocabulary: int,
+    has_head_norms: bool,
+    is_tied: bool = False,
+) -> Shape:
     return decoder_shape(
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -20,34 +30,23 @@ def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, is_tied: 
         num_heads=heads,
         num_kv_heads=8,
         head_size=128,
-        vocabulary=151_936,
+        vocabulary=vocabulary,
         is_tied=is_tied,
-        has_head_norms=True,
+        has_head_norms=has_head_norms,
     )
 
 
-def _llama3(hidden: int, intermediate: int, layers: int, heads: int) -> Shape:
-    return decoder_shape(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=8,
-        head_size=128,
-        vocabulary=128_256,
-        is_tied=False,
-        has_head_norms=False,
-    )
-
+_qwen3 = partial(_decoder, vocabulary=151_936, has_head_norms=True)
+_llama3 = partial(_decoder, vocabulary=128_256, has_head_norms=False)
 
 # By the id on the model hub.
 PUBLISHED = {
     "Qwen/Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, is_tied=True),
     "Qwen/Qwen3-1.7B": _qwen3(2048, 6144, 28, 16, is_tied=True),
     "Qwen/Qwen3-4B": _qwen3(2560, 9728, 36, 32, is_tied=True),
-    "Qwen/Qwen3-8B": _qwen3(4096, 12288, 36, 32, is_tied=False),
-    "Qwen/Qwen3-14B": _qwen3(5120, 17408, 40, 40, is_tied=False),
-    "Qwen/Qwen3-32B": _qwen3(5120, 25600, 64, 64, is_tied=False),
+    "Qwen/Qwen3-8B": _qwen3(4096, 12288, 36, 32),
+    "Qwen/Qwen3-14B": _qwen3(5120, 17408, 40, 40),
+    "Qwen/Qwen3-32B": _qwen3(5120, 25600, 64, 64),
     "meta-llama/Llama-3.1-8B-Instruct": _llama3(4096, 14336, 32, 32),
     "meta-llama/Llama-3.3-70B-Instruct": _llama3(8192, 28672, 80, 64),
 }
