@@ -248,6 +248,7 @@ class Episode:
     judgements: dict[str, Judgement] = field(default_factory=dict)  # by reward term
     unscored: str | None = None  # why there is no reward: a judge failed
     output: str = ""  # of a program: what it wrote to stdout and stderr, cut
+    exit_code: int | None = None  # of a program that ended by itself; above 128: a signal ended it
     notes: list[str] = field(default_factory=list)  # what a program asked for and did not get
     duration_s: float = 0.0
     started_s: float | None = field(default=None, compare=False)  # Unix time; not stored in files

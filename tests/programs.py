@@ -58,6 +58,7 @@ def agent_config(script: str = "", **changes: Any) -> ProgramAgentConfig:
         "max_calls": 32,
         "max_tokens": None,
         "max_output_mb": 1,
+        "exit_codes": [0],
     }
     return ProgramAgentConfig.model_validate({**values, **changes})
 

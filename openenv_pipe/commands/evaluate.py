@@ -14,6 +14,7 @@ from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines
+from openenv_pipe.pipeline.requirements import check_agent
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.evals import Evaluation, read_reports, save_evaluation
@@ -68,6 +69,8 @@ def _is_run(word: str) -> bool:
 
 def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluated:
     subjects = on_the_same_tasks(models)
+    for subject in subjects:
+        _check_agent(subject.config)
     logs = [_open_logs(subject.folder.path) for subject in subjects]
     rows: list[Row] = []
     baselines: list[Row] = []
@@ -91,6 +94,7 @@ def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluate
 def _evaluate_config(composed: Composed, command: Sequence[str], control: RunControl) -> Evaluated:
     """Evaluate a model that no run has trained, in a new run folder."""
     config = composed.config
+    _check_agent(config)
     folder = RunFolder.create(config, overrides=composed.overrides, command=command)
     label = "start" if config.engine.capabilities.can_train else config.engine.type
     subject = SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
@@ -131,6 +135,16 @@ def _measured_as(first: SelectedModel, other: SelectedModel) -> SelectedModel:
     return replace(other, config=RunConfig.model_validate(values))
 
 
+def _check_agent(config: RunConfig) -> None:
+    """Refuse an agent that plays no evaluation, or cannot be started. Raises ConfigError."""
+    if isinstance(config.agent, ClientAgentConfig):
+        raise ConfigError(
+            "agent=client: clients play no evaluations; name what plays instead, such as "
+            "agent=loop or agent=program"
+        )
+    check_agent(config)
+
+
 def _open_logs(path: Path) -> Path:
     logs = path / "logs" / "eval"
     try:
@@ -156,11 +170,6 @@ async def _play(
     is_new_run: bool = False,
 ) -> _Played:
     """Play and save the evaluations; a new run also records the code and image it played."""
-    if isinstance(subject.config.agent, ClientAgentConfig):
-        raise ConfigError(
-            "agent=client: clients play no evaluations; name what plays instead, such as "
-            "agent=loop or agent=program"
-        )
     progress = control.progress
     async with assembled(
         subject.config,

@@ -223,7 +223,8 @@ def _engine(config: RunConfig) -> str:
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 
-def _agent(config: RunConfig) -> str:
+def check_agent(config: RunConfig) -> str:
+    """Check that the engine can answer the calls of `agent`, and that a program is there."""
     agent = config.agent
     if not isinstance(agent, CallingAgentConfig):
         return ""
@@ -376,5 +377,5 @@ REQUIREMENTS: dict[str, Requirement] = LEARNER_REQUIREMENTS | {
     "tasks": _tasks,
     "rewards": _rewards,
     "policies": _policies,
-    "agent": _agent,
+    "agent": check_agent,
 }

@@ -207,6 +207,8 @@ def _row_of_episode(group: str, episode: Episode) -> dict[str, Any]:
         row["unscored"] = episode.unscored
     if episode.output:
         row["output"] = episode.output
+    if episode.exit_code is not None:
+        row["exit_code"] = episode.exit_code
     if episode.notes:
         row["notes"] = episode.notes
     return row
@@ -255,6 +257,7 @@ def _episode_of_row(task: Task, row: Mapping[str, Any]) -> Episode:
         judgements={name: Judgement(**each) for name, each in row.get("judgements", {}).items()},
         unscored=row.get("unscored"),
         output=row.get("output", ""),
+        exit_code=row.get("exit_code"),
         notes=row.get("notes", []),
     )
 
@@ -276,6 +279,7 @@ def _check_types(episode: Episode) -> None:
     ]
     numbers = [episode.reward, *episode.reward_terms.values(), *episode.turn_rewards]
     numbers += [episode.whole_reward, *(step.reward for step in steps)]
+    numbers += [] if episode.exit_code is None else [episode.exit_code]
     for judgement in episode.judgements.values():
         texts.append(judgement.explanation)
         numbers += [judgement.num_calls, judgement.num_tokens, judgement.cost]

@@ -52,7 +52,8 @@ def _newest(runs_dir: Path) -> RunFolder:
 def find_model(word: str, overrides: Sequence[str], *, trust: bool = False) -> SelectedModel:
     """Find the run and checkpoint of `RUN`, `RUN@40`, `RUN@best` or `RUN@start`, to act on them.
 
-    Without `@`, it is the newest sound checkpoint. `overrides` change the run's configuration.
+    Without `@`, it is the newest sound checkpoint. `overrides` change the run's configuration. The
+    label names the agent if it is not the type of agent that the run was trained with.
     trust: also of a run whose folder another user made, or that was changed since.
 
     Raises:
@@ -63,18 +64,21 @@ def find_model(word: str, overrides: Sequence[str], *, trust: bool = False) -> S
     if not at or Path(word).is_dir():
         path, which = word, ""
     folder = find_run(path, Path("runs"))
-    config = amend(folder.config_to_run(trust=trust), overrides)
+    own = folder.config_to_run(trust=trust)
+    config = amend(own, overrides)
+    other = f"_{config.agent.type}" if config.agent.type != own.agent.type else ""
     if not config.engine.capabilities.can_train:  # It needs no checkpoint.
-        label = config.engine.type
+        label = config.engine.type + other
         return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
     if which == "start":
-        return SelectedModel(folder=folder, config=config, checkpoint=None, label=AT_START, step=0)
+        label = AT_START + other
+        return SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=0)
     checkpoint = find_checkpoint(folder.path, which)
     place = StageStep.of(checkpoint)
     return SelectedModel(
         folder=folder,
         config=config,
         checkpoint=checkpoint,
-        label=checkpoint.name,
+        label=checkpoint.name + other,
         step=place.step if place.stage == "grpo" else 0,
     )

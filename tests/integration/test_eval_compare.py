@@ -9,6 +9,7 @@ from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.evals import read_during, read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, without_times
+from openenv_pipe.types import Status
 from tests.commands import run
 
 SMALL = ("num_threads=1", "device=cpu", "eval.num_tasks=3", "trainer.warm_start.steps=0")
@@ -82,6 +83,42 @@ def test_checkpoints_of_two_runs_side_by_side(home):
     ):  # the same weights, tasks and seeds give the same figures
         reports = read_reports(home / "runs/smoke" / number)
         assert reports[label].tasks == reports[stage].tasks
+
+
+# Asks the model once, and leaves the game as it is.
+PROGRAM = """
+import json, os, urllib.request
+messages = json.load(open(os.environ["OPENENV_TASK_FILE"]))["messages"]
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps({"messages": messages}).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "text/json"},
+)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+
+
+def test_a_program_plays_a_checkpoint_of_a_run_of_the_loop(home):
+    """Its first reply to a task is that of the loop: the same prompt, weights and seed."""
+    (home / "agent.py").write_text(PROGRAM)
+    agent = ("agent=program", "agent.command=['{python}','-S','agent.py']")
+    path = home / "runs/smoke/0001"
+    out = told(home, "eval", "runs/smoke/0001", *agent, "eval.baselines=false")
+    assert "step_000002_program" in out
+    report = read_reports(path)["step_000002_program"]
+    assert report.num_failed == 0
+    (program, loop) = (
+        [episode for group in read_episodes(path / "eval" / name) for episode in group.episodes]
+        for name in ("step_000002_program.jsonl.gz", "trained.jsonl.gz")
+    )
+    assert len(program) == len(loop) == 6
+    for ours, theirs in zip(program, loop, strict=True):
+        assert (ours.status, len(ours.turns), ours.exit_code) == (Status.ANSWERED, 1, 0)
+        assert ours.turns[0].prompt_ids == theirs.turns[0].prompt_ids
+        assert ours.turns[0].completion_ids == theirs.turns[0].completion_ids
+        assert ours.turns[0].logprobs == theirs.turns[0].logprobs
+    missing = ("agent=program", "agent.command=[no-such-agent]")
+    told(home, "eval", "runs/smoke/0001", *missing, code=2)
 
 
 def test_the_two_runs_are_compared(home):

@@ -44,6 +44,14 @@ def test_a_word_names_a_run_and_a_checkpoint(folder, at, label, step):
     assert subject.config.eval.num_tasks == 3
 
 
+def test_another_agent_than_the_runs_own_is_in_the_label(folder):
+    """Its report is a row beside that of the pipeline's loop."""
+    program = ["agent=program", "agent.command=[my-agent]"]
+    assert find_model(f"{folder.path}@10", program).label == "step_000010_program"
+    hosted = [*program, "engine=openai", "engine.model=m", "engine.api_key=null"]
+    assert find_model(str(folder.path), hosted).label == "openai_program"
+
+
 def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(folder):
     with pytest.raises(RunFolderError, match="'7'; there are: 10, 20, best"):
         find_model(f"{folder.path}@7", [])

@@ -281,7 +281,39 @@ async def test_the_ways_in_which_a_program_ends(tmp_path, script, status, error)
     assert episode.failed == bool(error)
     assert len(episode.turns) == len(engine.prompts) <= 4
     assert len(episode.output) < 9000
+    ended = status in (Status.NO_CALLS, Status.ANSWERED, Status.TOKEN_LIMIT, Status.TURN_LIMIT)
+    codes = {Status.PROGRAM_KILLED: 128 + 9, Status.PROGRAM_FAILED: 3 if "exit(3)" in script else 1}
+    assert episode.exit_code == (0 if ended else codes.get(status))
     assert list((tmp_path / "programs").iterdir()) == []
+
+
+def printed(episode):
+    """The score that a program writes last, and the half of it if it ends with exit code 7."""
+    score = float(re.findall(r"^score (\S+)$", episode.output, re.MULTILINE)[-1])
+    return score / 2 if episode.exit_code == 7 else score
+
+
+async def test_a_reward_reads_the_output_and_the_exit_code_of_a_program(tmp_path):
+    """Of exit codes that agent.exit_codes names; others are failures, which have no reward."""
+    term = {"type": "python", "target": f"{__name__}:printed", "keywords": {}, "use": "sum"}
+    term |= {"weight": 1.0, "per_turn": False}
+    found = []
+    for code in 0, 7, 8:
+        script = f"ask([user('a')]); print('score 0.8'); sys.exit({code})"
+        context = programs_context(
+            agent_config(script, exit_codes=[0, 7]),
+            tmp_path,
+            chat=CHAT,
+            engine=RepliesEngine(CHAT, "yes"),
+            changes={"reward.terms": {"printed": term}},
+        )
+        async with context as rollout:
+            (episode,) = await play_episodes(rollout)
+            group = Group(id="g", task=episode.task, episodes=[episode])
+            await rollout.scorer.score(group)
+        found.append((episode.status, episode.reward))
+    failed = (Status.PROGRAM_FAILED, 0.0)
+    assert found == [(Status.ANSWERED, 0.8), (Status.ANSWERED, 0.4), failed]
 
 
 async def test_no_process_of_a_program_is_left(tmp_path):
@@ -438,7 +470,7 @@ async def test_episodes_of_programs_are_stored_whole(tmp_path):
     write_episodes(path, [Group(id="g", task=episode.task, episodes=[episode])])
     (group,) = read_episodes(path)
     assert dataclasses.replace(group.episodes[0], duration_s=episode.duration_s) == episode
-    assert (episode.output, len(episode.notes)) == ("out\n", 1)
+    assert (episode.output, episode.exit_code, len(episode.notes)) == ("out\n", 0, 1)
 
 
 # --- dialects -----------------------------------------------------------------------------------

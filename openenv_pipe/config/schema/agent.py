@@ -14,6 +14,8 @@ from openenv_pipe.config.schema.base import (
     VariableName,
 )
 
+ExitCode = Annotated[int, Field(ge=0, le=128)]  # codes above it are signals
+
 
 class LoopAgentConfig(Block):
     """The pipeline makes prompts of observations, and actions of replies (conf/agent/loop.yaml)."""
@@ -58,6 +60,10 @@ class ProgramAgentConfig(CallingAgentConfig):
     )
     max_output_mb: PositiveCount = Field(
         description="a program that writes more to stdout and stderr is stopped"
+    )
+    exit_codes: Annotated[list[ExitCode], Field(min_length=1)] = Field(
+        description="exit codes after which the episode counts; a program that ends with another "
+        "one has failed, and its episode has no reward"
     )
 
 

@@ -173,11 +173,14 @@ class ProgramPlayer(AgentPlayer):
             await process.stopped(GRACE_S)
             episode.output = await asyncio.to_thread(take_output, folder, rollout.key)
         await self._conclude(rollout)
-        return limit or self._program_status(rollout, process.returncode)
+        if limit is not None:
+            return limit
+        episode.exit_code = process.returncode
+        return self._program_status(rollout, process.returncode)
 
     def _program_status(self, rollout: Rollout, exit_code: int | None) -> Status:
         """Return how a program that ended by itself has ended."""
-        if exit_code == 0:
+        if exit_code in self._programs.config.exit_codes:
             return self._status(rollout)
         signal = (exit_code or SIGNALS) - SIGNALS
         how = f"ended by signal {signal}" if signal > 0 else f"exit code {exit_code}"
