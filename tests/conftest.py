@@ -27,6 +27,19 @@ def _environment(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _same_examples():
+    """Let Hypothesis take no constants from the project's modules for its examples.
+
+    With them, even derandomized examples depend on which modules other tests have imported.
+    """
+    from hypothesis.internal.conjecture import providers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(providers, "is_local_module_file", lambda path: False)
+        yield
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With pytest-xdist, keep a file on one worker, and all files with `SERVERS` of a kind."""

@@ -34,6 +34,7 @@ from openenv_pipe.config.secrets import shown_override
 from openenv_pipe.config.yaml_files import EXPERIMENTS, check_file, find_file
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system import resources
+from openenv_pipe.system.foreign_text import visible
 
 if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -185,7 +186,7 @@ def _read_file(name: str, read: Callable[[str], Any]) -> Any:
     try:
         found = read(name)
     except (HydraException, ValueError) as error:  # a header or a defaults list of another form
-        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(visible(f"{path}: {str(error).splitlines()[0]}")) from error
     if is_experiment and found is not None:
         found.header["package"] = "_global_"  # Hydra finds it in the first line only.
     return found
@@ -262,8 +263,10 @@ def _as_assignment(loader: "ConfigLoaderImpl", override: "Override") -> str:
         return line
     if _is_group(loader, override):
         choice = override.value()
-        if not isinstance(choice, str | list) or len(str(choice)) > MAX_KEY_LENGTH:
-            raise ConfigError(explain_choice(override.key_or_group, override.value()))
+        choices = choice if isinstance(choice, list) else [choice]
+        is_text = all(isinstance(each, str) for each in choices)
+        if not is_text or len(str(choice)) > MAX_KEY_LENGTH:
+            raise ConfigError(explain_choice(override.key_or_group, choice))
         return line
     return "++" + line.lstrip("+")
 
@@ -297,7 +300,7 @@ def load_values(
     try:
         refuse_exploding_interpolations(unresolved)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(visible(str(error))) from None
     if not may_miss and (missing := OmegaConf.missing_keys(tree)):
         raise ConfigError(explain_missing(sorted(missing)))
     values: Any = OmegaConf.to_container(tree, resolve=True)
@@ -372,12 +375,12 @@ def readable_errors(schema: type[Block] = RunConfig) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise ConfigError(explain_validation(error, schema)) from None
+        raise ConfigError(visible(explain_validation(error, schema))) from None
     except yaml.YAMLError as error:
-        raise ConfigError(explain_yaml(error)) from None
+        raise ConfigError(visible(explain_yaml(error))) from None
     except RecursionError as error:
-        raise ConfigError(explain_recursion(error)) from None
+        raise ConfigError(visible(explain_recursion(error))) from None
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         if refused := _config_error_behind(error):  # raised by a resolver of ours
             raise refused from None
-        raise ConfigError(explain_composition(error)) from error
+        raise ConfigError(visible(explain_composition(error))) from error

@@ -1,7 +1,7 @@
 """2,000 wrong configurations: each composes, or is refused with one line per problem.
 
-The examples are the same in every run (`derandomize`). What they have found is in
-`test_config_bounds.py` and `test_yaml_files.py`.
+The examples are the same in every run (`derandomize`, and `_same_examples` of conftest.py). What
+they have found is in `test_config_bounds.py` and `test_yaml_files.py`.
 """
 
 import math

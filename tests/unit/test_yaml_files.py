@@ -48,6 +48,7 @@ REFUSED = {
     "a Python object": (RESET % "!!python/object/apply:os.getcwd []", "constructor for the tag"),
     "deep interpolations": (BASE + f"runs_dir: '{'${' * 500}seed{'}' * 500}'\n", "nested too deep"),
     "an escape in a key": (BASE + '"\\e[31m": 1\n', r"\x1b[31m: the key: text with the control"),
+    "an escape in a header": ("# @\x1b a b\n" + BASE, r"Too many components in '@\u001b a b'"),
     "many unknown keys": (BASE + "".join(f"key_{i}: 1\n" for i in range(300)), "and 280 more"),
     "a long key": (BASE + f"? {'k' * 9000}\n: 1\n", "kkk...=1: no such key"),
 }
@@ -96,6 +97,7 @@ def test_a_comment_may_come_before_the_package(tmp_path, monkeypatch):
         f"+env.{'.'.join('a' * 300)}=1",
         f"seed={'1' * 5000}",
         f"conf={'a' * 5000}",
+        "env=[[]]",
         "runs_dir=a\0b",
         "runs_dir='\x1b[31m'",
         "seed=int(a)",
