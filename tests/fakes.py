@@ -21,6 +21,7 @@ from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig, TinyModelConfig, VllmEngineConfig
 from openenv_pipe.engines import Completion, Engine, TokenRequest
+from openenv_pipe.engines.base import StaticEngine
 from openenv_pipe.engines.local import LocalEngine
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
@@ -223,7 +224,7 @@ class RecordingEngine:
         return completion
 
 
-class LengthsEngine:
+class LengthsEngine(StaticEngine):
     """Returns random ids in replies of random lengths, some of them without an end token."""
 
     capabilities = VllmEngineConfig.capabilities
@@ -232,10 +233,6 @@ class LengthsEngine:
     def __init__(self, end_id: int, seed: int) -> None:
         self._end_id = end_id
         self._draw = random.Random(seed)
-
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
-        """There is nothing to prepare."""
-        return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
         wanted = self._draw.randrange(1, 30)
@@ -247,21 +244,6 @@ class LengthsEngine:
             finish=Finish.STOP if token_ids[-1] == self._end_id else Finish.LENGTH,
             policy_versions=[0],
         )
-
-    def end_episode(self, episode: int) -> None:
-        """There is nothing to release."""
-
-    async def begin_update(self, *, idle: bool) -> None:
-        """There is nothing to release."""
-
-    async def publish(self, version: int) -> None:
-        """The engine has no weights."""
-
-    async def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    def facts(self) -> Mapping[str, Any]:
-        return {}
 
 
 # --- rollouts -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from openenv_pipe.engines.base import (
     Completion,
     Engine,
     MessageRequest,
+    StaticEngine,
     TextReply,
     TokenRequest,
 )
@@ -43,7 +44,7 @@ PERSON, MODEL = "you", "the model"
 Choose = Callable[[], Awaitable[str | None]]
 
 
-class SteeredEngine:
+class SteeredEngine(StaticEngine):
     """Gives a person's reply where there is one, and otherwise that of another engine.
 
     The other engine gets what it has missed with the next request that reaches it.
@@ -97,18 +98,6 @@ class SteeredEngine:
 
     def end_episode(self, episode: int) -> None:
         self._engine.end_episode(episode)
-
-    async def begin_update(self, *, idle: bool) -> None:
-        """Do nothing: nothing is trained."""
-
-    async def publish(self, version: int) -> None:
-        """Do nothing: nothing is trained."""
-
-    async def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    def facts(self) -> Mapping[str, Any]:
-        return {}
 
 
 class CheckpointPlay:

@@ -167,6 +167,28 @@ class Engine(Protocol):
         """Return facts about the engine for the run's record."""
 
 
+class StaticEngine:
+    """The methods of an `Engine` that updates no weights, keeps nothing and measures nothing."""
+
+    def begin_collection(self, num_episodes: int, limit: int) -> int:
+        return 0
+
+    def end_episode(self, episode: int) -> None:
+        """Do nothing."""
+
+    async def begin_update(self, *, idle: bool) -> None:
+        """Do nothing."""
+
+    async def publish(self, version: int) -> None:
+        """Do nothing."""
+
+    async def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def facts(self) -> Mapping[str, JsonValue]:
+        return {}
+
+
 def turn_seed(episode_seed: int, turn: int) -> int:
     """Return a seed below 2**63 for one completion, for servers that draw random numbers."""
     digest = hashlib.sha256(f"{episode_seed}/{turn}".encode()).digest()

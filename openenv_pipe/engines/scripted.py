@@ -1,12 +1,10 @@
 """Engine `scripted`: replies of a policy in Python, for warm starts, baselines and tests."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-
-from pydantic import JsonValue
+from collections.abc import Callable, Sequence
 
 from openenv_pipe.config.schema import ScriptedEngineConfig
-from openenv_pipe.engines.base import ObservationRequest, TextReply
+from openenv_pipe.engines.base import ObservationRequest, StaticEngine, TextReply
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.system.python_targets import call_problem, takes_keyword
 from openenv_pipe.types import Observation, Opening
@@ -15,7 +13,7 @@ ScriptedPolicy = Callable[..., str]  # (observations, random) -> reply; may have
 Replies = Callable[[Sequence[Observation], random.Random, Opening], str]
 
 
-class ScriptedEngine:
+class ScriptedEngine(StaticEngine):
     """Calls the policy with the observations so far and a generator seeded by episode and turn."""
 
     capabilities = ScriptedEngineConfig.capabilities
@@ -24,28 +22,10 @@ class ScriptedEngine:
     def __init__(self, policy: ScriptedPolicy) -> None:
         self._reply = replies_of(policy)
 
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
-        return 0
-
     async def generate(self, request: ObservationRequest) -> TextReply:
         """Return the policy's reply. Raises ConfigError if the policy fails or returns no text."""
         draw = random.Random(f"{request.seed}/{request.turn}")
         return TextReply(text=self._reply(request.observations, draw, request.opening))
-
-    def end_episode(self, episode: int) -> None:
-        """Do nothing: the engine stores nothing of an episode."""
-
-    async def begin_update(self, *, idle: bool) -> None:
-        """Do nothing: the policy is a script."""
-
-    async def publish(self, version: int) -> None:
-        """Do nothing: the policy is a script."""
-
-    async def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    def facts(self) -> Mapping[str, JsonValue]:
-        return {}
 
 
 def replies_of(policy: ScriptedPolicy) -> Replies:

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pydantic import JsonValue
-
 from openenv_pipe.config.schema import OpenAIEngineConfig
-from openenv_pipe.engines.base import MessageRequest, TextReply, turn_seed
+from openenv_pipe.engines.base import MessageRequest, StaticEngine, TextReply, turn_seed
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.conversation import (
     Conversation,
@@ -18,7 +16,7 @@ from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.types import Finish
 
 
-class OpenAIEngine:
+class OpenAIEngine(StaticEngine):
     """An `engines.base.Engine`. The caller opens and closes `client`."""
 
     def __init__(self, config: OpenAIEngineConfig, client: ChatClient) -> None:
@@ -68,18 +66,6 @@ class OpenAIEngine:
 
     def end_episode(self, episode: int) -> None:
         self._conversations.pop(episode, None)
-
-    async def begin_update(self, *, idle: bool) -> None:
-        """Do nothing: the endpoint uses none of this machine's memory."""
-
-    async def publish(self, version: int) -> None:
-        """Do nothing: the endpoint's model is not trained."""
-
-    async def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    def facts(self) -> Mapping[str, JsonValue]:
-        return {}
 
 
 def _usage(answer: Mapping[str, Any], key: str) -> int | None:

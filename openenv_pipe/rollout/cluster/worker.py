@@ -8,15 +8,13 @@ import asyncio
 import os
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
-
 from openenv_pipe.config.schema import EngineCapabilities, EnvConfig, RunConfig
-from openenv_pipe.engines.base import Engine
+from openenv_pipe.engines.base import Engine, StaticEngine
 from openenv_pipe.environments.adapters import adapter_for
 from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.build import build_host
@@ -162,7 +160,7 @@ class _WorkerContext:
     reads_messages: bool
 
 
-class _AskingEngine:
+class _AskingEngine(StaticEngine):
     """The engine of one episode, whose requests the run's engine answers.
 
     What concerns collections and weights is done where the run's engine is.
@@ -177,21 +175,3 @@ class _AskingEngine:
 
     async def generate(self, request: Any) -> Any:
         return await self._worker.ask(self._play, request)
-
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
-        return 0
-
-    def end_episode(self, episode: int) -> None:
-        """Do nothing: the run's engine is told by the run."""
-
-    async def begin_update(self, *, idle: bool) -> None:
-        """Do nothing: the run's engine is told by the run."""
-
-    async def publish(self, version: int) -> None:
-        """Do nothing: the run's engine is told by the run."""
-
-    async def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    def facts(self) -> Mapping[str, JsonValue]:
-        return {}
