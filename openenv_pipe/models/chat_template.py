@@ -13,7 +13,6 @@ Where the model sees pictures, tokens of its own stand behind the note of each p
 (`picture_format.py`).
 """
 
-import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.template_messages import alternating, results_as_user, tools_in_words
 from openenv_pipe.types import Message, Picture, Tool
 
 if TYPE_CHECKING:
@@ -55,10 +55,7 @@ _NO_IDS: Mapping[int, Sequence[int]] = MappingProxyType({})
 _Frozen = tuple[tuple[tuple[str, Any], ...], ...]  # messages as a cache key
 _NUM_FIRST = 64  # cached beginnings, one for each of this many concurrent groups
 _NUM_CACHED = 4096  # cached later messages and replies
-_TOOLS_IN_WORDS = (
-    "You can call tools. Write each call as\n"
-    '<tool_call>{"name": ..., "arguments": {...}}</tool_call>\nThe tools are:\n'
-)
+_LONG_TEXT = 4096  # characters from which the cache of beginnings is for a text
 
 
 class ChatFormat:
@@ -102,7 +99,8 @@ class ChatFormat:
         # All members of a group have the same beginning.
         self._cached_first_ids = lru_cache(_NUM_FIRST)(self._first_ids)
         self._cached_following_ids = lru_cache(_NUM_CACHED)(self._following_ids)
-        self._cached_reply_ids = lru_cache(_NUM_CACHED)(self._encode)
+        self._cached_short_ids = lru_cache(_NUM_CACHED)(self._encode)
+        self._cached_long_ids = lru_cache(_NUM_FIRST)(self._encode)
         self._takes_tools = True
         if history == "append":
             self._check_append_only()
@@ -144,7 +142,9 @@ class ChatFormat:
         """
         tools_json = json.dumps(list(tools)) if tools else "[]"
         text = self._conversation_text(messages, tools_json)
-        if not sampled or _MARKS.search(text):
+        if not sampled:
+            return [*self._piece_ids(text)]
+        if _MARKS.search(text):
             return self._encode(text)
         marked = [
             {**each, "content": f"\ue000{index}\ue001{each['content']}\ue002"}
@@ -159,20 +159,24 @@ class ChatFormat:
         for match in _MARKED.finditer(marked_text):
             index = int(match[1])
             if match[2] == messages[index]["content"]:
-                ids += self._encode(_MARKS.sub("", marked_text[place : match.start()]))
+                ids += self._piece_ids(_MARKS.sub("", marked_text[place : match.start()]))
                 ids += sampled[index]
                 place = match.end()
-        return ids + self._encode(_MARKS.sub("", marked_text[place:]))
+        return ids + self._piece_ids(_MARKS.sub("", marked_text[place:]))
+
+    def _piece_ids(self, text: str) -> list[int]:
+        """Encode what stands between replies: most of it was in a prompt before."""
+        return (self._cached_long_ids if len(text) > _LONG_TEXT else self._cached_short_ids)(text)
 
     def _conversation_text(self, messages: Sequence[Message], tools_json: str) -> str:
         if not self._takes_tools:
-            messages = _results_as_user(messages)
+            messages = results_as_user(messages)
         return self._prompt_text(messages, tools_json)
 
     def _prompt_text(self, messages: Sequence[Message], tools_json: str) -> str:
         tools = json.loads(self._harmless(tools_json))
         if tools and not self._takes_tools:
-            messages, tools = _tools_in_words(messages, tools), ()
+            messages, tools = tools_in_words(messages, tools), ()
         return self._render(messages, prompt=True, tools=tools)
 
     def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
@@ -188,7 +192,7 @@ class ChatFormat:
     def _following_ids(self, frozen: _Frozen, ended: bool) -> list[int]:
         messages: Sequence[Message] = self._thawed(frozen)
         if not self._takes_tools:
-            messages = _results_as_user(messages)
+            messages = results_as_user(messages)
         text = self._render((*_OPENING, _assistant(_REPLY), *messages), prompt=True)
         turn_end = self._after_reply.rindex(self._end_text) + len(self._end_text)
         following = text[turn_end:]
@@ -253,12 +257,12 @@ class ChatFormat:
 
     def reply_ids(self, reply: str) -> list[int]:
         """Encode a reply that was not sampled (a scripted one), with its end-of-turn token."""
-        return [*self._cached_reply_ids(reply), self.end_id]
+        return [*self._cached_short_ids(reply), self.end_id]
 
     def _render(
         self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Tool] = ()
     ) -> str:
-        messages = messages if self._takes_runs else _alternating(messages)
+        messages = messages if self._takes_runs else alternating(messages)
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages), list(tools) or None, tokenize=False, add_generation_prompt=prompt
@@ -370,31 +374,3 @@ def _assistant(reply: str) -> Message:
 
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
-
-
-def _tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Put the tools into the first message, because not every template has a system role."""
-    first, *others = messages
-    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    return [{**first, "content": f"{_TOOLS_IN_WORDS}{lines}\n\n{first['content']}"}, *others]
-
-
-def _alternating(messages: Sequence[Message]) -> list[Message]:
-    """Merge messages of one role in a row into one."""
-    return [
-        {**last, "content": "\n\n".join(each["content"] for each in [*others, last])}
-        for _, group in itertools.groupby(messages, lambda each: each["role"])
-        for *others, last in [list(group)]
-    ]
-
-
-def _results_as_user(messages: Sequence[Message]) -> list[Message]:
-    """Merge consecutive results into one user message: many templates require alternating turns."""
-    changed: list[Message] = []
-    for is_result, group in itertools.groupby(messages, lambda each: each["role"] == "tool"):
-        if is_result:
-            texts = (f"<tool_response>\n{each['content']}\n</tool_response>" for each in group)
-            changed.append(_user("\n".join(texts)))
-        else:
-            changed.extend(group)
-    return changed

@@ -113,9 +113,25 @@ class ManagedProcess:
 
     async def exited(self) -> str:
         """Return when the command has ended, with the cause: 'exit code 1'."""
+        await self._notified()
         while self.alive:
             await asyncio.sleep(EXIT_POLL_S)
         return f"exit code {self.returncode}"
+
+    async def _notified(self) -> None:
+        """Return when the kernel tells of the end; at once if it does not tell of ends."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # Only Linux has it; or the process is gone already.
+            return
+        loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(descriptor, has_ended.set)
+        try:
+            if self.alive:  # Otherwise the number may belong to another process by now.
+                await has_ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
 
     async def stopped(self, timeout_s: float) -> None:
         """Do what `stop` does without blocking the event loop."""

@@ -331,3 +331,33 @@ def test_a_template_that_cannot_render_is_told(template):
     tokenizer.chat_template = template
     with pytest.raises(ConfigError, match="chat template cannot render"):
         ChatFormat(tokenizer)
+
+
+def test_a_prompt_encodes_what_the_one_before_did_not_have(monkeypatch):
+    """Encoding a conversation anew for every call takes longer than all else that a call costs."""
+    chat, encoded = ChatFormat(build_tokenizer()), []
+    backend = chat._backend
+
+    class Counted:
+        def encode(self, text, **options):
+            encoded.append(text)
+            return backend.encode(text, **options)
+
+    monkeypatch.setattr(chat, "_backend", Counted())
+    reply = {"role": "assistant", "content": "b"}
+    conversation = [user("a" * 5000), reply, user("c")]
+    sampled = {1: chat.reply_ids("b")[:-1]}
+    first = chat.rendered_ids(conversation, (), sampled)
+    encoded.clear()
+    again = chat.rendered_ids(conversation, (), sampled)
+    assert (again, encoded) == (first, [])
+    first.clear()  # The caller's list is its own.
+    longer = chat.rendered_ids([*conversation, reply, user("d")], (), {**sampled, 3: sampled[1]})
+    assert longer[: len(again)] == again
+    assert encoded == ["<|end|><|user|>d<|assistant|>"]
+
+
+def test_equal_first_prompts_are_lists_of_their_own():
+    chat = ChatFormat(build_tokenizer())
+    chat.rendered_ids([user("a")]).clear()
+    assert chat.rendered_ids([user("a")])

@@ -1,5 +1,6 @@
 """`ManagedProcess`: return codes, logs and bounded stops. test_process_tree tests lifetimes."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -114,6 +115,13 @@ def test_wait_is_bounded(start):
     process = start("import time; time.sleep(600)")
     assert process.wait(0.05) is None
     assert process.alive
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux tells of ends")
+@pytest.mark.parametrize("code", ["import sys; sys.stdin.read(1); sys.exit(3)", "exit(3)"])
+async def test_the_end_is_noticed_without_polling(start, monkeypatch, code):
+    monkeypatch.setattr("openenv_pipe.system.process.EXIT_POLL_S", 3600.0)
+    assert await asyncio.wait_for(start(code).exited(), LIMIT_S) == "exit code 3"
 
 
 def test_stop_lets_the_command_clean_up(start, tmp_path):

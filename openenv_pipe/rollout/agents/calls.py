@@ -117,7 +117,6 @@ class ModelCalls:
         assert context.chat is not None
         self.answered: list[Call] = []
         self.notes: list[str] = []
-        self.num_waiting = 0  # calls that wait for the engine
         self.is_too_long = False  # a prompt had no room
         self.failure: Exception | None = None  # what ends the run
         # Waits until the program does nothing but wait, if the system can tell.
@@ -131,6 +130,9 @@ class ModelCalls:
         self._known = KnownReplies()
         self._kept_ids: list[int] = []  # the engine's conversation
         self._num_begun = 0
+        self._num_waiting = 0  # calls that wait for the engine
+        self._waiting_since_s = 0.0  # by the monotonic clock
+        self._waited_s = 0.0
         self._num_tokens = 0
         self._waiting: list[_Waiting] = []  # for the next round
         self._in_rounds = False
@@ -139,6 +141,12 @@ class ModelCalls:
         capabilities = context.engine.capabilities
         self._takes_branches = capabilities.takes_branches
         self._has_rounds = capabilities.is_exact or not capabilities.takes_branches
+
+    @property
+    def waited_s(self) -> float:
+        """For how long at least one call has waited for the engine."""
+        waits = self._num_waiting > 0
+        return self._waited_s + (time.monotonic() - self._waiting_since_s if waits else 0.0)
 
     async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
         """Answer a request for a chat completion.
@@ -157,7 +165,9 @@ class ModelCalls:
         waiting = _Waiting(
             request=request, connection=connection, answer=answer, asked_s=time.time()
         )
-        self.num_waiting += 1
+        if not self._num_waiting:
+            self._waiting_since_s = time.monotonic()
+        self._num_waiting += 1
         if not self._has_rounds:
             self._start(self._answer([waiting]))
         else:
@@ -216,7 +226,9 @@ class ModelCalls:
 
     def _end(self, calls: Sequence[_Waiting]) -> None:
         """Refuse those that have no answer."""
-        self.num_waiting -= len(calls)
+        self._num_waiting -= len(calls)
+        if calls and not self._num_waiting:
+            self._waited_s += time.monotonic() - self._waiting_since_s
         for call in calls:
             if not call.answer.done():
                 call.answer.set_exception(EndedError("the episode is over"))
@@ -270,7 +282,12 @@ class ModelCalls:
             )
         )
         return completion_body(
-            completion, message, number=call.number, model=MODEL, prompt_ids=call.prompt_ids
+            completion,
+            message,
+            number=call.number,
+            model=MODEL,
+            prompt_ids=call.prompt_ids,
+            names_tokens=request.names_tokens,
         )
 
     def _restored(self, request: ChatRequest) -> tuple[list[Message], dict[int, list[int]]]:

@@ -48,6 +48,7 @@ class ChatRequest:
     tools: list[Tool]
     takes_calls: bool  # calls in the reply become `tool_calls`
     max_tokens: int | None
+    names_tokens: bool  # the client gets the names of the sampled tokens beside their logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
         tools=tools,
         takes_calls=bool(tools) and body.get("tool_choice") != "none",
         max_tokens=limit,
+        names_tokens=bool(body.get("logprobs")),
     )
 
 
@@ -153,6 +155,7 @@ def completion_body(
     number: int,
     model: str,
     prompt_ids: Sequence[int],
+    names_tokens: bool,
 ) -> dict[str, Any]:
     """Return the JSON of the answer, with vLLM's fields for token ids.
 
@@ -160,10 +163,10 @@ def completion_body(
     """
     finish = "length" if completion.finish is Finish.LENGTH else "stop"
     ids = completion.token_ids
-    content: list[dict[str, Any]] = [
-        {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token_id, logprob in zip(ids, completion.logprobs, strict=True)
-    ]
+    content: list[dict[str, Any]] = [{"logprob": logprob} for logprob in completion.logprobs]
+    if names_tokens:  # The proxy needs their logprobs alone.
+        for entry, token_id in zip(content, ids, strict=True):
+            entry |= {"token": f"token_id:{token_id}", "bytes": None, "top_logprobs": []}
     return {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",

@@ -6,10 +6,11 @@ an engine without HTTP. Programs that play episodes and `openenv-pipe serve` rea
 
 import asyncio
 import contextlib
+import gc
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +28,7 @@ from openenv_pipe.rollout.agents.capture import (
     UpstreamHTTPError,
     UpstreamPool,
     create_app,
+    model_endpoint,
 )
 from openenv_pipe.rollout.agents.dialects import Dialects
 from openenv_pipe.rollout.agents.session_routes import error_response
@@ -35,6 +37,7 @@ from openenv_pipe.system.foreign_json import parse_foreign
 MAX_BODY_BYTES = 64 * 2**20  # of one request
 END_LIMIT_S = 5.0
 QUEUE = 1024  # connections that wait to be accepted
+PARSED = "openenv_pipe.parsed"  # the key of a request's JSON in its scope
 _connection: ContextVar[Connection] = ContextVar("connection")
 
 
@@ -75,7 +78,8 @@ class Endpoint:
             capture.state.registry = registry
         self._registry = capture.state.registry
         models = Route("/v1/models", _lister(model))
-        app = Starlette(routes=[models, *routes, Mount("/", capture)], middleware=middleware)
+        calls = Route("/{path:path}", _caller(model_endpoint(capture)), methods=["POST"])
+        app = Starlette(routes=[models, *routes, calls, Mount("/", capture)], middleware=middleware)
         config = uvicorn.Config(
             _Watched(app),
             log_config=None,
@@ -91,7 +95,14 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Serve until the end of the block."""
+        """Serve until the end of the block.
+
+        Each call allocates enough to start Python's garbage collector, whose full collections visit
+        all objects of the process, torch's too, and take longer than many calls. The objects that
+        are there at the beginning are therefore left out of them.
+        """
+        gc.collect()
+        gc.freeze()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         try:
             yield
@@ -100,6 +111,7 @@ class Endpoint:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(serving, END_LIMIT_S)
             self._listener.close()
+            gc.unfreeze()
 
 
 class _Engines(UpstreamPool):  # type: ignore[misc]  # openenv has no types
@@ -157,7 +169,12 @@ class _Watched:
             await self._app(scope, receive, send)
             return
         body = await _read(receive)
-        problem = "the request is too long" if body is None else _problem_of(scope, body)
+        problem = "the request is too long" if body is None else ""
+        if body is not None and scope["method"] == "POST":
+            try:
+                scope[PARSED] = parse_foreign(body or b"{}")
+            except ValueError as error:
+                problem = f"the request is not JSON: {error}"
         if problem:
             await error_response(400, problem)(scope, receive, send)
             return
@@ -206,14 +223,21 @@ async def _read(receive: Receive) -> bytes | None:
             return body
 
 
-def _problem_of(scope: Scope, body: bytes) -> str:
-    if scope["method"] != "POST":
-        return ""
-    try:
-        parse_foreign(body or b"{}")
-    except ValueError as error:
-        return f"the request is not JSON: {error}"
-    return ""
+class _ParsedRequest(Request):
+    """A request whose JSON has been parsed."""
+
+    async def json(self) -> Any:
+        return self.scope[PARSED]
+
+
+def _caller(
+    endpoint: Callable[[str, Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def call(request: Request) -> Response:
+        parsed = _ParsedRequest(request.scope, request.receive)
+        return await endpoint(request.path_params["path"], parsed)
+
+    return call
 
 
 def _lister(name: str) -> Callable[[Request], JSONResponse]:

@@ -28,7 +28,7 @@ from openenv_pipe.rollout.episode import Player
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.types import Episode, Group, Opening, Status
 
-WATCH_S = 0.02  # between two looks at a program
+WATCH_S = 0.25  # between two looks at a program's limits; its end is noticed at once
 SIGNALS = 128  # exit codes above it are signals
 MAX_ERROR_LENGTH = 300  # characters of a program's last words in the episode's error
 
@@ -196,18 +196,17 @@ async def _watch(
 
     The time that it waits for the model does not count: that depends on the other programs.
     """
-    worked_s, looked_s = 0.0, time.monotonic()
-    max_bytes = config.max_output_mb * 2**20
-    while process.alive:
-        await asyncio.sleep(WATCH_S)
-        now_s = time.monotonic()
-        if not rollout.calls.num_waiting:
-            worked_s += now_s - looked_s
-        looked_s = now_s
-        if rollout.calls.failure is not None or rollout.steps.failure is not None:
-            return None
-        if worked_s > config.timeout_s:
-            return Status.TIME_LIMIT
-        if output.stat().st_size > max_bytes:
-            return Status.OUTPUT_LIMIT
+    begun_s, max_bytes = time.monotonic(), config.max_output_mb * 2**20
+    end = asyncio.create_task(process.exited())
+    try:
+        while not end.done():
+            await asyncio.wait([end], timeout=WATCH_S)
+            if rollout.calls.failure is not None or rollout.steps.failure is not None:
+                return None
+            if time.monotonic() - begun_s - rollout.calls.waited_s > config.timeout_s:
+                return Status.TIME_LIMIT
+            if output.stat().st_size > max_bytes:
+                return Status.OUTPUT_LIMIT
+    finally:
+        end.cancel()
     return None

@@ -82,7 +82,12 @@ class ServedModel:
             self._engine.end_episode(number)
         message = reply_message(self._chat.reply_text(completion.token_ids), request, number)
         answer = completion_body(
-            completion, message, number=number, model=self.name, prompt_ids=prompt_ids
+            completion,
+            message,
+            number=number,
+            model=self.name,
+            prompt_ids=prompt_ids,
+            names_tokens=request.names_tokens,
         )
         return {**answer, "created": int(time.time())}
 
