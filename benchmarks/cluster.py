@@ -4,7 +4,8 @@ The cluster is simulated: each worker has a node on this machine, and a server o
 whose steps wait, as those of an environment that calls another service. A scripted player replies
 at once. The rounds of the different numbers of workers alternate.
 
-    PYTHONPATH=. python benchmarks/cluster.py [--workers 1 2 4] [--sessions 8] [--step-s 0.05]
+    PYTHONPATH=. python benchmarks/cluster.py [--workers 1 2 4] [--sessions 8] [--step-s 0.05] \\
+        > benchmarks/results/cluster.md
 """
 
 import argparse
@@ -132,6 +133,8 @@ def main() -> None:
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("ray", "aiohttp")
     )
+    command = " ".join(["python", "benchmarks/cluster.py", *sys.argv[1:]])
+    print(f"# Rollout workers of a Ray cluster\n\n`{command}`\n")
     print(
         f"{datetime.date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, ",
         end="",
@@ -142,6 +145,7 @@ def main() -> None:
     for side in sides:
         speed = statistics.median(side.speeds)
         print(f"| {side.num_workers} | {speed:.0f} | {speed / side.num_workers / first:.0%} |")
+    print("\nAll nodes are of one machine, so the network between machines is not measured.")
 
 
 if __name__ == "__main__":
