@@ -4,6 +4,8 @@ torch's FakeTensorMode runs operations without values, on devices that need not 
 one gets tensors of different devices. Backward passes do not work without a GPU's library.
 """
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from fakes import CPU, random_samples, tiny_model
@@ -99,11 +101,17 @@ def indexed(values, index):
     return torch.ops.aten.index.Tensor(values, tensors) if tensors else values
 
 
-@pytest.fixture
-def gpu():
-    """Pretends that there is a GPU within the test."""
+@contextmanager
+def pretended_gpu():
+    """Pretend that there is a GPU."""
     shapes = ShapeEnv(allow_dynamic_output_shape_ops=True)
     with FakeTensorMode(shape_env=shapes) as mode, Indexing(), torch.no_grad():
+        yield mode
+
+
+@pytest.fixture
+def gpu():
+    with pretended_gpu() as mode:
         yield mode
 
 
