@@ -5,13 +5,16 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import docker
 import pytest
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.environments.hosts.docker import image, prepare
 from openenv_pipe.environments.hosts.docker.container import (
     SOCKET_PROXY,
     ContainerSetup,
@@ -21,6 +24,7 @@ from openenv_pipe.environments.hosts.docker.container import (
 from openenv_pipe.environments.hosts.docker.daemon import connect, daemon_address
 from openenv_pipe.environments.hosts.docker.host import declared_port, exposed_port
 from openenv_pipe.environments.hosts.docker.image import Image, image_recipe
+from openenv_pipe.environments.hosts.docker.prepare import prepare_image
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.system.process_id import ProcessId
@@ -71,6 +75,19 @@ def test_the_tag_follows_what_the_build_sees(package):
     assert name(build_args={"BASE_IMAGE": "other"}) != before
     (package / "server" / "app.py").write_text("app = None")
     assert name() != before
+
+
+def test_an_image_that_cannot_be_built_leaves_no_folder(package, tmp_path, monkeypatch):
+    """Without the `docker` command there is no log, so nothing is kept."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(prepare, "connect", docker.DockerClient)  # which connects to nothing yet
+    for module in (prepare, image):
+        monkeypatch.setattr(module, "find_image", lambda client, name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="needs the `docker` command"):
+        asyncio.run(prepare_image(*settings(package), tell=lambda _: None))
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_a_build_is_told_all_that_the_block_says(package):

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,12 @@ async def prepare_image(
             return
         tell(f"docker {recipe.arguments[0]} of {recipe.name}, which may take minutes")
         logs = Path(tempfile.mkdtemp(prefix="openenv-pipe-image-"))
-        await ensure_image(client, recipe, logs / "docker.log", config.build_timeout_s)
+        try:
+            await ensure_image(client, recipe, logs / "docker.log", config.build_timeout_s)
+        except BaseException:
+            with suppress(OSError):
+                logs.rmdir()  # which fails if there is a log
+            raise
         shutil.rmtree(logs, ignore_errors=True)
     except DaemonErrors as error:
         raise refusal(error) from error
