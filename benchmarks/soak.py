@@ -17,7 +17,8 @@ not judged: it rises when another program that uses the same libraries ends.
 
 The results are written to benchmarks/results/soak_CONF.json, or to FILE. Ctrl-C ends the run early;
 the table then has the steps so far. The exit code is 1 if something is not flat, or if the run
-fails.
+fails. `steps_that_trained` in the results says in how many steps the weights changed: a run whose
+episodes all earn the same measures only sampling.
 """
 
 import argparse
@@ -125,6 +126,7 @@ class Run:
             )
         self._root = psutil.Process(self._process.pid)
         self.step = 0
+        self.num_trained = 0  # steps that changed the weights
 
     def usage(self) -> Usage:
         return Usage.of(self._root, self.temporary)
@@ -140,6 +142,7 @@ class Run:
                 record = json.loads(line)
                 if record["stage"] == "grpo":
                     self.step = record["step"]
+                    self.num_trained += record.get("groups/trained", 0) > 0
         return self._process.poll()
 
     def stop(self) -> None:
@@ -216,6 +219,7 @@ def report(run: Run, rows: dict[int, Usage], code: int | None, flat_from: int) -
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs",
         "run": run.overrides,
         "steps": run.step,
+        "steps_that_trained": run.num_trained,
         "ended_early": code is None,
         "verdict": verdict,
         "flat": enough and not not_flat and not code,
