@@ -11,6 +11,7 @@ PipeError
 │   ├── EngineError          the engine cannot generate
 │   ├── JudgeError           the judge failed too often, or its budget is spent
 │   └── TrainingError        the learner met a value it must not train on
+│       └── RankLostError        a process of the learner is gone; a resumed run starts another
 └── SessionError         one WebSocket to one environment failed: ends an episode, never a run
     ├── ServerFullError      the server has no free session (CAPACITY_REACHED)
     ├── StepRefusedError     the environment answered with an error frame; the session is usable
@@ -91,6 +92,10 @@ class JudgeError(FailureError):
 
 class TrainingError(FailureError):
     """A loss or logprob that is not finite, or a sampler that disagrees with the trainer."""
+
+
+class RankLostError(TrainingError):
+    """A process of the learner has ended, or cannot be reached. A resumed run starts another."""
 
 
 class SessionError(PipeError):

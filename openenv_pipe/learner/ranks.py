@@ -1,10 +1,11 @@
-"""Collective communication between the ranks of an update, on one machine.
+"""Collective communication between the ranks of an update.
 
 All ranks execute the same program on different rows. `workers.py` starts and ends them.
 """
 
 import functools
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,10 +13,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner.accumulator import MetricAccumulator
 
 Item = TypeVar("Item")
@@ -23,6 +26,8 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 LONGEST_WAIT = timedelta(minutes=10)  # of a collective, for the slowest rank
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+INTERFACE = "GLOO_SOCKET_IFNAME"  # which network interface gloo uses
+Rendezvous = Path | tuple[str, int]  # a file on one machine, or address and port of rank 0
 
 
 class Ranks:
@@ -31,6 +36,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
+        self._has_chosen_interface = False
 
     def joined(self, order: str, *arguments: Any) -> AbstractContextManager[None]:
         """Let the other ranks do `order` while this rank does its part within the block.
@@ -39,15 +45,38 @@ class Ranks:
         """
         return nullcontext()
 
-    def join(self, rendezvous: Path, device: torch.device) -> None:
-        """Join the process group through the file `rendezvous`; block until all ranks have joined.
+    def join(
+        self,
+        rendezvous: Rendezvous,
+        device: torch.device,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """Join the process group through `rendezvous`; block until all ranks have joined.
 
-        No port is open to other machines.
+        With a file, no port is open to other machines. listener: on rank 0, the socket at the
+        rendezvous' address, where it tells the ranks of other nodes how to connect.
         """
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        store: dist.Store
+        if isinstance(rendezvous, Path):
+            interface, store = LOOPBACK, dist.FileStore(str(rendezvous), self.size)
+        else:
+            host, port = rendezvous
+            interface = interface_towards(host, port)
+            store = dist.TCPStore(
+                host,
+                port,
+                self.size,
+                is_master=listener is not None,
+                master_listen_fd=None if listener is None else listener.detach(),
+                wait_for_workers=False,
+                timeout=LONGEST_WAIT,
+            )
+        if INTERFACE not in os.environ:
+            self._has_chosen_interface = True
+            os.environ[INTERFACE] = interface
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=dist.FileStore(str(rendezvous), self.size),
+            store=store,
             rank=self.rank,
             world_size=self.size,
             timeout=LONGEST_WAIT,
@@ -56,6 +85,9 @@ class Ranks:
     def leave(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+        if self._has_chosen_interface:
+            self._has_chosen_interface = False
+            del os.environ[INTERFACE]
 
     def assign_rows(self, rows: Sequence[Item]) -> list[tuple[Item, bool]]:
         """Return this rank's rows, each with whether it counts.
@@ -106,6 +138,33 @@ class Ranks:
     def broadcast(self, values: torch.Tensor) -> None:
         """Overwrite every rank's tensor with rank 0's."""
         dist.broadcast(values, src=0)
+
+
+def interface_towards(host: str, port: int) -> str:
+    """Return the network interface that has the address from which this machine reaches another."""
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)  # of a datagram socket: nothing is sent
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == own for each in addresses):
+            return name
+    return LOOPBACK
+
+
+def try_collective(ranks: Ranks, device: torch.device, num_bytes: int) -> None:
+    """Add up a tensor over all ranks and check the sum. A collective.
+
+    Raises:
+        TrainingError: the sum is wrong.
+    """
+    values = torch.full((num_bytes // 4,), float(ranks.rank + 1), device=device)
+    expected = ranks.size * (ranks.size + 1) / 2
+    if not bool((ranks.sum(values) == expected).all()):
+        raise TrainingError(
+            f"rank {ranks.rank} of the learner received a wrong sum over {ranks.size} ranks; "
+            "check the network between the nodes"
+        )
 
 
 SINGLE_RANK = Ranks()

@@ -169,10 +169,10 @@ def num_trained(shape: Shape, config: RunConfig) -> int:
 def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dict[str, int]:
     """Estimate what training holds at the same time, by kind, in bytes.
 
-    in_one_memory: count all of trainer.devices, as on a CPU; else the first, which needs most.
+    in_one_memory: count all ranks of this machine, as on a CPU; else the first, which needs most.
     """
     model, trainer = config.model, config.trainer
-    num_ranks = trainer.devices if in_one_memory else 1
+    num_ranks = config.ranks_per_node if in_one_memory else 1
     needed = {kind: num_ranks * size for kind, size in _rank_bytes(shape, config).items()}
     if config.engine.type == "local" and trainer.max_staleness:
         needed["the sampler's copy"] = trained_bytes(shape, config)

@@ -41,7 +41,11 @@ from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits, known_splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
-from openenv_pipe.learner.distributed.build import build_publication, load_checked_policy
+from openenv_pipe.learner.distributed.build import (
+    build_publication,
+    build_workers,
+    load_checked_policy,
+)
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.load import (
     refuse_long_episodes,
@@ -98,7 +102,7 @@ async def assembled(
     else:
         host = servers.host(config, logs)
     torch_thread = ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads))
-    workers = _workers(config, device, logs, num_threads)
+    workers = build_workers(config, device, logs, num_threads)
     starting, tell = ExitStack(), progress.note
     try:
         starting.enter_context(
@@ -192,7 +196,7 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Componen
     """Build only the learner's components, to train on recorded episodes."""
     device = select_device(config.device)
     num_threads = config.num_threads or len(usable_cores())
-    workers = _workers(config, device, logs, num_threads)
+    workers = build_workers(config, device, logs, num_threads)
     with (
         closing(workers) if workers else nullcontext(),
         ThreadPoolExecutor(1, "torch", partial(prepare_thread, num_threads)) as torch_thread,
@@ -201,13 +205,6 @@ async def learner_alone(config: RunConfig, logs: Path) -> AsyncIterator[Componen
             torch_thread, partial(_load_checked, config, device, workers, None, _log.warning)
         )
         yield Components(config=config, policy=policy, torch_thread=torch_thread, workers=workers)
-
-
-def _workers(
-    config: RunConfig, device: torch.device, logs: Path, num_threads: int
-) -> Workers | None:
-    num_devices = config.trainer.devices
-    return Workers(num_devices, device, logs, num_threads) if num_devices > 1 else None
 
 
 def _load_checked(
@@ -330,12 +327,12 @@ def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
 
 
 def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:
-    """Return the footprint of a learner on the first `trainer.devices` GPUs."""
+    """Return the footprint of a learner on this machine's first GPUs."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = named.split(",") if named else [str(n) for n in range(torch.cuda.device_count())]
     return LearnerFootprint(
         on_gpu=True,
-        free_gpus=names[config.trainer.devices :],
+        free_gpus=names[config.ranks_per_node :],
         gpu_bytes=torch.cuda.get_device_properties(torch.device("cuda")).total_memory,
         needs_bytes=needs_bytes,
         plays_ahead=config.trainer.max_staleness > 0,

@@ -132,7 +132,7 @@ def _sharding(config: RunConfig) -> str:
 
 def _device(config: RunConfig) -> str:
     device = select_device(config.device)
-    refuse_missing_devices(config.trainer.devices, device)
+    refuse_missing_devices(config.ranks_per_node, device)
     return f"{config.trainer.devices} x {device}" if config.trainer.devices > 1 else str(device)
 
 

@@ -13,10 +13,10 @@ from pydantic import JsonValue
 
 from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.diff import changed_keys
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import RayClusterConfig, RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.environments.hosts.early import EarlyHost
-from openenv_pipe.errors import ConfigError, PipeError, RunFolderError
+from openenv_pipe.errors import ConfigError, PipeError, RankLostError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
 from openenv_pipe.pipeline.callbacks import STOPPED
 from openenv_pipe.pipeline.preparation import prepare
@@ -44,6 +44,7 @@ MAY_CHANGE = (
     "trainer.devices",
     "trainer.replicas",
     "trainer.checkpoint.",
+    "cluster",
     "eval.during.",
     "tracker",
 )
@@ -72,7 +73,8 @@ def train(
         check_requirements(composed.config)
     control.stop.run(prepare(composed.config, control.progress.note))
     folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
-    run(Attempt(folder=folder, config=composed.config, servers=OwnServers(early)), control)
+    attempt = Attempt(folder=folder, config=composed.config, servers=OwnServers(early))
+    _run_with_restarts(attempt, command, control)
     return folder
 
 
@@ -87,7 +89,8 @@ def begin(
     except PipeError as error:
         folder.finish("failed", cause=f"{type(error).__name__}: {error}")
         raise
-    run(Attempt(folder=folder, config=config, servers=servers), control)
+    attempt = Attempt(folder=folder, config=config, servers=servers)
+    _run_with_restarts(attempt, folder.record.command, control, servers)
 
 
 def resume(
@@ -109,8 +112,37 @@ def resume(
     folder = find_run(name, runs_dir)
     with folder.held():
         saved = folder.config_to_run(trust=trust)
-        run(_continued(folder, saved, overrides, command, control, servers), control)
+        attempt = _continued(folder, saved, overrides, command, control, servers)
+        _run_with_restarts(attempt, command, control, servers)
     return folder
+
+
+def _run_with_restarts(
+    attempt: Attempt,
+    command: Sequence[str],
+    control: RunControl,
+    servers: ServerProvider | None = None,
+) -> None:
+    """Execute an attempt; if it loses a rank of the learner, go on from its last checkpoint.
+
+    It does so up to `cluster.max_restarts` times. servers: those that all attempts use.
+    """
+    folder, cluster = attempt.folder, attempt.config.cluster
+    num_left = cluster.max_restarts if isinstance(cluster, RayClusterConfig) else 0
+    with folder.held():
+        while True:
+            try:
+                run(attempt, control)
+                return
+            except RankLostError as error:
+                if num_left == 0:
+                    raise
+                control.progress.note(
+                    f"{error}\nthe run goes on from its last checkpoint; cluster.max_restarts "
+                    f"allows this {num_left} more times"
+                )
+                num_left -= 1
+            attempt = _continued(folder, attempt.config, (), command, control, servers)
 
 
 def _continued(
@@ -196,7 +228,8 @@ def fork(
     if left_out:
         progress.note(f"not taken over from the checkpoint: {', '.join(left_out)}")
     own = all_checkpoints(folder.path)[-1]
-    run(Attempt(folder=folder, config=config, checkpoint=own), control)
+    attempt = Attempt(folder=folder, config=config, checkpoint=own)
+    _run_with_restarts(attempt, command, control)
     return folder
 
 

@@ -22,6 +22,8 @@ SHUTDOWN_LIMIT_S = 15.0
 HEAD_CHECK_S = 3.0
 NUM_FAILED_CHECKS = 3  # after which the head counts as lost
 _log = logging.getLogger(__name__)
+_connecting = threading.Lock()
+_users: "list[RayCluster]" = []  # of the process's one connection, if this module has opened it
 
 
 class WorkerLostError(FailureError):
@@ -37,7 +39,8 @@ def require_ray() -> None:
 class RayCluster:
     """A connection to a running cluster: places processes on its nodes and calls them.
 
-    Whatever it has placed ends when the connection is closed, or this process is gone.
+    All of a process share one connection. Whatever was placed ends when the last of them is closed,
+    or this process is gone.
     """
 
     def __init__(self, address: str) -> None:
@@ -46,11 +49,14 @@ class RayCluster:
         import ray
 
         self._ray = ray
-        self._is_owner = not ray.is_initialized()
-        if self._is_owner:
-            # In the main thread, Ray would replace the handler of SIGTERM.
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(_connect, ray, address).result()
+        with _connecting:
+            is_open = ray.is_initialized()
+            if not is_open:
+                # In the main thread, Ray would replace the handler of SIGTERM.
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(_connect, ray, address).result()
+            if _users or not is_open:
+                _users.append(self)
         self.head: str = ray.get_runtime_context().gcs_address
 
     def place(self, kind: type, *arguments: Any, num_cpus: float, name: str) -> "PlacedProcess":
@@ -66,6 +72,31 @@ class RayCluster:
             max_task_retries=0,
         )
         return PlacedProcess(self, actor.remote(*arguments), name)
+
+    def reserve(self, num_nodes: int, *, num_cpus: float, num_gpus: float) -> "Reservation":
+        """Ask for cores and GPUs on each of several nodes other than this process's own.
+
+        An autoscaler may have to add the nodes, so see `Reservation.is_ready`.
+        """
+        from ray.util.placement_group import placement_group
+
+        own_node = self._ray.get_runtime_context().get_node_id()
+        wanted = {"CPU": num_cpus, "GPU": num_gpus}
+        group = placement_group(
+            [{name: number for name, number in wanted.items() if number}] * num_nodes,
+            strategy="STRICT_SPREAD",
+            bundle_label_selector=[{"ray.io/node-id": f"!{own_node}"}] * num_nodes,
+        )
+        return Reservation(self, group)
+
+    def own_address(self) -> str:
+        """Return the address of this process's node, as other nodes reach it."""
+        own_node = self._ray.get_runtime_context().get_node_id()
+        return next(
+            str(node["NodeManagerAddress"])
+            for node in self._ray.nodes()
+            if node["NodeID"] == own_node
+        )
 
     def run_all(
         self, function: Callable[[int], None], num_calls: int, *, num_cpus: float, num_gpus: float
@@ -100,13 +131,15 @@ class RayCluster:
         return lost
 
     def free_resources(self) -> str:
-        """Return in words which cores are free, for messages."""
+        """Return in words which cores and GPUs are free, for messages."""
         total, free = self._ray.cluster_resources(), self._ray.available_resources()
         num_nodes = sum(node["Alive"] for node in self._ray.nodes())
-        return (
-            f"{free.get('CPU', 0.0):g} of {total.get('CPU', 0.0):g} cores are free on "
-            f"{num_nodes} nodes"
-        )
+        kinds = {"CPU": "cores"} | ({"GPU": "GPUs"} if "GPU" in total else {})
+        numbers = [
+            f"{free.get(kind, 0.0):g} of {total.get(kind, 0.0):g} {name}"
+            for kind, name in kinds.items()
+        ]
+        return f"{' and '.join(numbers)} are free on {num_nodes} nodes"
 
     def num_cores(self) -> dict[str, float]:
         """Return the cores of each node that has any, free or not, by address and id."""
@@ -140,13 +173,14 @@ class RayCluster:
         )
 
     def close(self) -> None:
-        """End what was placed, and the connection, in bounded time. Repeating it does no harm."""
-        if not self._is_owner:
-            return
-        # Without its head, Ray may wait for ever; a daemon thread does not keep this process.
-        closing = threading.Thread(target=self._ray.shutdown, daemon=True, name="ray shutdown")
-        closing.start()
-        closing.join(SHUTDOWN_LIMIT_S)
+        """End the connection, if no other uses it, in bounded time. Repeating it does no harm."""
+        with _connecting:
+            if self not in _users:
+                return
+            _users.remove(self)
+            if _users:
+                return
+        _call_in_bounded_time(self._ray.shutdown)
 
 
 class PlacedProcess:
@@ -164,16 +198,14 @@ class PlacedProcess:
             WorkerLostError: the process is gone, or cannot be reached.
             PipeError: as the method; another error of the method is raised as FailureError.
         """
-        exceptions = self._ray.exceptions
         try:
             return await getattr(self._actor, method).remote(*arguments)
-        except exceptions.RayTaskError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, ConfigError | FailureError):
-                raise cause from None
-            raise FailureError(f"{self.name}: {error}") from None
-        except exceptions.RayError as error:
-            raise WorkerLostError(f"{self.name} is lost: {_in_a_line(error)}") from None
+        except self._ray.exceptions.RayError as error:
+            raise self._in_words(error) from None
+
+    def begin(self, method: str, *arguments: Any) -> "PlacedCall":
+        """Call a method in the process, without waiting for its end."""
+        return PlacedCall(self, getattr(self._actor, method).remote(*arguments))
 
     def send(self, method: str, *arguments: Any) -> None:
         """Call a method without waiting. A lost process shows in the next `call`."""
@@ -185,6 +217,94 @@ class PlacedProcess:
             self._ray.kill(self._actor, no_restart=True)
         except Exception as error:  # the head may be gone, and the process with it
             _log.debug("%s cannot be killed: %s", self.name, error)
+
+    def _in_words(self, error: Exception) -> FailureError | ConfigError:
+        """Return a method's own error if it is the package's; else one that says what failed."""
+        if not isinstance(error, self._ray.exceptions.RayTaskError):
+            return WorkerLostError(f"{self.name} is lost: {_in_a_line(error)}")
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, ConfigError | FailureError):
+            return cause
+        return FailureError(f"{self.name}: {error}")
+
+
+class PlacedCall:
+    """A call of a method in a placed process. All methods block."""
+
+    def __init__(self, process: PlacedProcess, reference: Any) -> None:
+        self._process = process
+        self._reference = reference
+
+    def is_over(self, timeout_s: float) -> bool:
+        """Wait for the end of the call, or of the process, and return whether it came."""
+        over, _ = self._process._ray.wait([self._reference], timeout=timeout_s)
+        return bool(over)
+
+    def result(self) -> Any:
+        """Wait for the end, and return what the method returned. Raises as `PlacedProcess.call`."""
+        try:
+            return self._process._ray.get(self._reference)
+        except self._process._ray.exceptions.RayError as error:
+            raise self._process._in_words(error) from None
+
+
+class Reservation:
+    """Room for processes on several nodes (a placement group of Ray's)."""
+
+    def __init__(self, cluster: RayCluster, group: Any) -> None:
+        self._cluster = cluster
+        self._group = group
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Wait for the nodes, and return whether all have the room."""
+        return bool(self._group.wait(timeout_s))
+
+    def place(
+        self,
+        kind: type,
+        *arguments: Any,
+        node: int,
+        num_cpus: float,
+        num_gpus: float,
+        name: str,
+    ) -> PlacedProcess:
+        """Start an object of a class in a process on a node. Its methods run one after another.
+
+        node: the node's number in the reservation. name: for messages.
+        """
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        actor = self._cluster._ray.remote(kind).options(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, node),
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        return PlacedProcess(self._cluster, actor.remote(*arguments), name)
+
+    def release(self) -> None:
+        """Give the room back, and end what runs there, in bounded time."""
+        from ray.util.placement_group import remove_placement_group
+
+        _call_in_bounded_time(remove_placement_group, self._group)
+
+
+def _call_in_bounded_time(function: Callable[..., object], *arguments: Any) -> None:
+    """Call a function of Ray's, which may wait for ever where the cluster's head is lost.
+
+    It goes on in a daemon thread, which does not keep this process, and whose errors are ignored.
+    """
+
+    def call() -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            _log.debug("while a connection to Ray ended: %s", error)
+
+    calling = threading.Thread(target=call, daemon=True, name="ray's end")
+    calling.start()
+    calling.join(SHUTDOWN_LIMIT_S)
 
 
 def _connect(ray: Any, address: str) -> None:

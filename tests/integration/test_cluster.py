@@ -8,19 +8,28 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from fakes import CPU, LOSS_BOUND, random_samples
 
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.commands.preflight.cluster import check_cluster
 from openenv_pipe.config.compose import compose
-from openenv_pipe.errors import HostError
+from openenv_pipe.errors import ConfigError, HostError
+from openenv_pipe.learner.distributed.build import (
+    build_learner,
+    build_workers,
+    load_checked_policy,
+)
+from openenv_pipe.learner.distributed.node_ranks import NodeRanks
+from openenv_pipe.learner.distributed.worker import Worker
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.ray_cluster import RayCluster
-from tests.commands import SMALL, Command, ended_by, run, servers_of, wait_until
+from tests.commands import LIMIT_S, SMALL, Command, ended_by, run, servers_of, wait_until
 from tests.integration.test_sweep import TINY, sweep_of
 from tests.ray_cluster import add_node, ray_cluster
 
 EVAL = ("eval.baselines=false", "eval.greedy=false", "eval.num_tasks=2")
+ON_TWO_NODES = ("trainer.devices=2", "cluster.learner_nodes=2", "cluster.rollout_workers=1")
 TRAIN = ("train", "conf=smoke", *SMALL, "trainer.steps=4", *EVAL)
 
 
@@ -62,6 +71,14 @@ def episodes(folder):
         found[path.name] = [{k: v for k, v in row.items() if k != "duration_s"} for row in rows]
     assert found
     return found
+
+
+def token_ids(folder):
+    return {
+        name: [[turn["completion_ids"] for turn in row["turns"]] for row in rows]
+        for name, rows in episodes(folder).items()
+        if not name.startswith("tokens_")
+    }
 
 
 def weights(folder):
@@ -112,6 +129,57 @@ def test_a_run_on_a_cluster_is_that_of_one_machine(cluster, alone, tmp_path):
     wait_for_no_process(tmp_path)
 
 
+def ranks_of(folder):
+    """Return the processes of the learner's ranks that Ray has placed."""
+    return [process for process in servers_of(folder) if is_rank(process)]
+
+
+def is_rank(process):
+    with suppress(psutil.Error):  # it has just ended
+        return any("ray::Worker" in part for part in process.cmdline())
+    return False
+
+
+def test_a_learner_on_two_nodes_is_that_of_one_and_outlives_a_lost_rank(cluster, alone, tmp_path):
+    """One rank is here and one on another node, where it is killed after the first step."""
+    command = Command(tmp_path, *TRAIN, *by_ray(cluster, *ON_TWO_NODES, "cluster.max_restarts=1"))
+    try:
+        wait_until(lambda: has_trained(tmp_path), "a step", command, limit_s=3 * LIMIT_S)
+        (rank,) = ranks_of(tmp_path)
+        rank.kill()
+        assert command.wait(timeout=3 * LIMIT_S) == 0, command.err
+    finally:
+        command.kill()
+    assert "rank 1 of trainer.devices=2, on node" in command.err
+    assert "the run goes on from its last checkpoint" in command.err
+    folder = tmp_path / "runs" / "smoke" / "0001"
+    for ours, theirs in zip(numbers(folder), numbers(alone), strict=True):
+        assert ours.pop("stage") == theirs.pop("stage")
+        assert ours == pytest.approx(theirs, rel=LOSS_BOUND, abs=LOSS_BOUND)
+    assert token_ids(folder) == token_ids(alone)
+    wait_for_no_process(tmp_path)
+
+
+def test_shards_on_two_nodes_give_the_losses_of_one_process(cluster, tmp_path):
+    given = by_ray(cluster, *ON_TWO_NODES, "trainer.parallel=fsdp")
+    samples, seen = random_samples(3, count=7), []
+    for more in (("trainer.devices=1",), given):
+        config = compose(["conf=smoke", *SMALL, *more]).config
+        workers = build_workers(config, CPU, tmp_path, num_threads=1)
+        try:
+            policy, _ = load_checked_policy(config, CPU, workers, None)
+            learner = build_learner(policy, config, workers)
+            seen.append([learner.update(samples, step) for step in (1, 2)])
+        finally:
+            if workers:
+                workers.close()
+    for ones, twos in zip(*seen, strict=True):
+        losses = {key: value for key, value in ones.items() if key.startswith("loss/")}
+        assert losses and {key: twos[key] for key in losses} == pytest.approx(
+            losses, rel=LOSS_BOUND, abs=LOSS_BOUND
+        )
+
+
 def test_a_lost_node_changes_nothing(cluster, alone, tmp_path):
     """The workers of the node are replaced on another one, and play its episodes again."""
     node = add_node(cluster, 2)
@@ -157,9 +225,33 @@ async def test_a_cluster_without_room_says_what_is_missing(cluster, tmp_path):
     assert "of 4 cores are free on 3 nodes" in str(caught.value)
 
 
+def test_a_learner_without_room_says_what_is_missing(cluster):
+    given = by_ray(cluster, "cluster.cpus_per_rank=64", "cluster.start_timeout_s=2")
+    settings = compose(["conf=smoke", *given, *ON_TWO_NODES]).config.cluster
+    ranks = NodeRanks(settings, CPU, Worker)
+    try:
+        with pytest.raises(HostError, match=r"needs 1 nodes besides this machine.*per_rank=64"):
+            ranks.start(2, num_threads=1)
+    finally:
+        ranks.close()
+
+
+def test_a_node_without_the_run_folder_is_named(cluster, tmp_path):
+    """All ranks of a sharded policy write checkpoints."""
+    settings = compose(["conf=smoke", *by_ray(cluster, *ON_TWO_NODES)]).config.cluster
+    ranks = NodeRanks(settings, CPU, Worker, tmp_path / "not there")
+    try:
+        with pytest.raises(ConfigError, match=r"does not have .*not there: .*set runs_dir to"):
+            ranks.start(2, num_threads=1)
+    finally:
+        ranks.close()
+
+
 def test_check_says_what_fits_and_starts_the_workers(cluster):
-    room, started = check_cluster(compose(["conf=smoke", *by_ray(cluster)]).config)
-    assert (room.result, started.result) == (Result.OK, Result.OK)
+    given = by_ray(cluster, *ON_TWO_NODES, "cluster.rollout_workers=2")
+    room, started, learner = check_cluster(compose(["conf=smoke", *SMALL, *given]).config)
+    assert [line.result for line in (room, started, learner)] == [Result.OK] * 3
+    assert "add up 16 MiB in" in learner.text
     assert room.text.startswith("room for 4 rollout workers")
     assert started.text.startswith("16 sessions opened by the rollout workers")
     large = compose(["conf=smoke", *by_ray(cluster, "cluster.cpus_per_worker=3")]).config
@@ -168,9 +260,10 @@ def test_check_says_what_fits_and_starts_the_workers(cluster):
 
 
 def test_a_killed_driver_leaves_nothing_on_any_node(cluster, tmp_path):
-    command = Command(tmp_path, *TRAIN, *by_ray(cluster))
+    command = Command(tmp_path, *TRAIN, *by_ray(cluster, *ON_TWO_NODES))
     try:
-        wait_until(lambda: has_trained(tmp_path), "a step", command)
+        wait_until(lambda: has_trained(tmp_path), "a step", command, limit_s=3 * LIMIT_S)
+        assert ranks_of(tmp_path)
         assert len(servers_of(tmp_path)) > 2
     finally:
         command.kill()

@@ -104,3 +104,11 @@ def test_what_is_nested_and_written_in_any_script_is_accepted(saved):
     values = deepcopy(saved)
     values["env"]["tasks"]["train"]["reset"]["é"] = {"深": [nested(40), "line\n\ttab"]}
     assert RunConfig.model_validate(values).model_dump() == values
+
+
+def test_each_node_of_a_learner_has_as_many_devices():
+    given = ["conf=smoke", "cluster=ray", "cluster.learner_nodes=2"]
+    assert compose([*given, "trainer.devices=6"]).config.ranks_per_node == 3
+    assert compose(["conf=smoke", "trainer.devices=6"]).config.ranks_per_node == 6
+    with pytest.raises(ConfigError, match=r"cluster.learner_nodes=2 with trainer.devices=3.*of 2"):
+        compose([*given, "trainer.devices=3"])

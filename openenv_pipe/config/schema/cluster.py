@@ -20,8 +20,8 @@ class LocalClusterConfig(Block):
 class RayClusterConfig(Block):
     """Rollout workers on the nodes of a Ray cluster play the episodes (conf/cluster/ray.yaml).
 
-    Each starts `host.num_servers` environment servers on its own node. The learner, the engine and
-    the rewards stay on the machine where the run is started.
+    Each starts `host.num_servers` environment servers on its own node. The engine, the rewards and
+    the learner's first rank stay on the machine where the run is started.
     """
 
     type: Literal["ray"]
@@ -35,13 +35,21 @@ class RayClusterConfig(Block):
     cpus_per_worker: NumCores = Field(
         description="cores that Ray reserves for each worker and its environment servers"
     )
+    learner_nodes: NumProcesses = Field(
+        description="nodes over which trainer.devices are divided, with the machine where the run "
+        "is started; 1: all are on this machine"
+    )
+    cpus_per_rank: NumCores = Field(
+        description="cores that Ray reserves for each of the learner's processes on other nodes"
+    )
     start_timeout_s: Seconds = Field(
-        description="how long a worker waits for a node with free resources, which an autoscaler "
-        "may have to add"
+        description="how long a worker, or the learner, waits for nodes with free resources, which "
+        "an autoscaler may have to add"
     )
     max_restarts: NumRetries = Field(
-        description="how many workers may be lost and replaced before the run fails; their "
-        "episodes are played again"
+        description="how many workers may be lost and replaced before the run fails, with their "
+        "episodes played again; and how often a run that lost one of the learner's processes goes "
+        "on from its last checkpoint"
     )
 
 

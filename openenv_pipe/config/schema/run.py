@@ -79,6 +79,7 @@ class RunConfig(Document):
                 f"env.max_episode_tokens={self.env.max_episode_tokens} is more than "
                 f"model.max_length={self.model.max_length}"
             )
+        self._check_learner_nodes()
         is_sharded = self.trainer.devices > 1 and self.trainer.parallel == "fsdp"
         if self.model.quantization != "none" and is_sharded:
             raise ValueError(
@@ -101,6 +102,21 @@ class RunConfig(Document):
                     f"trainer.group_size={self.trainer.group_size}; set it to 2 or more"
                 )
         return self
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many of trainer.devices are on each node of the learner, this machine included."""
+        cluster = self.cluster
+        return self.trainer.devices // (cluster.learner_nodes if cluster.type == "ray" else 1)
+
+    def _check_learner_nodes(self) -> None:
+        cluster, devices = self.cluster, self.trainer.devices
+        if cluster.type == "ray" and devices % cluster.learner_nodes:
+            raise ValueError(
+                f"cluster.learner_nodes={cluster.learner_nodes} with trainer.devices={devices}: "
+                "each node has the same number of devices; set trainer.devices to a multiple of "
+                f"{cluster.learner_nodes}"
+            )
 
     def _check_no_environment(self) -> None:
         if self.agent.type != "client":

@@ -1,15 +1,17 @@
-"""Build a run's policy and its learners, on one device or on several."""
+"""Build a run's policy and its learners, on one device or on several, also of other nodes."""
 
 from pathlib import Path
 
 import torch
 
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import RayClusterConfig, RunConfig
 from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
 from openenv_pipe.learner.distributed.learner_group import LearnerGroup, build_rank
+from openenv_pipe.learner.distributed.node_ranks import NodeRanks
 from openenv_pipe.learner.distributed.publication import ShardedPublication
 from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, ShardedWarmStart
 from openenv_pipe.learner.distributed.sharded_load import is_sharded, load_sharded_policy
+from openenv_pipe.learner.distributed.worker import Worker
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.ranks import SINGLE_RANK
@@ -18,6 +20,20 @@ from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
+
+
+def build_workers(
+    config: RunConfig, device: torch.device, logs: Path, num_threads: int
+) -> Workers | None:
+    """Build what starts the learner's other ranks; None if there is only one rank."""
+    num_devices, cluster = config.trainer.devices, config.cluster
+    if num_devices == 1:
+        return None
+    nodes = None
+    if isinstance(cluster, RayClusterConfig) and cluster.learner_nodes > 1:
+        shared = logs.absolute() if is_sharded(config) else None
+        nodes = NodeRanks(cluster, device, Worker, shared)
+    return Workers(num_devices, device, logs, num_threads, nodes)
 
 
 def load_checked_policy(

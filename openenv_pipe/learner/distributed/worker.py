@@ -4,19 +4,26 @@
 
 It connects to the unix socket SOCKET and executes the orders that rank 0 sends, until rank 0 closes
 the connection. Its output is its log. Rank 0 alone plays episodes and writes checkpoints.
+
+On another node, a `Worker` is an actor of Ray instead, which rank 0 calls (`node_ranks.py`).
 """
 
 import operator
+import os
+import platform
 import shutil
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from openenv_pipe.config.schema import ModelConfig, RunConfig
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
 from openenv_pipe.learner.distributed.learner_group import StateLayout, build_rank
 from openenv_pipe.learner.distributed.publication import ShardedPublication
@@ -24,11 +31,13 @@ from openenv_pipe.learner.distributed.sharded_learner import ShardedLearner, Sha
 from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer
-from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.learner.ranks import Ranks, Rendezvous, try_collective
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.malloc import keep_freed_memory
 from openenv_pipe.types import Sample
+
+EXIT_DELAY_S = 1.0
 
 
 class Worker:
@@ -40,15 +49,56 @@ class Worker:
     publication: ShardedPublication
     optimizer: Optimizer  # of the stage that was built last
 
-    def __init__(self, ranks: Ranks, device: torch.device) -> None:
-        self._ranks = ranks
-        self._device = device
+    def __init__(
+        self, rank: int, size: int, device: str, num_threads: int, cwd: Path | None = None
+    ) -> None:
+        """Prepare torch in this process. cwd: the run's folder, used where this node has it."""
+        if cwd is not None and cwd.is_dir():
+            os.chdir(cwd)  # relative paths of the configuration mean the same files
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)
+        torch.set_num_threads(num_threads)
+        torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+        keep_freed_memory()
+        self._ranks = Ranks(rank, size)
+        self._device = torch.device(device)
         self._policy: Policy  # whole
         self._config: RunConfig
         self._learner: Learner
 
-    def join(self, rendezvous: Path) -> None:
+    def execute(self, order: str, arguments: Sequence[Any]) -> None:
+        """Call a method by its name, or by an object's and its method's: `learner.update`."""
+        operator.attrgetter(order)(self)(*arguments)
+
+    def execute_or_end(self, order: str, arguments: Sequence[Any]) -> None:
+        """Do as `execute`; after an error, end this process, so that no rank waits for it."""
+        try:
+            self.execute(order, arguments)
+        except BaseException:
+            threading.Timer(EXIT_DELAY_S, os._exit, (1,)).start()  # the caller gets the error first
+            raise
+
+    def node(self, shared: Path | None) -> str:
+        """Return the name of this machine. The first call returns when torch is ready.
+
+        shared: a folder that all nodes have to share. Raises ConfigError: this one does not.
+        """
+        if shared is not None and not shared.is_dir():
+            raise ConfigError(
+                f"the node {platform.node()} does not have {shared}: with trainer.parallel=fsdp "
+                "all ranks write checkpoints; set runs_dir to a folder that all nodes share, or "
+                "trainer.parallel=data"
+            )
+        return platform.node()
+
+    def leave(self) -> None:
+        self._ranks.leave()
+
+    def join(self, rendezvous: Rendezvous) -> None:
         self._ranks.join(rendezvous, self._device)
+
+    def try_collective(self, num_bytes: int) -> None:
+        try_collective(self._ranks, self._device, num_bytes)
 
     def load(self, config: RunConfig) -> None:
         self._config = config
@@ -87,26 +137,20 @@ class Worker:
 
 def main() -> None:
     socket_path, rank, size, device, num_threads = sys.argv[1:]
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
-    torch.set_num_threads(int(num_threads))
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
-    keep_freed_memory()
-    ranks = Ranks(int(rank), int(size))
-    worker = Worker(ranks, torch.device(device))
+    worker = Worker(int(rank), int(size), device, int(num_threads))
     with socket.socket(socket.AF_UNIX) as connected:
         connected.connect(socket_path)
         connection = Connection(connected.detach())
     with connection:
-        connection.send(ranks.rank)
+        connection.send(int(rank))
         while True:
             try:
                 order, arguments = connection.recv()
             except (EOFError, ConnectionError):
                 break  # rank 0 has ended, so this process ends too
-            operator.attrgetter(order)(worker)(*arguments)
+            worker.execute(order, arguments)
             connection.send(order)
-    ranks.leave()
+    worker.leave()
     shutil.rmtree(Path(socket_path).parent, ignore_errors=True)  # rank 0 may have been killed
 
 

@@ -1,7 +1,8 @@
 """Start, command and end the processes of ranks 1 and up, from rank 0.
 
 Each runs `worker.py` under a guardian. Orders go through a unix socket that only this user can
-open, and that closes when either side ends. Tensors go through torch.distributed instead.
+open, and that closes when either side ends. Tensors go through torch.distributed instead. Ranks on
+other nodes are in `node_ranks.py`.
 """
 
 import contextlib
@@ -19,15 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from openenv_pipe.errors import ConfigError, PipeError, TrainingError
-from openenv_pipe.learner.ranks import LONGEST_WAIT, Ranks
+from openenv_pipe.errors import ConfigError, PipeError, RankLostError, TrainingError
+from openenv_pipe.learner.distributed.node_ranks import NodeRanks
+from openenv_pipe.learner.ranks import LONGEST_WAIT, Ranks, Rendezvous, try_collective
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import PACKAGE_DIR
 
 WORKER = "openenv_pipe.learner.distributed.worker"
 START_LIMIT_S = 300.0  # for all workers to import torch and connect
 EXIT_GRACE_S = 10.0  # between a broken connection and the exit of the rank that broke it
+NODE_GRACE_S = 60.0  # until Ray knows that a node is lost
 STOP_LIMIT_S = 5.0
 POLL_S = 0.2
 MAX_RANKS_PER_CORE = 4  # each needs a core to be of use, and the memory of a process
@@ -58,12 +62,21 @@ class Workers:
     """The worker processes, which start with the first order. All methods block."""
 
     def __init__(
-        self, num_devices: int, device: torch.device, logs: Path, num_threads: int
+        self,
+        num_devices: int,
+        device: torch.device,
+        logs: Path,
+        num_threads: int,
+        nodes: NodeRanks | None = None,
     ) -> None:
+        """nodes: places the ranks that are not on this machine."""
         self.ranks = LeadRanks(self, num_devices)
         self._device = device
         self._logs = logs
         self._num_threads = num_threads
+        self.nodes = nodes
+        self._num_local = num_devices // (nodes.num_nodes if nodes else 1)
+        self._has_started = False
         self._processes: list[ManagedProcess] = []
         self._connections: list[Connection] = []
         self._folder: Path | None = None  # of the rendezvous, which every new group needs
@@ -75,9 +88,11 @@ class Workers:
         Raises:
             TrainingError: a worker ended or did not finish in time; the error names its log.
             ConfigError: there are fewer GPUs than ranks.
+            HostError: there is no room on other nodes.
         """
         try:
-            if not self._processes:
+            if not self._has_started:
+                self._has_started = True
                 self._start()
             with self._watch_for_deaths():
                 self._send(order, *arguments)
@@ -97,35 +112,49 @@ class Workers:
             process.begin_stop(STOP_LIMIT_S)
         for process in self._processes:
             process.stop(STOP_LIMIT_S)
-        if self._processes:
+        if self.nodes:
+            self.nodes.close()
+        if self._has_started:
             self.ranks.leave()
-        self._connections, self._processes = [], []
+        self._connections, self._processes, self._has_started = [], [], False
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
+    def try_collective(self, num_bytes: int) -> float:
+        """Add up a tensor over all ranks; return the seconds. Raises as `running`."""
+        begin = time.monotonic()
+        with self.running("try_collective", num_bytes):
+            try_collective(self.ranks, self._device, num_bytes)
+        return time.monotonic() - begin
+
     def _start(self) -> None:
-        refuse_missing_devices(self.ranks.size, self._device)
+        refuse_missing_devices(self._num_local, self._device)
+        if self.nodes:
+            self.nodes.start(self.ranks.size, self._num_threads_of_rank())
         folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-ranks-"))  # for this user only
         self._folder = folder
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(folder / "orders"))
-            listener.listen(self.ranks.size)
+        with socket.socket(socket.AF_UNIX) as orders:
+            orders.bind(str(folder / "orders"))
+            orders.listen(self.ranks.size)
             self._processes = [
-                self._launch(rank, folder / "orders") for rank in range(1, self.ranks.size)
+                self._launch(rank, folder / "orders") for rank in range(1, self._num_local)
             ]
-            connections = dict(self._accept(listener) for _ in self._processes)
+            connections = dict(self._accept(orders) for _ in self._processes)
             self._connections = [connection for _, connection in sorted(connections.items())]
-        rendezvous = folder / "rendezvous"
+        listener = self.nodes.listen() if self.nodes else None
+        rendezvous: Rendezvous = folder / "rendezvous"
+        if listener:
+            rendezvous = listener.getsockname()[:2]
         self._send("join", rendezvous)
-        self.ranks.join(rendezvous, self._device)
+        self.ranks.join(rendezvous, self._device, listener)
         self._wait_until_done("join")
 
     def _launch(self, rank: int, socket_path: Path) -> ManagedProcess:
         places = [str(PACKAGE_DIR.parent), os.environ.get("PYTHONPATH", "")]
         on_cpu = self._device.type == "cpu"
-        num_threads = max(1, self._num_threads // self.ranks.size) if on_cpu else self._num_threads
-        own = [rank, self.ranks.size, "cpu" if on_cpu else f"cuda:{rank}", num_threads]
+        device = "cpu" if on_cpu else f"cuda:{rank}"
+        own = [rank, self.ranks.size, device, self._num_threads_of_rank()]
         return ManagedProcess(
             [
                 sys.executable,
@@ -138,6 +167,10 @@ class Workers:
             environment={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
             grace_s=STOP_LIMIT_S,
         )
+
+    def _num_threads_of_rank(self) -> int:
+        on_cpu = self._device.type == "cpu"
+        return max(1, self._num_threads // self._num_local) if on_cpu else self._num_threads
 
     def _accept(self, listener: socket.socket) -> tuple[int, Connection]:
         """Wait for the next worker to connect; return its rank and the connection."""
@@ -155,6 +188,8 @@ class Workers:
     def _send(self, order: str, *arguments: Any) -> None:
         for connection in self._connections:
             connection.send((order, arguments))
+        if self.nodes:
+            self.nodes.send(order, arguments)
 
     def _wait_until_done(self, order: str) -> None:
         for rank, connection in enumerate(self._connections, start=1):
@@ -164,6 +199,8 @@ class Workers:
                     log=self._processes[rank - 1].log,
                 )
             connection.recv()
+        if self.nodes:
+            self.nodes.wait_until_done(order)
 
     @contextlib.contextmanager
     def _watch_for_deaths(self) -> Iterator[None]:
@@ -190,21 +227,28 @@ class Workers:
             is_over.set()
             watching.join()
 
-    def _death(self) -> TrainingError | None:
+    def _death(self) -> PipeError | None:
         """Describe a rank that has ended, preferably one that a signal killed: it ended first."""
+        if self.nodes and (failure := self.nodes.failure()):
+            return failure
         codes = {rank: process.returncode for rank, process in enumerate(self._processes, start=1)}
         ended = {rank: code for rank, code in codes.items() if code is not None}
         if not ended:
             return None
         rank = max(ended, key=lambda rank: ended[rank])  # 128 and a signal's number
-        return TrainingError(
+        return RankLostError(
             f"rank {rank} of trainer.devices={self.ranks.size} ended with exit code {ended[rank]}",
             log=self._processes[rank - 1].log,
         )
 
     def _raise_if_ended(self, error: BaseException) -> None:
-        """Raise TrainingError if a rank has ended, which rank 0 sees as a broken connection."""
-        if isinstance(error, OSError | EOFError) or wait(self._connections, EXIT_GRACE_S):
+        """Raise an error if a rank has ended, which rank 0 sees as a broken connection."""
+        if self.nodes:
+            self._refuse_ended(wait_s=NODE_GRACE_S, error=error)
+            if isinstance(error, dist.DistError | OSError | EOFError) or "gloo" in str(error):
+                reason = str(error).splitlines()[0]
+                raise RankLostError(f"the learner's other nodes cannot be reached: {reason}")
+        elif isinstance(error, OSError | EOFError) or wait(self._connections, EXIT_GRACE_S):
             self._refuse_ended(wait_s=EXIT_GRACE_S, error=error)
 
     def _refuse_ended(self, *, wait_s: float, error: BaseException | None = None) -> None:

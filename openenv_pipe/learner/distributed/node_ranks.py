@@ -1,0 +1,188 @@
+"""The ranks of the learner on other nodes of a Ray cluster, as seen from rank 0.
+
+Each is a `worker.Worker` in a process that Ray places and that ends with this one. Orders go
+through Ray, tensors through torch.distributed between the nodes.
+"""
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openenv_pipe.config.schema import RayClusterConfig
+from openenv_pipe.errors import ConfigError, HostError, PipeError, RankLostError, TrainingError
+from openenv_pipe.learner.ranks import LONGEST_WAIT
+from openenv_pipe.system.ray_cluster import (
+    PlacedCall,
+    PlacedProcess,
+    RayCluster,
+    Reservation,
+    WorkerLostError,
+)
+
+START_LIMIT_S = 300.0  # for all ranks to import torch
+POLL_S = 1.0
+
+
+class NodeRanks:
+    """Places ranks on other nodes, commands and ends them. All methods block.
+
+    `trainer.devices` ranks are divided equally over `cluster.learner_nodes` nodes. The first of
+    these is this machine, whose ranks are not placed by Ray.
+    """
+
+    def __init__(
+        self,
+        settings: RayClusterConfig,
+        device: torch.device,
+        kind: type,
+        shared: Path | None = None,
+    ) -> None:
+        """Prepare the ranks without starting them.
+
+        kind: `worker.Worker`, which itself imports what gives it orders.
+        shared: a folder that all nodes have to share.
+        """
+        self._settings = settings
+        self._device = device
+        self._kind = kind
+        self._shared = shared
+        self._cluster: RayCluster | None = None
+        self._reservation: Reservation | None = None
+        self._ranks: dict[int, PlacedProcess] = {}
+        self._calls: dict[int, PlacedCall] = {}  # the last one of each rank
+        self._is_closed = False
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, with this machine."""
+        return self._settings.learner_nodes
+
+    def start(self, size: int, num_threads: int) -> None:
+        """Place the ranks, and wait until they can take orders.
+
+        size: the number of all ranks. num_threads: of each rank on a CPU.
+
+        Raises:
+            HostError: the cluster cannot be joined, or has no room in `cluster.start_timeout_s`.
+            RankLostError: a rank ended while it started.
+            ConfigError: a node does not have the shared folder.
+        """
+        settings, per_node = self._settings, size // self.num_nodes
+        num_gpus = 0.0 if self._device.type == "cpu" else 1.0
+        self._is_closed = False
+        self._cluster = RayCluster(settings.address)
+        self._reservation = self._cluster.reserve(
+            self.num_nodes - 1,
+            num_cpus=settings.cpus_per_rank * per_node,
+            num_gpus=num_gpus * per_node,
+        )
+        self._wait_for_nodes(self._cluster, self._reservation, per_node)
+        for rank in range(per_node, size):
+            self._ranks[rank] = self._reservation.place(
+                self._kind,
+                *(rank, size, "cpu" if num_gpus == 0.0 else "cuda:0", num_threads, Path.cwd()),
+                node=rank // per_node - 1,
+                num_cpus=settings.cpus_per_rank,
+                num_gpus=num_gpus,
+                name=f"rank {rank} of trainer.devices={size}",
+            )
+        self._calls = {
+            rank: process.begin("node", self._shared) for rank, process in self._ranks.items()
+        }
+        for rank, name in self._results("start", START_LIMIT_S).items():
+            self._ranks[rank].name += f", on node {name},"
+
+    def listen(self) -> socket.socket:
+        """Listen on the address of this machine that the other nodes know, at any free port."""
+        assert self._cluster is not None
+        address = (self._cluster.own_address(), 0)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        return socket.create_server(address, family=family)
+
+    def summary(self) -> str:
+        """Return in words how many ranks are on which of the other nodes."""
+        names = (
+            process.name.split(", on node ")[-1].strip(",") for process in self._ranks.values()
+        )
+        return ", ".join(f"{number} on {name}" for name, number in Counter(names).items())
+
+    def send(self, order: str, arguments: Sequence[Any]) -> None:
+        """Let all ranks execute an order, after those before it."""
+        self._calls = {
+            rank: process.begin("execute_or_end", order, arguments)
+            for rank, process in self._ranks.items()
+        }
+
+    def wait_until_done(self, order: str) -> None:
+        """Wait for the end of the last order. Raises RankLostError and the errors of the ranks."""
+        self._results(order, LONGEST_WAIT.total_seconds())
+
+    def failure(self) -> PipeError | None:
+        """Return why a rank has ended, if one has; a lost process rather than what followed."""
+        errors = []
+        for call in self._calls.values():
+            try:
+                if call.is_over(0.0):
+                    call.result()
+            except PipeError as error:
+                errors.append(error)
+        errors.sort(key=lambda error: not isinstance(error, WorkerLostError))
+        return _of_rank(errors[0]) if errors else None
+
+    def close(self) -> None:
+        """End all ranks, whatever they are doing. A second call does nothing."""
+        self._is_closed = True
+        for process in self._ranks.values():
+            process.kill()
+        self._ranks, self._calls = {}, {}
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def _wait_for_nodes(self, cluster: RayCluster, room: Reservation, per_node: int) -> None:
+        settings = self._settings
+        latest = time.monotonic() + settings.start_timeout_s
+        while not room.is_ready(POLL_S):
+            if self._is_closed:
+                raise TrainingError("the run ended before its learner's ranks were placed")
+            if time.monotonic() > latest:
+                kind = "cores" if self._device.type == "cpu" else "GPUs"
+                raise HostError(
+                    f"cluster.learner_nodes={settings.learner_nodes}: the learner found no room "
+                    f"within cluster.start_timeout_s={settings.start_timeout_s:g}: it needs "
+                    f"{settings.learner_nodes - 1} nodes besides this machine, each with "
+                    f"{per_node} {kind} that no rollout worker has (cluster.cpus_per_rank="
+                    f"{settings.cpus_per_rank:g}), and {cluster.free_resources()}; add nodes, or "
+                    "lower cluster.learner_nodes or cluster.rollout_workers"
+                )
+
+    def _results(self, order: str, limit_s: float) -> dict[int, Any]:
+        """Wait for all ranks' last call, and return what they returned."""
+        latest = time.monotonic() + limit_s
+        waiting = dict(self._calls)
+        while waiting:
+            rank, call = next(iter(waiting.items()))
+            if call.is_over(POLL_S):
+                del waiting[rank]
+            if error := self.failure():
+                raise error
+            if time.monotonic() > latest:
+                raise RankLostError(
+                    f"{self._ranks[rank].name} has not finished {order!r} within {limit_s:g} s"
+                )
+        return {rank: call.result() for rank, call in self._calls.items()}
+
+
+def _of_rank(error: PipeError) -> PipeError:
+    """Return a rank's error as the learner's; those of the configuration are as they are."""
+    if isinstance(error, ConfigError | TrainingError):
+        return error
+    return RankLostError(str(error))
