@@ -59,6 +59,7 @@ def agent_config(script: str = "", **changes: Any) -> ProgramAgentConfig:
         "max_tokens": None,
         "max_output_mb": 1,
         "exit_codes": [0],
+        "sandbox": {"type": "none"},
     }
     return ProgramAgentConfig.model_validate({**values, **changes})
 

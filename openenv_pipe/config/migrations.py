@@ -27,6 +27,7 @@ GROUPS = {
     "cluster.type": "cluster",
     "judge.type": "judge",
     "agent.type": "agent",
+    "agent.sandbox.type": "agent/sandbox",
     "env.adapter.type": "env/adapter",
     "env.tasks.train.type": "env/tasks@env.tasks.train",
     "env.tasks.eval.type": "env/tasks@env.tasks.eval",

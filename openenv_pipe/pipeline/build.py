@@ -20,10 +20,11 @@ from pathlib import Path
 import torch
 
 from openenv_pipe.config.schema import (
-    CallingAgentConfig,
     ClientAgentConfig,
+    DockerSandboxConfig,
     HubModelConfig,
     LocalEngineConfig,
+    LoopAgentConfig,
     OpenAIEngineConfig,
     PythonEngineConfig,
     RayClusterConfig,
@@ -170,7 +171,7 @@ async def _opened_programs(
 ) -> AsyncIterator[Players | None]:
     """Serve the programs or clients that play the episodes, until the end of the block."""
     agent = config.agent
-    if not isinstance(agent, CallingAgentConfig):
+    if isinstance(agent, LoopAgentConfig):
         yield None
         return
     # Imported late, and in a thread, because OpenEnv's capture proxy takes seconds to import.
@@ -181,9 +182,17 @@ async def _opened_programs(
             yield serving
         return
     player = await asyncio.to_thread(import_module, f"{agents}.player")
-    gateway = player.Gateway()
-    async with gateway.serving():
-        yield player.Programs(config=agent, gateway=gateway, folder=logs.absolute() / "programs")
+    folder = logs.absolute() / "programs"
+    if not isinstance(agent.sandbox, DockerSandboxConfig):
+        gateway = player.Gateway()
+        async with gateway.serving():
+            yield player.Programs(config=agent, gateway=gateway, folder=folder)
+        return
+    containers = await asyncio.to_thread(import_module, f"{agents}.program_container")
+    async with containers.opened(agent.sandbox, logs) as opened, opened.gateway.serving():
+        yield player.Programs(
+            config=agent, gateway=opened.gateway, folder=folder, start=opened.start
+        )
 
 
 async def _start(host: Host, logs: Path, tell: Callable[[str], None]) -> None:

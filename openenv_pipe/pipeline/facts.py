@@ -15,6 +15,7 @@ import torch
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import (
+    DockerSandboxConfig,
     ProgramAgentConfig,
     PythonTarget,
     PythonTerm,
@@ -44,11 +45,31 @@ def find_facts(config: RunConfig, policy: Policy, splits: Splits) -> dict[str, J
 
 
 def _program_facts(config: RunConfig) -> dict[str, JsonValue]:
-    """Return a digest of each file that the command of `agent=program` names."""
-    if not isinstance(config.agent, ProgramAgentConfig):
+    """Return a digest of each file that the command of `agent=program` names, or that a container
+    of it mounts."""
+    agent = config.agent
+    if not isinstance(agent, ProgramAgentConfig):
         return {}
-    files = [path for part in config.agent.command[1:] if (path := _file_of(part)) is not None]
+    if isinstance(agent.sandbox, DockerSandboxConfig):
+        mounted = (Path(path).expanduser() for path in agent.sandbox.mounts.values())
+        facts = _digests(path for path in mounted if path.is_file())
+        return {**facts, "program_image": _image_facts(agent.sandbox.image)}
+    files = (_file_of(part) for part in agent.command[1:])
+    return _digests(path for path in files if path is not None)
+
+
+def _digests(files: Iterable[Path]) -> dict[str, JsonValue]:
     return {"program": {path.name: digest_of_file(path) for path in files}}
+
+
+def _image_facts(name: str) -> dict[str, JsonValue] | None:
+    # Imported late, because Docker's SDK takes a while.
+    from openenv_pipe.environments.hosts.docker.daemon import connected
+    from openenv_pipe.environments.hosts.docker.image import find_image
+
+    with connected() as client:
+        image = find_image(client, name)
+    return None if image is None else {"name": name, "id": image.id}
 
 
 def _file_of(part: str) -> Path | None:

@@ -1,21 +1,32 @@
-"""Get what a run needs on this machine, before it has a folder: the environment's image.
+"""Get what a run needs on this machine, before it has a folder: images of containers.
 
 `requirements` only looks. What is done here may take minutes, is done once, and serves later runs.
 """
 
 from collections.abc import Callable
 
-from openenv_pipe.config.schema import DockerHostConfig, RunConfig
+from openenv_pipe.config.schema import DockerHostConfig, DockerSandboxConfig, RunConfig
 
 
 async def prepare(config: RunConfig, tell: Callable[[str], None]) -> None:
-    """Build or pull the image of `host=docker`, if the daemon does not have it.
+    """Build or pull the images of `host=docker` and `agent/sandbox=docker` that the daemon lacks.
 
     Raises:
         ConfigError: there is nothing to build it from, or no `docker` command.
-        HostError: no daemon answers, or the image cannot be built or pulled.
+        HostError: no daemon answers, or an image cannot be built or pulled.
     """
-    if isinstance(config.host, DockerHostConfig):
-        from openenv_pipe.environments.hosts.docker.prepare import prepare_image
+    programs = getattr(config.agent, "sandbox", None)
+    if not isinstance(config.host, DockerHostConfig) and not isinstance(
+        programs, DockerSandboxConfig
+    ):
+        return
+    # Imported late, because Docker's SDK takes a while.
+    from openenv_pipe.environments.hosts.docker.image import image_recipe
+    from openenv_pipe.environments.hosts.docker.prepare import prepare_image
+    from openenv_pipe.environments.hosts.docker.program import program_recipe
 
-        await prepare_image(config.env, config.host, tell)
+    if isinstance(config.host, DockerHostConfig):
+        recipe = image_recipe(config.env, config.host)
+        await prepare_image(recipe, config.host.build_timeout_s, tell)
+    if isinstance(programs, DockerSandboxConfig):
+        await prepare_image(program_recipe(programs), programs.build_timeout_s, tell)

@@ -5,6 +5,7 @@
 """
 
 import resource
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import psutil
 from openenv_pipe.config.schema import (
     CallingAgentConfig,
     ClientAgentConfig,
+    DockerSandboxConfig,
     HubModelConfig,
     ProcessHostConfig,
     PythonAdvantageConfig,
@@ -235,9 +237,26 @@ def check_agent(config: RunConfig) -> str:
         )
     if isinstance(agent, ClientAgentConfig):
         return _clients(config, agent)
+    if isinstance(agent.sandbox, DockerSandboxConfig):
+        return _sandbox(agent.sandbox)
     if (problem := command_problem(agent)) is not None:
         raise ConfigError(problem)
     return f"a program, {agent.command[0]}"
+
+
+def _sandbox(sandbox: DockerSandboxConfig) -> str:
+    if sys.platform != "linux":
+        raise ConfigError(
+            "agent.sandbox.type=docker: containers reach the model through a socket, which Docker "
+            "shares on Linux only; set agent/sandbox=none"
+        )
+    for inside, path in sandbox.mounts.items():
+        if not Path(path).expanduser().exists():
+            raise ConfigError(
+                f"agent.sandbox.mounts: there is no {path!r} to mount at {inside}; name a file or "
+                "folder of this machine"
+            )
+    return f"a program in containers of {sandbox.image}"
 
 
 def _clients(config: RunConfig, agent: ClientAgentConfig) -> str:

@@ -16,6 +16,7 @@ FACTS: dict[str, Kind] = {
     "image": "code",
     "callables": "code",
     "program": "code",
+    "program_image": "code",
     "tasks": "data",
     "model_digest": "model",
     "tokenizer_digest": "model",

@@ -32,6 +32,7 @@ CODE = re.compile(
     r"|judge\.(?:base_url|model|arguments|variables\..+)"
     r"|reward\.terms\..+\.source\.(?:url|headers\..+)"
     r"|tracker\.[^.]+\.(?:uri|entity|endpoint|headers\..+)"
+    r"|agent\.(?:command|variables\..+|files\..+|sandbox\.(?:image|mounts\..+))"
     r"|model\.path|env\.tasks\.(?:train|eval)\.path"
 )
 MAX_LENGTH = 200  # characters of a value in a message

@@ -15,16 +15,13 @@ import pytest
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.environments.hosts.docker import image, prepare
-from openenv_pipe.environments.hosts.docker.container import (
-    SOCKET_PROXY,
-    ContainerSetup,
-    cause_of_death,
-    container_options,
-)
+from openenv_pipe.environments.hosts.docker.container import ContainerSetup, container_options
 from openenv_pipe.environments.hosts.docker.daemon import connect, daemon_address
+from openenv_pipe.environments.hosts.docker.guarded import GuardedDaemon
 from openenv_pipe.environments.hosts.docker.host import declared_port, exposed_port
 from openenv_pipe.environments.hosts.docker.image import Image, image_recipe
 from openenv_pipe.environments.hosts.docker.prepare import prepare_image
+from openenv_pipe.environments.hosts.docker.running import SOCKET_PROXY, cause_of_death
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.system.process_id import ProcessId
@@ -55,9 +52,9 @@ def settings(package=None, env=None, **host):
 
 def options(env=None, start=("serve", "--all"), **host):
     image = Image("parrot:1", "sha256:1", start, ())
-    setup = ContainerSetup(
-        client=None, image=image, port=9000, folder=Path("/f"), labels={"run": "7"}
-    )
+    daemon = GuardedDaemon(Path("/logs"))
+    daemon.image, daemon.labels = image, {"run": "7"}
+    setup = ContainerSetup(daemon=daemon, port=9000)
     return container_options(*settings(env=env, **host), setup, Path("/f/0"))
 
 
@@ -86,7 +83,7 @@ def test_an_image_that_cannot_be_built_leaves_no_folder(package, tmp_path, monke
         monkeypatch.setattr(module, "find_image", lambda client, name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs the `docker` command"):
-        asyncio.run(prepare_image(*settings(package), tell=lambda _: None))
+        asyncio.run(prepare_image(image_recipe(*settings(package)), LIMIT_S, lambda _: None))
     assert not list((tmp_path / "temporary").iterdir())
 
 
@@ -183,8 +180,9 @@ def test_gpus_are_asked_for_by_number_or_all_at_once():
 
 
 def test_a_death_for_want_of_memory_names_the_key():
-    assert cause_of_death({"ExitCode": 3, "OOMKilled": False}, 64) == "exit code 3"
-    assert "host.mem_limit_mb=64" in cause_of_death({"ExitCode": 137, "OOMKilled": True}, 64)
+    limit = "host.mem_limit_mb=64"
+    assert cause_of_death({"ExitCode": 3, "OOMKilled": False}, limit) == "exit code 3"
+    assert limit in cause_of_death({"ExitCode": 137, "OOMKilled": True}, limit)
 
 
 # --- the daemon and owner labels ----------------------------------------------------------------

@@ -16,7 +16,7 @@ from openenv_pipe.engines.vllm import endpoint as serving
 from openenv_pipe.engines.vllm import launch
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import INSIDE
-from openenv_pipe.engines.vllm.launch_docker import docker_command, owner_label
+from openenv_pipe.engines.vllm.launch_docker import docker_command
 from openenv_pipe.engines.vllm.server_command import (
     ServerSpec,
     process_environment,
@@ -24,6 +24,7 @@ from openenv_pipe.engines.vllm.server_command import (
     server_variables,
 )
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
+from openenv_pipe.environments.hosts.docker.start_guard import owner_label
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.system.process import free_port

@@ -15,6 +15,7 @@ from openenv_pipe.config.schema.agent import (
     AgentConfig,
     CallingAgentConfig,
     ClientAgentConfig,
+    DockerSandboxConfig,
     LoopAgentConfig,
     ProgramAgentConfig,
 )
@@ -124,6 +125,7 @@ __all__ = [
     "ClusterConfig",
     "Criterion",
     "DockerHostConfig",
+    "DockerSandboxConfig",
     "EndpointBlock",
     "EngineCapabilities",
     "EnvConfig",

@@ -1,8 +1,9 @@
 """`agent`: what plays the episodes: the pipeline's own loop, or a program that calls the model."""
 
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from openenv_pipe.config.schema.base import (
     Block,
@@ -13,6 +14,7 @@ from openenv_pipe.config.schema.base import (
     Text,
     VariableName,
 )
+from openenv_pipe.config.schema.host import BuildTimeout, CpuLimit, MemLimitMb
 
 ExitCode = Annotated[int, Field(ge=0, le=128)]  # codes above it are signals
 
@@ -35,18 +37,57 @@ class CallingAgentConfig(Block):
     )
 
 
+class NoSandboxConfig(Block):
+    """Programs run as you, on this machine (conf/agent/sandbox/none.yaml)."""
+
+    type: Literal["none"]
+
+
+def _absolute(path: str) -> str:
+    if not PurePosixPath(path).is_absolute():
+        raise ValueError(f"{path!r} is not an absolute path; begin it with /")
+    return path
+
+
+class DockerSandboxConfig(Block):
+    """Programs in containers that reach the model and their session, and nothing else
+    (conf/agent/sandbox/docker.yaml)."""
+
+    type: Literal["docker"]
+    image: str = Field(
+        description="the image that has the program, python3 and sh; it is pulled if missing"
+    )
+    mounts: dict[Annotated[str, AfterValidator(_absolute)], Text] = Field(
+        description="files and folders of this machine that programs may read, by path in the "
+        "container, such as {/agent.py: my_agent.py}"
+    )
+    build_timeout_s: BuildTimeout
+    mem_limit_mb: MemLimitMb
+    cpus: CpuLimit
+    pids_limit: PositiveCount = Field(description="processes and threads of a container")
+    tmp_mb: PositiveCount = Field(
+        description="size of the program's folder, and of /tmp; both are held in memory"
+    )
+    read_only: bool = Field(description="true: only the program's folder and /tmp can be written")
+
+
+SandboxConfig = Annotated[NoSandboxConfig | DockerSandboxConfig, Field(discriminator="type")]
+
+
 class ProgramAgentConfig(CallingAgentConfig):
     """A program that calls the model by HTTP (conf/agent/program.yaml).
 
-    In `command`, `variables` and `files`, these are filled in: {python} this Python, {prompt} the
-    task as text, {prompt_file} a file with it, {task_file} a JSON file with the task, {base_url}
-    and {api_key} of the model, {model} its name, {env_url} of the environment's session.
+    In `command`, `variables` and `files`, these are filled in: {python} this Python, or the image's
+    python3, {prompt} the task as text, {prompt_file} a file with it, {task_file} a JSON file with
+    the task, {base_url} and {api_key} of the model, {model} its name, {env_url} of the
+    environment's session.
     """
 
     type: Literal["program"]
     command: Annotated[list[str], Field(min_length=1)] = Field(
         description="the program and its arguments; a part that names an existing file becomes its "
-        "absolute path, because the program runs in a folder of its own"
+        "absolute path, because the program runs in a folder of its own; with sandbox.type=docker, "
+        "all paths are those in the container"
     )
     variables: dict[VariableName, Text] = Field(
         description="further environment variables of the program"
@@ -65,6 +106,7 @@ class ProgramAgentConfig(CallingAgentConfig):
         description="exit codes after which the episode counts; a program that ends with another "
         "one has failed, and its episode has no reward"
     )
+    sandbox: SandboxConfig = Field(description="where the programs run")
 
 
 class ClientAgentConfig(CallingAgentConfig):

@@ -39,6 +39,10 @@ MaxRestarts = Annotated[
     Field(description="how often each server may be restarted before the run fails"),
 ]
 
+MemLimitMb = Annotated[PositiveCount, Field(description="memory limit of a container")]
+CpuLimit = Annotated[NumCores, Field(description="CPU limit of a container, in cores")]
+BuildTimeout = Annotated[Seconds, Field(description="time limit of a build or a pull")]
+
 
 class ProcessHostConfig(Block):
     """Servers as child processes on the loopback interface (conf/host/process.yaml)."""
@@ -65,7 +69,7 @@ class DockerHostConfig(Block):
     )
     dockerfile: str = Field(description="the Dockerfile's path within env.package")
     build_args: dict[str, Text] = Field(description="build arguments of the Dockerfile")
-    build_timeout_s: Seconds = Field(description="time limit of a build or a pull")
+    build_timeout_s: BuildTimeout
     container_port: Port | None = Field(
         description="the port where the server listens in the container; null: `port` of the "
         "package's openenv.yaml, else the port that the image exposes"
@@ -74,8 +78,8 @@ class DockerHostConfig(Block):
         description="none-outbound: no network; the server is reached through a unix socket; "
         "bridge: Docker's default network, with access to the outside"
     )
-    mem_limit_mb: PositiveCount = Field(description="memory limit of a container")
-    cpus: NumCores = Field(description="CPU limit of a container, in cores")
+    mem_limit_mb: MemLimitMb
+    cpus: CpuLimit
     pids_limit: PositiveCount = Field(
         description="processes and threads of a container; a session needs a thread"
     )

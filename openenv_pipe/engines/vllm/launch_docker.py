@@ -1,10 +1,8 @@
 """vLLM servers in containers of the official image."""
 
-import json
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +12,12 @@ from openenv_pipe.engines.vllm.launch import MODULE, OWN_ADDRESS, pick_port
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
 from openenv_pipe.environments.hosts.docker.start_guard import (
     GUARD_LIMIT_S,
+    owner_label,
     start_guard,
     wait_for_guard,
 )
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.process import ManagedProcess
-from openenv_pipe.system.process_id import ProcessId
 
 CONTAINER_PORT = 8000
 HUB_CACHE = "/root/.cache/huggingface"  # in the container
@@ -108,13 +106,3 @@ def docker_command(
 def hub_cache() -> Path:
     """Return the folder of downloaded models, which containers share with this machine."""
     return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-
-
-def owner_label() -> str:
-    """Return a label that names this process and one container.
-
-    `openenv-pipe hosts` reads it. The guard of the environments' containers, whose label names
-    only the process, does not remove this container.
-    """
-    owner = ProcessId.of_this_process().model_dump()
-    return json.dumps({**owner, "engine": uuid.uuid4().hex[:12]})

@@ -10,6 +10,7 @@ import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.routing import BaseRoute
 
@@ -48,17 +49,29 @@ class Gateway(Endpoint):
     """The server, and the rollouts that it knows."""
 
     def __init__(
-        self, host: str = ADDRESS, port: int = 0, routes: Sequence[BaseRoute] = ()
+        self,
+        host: str = ADDRESS,
+        port: int = 0,
+        routes: Sequence[BaseRoute] = (),
+        *,
+        path: Path | None = None,
+        url: str = "",
     ) -> None:
-        """port: 0 for any free one. routes: further addresses.
+        """
+        port: 0 for any free one.
+        routes: further addresses.
+        path: of a unix socket to listen at in the place of host and port, which everyone may use
+            who can open its folder; `url` is then how programs reach it.
 
         Raises OSError if it cannot listen there.
         """
         self._rollouts: dict[str, Rollout] = {}
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=QUEUE)
-        name = f"[{host}]" if ":" in host else host
-        self.url = f"http://{name}:{listener.getsockname()[1]}"
+        if path is None:
+            listener = _listen(host, port)
+            name = f"[{host}]" if ":" in host else host
+            self.url = f"http://{name}:{listener.getsockname()[1]}"
+        else:
+            listener, self.url = _listen_at(path), url
         super().__init__(
             listener,
             model=MODEL,
@@ -91,3 +104,16 @@ class Gateway(Endpoint):
     def _calls(self, key: str) -> ModelCalls | None:
         rollout = self._rollouts.get(key)
         return None if rollout is None else rollout.calls
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=QUEUE)
+
+
+def _listen_at(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o666)
+    listener.listen(QUEUE)
+    return listener

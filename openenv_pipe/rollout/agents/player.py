@@ -16,8 +16,10 @@ from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
 from openenv_pipe.rollout.agents.program import (
     GRACE_S,
     Address,
+    RunningProgram,
+    StartProgram,
     output_file,
-    start_program,
+    start_process,
     take_output,
 )
 from openenv_pipe.rollout.agents.settling import wait_until_settled
@@ -25,7 +27,6 @@ from openenv_pipe.rollout.agents.steps import EnvironmentSteps
 from openenv_pipe.rollout.agents.turns import build_turns
 from openenv_pipe.rollout.context import RolloutContext
 from openenv_pipe.rollout.episode import Player
-from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.types import Episode, Group, Opening, Status
 
 WATCH_S = 0.25  # between two looks at a program's limits; its end is noticed at once
@@ -40,6 +41,7 @@ class Programs:
     config: ProgramAgentConfig
     gateway: Gateway
     folder: Path  # for the folders and the output of programs that run
+    start: StartProgram = start_process
 
     def player(
         self,
@@ -156,7 +158,7 @@ class ProgramPlayer(AgentPlayer):
     async def _run(self, rollout: Rollout, opening: Opening) -> Status:
         programs, episode = self._programs, self._episode
         folder = programs.folder / rollout.key[-8:]
-        process = start_program(
+        process = await programs.start(
             programs.config,
             Address(url=programs.gateway.url, key=rollout.key),
             folder=folder,
@@ -190,7 +192,7 @@ class ProgramPlayer(AgentPlayer):
 
 
 async def _watch(
-    process: ManagedProcess, config: ProgramAgentConfig, rollout: Rollout, output: Path
+    process: RunningProgram, config: ProgramAgentConfig, rollout: Rollout, output: Path
 ) -> Status | None:
     """Return when the program has ended, or has to; with the limit that it met, if any.
 

@@ -1,4 +1,4 @@
-"""The process of a program: its folder, its environment variables, its output."""
+"""A program as a process: its folder, its environment variables, its output."""
 
 import os
 import shutil
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from openenv_pipe.config.schema import ProgramAgentConfig
 from openenv_pipe.environments.hosts.process import absolute_part, filled_in
@@ -19,6 +20,7 @@ from openenv_pipe.system.secrets import without_credentials
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
 KEPT_BYTES = 8000  # of the output, one half from its beginning and one from its end
 PYTHON = "{python}"
+PROMPT_FILE, TASK_FILE = "prompt.txt", "task.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +47,49 @@ class Address:
         }
 
 
+class RunningProgram(Protocol):
+    """A program that runs, or has ended."""
+
+    @property
+    def pid(self) -> int:
+        """Of the parent of the program's processes."""
+        ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def returncode(self) -> int | None:
+        """None while alive; then the program's code, or 128 + N if signal N ended it."""
+        ...
+
+    async def stopped(self, timeout_s: float) -> None:
+        """End all of its processes, by SIGKILL those that run `timeout_s` after SIGTERM."""
+        ...
+
+
+class StartProgram(Protocol):
+    """Starts the program of one episode."""
+
+    async def __call__(
+        self, config: ProgramAgentConfig, address: Address, *, folder: Path, prompt: str, task: str
+    ) -> RunningProgram:
+        """Start it, with its output in `output_file(folder)`.
+
+        Args:
+            folder: does not exist yet, and is the program's own.
+            task: JSON, for programs that want more than the prompt.
+
+        Raises:
+            ConfigError: agent.files names a file outside of the program's folder.
+            HostError: the program's host fails.
+            OSError: the folder cannot be written.
+        """
+        ...
+
+
 def command_problem(config: ProgramAgentConfig) -> str | None:
-    """Return why the program cannot be started; None: it is there."""
+    """Return why the program cannot be started as a process; None: it is there."""
     program = config.command[0]
     path = absolute_part(program, Path.cwd())
     if program == PYTHON or shutil.which(path, path=config.variables.get("PATH")):
@@ -54,47 +97,89 @@ def command_problem(config: ProgramAgentConfig) -> str | None:
     return f"agent.command starts with {program!r}, which is not a program here or on PATH"
 
 
-def start_program(
+async def start_process(
     config: ProgramAgentConfig, address: Address, *, folder: Path, prompt: str, task: str
 ) -> ManagedProcess:
-    """Start the program of one episode.
+    """Start a program as a process. It is a `StartProgram`.
 
-    Args:
-        folder: its current folder and home, which is removed when it ends.
-        task: JSON, for programs that want more than the prompt.
-
-    Raises:
-        ConfigError: agent.files names a file outside of the folder.
-        OSError: the folder cannot be written.
+    folder: its current folder and home, which is removed when it ends.
     """
     folder.mkdir(parents=True)
-    files = {"prompt_file": folder / "prompt.txt", "task_file": folder / "task.json"}
-    values = {
-        PYTHON: sys.executable,
-        "{prompt_file}": str(files["prompt_file"]),
-        "{task_file}": str(files["task_file"]),
+    values = placeholders(address, str(folder), python=sys.executable, prompt=prompt)
+    write_task(config, folder, folder, values, prompt=prompt, task=task)
+    # XDG_CONFIG_HOME and the like would lead a program out of its home, to your own agent's files.
+    inherited = {name: os.environ[name] for name in os.environ if not name.startswith("XDG_")}
+    paths = _joined(os.environ.get("PYTHONPATH", ""), str(Path.cwd()))
+    return ManagedProcess(
+        [filled_in(absolute_part(part, Path.cwd()), values) for part in config.command],
+        log=output_file(folder),
+        environment={
+            **without_credentials(inherited),
+            "PYTHONPATH": paths,
+            **program_variables(config, address, values, home=str(folder)),
+        },
+        cwd=folder,
+        grace_s=GRACE_S,
+        scratch=folder,
+    )
+
+
+def placeholders(address: Address, folder: str, *, python: str, prompt: str) -> dict[str, str]:
+    """Return what is filled in for each placeholder.
+
+    folder: where the program finds the task's files.
+    """
+    return {
+        PYTHON: python,
+        "{prompt_file}": f"{folder}/{PROMPT_FILE}",
+        "{task_file}": f"{folder}/{TASK_FILE}",
         "{base_url}": f"{address.url}/v1",
         "{api_key}": address.key,
         "{model}": MODEL,
         "{env_url}": address.env_url,
         "{prompt}": prompt.replace("\0", ""),  # An argument cannot hold one; the last to fill in.
     }
-    _write(files["prompt_file"], prompt)
-    _write(files["task_file"], task)
+
+
+def write_task(
+    config: ProgramAgentConfig,
+    folder: Path,
+    files: Path,
+    values: Mapping[str, str],
+    *,
+    prompt: str,
+    task: str,
+) -> None:
+    """Write the task's files into `folder`, and agent.files into `files`.
+
+    Raises ConfigError if agent.files names a file outside of the folder.
+    """
+    _write(folder / PROMPT_FILE, prompt)
+    _write(folder / TASK_FILE, task)
     for name, text in config.files.items():
-        path = (folder / name).resolve()
-        if not path.is_relative_to(folder.resolve()):
+        path = (files / name).resolve()
+        if not path.is_relative_to(files.resolve()):
             raise ConfigError(f"agent.files names {name!r}, outside of the program's folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, filled_in(text, values))
-    return ManagedProcess(
-        [filled_in(absolute_part(part, Path.cwd()), values) for part in config.command],
-        log=output_file(folder),
-        environment=_environment(config.variables, address, files["task_file"], values),
-        cwd=folder,
-        grace_s=GRACE_S,
-        scratch=folder,
-    )
+
+
+def program_variables(
+    config: ProgramAgentConfig, address: Address, values: Mapping[str, str], *, home: str
+) -> dict[str, str]:
+    """Return the environment variables that a program gets wherever it runs."""
+    no_proxy = _joined(os.environ.get("no_proxy", ""), "127.0.0.1", separator=",")
+    return {
+        "HOME": home,
+        "PWD": home,
+        "OPENENV_TASK_FILE": values["{task_file}"],
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": "0",  # equal runs, equal orders of sets
+        "no_proxy": no_proxy,
+        "NO_PROXY": no_proxy,
+        **address.variables(),
+        **{name: filled_in(value, values) for name, value in config.variables.items()},
+    }
 
 
 def output_file(folder: Path) -> Path:
@@ -123,29 +208,6 @@ def take_output(folder: Path, secret: str) -> str:
 
 def _write(path: Path, text: str) -> None:
     path.write_bytes(text.encode(errors="replace"))
-
-
-def _environment(
-    variables: Mapping[str, str], address: Address, task_file: Path, values: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the variables of this process without credentials, and those of the program."""
-    folder = str(task_file.parent)
-    home = {"HOME": folder, "PWD": folder, "OPENENV_TASK_FILE": str(task_file)}
-    # XDG_CONFIG_HOME and the like would lead a program out of its home, to your own agent's files.
-    inherited = {name: os.environ[name] for name in os.environ if not name.startswith("XDG_")}
-    python = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # equal runs, equal orders of sets
-    paths = _joined(os.environ.get("PYTHONPATH", ""), str(Path.cwd()))
-    no_proxy = _joined(os.environ.get("no_proxy", ""), "127.0.0.1", separator=",")
-    return {
-        **without_credentials(inherited),
-        **home,
-        **python,
-        "PYTHONPATH": paths,
-        "no_proxy": no_proxy,
-        "NO_PROXY": no_proxy,
-        **address.variables(),
-        **{name: filled_in(value, values) for name, value in variables.items()},
-    }
 
 
 def _joined(*parts: str, separator: str = os.pathsep) -> str:

@@ -22,9 +22,10 @@ from openenv_pipe.system.process_id import ProcessId
 
 Result = TypeVar("Result")
 
-OWNER = "openenv-pipe.owner"  # ProcessId, as JSON
+OWNER = "openenv-pipe.owner"  # start_guard.owner_label
 LOGS = "openenv-pipe.logs"  # the folder of the run's logs
 ANSWER_LIMIT_S = 60
+NUM_CONNECTIONS = 1024  # that are kept for later requests; each running container takes one
 DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
 CONFLICT = 409  # the status of a removal while the daemon is removing the container already
 DaemonErrors = (DockerException, OSError)  # those of its HTTP library are OSErrors
@@ -62,7 +63,9 @@ def connect() -> docker.DockerClient:
         with socket.socket(socket.AF_UNIX) as trial:  # its errors have types, the SDK's do not
             trial.settimeout(ANSWER_LIMIT_S)
             trial.connect(address.removeprefix("unix://"))
-        client = docker.DockerClient(base_url=address, timeout=ANSWER_LIMIT_S)
+        client = docker.DockerClient(
+            base_url=address, timeout=ANSWER_LIMIT_S, max_pool_size=NUM_CONNECTIONS
+        )
         client.ping()
     except DaemonErrors as error:
         advice = "start it (systemctl start docker), or set DOCKER_HOST to its address"

@@ -11,44 +11,23 @@ took 3,500 steps a second through the socket, and 2,500 through a published port
 No container outlives the run: a guard process removes them (`guard.py`).
 """
 
-import asyncio
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import docker
 from pydantic import JsonValue
 
 from openenv_pipe.environments.hosts.docker.container import ContainerSetup, EnvContainer
-from openenv_pipe.environments.hosts.docker.daemon import (
-    LOGS,
-    OWNER,
-    DaemonErrors,
-    connect,
-    in_thread,
-    refusal,
-    remove_orphans,
-)
-from openenv_pipe.environments.hosts.docker.image import Image, ensure_image, image_recipe
-from openenv_pipe.environments.hosts.docker.start_guard import (
-    GUARD_LIMIT_S,
-    start_guard,
-    wait_for_guard,
-)
+from openenv_pipe.environments.hosts.docker.guarded import GuardedDaemon
+from openenv_pipe.environments.hosts.docker.image import Image, image_recipe
 from openenv_pipe.environments.hosts.package import manifest
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.process import ManagedProcess
-from openenv_pipe.system.process_id import ProcessId
 from openenv_pipe.system.resources import find_env
 from openenv_pipe.system.supervisor import RestartBudget
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
-
-LOG = "docker.log"  # of builds, and of the guard
 
 
 class DockerHost(SupervisedHost):
@@ -63,17 +42,13 @@ class DockerHost(SupervisedHost):
                 "outgoing connections"
             )
         self._config = config
-        self._log_dir = log_dir
         self._port = declared_port(env, config)
         self._recipe = image_recipe(env, config)
         self._containers = [
             EnvContainer(env, config, index, log_dir / f"env-{index}.log")
             for index in range(config.num_servers)
         ]
-        self._client: docker.DockerClient | None = None
-        self._image: Image | None = None
-        self._folder: Path | None = None
-        self._guard: ManagedProcess | None = None
+        self._daemon = GuardedDaemon(log_dir)
         super().__init__(
             env,
             self._containers,
@@ -82,53 +57,26 @@ class DockerHost(SupervisedHost):
         )
 
     def facts(self) -> dict[str, JsonValue]:
-        assert self._image is not None
-        return {"image": {"name": self._image.name, "id": self._image.id}}
+        image = self._daemon.image
+        return {"image": {"name": image.name, "id": image.id}}
 
     async def start(self) -> None:
         """See `Host.start`. Removes containers of dead runs, and builds a missing image."""
         try:
-            await self._prepare()
-        except BaseException as error:
+            await self._daemon.open(self._recipe, self._config.build_timeout_s)
+            port = self._port or exposed_port(self._daemon.image)
+        except BaseException:
             await self.close()
-            if isinstance(error, DaemonErrors):
-                raise refusal(error) from error
             raise
-        await super().start()
-
-    async def _prepare(self) -> None:
-        self._client = await in_thread(connect)
-        await in_thread(remove_orphans, self._client)
-        owner = ProcessId.of_this_process().model_dump_json()
-        self._folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-"))  # only this user can open it
-        self._guard = start_guard(owner, self._folder, self._log_dir / LOG)
-        self._image = await ensure_image(
-            self._client, self._recipe, self._log_dir / LOG, self._config.build_timeout_s
-        )
-        await wait_for_guard(self._guard, self._folder)
-        setup = ContainerSetup(
-            client=self._client,
-            image=self._image,
-            port=self._port or exposed_port(self._image),
-            folder=self._folder,
-            labels={OWNER: owner, LOGS: str(self._log_dir.absolute())},
-        )
         for container in self._containers:
-            container.setup = setup
+            container.setup = ContainerSetup(daemon=self._daemon, port=port)
+        await super().start()
 
     async def _close(self) -> None:
         try:
             await super()._close()
         finally:
-            await asyncio.to_thread(self._release)
-
-    def _release(self) -> None:
-        if self._guard is not None:
-            self._guard.stop(GUARD_LIMIT_S)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        if self._client is not None:
-            self._client.close()
+            await self._daemon.close()
 
 
 def declared_port(env: "EnvConfig", config: "DockerHostConfig") -> int | None:

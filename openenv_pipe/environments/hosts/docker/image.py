@@ -49,12 +49,18 @@ class Recipe:
 
     name: str
     arguments: tuple[str, ...]
+    block: str = "host"  # of the configuration, which names the image and the time limit
+
+
+def pull_recipe(image: str, block: str) -> Recipe:
+    """Return how to get an image by its name. block: the key of the block that names it."""
+    return Recipe(image, ("pull", image), block)
 
 
 def image_recipe(env: "EnvConfig", config: "DockerHostConfig") -> Recipe:
     """Return how to get the image. Raises ConfigError if there is nothing to build it from."""
     if config.image is not None:
-        return Recipe(config.image, ("pull", config.image))
+        return pull_recipe(config.image, "host")
     if env.package is None:
         raise ConfigError(
             f"env {env.name!r} has no env.package to build an image from; set it, or host.image"
@@ -126,7 +132,7 @@ async def _run_docker(recipe: Recipe, log: Path, timeout_s: float) -> None:
     if shutil.which("docker") is None:
         raise ConfigError(
             f"{action} needs the `docker` command, which is not on PATH; install it with BuildKit, "
-            "or set host.image to an image that the daemon has"
+            f"or set {recipe.block}.image to an image that the daemon has"
         )
     ours = {**os.environ, "DOCKER_BUILDKIT": "1", "DOCKER_HOST": daemon_address()}
     process = ManagedProcess(["docker", *recipe.arguments], log=log, environment=ours)
@@ -136,7 +142,7 @@ async def _run_docker(recipe: Recipe, log: Path, timeout_s: float) -> None:
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise HostError(
-            f"{action} took longer than host.build_timeout_s={timeout_s:g}", log
+            f"{action} took longer than {recipe.block}.build_timeout_s={timeout_s:g}", log
         ) from None
     finally:
         await asyncio.to_thread(process.stop, STOP_LIMIT_S)

@@ -1,11 +1,10 @@
-"""Build or pull the image of an environment before a run has a folder."""
+"""Build or pull an image before a run has a folder."""
 
 import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from openenv_pipe.environments.hosts.docker.daemon import (
     DaemonErrors,
@@ -13,22 +12,16 @@ from openenv_pipe.environments.hosts.docker.daemon import (
     in_thread,
     refusal,
 )
-from openenv_pipe.environments.hosts.docker.image import ensure_image, find_image, image_recipe
-
-if TYPE_CHECKING:
-    from openenv_pipe.config.schema import DockerHostConfig, EnvConfig
+from openenv_pipe.environments.hosts.docker.image import Recipe, ensure_image, find_image
 
 
-async def prepare_image(
-    env: "EnvConfig", config: "DockerHostConfig", tell: Callable[[str], None]
-) -> None:
+async def prepare_image(recipe: Recipe, timeout_s: float, tell: Callable[[str], None]) -> None:
     """Make sure that the daemon has the image; `tell` it to the user if that takes long.
 
     Raises:
         HostError: no daemon answers, or the image cannot be built or pulled; the log is kept.
-        ConfigError: there is nothing to build it from, or no `docker` command to build it with.
+        ConfigError: there is no `docker` command to build or pull it with.
     """
-    recipe = image_recipe(env, config)
     client = await in_thread(connect)
     try:
         if await in_thread(find_image, client, recipe.name) is not None:
@@ -36,7 +29,7 @@ async def prepare_image(
         tell(f"docker {recipe.arguments[0]} of {recipe.name}, which may take minutes")
         logs = Path(tempfile.mkdtemp(prefix="openenv-pipe-image-"))
         try:
-            await ensure_image(client, recipe, logs / "docker.log", config.build_timeout_s)
+            await ensure_image(client, recipe, logs / "docker.log", timeout_s)
         except BaseException:
             with suppress(OSError):
                 logs.rmdir()  # which fails if there is a log

@@ -1,12 +1,14 @@
-"""Forward a unix socket in a shared folder to a server in a container without a network.
+"""Forward connections into or out of a container without a network, by a unix socket.
 
-    python3 -I -S -c SOURCE SOCKET PORT COMMAND...
+    python3 -I -S -c SOURCE FROM TO COMMAND...
 
-`container.py` passes this file's text into the container. There the program starts COMMAND, the
-image's own command, and forwards every connection to SOCKET to 127.0.0.1:PORT, the container's
-loopback. It passes SIGTERM on to COMMAND and exits with COMMAND's exit code (128 + N if signal N
+`container.py` and `program.py` pass this file's text into the container. There the program starts
+COMMAND and forwards every connection to FROM to TO. One of them is the path of a socket in a folder
+that the container shares with the host, the other a port of 127.0.0.1, the container's loopback: an
+environment's server is reached from the socket, and a program reaches the socket from the port.
+This program passes SIGTERM on to COMMAND and exits with COMMAND's exit code (128 + N if signal N
 ended it). This file is never imported, and needs only the standard library of Python 3.8 or later.
-COMMAND cannot open connections to the outside.
+COMMAND cannot open other connections to the outside.
 """
 
 import asyncio
@@ -43,17 +45,17 @@ class End(asyncio.Protocol):
 
 
 class Outside(End):
-    """The end at the socket. Data that arrives before the inner end is open is kept for it."""
+    """The end that was connected to. Data that arrives before the other is open is kept for it."""
 
-    def __init__(self, port):
+    def __init__(self, target):
         super().__init__()
-        self.port = port
+        self.target = target
         self.early = b""
         self.opening = None  # keeps a reference, so that the task is not garbage collected
 
     def connection_made(self, transport):
         super().connection_made(transport)
-        self.opening = asyncio.ensure_future(self.open_inner_end())
+        self.opening = asyncio.ensure_future(self.open_other_end())
 
     def data_received(self, data):
         if self.other is None:
@@ -62,36 +64,45 @@ class Outside(End):
         else:
             super().data_received(data)
 
-    async def open_inner_end(self):
+    async def open_other_end(self):
         loop = asyncio.get_running_loop()
         try:
-            _, inner = await loop.create_connection(lambda: End(self), LOOPBACK, self.port)
+            if self.target.isdigit():
+                opening = loop.create_connection(lambda: End(self), LOOPBACK, int(self.target))
+            else:
+                opening = loop.create_unix_connection(lambda: End(self), self.target)
+            _, other = await opening
         except OSError:  # the server does not listen yet, or has ended
             self.transport.close()
             return
-        self.other = inner
-        inner.transport.write(self.early)
+        self.other = other
+        other.transport.write(self.early)
         if self.transport.is_closing():
-            inner.transport.close()
+            other.transport.close()
         else:
             self.transport.resume_reading()
 
 
-async def main(path, port, command):
-    """Run the command and forward connections to it. Return the exit code."""
+async def main(source, target, command):
+    """Run the command and forward connections. Return the exit code."""
+    loop = asyncio.get_running_loop()
+    if source.isdigit():
+        listener = await loop.create_server(
+            lambda: Outside(target), LOOPBACK, int(source), backlog=4096
+        )
+    else:
+        listener = await loop.create_unix_server(lambda: Outside(target), source, backlog=4096)
+        os.chmod(source, 0o666)  # noqa: PTH101 - the folder's permissions control access
     try:
         server = await asyncio.create_subprocess_exec(*command)
     except OSError as error:
         print(f"cannot start {command[0]!r}: {error.strerror}", file=sys.stderr)
         return CANNOT_START
-    loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.terminate)
-    listener = await loop.create_unix_server(lambda: Outside(port), path, backlog=4096)
-    os.chmod(path, 0o666)  # noqa: PTH101 - the folder's permissions control access
     code = await server.wait()
     listener.close()
     return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    os._exit(asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])))
+    os._exit(asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:])))

@@ -1,17 +1,27 @@
 """Start the guard process, which removes a run's containers when the run ends or dies."""
 
 import asyncio
+import json
 import os
 import sys
 import time
+import uuid
 from pathlib import Path
 
 from openenv_pipe.environments.hosts.docker import guard as docker_guard
 from openenv_pipe.errors import HostError
 from openenv_pipe.system.process import ManagedProcess
+from openenv_pipe.system.process_id import ProcessId
 
 POLL_S = 0.02
 GUARD_LIMIT_S = 30.0  # for the start of the guard, and for the removal of all containers
+
+
+def owner_label() -> str:
+    """Return a label for the containers of one guard: the ProcessId of this process, as JSON, and a
+    name of their own, because another guard of this process must not remove them."""
+    owner = ProcessId.of_this_process().model_dump()
+    return json.dumps({**owner, "name": uuid.uuid4().hex[:12]})
 
 
 def start_guard(owner: str, folder: Path, log: Path) -> ManagedProcess:
