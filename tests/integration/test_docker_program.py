@@ -231,10 +231,10 @@ def test_nothing_outlives_a_killed_run(docker_client, tmp_path):
     program.write_text("import time; time.sleep(600)")
     process = Command(tmp_path, "train", *arguments(program))
     try:
-        wait_until(lambda: len(owned_containers(docker_client)) > 1, "the containers", process)
+        wait_until(lambda: owned_containers(docker_client), "a container", process)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     finally:
         process.kill()
-    wait_until(lambda: owned_containers(docker_client) == [], "the containers' end")
+    wait_until(lambda: owned_containers(docker_client) == [], "the container's end")
     wait_until(lambda: shared_folders() == [], "the end of the folder")

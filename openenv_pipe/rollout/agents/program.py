@@ -56,11 +56,12 @@ class RunningProgram(Protocol):
         ...
 
     @property
-    def alive(self) -> bool: ...
-
-    @property
     def returncode(self) -> int | None:
-        """None while alive; then the program's code, or 128 + N if signal N ended it."""
+        """None while it runs; then its code, or 128 + N if signal N ended it."""
+        ...
+
+    async def exited(self) -> str:
+        """Return when it has ended, with the cause: 'exit code 1'."""
         ...
 
     async def stopped(self, timeout_s: float) -> None:

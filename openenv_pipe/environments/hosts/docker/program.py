@@ -62,13 +62,14 @@ class ProgramContainer:
         self._running = RunningContainer(daemon.client, log, "program")
 
     @property
-    def alive(self) -> bool:
-        return not self._running.ended.is_set()
-
-    @property
     def returncode(self) -> int | None:
-        """None while alive; then the program's code, or 128 + N if signal N ended it."""
+        """None while it runs; then the program's code, or 128 + N if signal N ended it."""
         return self._running.state.get("ExitCode")
+
+    async def exited(self) -> str:
+        """Return when the program has ended, with the cause: 'exit code 1'."""
+        await self._running.ended.wait()
+        return self._running.failure or f"exit code {self.returncode}"
 
     async def start(self, options: Mapping[str, Any]) -> None:
         """Start the program. options: of `program_options`. Raises HostError."""
