@@ -1,15 +1,17 @@
-"""Kills runs at random instants, resumes them, and compares them with an uninterrupted run.
+"""Kills or disturbs runs, resumes them, and compares them with an uninterrupted run.
 
-The tests and `benchmarks/crash.py` use this module. It kills with SIGKILL, and only processes that
-it started.
+The tests and `benchmarks/crash.py` use this module. It sends signals only to processes that it
+started.
 """
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from openenv_pipe.system.files import digest_of_file
 from tests.commands import ENVIRONMENT, Command
 
 LIMIT_S = 300.0
+SMALL_DISK = "size=24m"  # less than the checkpoints of the runs take
+LARGER_DISK = "size=200m"
 
 
 def start(runs_dir: Path, *arguments: str) -> Command:
@@ -76,7 +80,7 @@ class Trial:
 
     folder: Path
     kills: list[str] = field(default_factory=list)  # how far the run had come at each kill
-    codes: list[int] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)  # of the processes that were not killed
     said: str = ""  # stderr of the last process
 
 
@@ -128,6 +132,79 @@ def killed_and_resumed(
             trial.kills.append(where(trial.folder))
             assert "unreadable" not in [row.status for row in list_runs(runs_dir)]
     return trial
+
+
+def interrupted_twice(runs_dir: Path, arguments: Sequence[str], name: str, num_lines: int) -> Trial:
+    """Interrupt a run twice once it has written so many lines of metrics, and resume it."""
+    trial, process = Trial(runs_dir / name / "0001"), start(runs_dir, *arguments)
+    try:
+        _wait_for_attempt(trial.folder, process, num_lines)
+        deadline = time.monotonic() + LIMIT_S
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGINT)  # Two that come at once may arrive as one.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
+    finally:
+        process.kill()
+    trial.kills.append(where(trial.folder))
+    resumed, trial.said = finish(start(runs_dir, "--resume", str(trial.folder)))
+    trial.codes += [process.wait(), resumed]
+    return trial
+
+
+def resumed_twice_at_once(
+    runs_dir: Path, arguments: Sequence[str], name: str, kill: tuple[int, float]
+) -> Trial:
+    """Kill a run, and let two processes resume it at the same time.
+
+    The trial has the exit codes of both in ascending order, and what the refused one said.
+    """
+    trial, process = Trial(runs_dir / name / "0001"), start(runs_dir, *arguments)
+    num_lines, delay_s = kill
+    try:
+        _wait_for_attempt(trial.folder, process, num_lines)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=delay_s)
+    finally:
+        process.kill()
+    process.wait()
+    trial.kills.append(where(trial.folder))
+    both = [start(runs_dir, "--resume", str(trial.folder)) for _ in range(2)]
+    ends = sorted(finish(process) for process in both)
+    trial.codes, trial.said = [code for code, _ in ends], ends[-1][1]
+    return trial
+
+
+def with_a_full_disk(disk: Path, arguments: Sequence[str], name: str) -> Trial:
+    """Run until the small disk is full, make it larger, and resume the run."""
+    trial = Trial(disk / name / "0001")
+    code, trial.said = finish(start(disk, *arguments))
+    trial.kills.append(where(trial.folder))
+    make_larger(disk)
+    resumed, _ = finish(start(disk, "--resume", str(trial.folder)))
+    trial.codes = [code, resumed]
+    return trial
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """Mount a file system of a few megabytes at a new folder.
+
+    Raises:
+        PermissionError: This user may not mount one.
+    """
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", SMALL_DISK, "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        raise PermissionError(path)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def make_larger(disk: Path) -> None:
+    subprocess.run(["mount", "-o", f"remount,{LARGER_DISK}", str(disk)], check=True)
 
 
 def _wait_for_attempt(

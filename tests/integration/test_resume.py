@@ -3,7 +3,7 @@
 import json
 import shutil
 import signal
-import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,19 @@ from openenv_pipe.reports.runs_table import list_runs
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
-from tests.commands import ended_by
-from tests.crash_matrix import Reference, Result, finish, killed_and_resumed, start, uninterrupted
+from tests.commands import ended_by, servers_of
+from tests.crash_matrix import (
+    Reference,
+    Result,
+    finish,
+    interrupted_twice,
+    killed_and_resumed,
+    make_larger,
+    resumed_twice_at_once,
+    start,
+    uninterrupted,
+)
+from tests.crash_matrix import small_disk as mount_small_disk
 
 # These settings use every part that has state: a curriculum, a reference, a schedule, several
 # updates per step, evaluations during training, and old checkpoints that are removed.
@@ -91,6 +102,23 @@ def test_interrupted_between_checkpoints_and_resumed(whole, tmp_path):
     assert_same_run(folder, whole.folder)
 
 
+def test_interrupted_twice_and_resumed(whole, tmp_path):
+    """The second Ctrl-C loses what was not saved; the resumed run plays it again."""
+    trial = interrupted_twice(tmp_path, RUN, "smoke", num_lines=4)
+    assert trial.codes == [130, 0], trial.said
+    assert_same_run(trial.folder, whole.folder)
+    assert servers_of(tmp_path) == []
+
+
+def test_two_processes_resume_at_once(whole, tmp_path):
+    """One of them resumes the run, and the other ends with an error and changes nothing."""
+    trial = resumed_twice_at_once(tmp_path, RUN, "smoke", (4, 0.0))
+    assert trial.codes == [0, 2], trial.said
+    assert "another process works in" in trial.said
+    assert_same_run(trial.folder, whole.folder)
+    assert servers_of(tmp_path) == []
+
+
 def has_step(folder: Path, step: int) -> bool:
     path = folder / METRICS
     lines = path.read_text().splitlines() if path.exists() else []
@@ -100,15 +128,12 @@ def has_step(folder: Path, step: int) -> bool:
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of a few megabytes."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)], capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip("this user may not mount a small file system")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(mount_small_disk(tmp_path / "disk"))
+        except PermissionError:
+            pytest.skip("this user may not mount a small file system")
+        yield path
 
 
 def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
@@ -124,7 +149,7 @@ def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
     assert row.status in ("died", "failed")
     folder = small_disk / "smoke" / "0001"
     assert not list((folder / "checkpoints").glob(".*"))
-    subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
+    make_larger(small_disk)
     newest = all_checkpoints(folder)[-1]
     weights = newest / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
