@@ -25,7 +25,7 @@ from openenv_pipe.rollout.cluster.workers import RolloutWorkers
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.ray_cluster import RayCluster
 from tests.commands import LIMIT_S, SMALL, Command, ended_by, run, servers_of, wait_until
-from tests.integration.test_sweep import TINY, sweep_of
+from tests.integration.test_sweep import TINY, runs_of, sweep_of
 from tests.ray_cluster import add_node, ray_cluster
 
 EVAL = ("eval.baselines=false", "eval.greedy=false", "eval.num_tasks=2")
@@ -277,25 +277,38 @@ def test_an_address_without_a_cluster_is_told():
 
 
 def test_a_sweep_is_placed_as_there_is_room_and_goes_on_after_a_stop(cluster, tmp_path):
-    """Each of two nodes has room for one of three jobs."""
-    given = (f"sweep.ray.address={cluster.address}", "sweep.ray.cpus_per_job=2", "seed=0,1,2")
-    steps = ("trainer.steps=12", "trainer.checkpoint.every=1", "eval.baselines=false")
+    """Each of two nodes has room for two of eight jobs."""
+    jobs = ("sweep.ray.cpus_per_job=1", "seed=range(0,8)")
+    given = (f"sweep.ray.address={cluster.address}", *jobs)
+    steps = ("trainer.steps=2", "trainer.checkpoint.every=1", "eval.baselines=false")
     command = Command(tmp_path, "train", "-m", *TINY, *steps, *given)
-    jobs = tmp_path / "runs" / "sweeps"
+    files = tmp_path / "runs" / "sweeps"
     code = ended_by(
-        signal.SIGINT, command, lambda: len(list(jobs.glob("*/jobs/*.json"))) == 2, "two jobs"
+        signal.SIGINT, command, lambda: len(list(files.glob("*/jobs/*.json"))) >= 4, "four jobs"
     )
     assert code == 128 + signal.SIGINT, command.err
     sweep = sweep_of(tmp_path)
     assert sweep["status"] == "interrupted"
-    assert [job["status"] for job in sweep["jobs"]].count("waiting") == 1
+    assert "waiting" in [job["status"] for job in sweep["jobs"]]
     command = Command(tmp_path, "train", "-m", "--resume", str(sweep["path"]))
     try:
-        out, err = command.communicate()
-        assert (command.returncode, out.count("finished")) == (0, 3), err
+        _, err = command.communicate(timeout=900)
+        assert command.returncode == 0, err
     finally:
         command.kill()
+    sweep = sweep_of(tmp_path)
+    assert [job["status"] for job in sweep["jobs"]] == ["finished"] * 8
+    assert most_at_once(runs_of(tmp_path)) <= 4
     wait_for_no_process(tmp_path)
+
+
+def most_at_once(runs):
+    """Return how many runs worked at the same time, at most."""
+    attempts = [attempt for run in runs for attempt in run.record.attempts]
+    return max(
+        sum(other.started <= attempt.started < other.ended for other in attempts)
+        for attempt in attempts
+    )
 
 
 def test_a_lost_head_ends_the_run_in_words(cluster, tmp_path):
