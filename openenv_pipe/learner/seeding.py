@@ -1,4 +1,4 @@
-"""The random number generators of a process, seeded anew for each step.
+"""What makes steps repeatable: deterministic kernels, and generators seeded anew for each step.
 
 A step therefore draws the same numbers whatever was drawn before it: checkpoints need not store
 generator state, and an evaluation between steps changes nothing. Dropout and user code use these
@@ -13,6 +13,13 @@ import random
 
 import numpy as np
 import torch
+
+
+def use_deterministic_kernels() -> None:
+    """Let torch use deterministic kernels in this process, where it has them."""
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    # Else torch also fills each new tensor with NaN. No code here reads what it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def seed_step(seed: int, stage: str, step: int) -> None:

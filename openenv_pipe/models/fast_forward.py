@@ -11,6 +11,8 @@ piece, C capacity of a row in tokens, W tokens that a pass may look at, H query 
 heads, D head size, V vocabulary.
 """
 
+import math
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,7 +161,7 @@ class FastForward:
     def _resize(self, num_rows: int, capacity: int) -> None:
         weights = self._weights
         shape = (num_rows, weights.num_kv_heads, capacity, 2 * weights.head_size)
-        grown = [torch.zeros(shape) for _ in weights.layers]
+        grown = [_zeros(shape) for _ in weights.layers]
         for new, old in zip(grown, self._cache, strict=False):  # there is no old one at first
             new[: self._num_rows, :, : self._capacity] = old
         self._cache, self._num_rows, self._capacity = grown, num_rows, capacity
@@ -300,6 +302,18 @@ class FastForward:
         """Normalize by the root mean square, rounding where transformers does."""
         exact = rms_norm(values.float(), values.shape[-1:], None, self._weights.eps)
         return weight * exact.to(values.dtype)
+
+
+def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """Return float32 zeros in a mapping of their own, which ends with the tensor.
+
+    malloc would keep the memory of each smaller cache, for each thread, after the cache has grown.
+    """
+    num_values = math.prod(shape)
+    if not num_values:
+        return torch.zeros(shape)
+    mapping = mmap.mmap(-1, 4 * num_values, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(mapping, dtype=torch.float32).view(shape)
 
 
 def _blocks(rows: Sequence[_Piece]) -> Iterator[list[_Piece]]:

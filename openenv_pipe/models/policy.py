@@ -19,6 +19,7 @@ from openenv_pipe.models.attention.packed import PackedRow
 from openenv_pipe.models.chat_template import ChatFormat, HistoryMode
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.fast_forward import FastForward, PackedDecoder, unsupported_reason
+from openenv_pipe.models.gated_mlp import use_gated_mlps
 from openenv_pipe.models.logprobs import token_logprobs
 from openenv_pipe.models.products import use_products
 from openenv_pipe.models.quantization import num_values
@@ -54,6 +55,7 @@ class Policy:
         """pictures: how the model reads pictures; None: it reads text alone."""
         self.model = model.to(device)
         use_products(model)
+        use_gated_mlps(model)
         self.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer, history, pictures)
         self.pictures = pictures

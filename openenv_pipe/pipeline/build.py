@@ -48,6 +48,7 @@ from openenv_pipe.learner.distributed.build import (
     load_checked_policy,
 )
 from openenv_pipe.learner.distributed.workers import Workers
+from openenv_pipe.learner.seeding import use_deterministic_kernels
 from openenv_pipe.models.load import (
     refuse_long_episodes,
     refuse_unsupported_vision,
@@ -351,5 +352,5 @@ def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:
 def prepare_thread(num_threads: int) -> None:
     """Make torch deterministic in this thread: fixed number of threads, deterministic kernels."""
     torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    use_deterministic_kernels()
     keep_freed_memory()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fakes import CPU, random_samples, run_config, tiny_model, tiny_policy, trained_tensors
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.errors import ConfigError
@@ -168,11 +168,11 @@ def test_dropout_acts_while_learning_only(lora_rank):
 def test_layers_that_are_computed_again_give_the_same_gradients(lora_rank, packs_rows, monkeypatch):
     """Each layer runs twice; its modules keep their training mode."""
     runs = []
-    forward = Qwen3MLP.forward
+    forward = Qwen3Attention.forward
     monkeypatch.setattr(
-        Qwen3MLP,
+        Qwen3Attention,
         "forward",
-        lambda self, hidden: runs.append(self.training) or forward(self, hidden),
+        lambda self, *given, **named: runs.append(self.training) or forward(self, *given, **named),
     )
     gradients = []
     for again in (False, True):

@@ -1,8 +1,10 @@
 """Forward passes for sampling, with their caches, against forward passes without a cache."""
 
 import gc
+import platform
 import random
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from openenv_pipe.models import fast_forward
 from openenv_pipe.models.fast_forward import FastForward
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.row_forward import TransformersForward
+from openenv_pipe.system.malloc import keep_freed_memory
 
 BOUND = {"float32": 1e-5, "bfloat16": 0.1}  # of a logit's difference
 
@@ -223,3 +226,23 @@ def test_a_forward_pass_that_nobody_uses_is_freed_without_the_garbage_collector(
         assert [each() for each in seen] == [None] * len(seen)
     finally:
         gc.enable()
+
+
+def resident_kb():
+    """Return this process's memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads what Linux counts")
+def test_a_cache_that_has_grown_leaves_no_memory_behind():
+    """malloc kept twice the last size."""
+    keep_freed_memory()
+    forward = tiny_policy().row_forwards(1)[0]
+    forward.reserve_rows(32)
+    before_kb = resident_kb()
+    for width in range(64, 64 * 21, 64):
+        forward._resize(32, width)
+    size_kb = sum(layer.numel() * 4 for layer in forward._cache) / 1024
+    assert size_kb > 1 << 10
+    assert resident_kb() - before_kb < 1.5 * size_kb

@@ -32,6 +32,7 @@ from openenv_pipe.learner.distributed.sharded_load import load_sharded_policy
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks, Rendezvous, try_collective
+from openenv_pipe.learner.seeding import use_deterministic_kernels
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system.malloc import keep_freed_memory
@@ -58,7 +59,7 @@ class Worker:
         if device.startswith("cuda"):
             torch.cuda.set_device(device)
         torch.set_num_threads(num_threads)
-        torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+        use_deterministic_kernels()
         keep_freed_memory()
         self._ranks = Ranks(rank, size)
         self._device = torch.device(device)

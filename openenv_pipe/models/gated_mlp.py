@@ -1,0 +1,84 @@
+"""An MLP that keeps half as much for its gradients, in float32 on a CPU.
+
+Autograd keeps four matrices of the intermediate size, which are most of a small model's memory in
+an update. This MLP keeps two and computes the others again, which takes no matrix product. Its
+outputs are those of transformers' modules to the bit. Adapters, biases, other precisions and other
+devices are left to those.
+
+Shape letters: H hidden size, I intermediate size.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import silu
+
+from openenv_pipe.models.products import Linear, is_by_onednn, product, weight_gradient
+
+_KINDS = ("LlamaMLP", "Qwen2MLP", "Qwen3MLP")
+_ACTIVATIONS = ("SiLU", "SiLUActivation")
+
+
+def use_gated_mlps(model: torch.nn.Module) -> None:
+    """Let the MLPs of known architectures be these; their weights stay the same."""
+    for module in model.modules():
+        if type(module).__name__ in _KINDS and not isinstance(module, GatedMlp):
+            subclass: Any = type(type(module).__name__, (GatedMlp, type(module)), {})
+            module.__class__ = subclass
+
+
+class GatedMlp(torch.nn.Module):
+    """down(silu(gate(x)) * up(x)); the other base class is transformers' module."""
+
+    gate_proj: Any  # a linear layer, or peft's layer around one
+    up_proj: Any
+    down_proj: Any
+    act_fn: torch.nn.Module
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        layers = (self.gate_proj, self.up_proj, self.down_proj)
+        weights = [each.weight for each in layers if type(each) is Linear and each.bias is None]
+        if (
+            len(weights) == len(layers)
+            and type(self.act_fn).__name__ in _ACTIVATIONS
+            and is_by_onednn(inputs, *weights)
+            and not torch.is_autocast_enabled("cpu")
+        ):
+            return _GatedMlp.apply(inputs, *weights)
+        return super().forward(inputs)
+
+
+class _GatedMlp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        gate_IH: torch.Tensor,
+        up_IH: torch.Tensor,
+        down_HI: torch.Tensor,
+    ) -> torch.Tensor:
+        gate, up = product(inputs, gate_IH), product(inputs, up_IH)
+        ctx.save_for_backward(inputs, gate, up, gate_IH, up_IH, down_HI)
+        return product(silu(gate).mul_(up), down_HI)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, gate, up, gate_IH, up_IH, down_HI = ctx.saved_tensors
+        needs_inputs, needs_gate, needs_up, needs_down = ctx.needs_input_grad
+        activated = silu(gate)
+        of_down = _of_weight(gradient, activated * up) if needs_down else None
+        of_product = product(gradient, down_HI.t())
+        up_gradient = activated.mul_(of_product)
+        gate_gradient = torch.ops.aten.silu_backward(of_product.mul_(up), gate)
+        return (
+            product(gate_gradient, gate_IH.t()).add_(product(up_gradient, up_IH.t()))
+            if needs_inputs
+            else None,
+            _of_weight(gate_gradient, inputs) if needs_gate else None,
+            _of_weight(up_gradient, inputs) if needs_up else None,
+            of_down,
+        )
+
+
+def _of_weight(gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    return weight_gradient(gradient.flatten(0, -2), inputs.flatten(0, -2))

@@ -1,0 +1,100 @@
+"""The MLP that keeps less for its gradients against transformers' own."""
+
+import copy
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+
+from openenv_pipe.models.gated_mlp import GatedMlp, use_gated_mlps
+from openenv_pipe.models.products import use_products
+
+KINDS = [(LlamaMLP, LlamaConfig), (Qwen2MLP, Qwen2Config), (Qwen3MLP, Qwen3Config)]
+HIDDEN, INTERMEDIATE = 32, 96
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def mlps(kind=Qwen3MLP, config=Qwen3Config, **changes):
+    """Return transformers' MLP with our products, and the same with less kept."""
+    torch.manual_seed(0)
+    theirs = torch.nn.Sequential(
+        kind(config(hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, **changes))
+    )
+    use_products(theirs)
+    ours = copy.deepcopy(theirs)
+    use_gated_mlps(ours)
+    return theirs, ours
+
+
+def outputs_and_gradients(mlp, inputs):
+    given = inputs.clone().requires_grad_()
+    outputs = mlp(given)
+    outputs.square().sum().backward()
+    return outputs, [given.grad, *(weight.grad for weight in mlp.parameters())]
+
+
+def kept_numbers(mlp, inputs):
+    """Count the numbers that autograd keeps of activations."""
+    weights = {weight.data_ptr() for weight in mlp.parameters()}
+    kept = {}
+
+    def note(values):
+        kept[values.data_ptr()] = values.numel()
+        return values
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda values: values):
+        outputs = mlp(inputs.clone().requires_grad_())
+    assert outputs.requires_grad
+    return sum(number for place, number in kept.items() if place not in weights)
+
+
+@pytest.mark.parametrize(("kind", "config"), KINDS)
+@pytest.mark.parametrize("shape", [(5, HIDDEN), (2, 5, HIDDEN)])
+def test_outputs_are_equal_and_gradients_close(kind, config, shape):
+    theirs, ours = mlps(kind, config)
+    assert isinstance(ours[0], GatedMlp) and isinstance(ours[0], kind)
+    inputs = torch.randn(shape)
+    expected, gradients = outputs_and_gradients(theirs, inputs)
+    found, own = outputs_and_gradients(ours, inputs)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(own, gradients, **CLOSE)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_two_matrices_are_kept_in_place_of_four():
+    theirs, ours = mlps()
+    inputs = torch.randn(50, HIDDEN)
+    saved = kept_numbers(theirs, inputs) - kept_numbers(ours, inputs)
+    assert saved == 2 * len(inputs) * INTERMEDIATE
+
+
+def test_frozen_weights_get_no_gradient():
+    theirs, ours = mlps()
+    ours[0].gate_proj.requires_grad_(False)
+    inputs = torch.randn(5, HIDDEN)
+    _, expected = outputs_and_gradients(theirs, inputs)
+    _, found = outputs_and_gradients(ours, inputs)
+    assert found[1] is None
+    torch.testing.assert_close([found[0], *found[2:]], [expected[0], *expected[2:]], **CLOSE)
+
+
+def test_another_activation_is_left_to_transformers():
+    theirs, ours = mlps(hidden_act="gelu")
+    inputs = torch.randn(5, HIDDEN)
+    assert torch.equal(ours(inputs), theirs(inputs))
+
+
+def test_a_layer_that_is_more_than_a_matrix_is_left_to_transformers():
+    theirs, ours = mlps(LlamaMLP, LlamaConfig, mlp_bias=True)
+    inputs = torch.randn(5, HIDDEN)
+    assert torch.equal(ours(inputs), theirs(inputs))
+
+
+def test_autocast_is_left_to_transformers():
+    theirs, ours = mlps()
+    inputs = torch.randn(5, HIDDEN)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(ours(inputs), theirs(inputs))
