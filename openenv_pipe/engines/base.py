@@ -61,6 +61,8 @@ class TokenRequest(GenerationRequest):
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
     pictures: Pictures = field(default_factory=dict)  # those in new_ids
+    # Below 1, only the local engine uses it: a model is served with it, and never trained.
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

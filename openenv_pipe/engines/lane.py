@@ -113,6 +113,8 @@ class _Wave:
         # These are indexed by the place of the request, whichever row it has.
         self._limits = np.array([request.max_tokens for request in requests])
         self._temperatures = np.array([request.temperature for request in requests], np.float32)
+        top_p = np.array([request.top_p for request in requests], np.float32)
+        self._top_p = top_p if (top_p < 1.0).any() else None
         self._seeds = np.array([request.seed for request in requests], np.uint64)
         self._num_sampled = np.array([each.num_sampled for each in conversations], np.uint64)
         self._num_cached = np.array([each.length for each in conversations])
@@ -168,6 +170,7 @@ class _Wave:
             logits_AV,
             self._tensor(self._temperatures[places_A]),
             self._tensor(uniforms(self._seeds[places_A], counters_A)),
+            None if self._top_p is None else self._tensor(self._top_p[places_A]),
         )
         ids_A = sampled_A.cpu().numpy()
         self._token_ids[places_A, number] = ids_A

@@ -97,3 +97,24 @@ def test_broken_logits_give_a_token_and_a_logprob_that_says_so():
     ids, logprobs = sample(torch.full((2, 5), torch.nan), torch.ones(2), torch.rand(2).double())
     assert ((ids >= 0) & (ids < 5)).all()
     assert torch.isnan(logprobs).all()
+
+
+def test_top_p_leaves_out_the_least_likely_tokens():
+    """Each row has its own; the logprobs stay those of the whole distribution."""
+    probabilities = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    top_p = (1.0, 0.69, 0.71, 0.0)
+    draws = torch.arange(1000, dtype=torch.float64).repeat(len(top_p)) / 1000
+    ids, logprobs = sample(
+        probabilities.log().expand(len(draws), -1),
+        torch.ones(len(draws)),
+        draws,
+        torch.tensor(top_p).repeat_interleave(1000),
+    )
+    assert torch.allclose(logprobs, probabilities.log()[ids])
+    counts = [torch.bincount(each, minlength=4).tolist() for each in ids.view(len(top_p), -1)]
+    wanted = [[100, 400, 200, 300], [0, 571, 0, 429], [0, 444, 222, 333], [0, 1000, 0, 0]]
+    assert all(
+        abs(count - number) <= 2
+        for found, expected in zip(counts, wanted, strict=True)
+        for count, number in zip(found, expected, strict=True)
+    ), counts

@@ -154,16 +154,22 @@ async def test_settings_of_a_request_reach_the_engine_or_are_told():
     engine = Replies("yes")
     async with openai_client(engine) as (client, told):
         create = client.chat.completions.create
-        for top_p in 0.5, 0.6:
+        for penalty in 0.5, 0.6:
             await create(
-                model="m", messages=[ASKED], temperature=0.25, seed=7, max_tokens=9, top_p=top_p
+                model="m",
+                messages=[ASKED],
+                temperature=0.25,
+                top_p=0.9,
+                seed=7,
+                max_tokens=9,
+                presence_penalty=penalty,
             )
         answer = await create(model="m", messages=[ASKED], logprobs=True)
         assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
-    assert told == ["a request asks for top_p, which this server ignores"]
+    assert told == ["a request asks for presence_penalty, which this server ignores"]
     first, _, last = engine.requests
-    assert (first.temperature, first.seed, first.max_tokens) == (0.25, 7, 9)
-    assert last.temperature == 1.0
+    assert (first.temperature, first.top_p, first.seed, first.max_tokens) == (0.25, 0.9, 7, 9)
+    assert (last.temperature, last.top_p) == (1.0, 1.0)
     assert last.max_tokens == 400 - answer.usage.prompt_tokens
 
 
@@ -172,6 +178,7 @@ async def test_settings_of_a_request_reach_the_engine_or_are_told():
     [
         ({"messages": [{"role": "user", "content": "a" * 500}]}, "the messages are 5.. tokens"),
         ({"temperature": 3.0}, "temperature is 3.0"),
+        ({"top_p": 0}, "top_p is 0.0; expected more than 0"),
         ({"n": 2}, "n=1"),
     ],
 )

@@ -361,7 +361,7 @@ class ModelCalls:
         found = [
             f"the program asked for {shortened(f'{name}={value!r}', MAX_NOTE_LENGTH)}; it got the "
             f"model's own distribution at temperature={self._temperature:g}"
-            for name, value in ignored_settings(body, self._temperature).items()
+            for name, value in ignored_settings(body, temperature=self._temperature).items()
         ]
         if (model := body.get("model")) not in (None, "", MODEL):
             found.append(

@@ -107,13 +107,15 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     )
 
 
-def ignored_settings(body: Mapping[str, Any], temperature: float) -> dict[str, Any]:
+def ignored_settings(body: Mapping[str, Any], **used: float) -> dict[str, Any]:
     """Return the settings of a request that its tokens are sampled without.
 
     A policy is trained on its own distribution at one temperature, and on no other.
+
+    used: settings with which they are sampled.
     """
     wanted = {key: body[key] for key in SETTINGS if body.get(key) is not None}
-    neutral = {**NEUTRAL, "temperature": (temperature,)}
+    neutral = {**NEUTRAL, **{key: (value,) for key, value in used.items()}}
     return {key: value for key, value in wanted.items() if value not in neutral.get(key, ())}
 
 

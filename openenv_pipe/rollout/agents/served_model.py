@@ -63,8 +63,8 @@ class ServedModel:
             )
         except (InvalidRequestError, ConfigError) as error:
             raise RefusedCallError(str(error)) from None
-        temperature, seed = _temperature(body), body.get("seed")
-        self._tell_of(ignored_settings(body, temperature))
+        temperature, top_p, seed = _temperature(body), _top_p(body), body.get("seed")
+        self._tell_of(ignored_settings(body, temperature=temperature, top_p=top_p))
         number = self._num_calls
         self._num_calls += 1
         try:
@@ -74,6 +74,7 @@ class ServedModel:
                     turn=0,
                     max_tokens=self._room(request, len(prompt_ids)),
                     temperature=temperature,
+                    top_p=top_p,
                     seed=seed & MAX_SEED if type(seed) is int else secrets.randbits(62),
                     new_ids=prompt_ids,
                 )
@@ -162,13 +163,26 @@ class _Keyed:
 
 
 def _temperature(body: Mapping[str, Any]) -> float:
-    given = body.get("temperature")
-    if given is None:
-        return TEMPERATURE
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise RefusedCallError(f"temperature is {given!r:.40}; expected a number")
+    given = _number(body, "temperature", TEMPERATURE)
     if not 0 <= given <= MAX_TEMPERATURE:
         raise RefusedCallError(
             f"temperature is {given!r:.40}; expected at least 0 and at most {MAX_TEMPERATURE:g}"
         )
+    return given
+
+
+def _top_p(body: Mapping[str, Any]) -> float:
+    given = _number(body, "top_p", 1.0)
+    if not 0 < given <= 1:
+        raise RefusedCallError(f"top_p is {given!r:.40}; expected more than 0 and at most 1")
+    return given
+
+
+def _number(body: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a setting of a request. Raises RefusedCallError if it is no number."""
+    given = body.get(name)
+    if given is None:
+        return default
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise RefusedCallError(f"{name} is {given!r:.40}; expected a number")
     return float(given)
