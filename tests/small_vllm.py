@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from aiohttp import web
 
+from openenv_pipe.types import NO_PICTURES
+
 VOCABULARY = 32
 VALUE = "value"
 TOKENS = [7, 8]
@@ -75,6 +77,7 @@ class SmallServer:
         app.router.add_post("/collective_rpc", self._reload)
         app.router.add_post("/update_weight_version", self._noted)
         app.router.add_post("/reset_prefix_cache", self._noted)
+        app.router.add_post("/reset_encoder_cache", self._noted)
         app.router.add_post("/v1/load_lora_adapter", self._load)
         app.router.add_post("/v1/unload_lora_adapter", self._unload)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -198,6 +201,8 @@ class SmallPolicySource:
     precision = "float32"
     vocabulary_size = VOCABULARY
     end_id = TOKENS[-1]
+    placeholder_id = None
+    probe_pictures = NO_PICTURES
 
     def __init__(self) -> None:
         self.value = 0.25

@@ -159,12 +159,19 @@ def small_policy(config: RunConfig) -> Policy:
 
 
 @contextmanager
-def vllm_server(installed: Installed, folder: Path) -> Iterator[Served]:
-    """Run the server for the length of the block."""
-    config, base = small_config(), folder / "base"
+def vllm_server(
+    installed: Installed, folder: Path, *overrides: str, sees_pictures: bool = False
+) -> Iterator[Served]:
+    """Run the server for the length of the block. overrides: choose another model, and others."""
+    config, base = small_config(*overrides), folder / "base"
     Publication(small_policy(config)).write_base(base)
     spec = ServerSpec(
-        model=str(base), revision=None, build="cpu", dtype="float32", lora_rank=LORA_RANK
+        model=str(base),
+        revision=None,
+        build="cpu",
+        dtype="float32",
+        lora_rank=LORA_RANK,
+        sees_pictures=sees_pictures,
     )
     log = folder / "engine.log"
     server = VllmProcess(spec, config.engine, installed.python, log)

@@ -34,7 +34,7 @@ def install(
 
     chosen = vllm.find_build() if build == "auto" else build
     known = vllm.find_installed(chosen)
-    installed = known or vllm.install(chosen, tell_person, extra_index_url)
+    installed = vllm.install(chosen, tell_person, extra_index_url)
     state = "is already installed" if known else f"installed in {installed.took_s:.0f} s"
     print(f"{installed.package} {installed.version} {state}: {vllm.environment_dir(chosen)}")
 

@@ -11,13 +11,14 @@ import yaml
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import HubModelConfig, RunConfig, VllmEngineConfig
-from openenv_pipe.engines.vllm.install import INSIDE, Build, environment_dir
+from openenv_pipe.engines.vllm.install import INSIDE, Build, environment_dir, python_path
 from openenv_pipe.engines.vllm.launch import MODULE
 from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, hub_cache
 from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
 from openenv_pipe.engines.vllm.weights_folder import parent_folder
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.load import is_vision_model
 
 DEFAULT_URL = "engine.url=http://127.0.0.1:8000"
 ATTACH = ("engine=vllm", "engine.launch=attach")
@@ -64,12 +65,13 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
         build=build,
         dtype=model.autocast if engine.dtype == "auto" else engine.dtype,
         lora_rank=model.lora.rank if mode == "adapter" else 0,
+        sees_pictures=is_vision_model(model),
         sleeps=engine.sleep in ("level1", "level2"),
     )
 
 
 def _shell_command(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -> str:
-    variables = server_variables(spec, engine, str(INSIDE))
+    variables = server_variables(spec, engine, python_path(spec.sees_pictures))
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     if engine.api_key:
         words.append(f'{API_KEY}="${API_KEY}"')

@@ -196,6 +196,13 @@ def _vision_config(config: ModelConfig) -> Any:
     return found if found.model_type in VISION_MODELS else None
 
 
+def is_vision_model(config: ModelConfig) -> bool:
+    """Return whether the model is a vision-language model; False if it is not on this machine."""
+    if isinstance(config, TinyModelConfig) or find_model_folder(config) is None:
+        return False
+    return _vision_config(config) is not None
+
+
 def refuse_vision_model(config: ModelConfig, purpose: str) -> None:
     """Raise ConfigError if the model is a vision-language model. purpose: what it cannot do."""
     if (found := _vision_config(config)) is not None:
@@ -212,7 +219,7 @@ def refuse_unsupported_vision(config: RunConfig) -> None:
         return
     assert isinstance(model, HubModelConfig)
     settings = {
-        f"engine={config.engine.type}": ("engine=local", config.engine.type in ("vllm", "python")),
+        f"engine={config.engine.type}": ("engine=local", config.engine.type == "python"),
         f"cluster={config.cluster.type}": ("cluster=local", config.cluster.type != "local"),
         f"agent={config.agent.type}": ("agent=loop", config.agent.type != "loop"),
         "model.history=rerender": ("model.history=append", model.history == "rerender"),

@@ -19,7 +19,7 @@ NUM_TEXT = 3  # tokens before each picture, and after the last
 
 def picture_differences(policy: VisionPolicy) -> dict[str, float]:
     """Return the largest difference of a logprob from the model's own, for each forward pass."""
-    pictures = [_picture(number, *size) for number, size in enumerate(SIZES)]
+    pictures = probe_pictures()
     ids, ends = _token_ids(policy, pictures)
     known = {each.token_id: each for each in pictures}
     ids_1T = torch.tensor([ids], device=policy.device)
@@ -34,6 +34,11 @@ def picture_differences(policy: VisionPolicy) -> dict[str, float]:
         "the learner's": difference(learner, expected),
         "engine=local's": difference(rows, expected[places]),
     }
+
+
+def probe_pictures() -> list[Picture]:
+    """Return two made-up pictures."""
+    return [_picture(number, *size) for number, size in enumerate(SIZES)]
 
 
 def _picture(number: int, width: int, height: int) -> Picture:

@@ -30,8 +30,8 @@ class PictureFormat:
     def __init__(self, processor: Qwen2VLImageProcessorPil, config: Any, tokenizer: Any) -> None:
         """config: the model's, of transformers."""
         self._processor = processor
-        self._placeholder_id: int = config.image_token_id
-        ids = [config.vision_start_token_id, self._placeholder_id, config.vision_end_token_id]
+        self.placeholder_id: int = config.image_token_id
+        ids = [config.vision_start_token_id, self.placeholder_id, config.vision_end_token_id]
         self.tokens: list[str] = tokenizer.convert_ids_to_tokens(ids)  # of a picture, in order
         if not all(self.tokens):
             raise ConfigError(
@@ -62,16 +62,16 @@ class PictureFormat:
         Raises:
             ConfigError: there are not as many placeholders as pictures.
         """
-        if token_ids.count(self._placeholder_id) != len(pictures):
+        if token_ids.count(self.placeholder_id) != len(pictures):
             raise ConfigError(
-                f"the chat template shows {token_ids.count(self._placeholder_id)} of "
+                f"the chat template shows {token_ids.count(self.placeholder_id)} of "
                 f"{len(pictures)} pictures; set model.chat_template to one that shows the whole "
                 "content of messages"
             )
         following = iter(pictures)
         ids: list[int] = []
         for token_id in token_ids:
-            if token_id == self._placeholder_id:
+            if token_id == self.placeholder_id:
                 picture = next(following)
                 ids += [picture.token_id] * self.num_tokens(picture)
             else:

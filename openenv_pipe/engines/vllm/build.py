@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.engine import VllmEngine
-from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
+from openenv_pipe.engines.vllm.install import Build, Installed, require_installed, require_pictures
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, LogprobCheck
 from openenv_pipe.engines.vllm.policy_source import PolicySource
@@ -75,6 +75,8 @@ async def open_engine(
     installed = require_installed(build) if config.launch == "managed" else None
     with weights_folder(config.weights_dir) as root:
         spec = await _server_spec(config, policy_source, mode, source, build, root, executor)
+        if spec.sees_pictures and config.launch == "managed":
+            require_pictures(build)
         spec = replace(spec, sleeps=level > 0)
         servers = make_servers(
             config,
@@ -248,4 +250,5 @@ async def _server_spec(
         build=build,
         dtype=policy_source.precision if config.dtype == "auto" else config.dtype,
         lora_rank=policy_source.lora_rank if mode == "adapter" else 0,
+        sees_pictures=policy_source.placeholder_id is not None,
     )

@@ -28,6 +28,7 @@ NEEDED = {
     "of the weights under the same path",
     **dict.fromkeys(("/pause", "/collective_rpc", "/sleep"), "VLLM_SERVER_DEV_MODE=1"),
 }
+Features = Mapping[str, Any]  # of pictures, in vLLM's format; see `picture_features.py`
 QUOTE = 500  # characters of an answer that an error message quotes
 
 
@@ -66,22 +67,37 @@ class VllmClient:
         await self._http.__aexit__()
 
     async def generate(
-        self, model: str, token_ids: Sequence[int], sampling: Mapping[str, Any]
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        features: Features | None = None,
     ) -> list[Sampled]:
         """Sample sampling["n"] completions of one prompt, in the order of their numbers.
+
+        Args:
+            features: the pictures in the prompt.
 
         Raises:
             ServerGoneError: there was no answer.
             EngineError: the server refused the request.
         """
-        answer = await self._generate(model, token_ids, {"logprobs": 0, **sampling})
+        answer = await self._generate(model, token_ids, {"logprobs": 0, **sampling}, features)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         return [_sampled(choice) for choice in choices]
 
     async def next_logprobs(
-        self, model: str, token_ids: Sequence[int], wanted: Sequence[int], temperature: float
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        wanted: Sequence[int],
+        temperature: float,
+        features: Features | None = None,
     ) -> list[float]:
         """Return the logprobs of the `wanted` ids in the distribution after the prompt.
+
+        Args:
+            features: the pictures in the prompt.
 
         Raises:
             ServerGoneError: there was no answer.
@@ -95,7 +111,7 @@ class VllmClient:
             "logprobs": len(asked),
             "logprob_token_ids": asked,
         }
-        answer = await self._generate(model, token_ids, sampling)
+        answer = await self._generate(model, token_ids, sampling, features)
         (content,) = answer["choices"][0]["logprobs"]["content"]
         found = {entry["token_id"]: _logprob(entry) for entry in content["top_logprobs"]}
         return [found[id] for id in wanted]
@@ -154,6 +170,7 @@ class VllmClient:
             await asyncio.shield(pausing)
             yield
             await self.reset_prefix_cache()  # of the old weights
+            await self._post("/reset_encoder_cache")  # what they made of pictures
         finally:
             # After a cancellation the request to pause may be unfinished; resume after it.
             await asyncio.gather(pausing, return_exceptions=True)
@@ -220,13 +237,19 @@ class VllmClient:
         await self._post("/update_weight_version", {"new_version": version})
 
     async def _generate(
-        self, model: str, token_ids: Sequence[int], sampling: Mapping[str, Any]
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        features: Features | None,
     ) -> dict[str, Any]:
         body = {
             "model": model,
             "token_ids": list(token_ids),
             "sampling_params": {"detokenize": False, **sampling},
         }
+        if features is not None:
+            body["features"] = features
         content = await self._post("/inference/v1/generate", body, self._request_timeout_s)
         return json.loads(content)
 

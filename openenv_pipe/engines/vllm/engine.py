@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
-from openenv_pipe.engines.vllm.client import Sampled, ServerGoneError
+from openenv_pipe.engines.vllm.client import Features, Sampled, ServerGoneError
 from openenv_pipe.engines.vllm.group_requests import GroupRequests, SharedRequest
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
+from openenv_pipe.engines.vllm.picture_features import PictureEncoder
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import Publisher
 from openenv_pipe.engines.vllm.replica import MAX_TRIES, Replica
@@ -22,7 +23,7 @@ from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.server_metrics import summarise
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.tasks import run_all
-from openenv_pipe.types import Finish
+from openenv_pipe.types import NO_PICTURES, Finish, Picture
 
 Result = TypeVar("Result")
 
@@ -59,6 +60,8 @@ class VllmEngine:
         self._next_number = 0
         self._measured: dict[str, float] = {}
         self._group_requests = GroupRequests(self._ask)
+        self._pictures: dict[int, dict[int, Picture]] = {}  # those in each episode's conversation
+        self._encoder = PictureEncoder(policy_source)
 
     def facts(self) -> Mapping[str, Any]:
         return self._facts
@@ -77,12 +80,15 @@ class VllmEngine:
         if request.num_kept is not None:
             del ids[request.num_kept :]
         ids += request.new_ids
+        if request.pictures:
+            self._pictures.setdefault(request.episode, {}).update(request.pictures)
         sampled = await self._sample(request, tuple(ids))
         ids += sampled.token_ids
         return self._completion(sampled)
 
     def end_episode(self, episode: int) -> None:
         self._ids.pop(episode, None)
+        self._pictures.pop(episode, None)
         self._router.forget(episode)
 
     async def begin_update(self, *, idle: bool) -> None:
@@ -138,7 +144,10 @@ class VllmEngine:
         for _ in range(MAX_TRIES):
             replica = self._router.replica_of(request.episode, request.group_seed)
             shared = SharedRequest(
-                server=replica.number, prompt=prompt, sampling=self._sampling(request)
+                server=replica.number,
+                prompt=prompt,
+                sampling=self._sampling(request),
+                pictures=self._pictures.get(request.episode, NO_PICTURES),
             )
             try:
                 if request.turn == 0 and request.group_seed is not None:
@@ -158,7 +167,13 @@ class VllmEngine:
     async def _ask(self, shared: SharedRequest, seed: int, count: int) -> list[Sampled]:
         """Sample `count` completions with the seeds from `seed` on. Raises ServerGoneError."""
         sampling = {**shared.sampling, "seed": seed, "n": count}
-        return await self.replicas[shared.server].sample(shared.prompt, sampling)
+        prompt: Sequence[int] = shared.prompt
+        features: Features | None = None
+        if shared.pictures:
+            prompt, features = await asyncio.to_thread(
+                self._encoder.encode, shared.prompt, shared.pictures
+            )
+        return await self.replicas[shared.server].sample(prompt, sampling, features)
 
     def _sampling(self, request: TokenRequest) -> dict[str, Any]:
         return {

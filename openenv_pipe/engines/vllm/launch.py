@@ -13,7 +13,7 @@ from typing import Protocol
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import ServerGoneError, VllmClient
-from openenv_pipe.engines.vllm.install import INSIDE
+from openenv_pipe.engines.vllm.install import python_path
 from openenv_pipe.engines.vllm.server_command import (
     ServerSpec,
     process_environment,
@@ -58,7 +58,9 @@ class VllmProcess:
     async def start(self) -> None:
         port = pick_port(self._config, self._spec.number)
         self.url = f"http://{OWN_ADDRESS}:{port}"
-        variables = server_variables(self._spec, self._config, str(INSIDE))
+        variables = server_variables(
+            self._spec, self._config, python_path(self._spec.sees_pictures)
+        )
         arguments = server_arguments(self._spec, self._config, OWN_ADDRESS, port)
         environment = process_environment(self._spec.model, variables)
         assert self.log is not None

@@ -1,4 +1,4 @@
-"""Compare logprobs of a server with the trainer's, on two fixed prompts.
+"""Compare logprobs of a server with the trainer's, on two fixed prompts, or three with pictures.
 
 The comparison finds an adapter that is old or not applied, cached keys and values of old weights,
 logprobs without the temperature, and another model. The temperature is not 1, so that raw logprobs
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.picture_features import PictureEncoder
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.errors import TrainingError
 
@@ -22,6 +23,7 @@ BOUNDS = {"float32": 1e-4, "bfloat16": 0.3}  # of the difference of two logprobs
 TEMPERATURE = 0.7
 LONGEST_PROMPT = 160  # tokens; a block of the cache is 128 on a CPU, 16 on a GPU
 NUM_COMPARED = 16  # the likeliest ids; the server reports at most 20
+NUM_TEXT = 3  # tokens before each picture of a prompt, and after the last
 PROBE_MOVES = 10  # the probe's adapter changes a logprob by this many times the bound
 
 
@@ -36,6 +38,9 @@ class LogprobCheck:
         self._policy_source = policy_source
         self._expected_PV: np.ndarray | None = None
         self.prompts = fixed_prompts(policy_source.vocabulary_size, max_model_len)
+        if policy_source.probe_pictures:
+            self.prompts.append(_picture_prompt(policy_source, self.prompts[0]))
+        self._encoder = PictureEncoder(policy_source)
 
     def compute(self) -> np.ndarray:
         """Compute logprobs [P, V] of the policy as it is now. Call it in torch's thread."""
@@ -60,7 +65,7 @@ class LogprobCheck:
         """
         answers = await asyncio.gather(
             *(
-                _compared(client, model, ids, expected_V)
+                self._compared(client, model, ids, expected_V)
                 for ids, expected_V in zip(self.prompts, expected_PV, strict=True)
             )
         )
@@ -84,7 +89,7 @@ class LogprobCheck:
         moved = float(np.abs(probe_PV - self._expected_PV).max())
         allowed = max(self.bound, moved / 4)
         for ids, probe_V in zip(self.prompts, probe_PV, strict=True):
-            difference, server, trainer = await _compared(client, model, ids, probe_V)
+            difference, server, trainer = await self._compared(client, model, ids, probe_V)
             if not difference <= allowed:
                 raise TrainingError(
                     f"the server at {client.url} has another base model than the trainer, or does "
@@ -94,22 +99,32 @@ class LogprobCheck:
                     "engine.publish=merged, which sends no adapters"
                 )
 
+    async def _compared(
+        self, client: VllmClient, model: str, ids: Sequence[int], expected_V: np.ndarray
+    ) -> tuple[float, float, float]:
+        """Return the largest difference among the likeliest ids, and the two logprobs there."""
+        likeliest_K = np.argsort(-expected_V, kind="stable")[:NUM_COMPARED]
+        wanted = [int(id) for id in likeliest_K]
+        prompt, features = self._encoder.encode(ids, self._policy_source.probe_pictures)
+        found = await client.next_logprobs(model, prompt, wanted, TEMPERATURE, features)
+        server_K = np.array(found)
+        trainer_K = expected_V[likeliest_K]
+        differences_K = np.abs(server_K - trainer_K)
+        worst = int(np.argmax(np.where(np.isnan(differences_K), np.inf, differences_K)))
+        return float(differences_K[worst]), float(server_K[worst]), float(trainer_K[worst])
+
+
+def _picture_prompt(policy_source: PolicySource, text: Sequence[int]) -> list[int]:
+    """Return a prompt that shows made-up pictures between token ids of a text."""
+    ids = list(text[:NUM_TEXT])
+    for picture in policy_source.probe_pictures.values():
+        ids += [picture.token_id] * policy_source.num_picture_tokens(picture)
+        ids += text[:NUM_TEXT]
+    return ids
+
 
 def fixed_prompts(vocabulary_size: int, max_model_len: int) -> list[list[int]]:
     """Return two prompts of made-up token ids that differ in their last token only."""
     length = min(LONGEST_PROMPT, max_model_len - 1)
     ids = [(7919 * place + 17) % vocabulary_size for place in range(length + 1)]
     return [ids[:length], [*ids[: length - 1], ids[length]]]
-
-
-async def _compared(
-    client: VllmClient, model: str, ids: Sequence[int], expected_V: np.ndarray
-) -> tuple[float, float, float]:
-    """Return the largest difference among the likeliest ids, and the two logprobs there."""
-    likeliest_K = np.argsort(-expected_V, kind="stable")[:NUM_COMPARED]
-    wanted = [int(id) for id in likeliest_K]
-    server_K = np.array(await client.next_logprobs(model, ids, wanted, TEMPERATURE))
-    trainer_K = expected_V[likeliest_K]
-    differences_K = np.abs(server_K - trainer_K)
-    worst = int(np.argmax(np.where(np.isnan(differences_K), np.inf, differences_K)))
-    return float(differences_K[worst]), float(server_K[worst]), float(trainer_K[worst])

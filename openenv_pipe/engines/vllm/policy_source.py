@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from openenv_pipe.types import Picture, Pictures
+
 if TYPE_CHECKING:
     import torch
 
@@ -13,13 +15,15 @@ if TYPE_CHECKING:
 class PolicySource(Protocol):
     """The trained policy. Its methods block; call them in torch's thread.
 
-    Shape letters: P prompts, V vocabulary.
+    Shape letters: P prompts, V vocabulary, N patches of a picture, D numbers of a patch.
     """
 
     lora_rank: int  # 0: all weights are trained
     precision: str  # "float32" or "bfloat16": of the matrix products
     vocabulary_size: int
     end_id: int
+    placeholder_id: int | None  # the token where pictures stand; None: a model for text
+    probe_pictures: Pictures  # made up, for checks; a model for text has none
 
     def write_base(self, folder: Path) -> None:
         """Write the model without its adapter, and the tokenizer."""
@@ -45,5 +49,18 @@ class PolicySource(Protocol):
     def free_memory(self) -> None:
         """Free the GPU memory that torch has cached for its next update."""
 
+    def num_picture_tokens(self, picture: Picture) -> int:
+        """Return how many placeholders a picture has in prompts."""
+
+    def read_picture(self, picture: Picture) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the model reads of a picture: patches [N, D] in float32, and its grid [3].
+
+        Raises:
+            OSError: the picture's file cannot be read.
+        """
+
     def next_logprobs(self, prompts: Sequence[Sequence[int]], temperature: float) -> np.ndarray:
-        """Compute the logprobs [P, V] of the token after each prompt."""
+        """Compute the logprobs [P, V] of the token after each prompt.
+
+        Prompts may show `probe_pictures`.
+        """

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.client import BASE, Sampled, ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.client import BASE, Features, Sampled, ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.publish import Published, Publisher
@@ -77,8 +77,10 @@ class Replica:
         """The model name with which requests get the server's current policy."""
         return self._publisher.model(self._serving)
 
-    async def sample(self, prompt: Sequence[int], sampling: dict[str, Any]) -> list[Sampled]:
-        """Sample completions, without retries.
+    async def sample(
+        self, prompt: Sequence[int], sampling: dict[str, Any], features: Features | None = None
+    ) -> list[Sampled]:
+        """Sample completions, without retries. features: the pictures in the prompt.
 
         Raises:
             ServerGoneError: the request failed. By then the server answers again or is known dead.
@@ -86,7 +88,7 @@ class Replica:
 
         async def ask(client: VllmClient) -> list[Sampled]:
             serving, model = self._serving, self.model
-            answers = await client.generate(model, prompt, sampling)
+            answers = await client.generate(model, prompt, sampling, features)
             if model == BASE or serving is None:  # the server itself labels each token's version
                 return answers
             return [replace(answer, versions=[str(serving.version)]) for answer in answers]

@@ -30,6 +30,7 @@ class ServerSpec:
     build: Build
     dtype: str
     lora_rank: int  # 0: no adapters are published
+    sees_pictures: bool = False  # a vision-language model
     sleeps: bool = False  # it can be put to sleep, see sleep_mode.py
     number: int = 0  # index among the engine's servers
     placement: Mapping[str, str] = field(default_factory=dict)  # variables: its GPUs or cores
@@ -56,12 +57,18 @@ def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port
         # With room for one version, requests of a new one would wait for all requests of the old.
         arguments += ["--enable-lora", "--max-lora-rank", str(allowed_rank(spec.lora_rank))]
         arguments += ["--max-loras", "2", "--max-cpu-loras", str(2 * MAX_ADAPTERS)]
+    if spec.sees_pictures:
+        # Requests bring their pictures as patches with normalized values, and bring them each time.
+        arguments += ["--no-mm-device-do-normalize", "--mm-processor-cache-gb", "0"]
+        arguments += ["--limit-mm-per-prompt", '{"video": 0}']
     if spec.sleeps:
         arguments.append("--enable-sleep-mode")
     if spec.build == "cpu":
         # On a CPU, a seed together with chunked prefill crashes vLLM's engine.
         longest = max(FEWEST_BATCHED_TOKENS, config.max_model_len)
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(longest)]
+        if spec.sees_pictures:
+            arguments.append("--skip-mm-profiling")  # of the largest pictures: it takes minutes
     else:
         arguments += ["--gpu-memory-utilization", str(config.gpu_memory_share)]
     return arguments + list(config.arguments)
@@ -71,7 +78,7 @@ def server_variables(spec: ServerSpec, config: VllmEngineConfig, inside: str) ->
     """Return the variables to set for the server.
 
     Args:
-        inside: the path of the folder `inside/` as the server's process sees it.
+        inside: the folder `inside/`, and others for PYTHONPATH, as the server's process sees them.
     """
     variables = {
         **ALWAYS,

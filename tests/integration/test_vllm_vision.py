@@ -1,0 +1,125 @@
+"""A vLLM server that sees the pictures of observations, with a small vision-language model."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from openenv_pipe.algorithms.packing import pack
+from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.install import require_pictures
+from openenv_pipe.errors import EngineMissingError
+from openenv_pipe.models.weights import Publication
+from openenv_pipe.runs.metrics import read_metrics
+from tests.commands import run
+from tests.fakes import FakeHost, all_episodes, collect, run_config
+from tests.integration.test_vision_train import RUN, write_block
+from tests.vision_models import (
+    ADAPTER,
+    picture,
+    play,
+    samples_of,
+    trained_logprobs,
+    write_vision_model,
+)
+from tests.vllm_server import LORA_RANK, installed_vllm, small_config, small_policy, vllm_server
+
+pytestmark = pytest.mark.vllm
+BOUND = 1e-4  # of the difference of two logprobs, in float32
+HEAD_SIZE = 32  # the smallest that vLLM supports on a CPU
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> tuple[str, ...]:
+    """Return the overrides that choose the model."""
+    folder = write_vision_model(tmp_path_factory.mktemp("model"), head_size=HEAD_SIZE)
+    values = ("model.lora.rank=0", "model.dtype=float32", "model.autocast=float32")
+    return ("model=hub", f"model.path={folder}", *values)
+
+
+@pytest.fixture(scope="module")
+def served(model, tmp_path_factory):
+    installed = installed_vllm()
+    if isinstance(installed, str):
+        pytest.skip(installed)
+    try:
+        require_pictures("cpu")
+    except EngineMissingError as error:
+        pytest.skip(f"not installed: {error}")
+    eager = "engine.arguments=[--enforce-eager]"  # compiling takes longer than these tests
+    folder = tmp_path_factory.mktemp("vllm")
+    with vllm_server(installed, folder, *model, eager, sees_pictures=True) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+async def base_weights(served):
+    """Restores the server's base model after a test that has replaced all weights."""
+    yield
+    client = VllmClient(served.url, api_key=None, request_timeout_s=60)
+    async with client, client.replacing_weights():
+        await client.load_weights(served.base, "0")
+
+
+def largest_difference(policy, samples) -> float:
+    """Return the largest difference of a sampled token's logprob from the trainer's."""
+    sampled = pack(samples, share=False).logprobs
+    assert len(sampled) > 20
+    return (trained_logprobs(policy, samples) - sampled).abs().max().item()
+
+
+@pytest.mark.parametrize("lora_rank", [0, LORA_RANK])
+async def test_sampler_and_trainer_agree_on_pictures(served, model, tmp_path, lora_rank):
+    """Over turns that each show a picture, and after new weights of all parts of the model."""
+    rank = f"model.lora.rank={lora_rank}"
+    limit = "env.max_episode_tokens=400"
+    config = small_config(*served.attach, *model, rank, limit)
+    policy = small_policy(config)
+    draw = torch.Generator().manual_seed(1)
+    with ThreadPoolExecutor(1) as executor:
+        async with open_engine(
+            config.engine,
+            Publication(policy),
+            source=None,
+            footprint=LearnerFootprint(on_gpu=False),
+            logs=tmp_path,
+            executor=executor,
+            tell=lambda text: None,
+        ) as engine:
+            for version in (1, 2):
+                for _, values in policy.trained_parameters():
+                    values.data += 0.05 * torch.randn(values.shape, generator=draw)
+                await engine.publish(version)
+                measured = await engine.metrics()
+                assert measured["canary/difference"] < BOUND < measured["canary/moved"]
+                groups = await collect(
+                    policy,
+                    config=run_config({"env.adapter": ADAPTER, "env.max_episode_tokens": 400}),
+                    host=FakeHost(play),
+                    num_tasks=4,
+                    engine=engine,
+                )
+                samples = samples_of(groups)
+                assert {len(each.turns) for each in all_episodes(groups)} == {2}
+                assert {len(each.pictures) for each in samples} == {2, 3}
+                assert largest_difference(policy, samples) < BOUND
+    for sample in samples:  # The test would notice other pictures of the same size.
+        sample.pictures = {
+            name: picture(99, each["width"], each["height"])
+            for name, each in sample.pictures.items()
+        }
+    assert largest_difference(policy, samples) > 100 * BOUND
+
+
+def test_two_steps_on_pictures(served, model, tmp_path):
+    """`train` samples from the server what it learns from, and publishes all weights to it."""
+    path = next(each for each in model if each.startswith("model.path="))
+    changes = ("engine=vllm", *served.attach, "trainer.steps=2", "eval.num_tasks=2")
+    code, out, err = run(write_block(tmp_path), "train", *RUN, path, *changes)
+    assert code == 0, out + err
+    steps = read_metrics(tmp_path / "runs/colours/0001/metrics.jsonl")
+    assert [each["step"] for each in steps] == [1, 2]
+    for each in steps:
+        assert each["mismatch/max"] < BOUND
+        assert each["canary/difference"] < BOUND < each["canary/moved"]
