@@ -115,15 +115,16 @@ async def programs_context(
     agent: ProgramAgentConfig,
     folder: Path,
     *,
-    chat: ChatFormat,
+    chat: ChatFormat | None,
     engine: Any,
+    level: str = "tokens",
     play: Play = two_steps,
     changes: Mapping[str, Any] | None = None,
 ):
     """Yield a rollout context whose episodes are played by a program."""
     config: RunConfig = run_config({"env.max_episode_tokens": 400, **(changes or {})})
     context = rollout_context(config, FakeHost(play), chat=chat, engine=engine)
-    gateway = Gateway()
+    gateway = Gateway(level=level)
     async with gateway.serving():
         yield replace(
             context, programs=Programs(config=agent, gateway=gateway, folder=folder / "programs")

@@ -74,6 +74,14 @@ class MessageRequest(GenerationRequest):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RelayedRequest(GenerationRequest):
+    """A program's request to a hosted model, which keeps nothing of the episode's earlier ones."""
+
+    messages: Sequence[Mapping[str, Any]]  # all, as the program has sent them
+    tools: Sequence[Tool] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ObservationRequest(GenerationRequest):
     """A request to a scripted player, which reads what the environment has returned so far."""
 
@@ -102,6 +110,25 @@ class TextReply:
     finish: Finish = Finish.STOP
     num_prompt_tokens: int | None = None  # of the whole conversation before the reply
     num_completion_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayedReply(TextReply):
+    """The answer to a RelayedRequest."""
+
+    message: Mapping[str, Any]  # for the program: `content`, and `tool_calls` if it has any
+
+
+class RelayingEngine(Protocol):
+    """What an engine of hosted models has beside `Engine`, for programs that call its model."""
+
+    async def relay(self, request: RelayedRequest) -> RelayedReply:
+        """Answer the program's messages, which are sent as they are.
+
+        Raises:
+            RequestRefusedError: the endpoint refuses the request.
+            EngineError: there is no answer.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -184,13 +184,15 @@ async def _opened_programs(
         return
     player = await asyncio.to_thread(import_module, f"{agents}.player")
     folder = logs.absolute() / "programs"
+    level = "tokens" if config.engine.capabilities.takes == "token_ids" else "text"
     if not isinstance(agent.sandbox, DockerSandboxConfig):
-        gateway = player.Gateway()
+        gateway = player.Gateway(level=level)
         async with gateway.serving():
             yield player.Programs(config=agent, gateway=gateway, folder=folder)
         return
     containers = await asyncio.to_thread(import_module, f"{agents}.program_container")
-    async with containers.opened(agent.sandbox, logs) as opened, opened.gateway.serving():
+    opening = containers.opened(agent.sandbox, logs, level=level)
+    async with opening as opened, opened.gateway.serving():
         yield player.Programs(
             config=agent, gateway=opened.gateway, folder=folder, start=opened.start
         )

@@ -230,10 +230,10 @@ def check_agent(config: RunConfig) -> str:
     agent = config.agent
     if not isinstance(agent, CallingAgentConfig):
         return ""
-    if config.engine.capabilities.takes != "token_ids":
+    if config.engine.capabilities.takes != "token_ids" and config.engine.type != "openai":
         raise ConfigError(
-            f"agent={agent.type} with engine={config.engine.type}: its calls are answered by an "
-            "engine that takes token ids; set engine=local or engine=vllm, or agent=loop"
+            f"agent={agent.type} with engine={config.engine.type}, which answers no calls; set "
+            "engine=local, engine=vllm, for evaluation engine=openai, or agent=loop"
         )
     if isinstance(agent, ClientAgentConfig):
         return _clients(config, agent)

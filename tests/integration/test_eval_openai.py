@@ -42,6 +42,36 @@ def endpoint() -> Iterator[str]:
         thread.join(10)
 
 
+PROGRAM = """
+import json, os, urllib.request
+
+def post(url, body):
+    key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(url, json.dumps(body).encode(), key)
+    return json.load(urllib.request.urlopen(request))
+
+messages = json.load(open(os.environ["OPENENV_TASK_FILE"]))["messages"]
+while True:
+    answer = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"messages": messages})
+    reply = answer["choices"][0]["message"]
+    result = post(os.environ["OPENENV_URL"] + "/step", {"action": {"message": reply["content"]}})
+    if result["done"]:
+        break
+    messages += [reply, {"role": "user", "content": result["observation"]["letter"]}]
+"""
+
+
+def test_a_program_plays_with_a_hosted_model(tmp_path, endpoint):
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    engine = ("engine=openai", "engine.model=hosted", "engine.api_key=null")
+    where = (f"engine.base_url={endpoint}", "engine.cache_dir=null")
+    agent = ("agent=program", "agent.command=['{python}','-S','agent.py']")
+    code, _, err = run(tmp_path, "eval", "conf=echo", "eval.num_tasks=2", *engine, *where, *agent)
+    assert code == 0, err
+    report = json.loads((tmp_path / "runs/echo/0001/eval/openai.json").read_text())
+    assert (report["model"], report["success"]["mean"]) == ("hosted", 1.0)
+
+
 def test_a_hosted_model_is_evaluated_and_a_second_time_costs_nothing(
     tmp_path, endpoint, monkeypatch
 ):

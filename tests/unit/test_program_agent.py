@@ -10,11 +10,13 @@ from fakes import collect, local_engine, play, tiny_policy
 from programs import CLIENT, RepliesEngine, agent_config, play_episodes, programs_context, two_steps
 
 from openenv_pipe.algorithms.samples import episode_samples
-from openenv_pipe.errors import EngineError, SessionClosedError
+from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.openai import OpenAIEngine
+from openenv_pipe.errors import EngineError, RequestRefusedError, SessionClosedError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
-from openenv_pipe.types import Group, Status, TurnRole, path_to
+from openenv_pipe.types import Group, Status, TurnRole, Usage, path_to
 
 CHAT = ChatFormat(build_tokenizer())
 # The pipeline's loop, as a program: what `collect` plays.
@@ -471,6 +473,85 @@ async def test_episodes_of_programs_are_stored_whole(tmp_path):
     (group,) = read_episodes(path)
     assert dataclasses.replace(group.episodes[0], duration_s=episode.duration_s) == episode
     assert (episode.output, episode.exit_code, len(episode.notes)) == ("out\n", 0, 1)
+
+
+# --- hosted models ------------------------------------------------------------------------------
+
+HOSTED = """
+tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+main = [user("find a word")]
+first = ask(main, tools=tools, model="gpt-4o", top_p=0.5)
+(call,) = first["tool_calls"]
+main += [first, {"role": "tool", "tool_call_id": call["id"], "content": "sky"}]
+step(text=ask(main, tools=tools)["content"])
+ask([user("a title for this")])
+"""
+
+
+class HostedModel:
+    """In the place of `ChatClient`: gives answers, and keeps the requests."""
+
+    def __init__(self, *answers):
+        self.asked = []
+        self._answers = answers
+
+    async def complete(self, body, num_tokens):
+        self.asked.append(body)
+        answer = self._answers[len(self.asked) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        usage = {"prompt_tokens": 10 * len(body["messages"]), "completion_tokens": 3}
+        return {"choices": [{"message": answer, "finish_reason": "stop"}], "usage": usage}
+
+
+async def play_hosted(script, tmp_path, *answers):
+    settings = ("engine=openai", "engine.model=hosted", "engine.api_key=null")
+    config = compose(["conf=echo", *settings]).config.engine
+    client = HostedModel(*answers)
+    engine = OpenAIEngine(config, client)
+    options = {"chat": None, "engine": engine, "level": "text"}
+    async with programs_context(agent_config(script), tmp_path, **options) as rollout:
+        (episode,) = await play_episodes(rollout)
+    return episode, client
+
+
+async def test_a_hosted_model_plays_by_a_program(tmp_path):
+    """It gets messages, calls and tools as they are, and the pipeline's own settings."""
+    function = {"name": "look_up", "arguments": "{}"}
+    call = {"id": "call_x", "type": "function", "function": function}
+    wish = {"content": None, "tool_calls": [call]}
+    replies = (wish, {"content": "sky"}, {"content": "A word"})
+    episode, client = await play_hosted(HOSTED, tmp_path, *replies)
+    assert (episode.status, episode.error) == (Status.ANSWERED, None), episode.output
+    first, second, last = client.asked
+    assert [body["model"] for body in client.asked] == ["hosted"] * 3
+    assert (first["temperature"], "top_p" in first, last.get("tools")) == (1.0, False, None)
+    assert second["tools"] == first["tools"]
+    assert second["messages"][1]["tool_calls"] == [call]
+    assert second["messages"][2] == {"role": "tool", "tool_call_id": "call_x", "content": "sky"}
+    assert "top_p=0.5" in episode.notes[0]
+    assert episode.parents == [None, 0, None]
+    assert [turn.role for turn in episode.turns] == [
+        *(TurnRole.AGENT, TurnRole.AGENT, TurnRole.AUXILIARY)
+    ]
+    assert [turn.usage for turn in episode.turns] == [
+        *(Usage(num_prompt_tokens=10, num_completion_tokens=3),),
+        *(Usage(num_prompt_tokens=30 - 13, num_completion_tokens=3),),
+        *(Usage(num_prompt_tokens=10, num_completion_tokens=3),),
+    ]
+    assert [len(turn.steps) for turn in episode.turns] == [0, 1, 0]
+    assert [turn.reply for turn in episode.turns[1:]] == ["sky", "A word"]
+    assert not any(turn.prompt_ids or turn.completion_ids for turn in episode.turns)
+
+
+async def test_what_a_hosted_model_refuses_is_the_programs_or_ends_the_run(tmp_path):
+    refused = RequestRefusedError("answered 400: too long", 400)
+    episode, _ = await play_hosted("ask([user('a')])", tmp_path, refused)
+    assert episode.status is Status.PROGRAM_FAILED
+    assert "answered 400: too long" in episode.output
+    assert episode.notes == ["the endpoint has refused a call: answered 400: too long"]
+    with pytest.raises(RequestRefusedError, match="the key"):
+        await play_hosted("ask([user('a')])", tmp_path, RequestRefusedError("the key", 401))
 
 
 # --- dialects -----------------------------------------------------------------------------------

@@ -1,11 +1,19 @@
 """The engine `openai`: each episode is a conversation with a hosted model, without token ids."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from openenv_pipe.config.schema import OpenAIEngineConfig
-from openenv_pipe.engines.base import MessageRequest, StaticEngine, TextReply, turn_seed
+from openenv_pipe.engines.base import (
+    MessageRequest,
+    RelayedReply,
+    RelayedRequest,
+    StaticEngine,
+    TextReply,
+    estimate_tokens,
+    turn_seed,
+)
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.conversation import (
     Conversation,
@@ -40,21 +48,25 @@ class OpenAIEngine(StaticEngine):
         conversation = self._conversations.setdefault(request.episode, Conversation())
         conversation.add_messages(request.new_messages)
         num_tokens = conversation.num_tokens + request.max_tokens
-        answer = await self._client.complete(self._body(conversation, request), num_tokens)
-        choice = answer["choices"][0]
-        reply = read_reply(choice["message"])
+        answer = await self._client.complete(self._body(conversation.messages, request), num_tokens)
+        reply = read_reply(answer["choices"][0]["message"])
         conversation.add_reply(reply)
-        return TextReply(
-            text=reply_text(reply),
-            finish=Finish.LENGTH if choice.get("finish_reason") == "length" else Finish.STOP,
-            num_prompt_tokens=_usage(answer, "prompt_tokens"),
-            num_completion_tokens=_usage(answer, "completion_tokens"),
-        )
+        return TextReply(**_fields(reply, answer))
 
-    def _body(self, conversation: Conversation, request: MessageRequest) -> dict[str, Any]:
+    async def relay(self, request: RelayedRequest) -> RelayedReply:
+        """Answer as `RelayingEngine` says."""
+        messages = encodable_json(request.messages)
+        num_tokens = estimate_tokens([*messages, *request.tools]) + request.max_tokens
+        answer = await self._client.complete(self._body(messages, request), num_tokens)
+        reply = read_reply(answer["choices"][0]["message"])
+        return RelayedReply(message=reply, **_fields(reply, answer))
+
+    def _body(
+        self, messages: Sequence[Mapping[str, Any]], request: MessageRequest | RelayedRequest
+    ) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._config.model,
-            "messages": list(conversation.messages),
+            "messages": list(messages),
             "temperature": request.temperature,
             "seed": turn_seed(request.seed, request.turn) >> 32,  # below 2**31, for all endpoints
             self._config.max_tokens_key: request.max_tokens,
@@ -66,6 +78,17 @@ class OpenAIEngine(StaticEngine):
 
     def end_episode(self, episode: int) -> None:
         self._conversations.pop(episode, None)
+
+
+def _fields(reply: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a TextReply."""
+    is_cut = answer["choices"][0].get("finish_reason") == "length"
+    return {
+        "text": reply_text(reply),
+        "finish": Finish.LENGTH if is_cut else Finish.STOP,
+        "num_prompt_tokens": _usage(answer, "prompt_tokens"),
+        "num_completion_tokens": _usage(answer, "completion_tokens"),
+    }
 
 
 def _usage(answer: Mapping[str, Any], key: str) -> int | None:

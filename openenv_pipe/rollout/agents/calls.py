@@ -20,9 +20,9 @@ from openenv_pipe.rollout.agents.chat_completions import (
     read_request,
     reply_message,
 )
-from openenv_pipe.rollout.context import PlayContext
+from openenv_pipe.rollout.context import Chat, PlayContext
 from openenv_pipe.system.foreign_text import shortened
-from openenv_pipe.types import Episode, Finish, Message
+from openenv_pipe.types import Episode, Finish, Message, Usage
 
 MODEL = "policy"  # the name of the model for programs
 MAX_NOTE_LENGTH = 120  # characters of what a request asked for
@@ -50,7 +50,7 @@ class Connection:
 
 @dataclass(kw_only=True, slots=True)
 class Call:
-    """One answered call of the model."""
+    """One answered call of the model. The ids of a hosted model's are numbers of messages."""
 
     number: int
     request: ChatRequest
@@ -60,10 +60,11 @@ class Call:
     reply: str
     times_s: list[float]  # Unix times: when it was asked for, and answered
     connection: Connection
+    usage: Usage | None = None  # of a hosted model: the tokens of the whole prompt, and the reply's
 
 
 @dataclass(kw_only=True, slots=True)
-class _Waiting:
+class WaitingCall:
     """A call that has no answer yet."""
 
     request: ChatRequest
@@ -86,7 +87,7 @@ class _Prepared:
     """A call that the engine is asked about."""
 
     number: int
-    waiting: _Waiting
+    waiting: WaitingCall
     messages: list[Message]
     prompt_ids: list[int]
     max_tokens: int
@@ -114,14 +115,12 @@ class ModelCalls:
         temperature: float,
     ) -> None:
         """number: identifies the episode to the engine."""
-        assert context.chat is not None
         self.answered: list[Call] = []
         self.notes: list[str] = []
         self.is_too_long = False  # a prompt had no room
         self.failure: Exception | None = None  # what ends the run
         # Waits until the program does nothing but wait, if the system can tell.
         self.settle: Callable[[], Awaitable[None]] | None = None
-        self._chat = context.chat
         self._context = context
         self._episode = episode
         self._config = config
@@ -134,7 +133,7 @@ class ModelCalls:
         self._waiting_since_s = 0.0  # by the monotonic clock
         self._waited_s = 0.0
         self._num_tokens = 0
-        self._waiting: list[_Waiting] = []  # for the next round
+        self._waiting: list[WaitingCall] = []  # for the next round
         self._in_rounds = False
         self._running: set[asyncio.Task[None]] = set()
         self._has_ended = False
@@ -147,6 +146,11 @@ class ModelCalls:
         """For how long at least one call has waited for the engine."""
         waits = self._num_waiting > 0
         return self._waited_s + (time.monotonic() - self._waiting_since_s if waits else 0.0)
+
+    @property
+    def _chat(self) -> Chat:
+        assert self._context.chat is not None
+        return self._context.chat
 
     async def complete(self, body: Mapping[str, Any], connection: Connection) -> dict[str, Any]:
         """Answer a request for a chat completion.
@@ -162,7 +166,7 @@ class ModelCalls:
             raise RefusedCallError(str(error)) from None
         self._take_notes(body)
         answer = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(
+        waiting = WaitingCall(
             request=request, connection=connection, answer=answer, asked_s=time.time()
         )
         if not self._num_waiting:
@@ -212,7 +216,7 @@ class ModelCalls:
             calls, self._waiting = self._waiting, []
             self._end(calls)
 
-    async def _answer(self, calls: Sequence[_Waiting]) -> None:
+    async def _answer(self, calls: Sequence[WaitingCall]) -> None:
         """Answer calls that are sampled together."""
         try:
             prepared = [each for call in calls if (each := self._prepare(call)) is not None]
@@ -224,7 +228,7 @@ class ModelCalls:
         finally:
             self._end(calls)
 
-    def _end(self, calls: Sequence[_Waiting]) -> None:
+    def _end(self, calls: Sequence[WaitingCall]) -> None:
         """Refuse those that have no answer."""
         self._num_waiting -= len(calls)
         if calls and not self._num_waiting:
@@ -233,15 +237,19 @@ class ModelCalls:
             if not call.answer.done():
                 call.answer.set_exception(EndedError("the episode is over"))
 
-    def _prepare(self, waiting: _Waiting) -> _Prepared | None:
+    def _refuse_after_end(self, waiting: WaitingCall) -> None:
+        """Raises EndedError."""
+        if self._has_ended or self.failure is not None or waiting.connection.is_lost:
+            raise EndedError("the episode is over")
+
+    def _prepare(self, waiting: WaitingCall) -> _Prepared | None:
         """Make the prompt of a call; None if it is refused."""
         try:
-            if self._has_ended or self.failure is not None or waiting.connection.is_lost:
-                raise EndedError("the episode is over")
+            self._refuse_after_end(waiting)
             request = waiting.request
             messages, known_ids = self._restored(request)
             prompt_ids = self._chat.rendered_ids(messages, request.tools, known_ids)
-            limit = self._room(prompt_ids)
+            limit = self._room(len(prompt_ids))
         except (RefusedCallError, ConfigError) as error:  # of the template, for these messages
             is_refused = isinstance(error, RefusedCallError)
             refusal = error if is_refused else RefusedCallError(str(error))
@@ -299,11 +307,11 @@ class ModelCalls:
                 ids[index] = reply.ids
         return messages, ids
 
-    def _room(self, prompt_ids: list[int]) -> int:
+    def _room(self, num_prompt_tokens: int) -> int:
         """Return the tokens that a reply may have. Raises TooLongError."""
         env, spent = self._context.env, self._config.max_tokens
-        room = env.max_episode_tokens - len(prompt_ids)
-        whole = room if spent is None else spent - self._num_tokens - len(prompt_ids)
+        room = env.max_episode_tokens - num_prompt_tokens
+        whole = room if spent is None else spent - self._num_tokens - num_prompt_tokens
         if min(room, whole) < 1:
             self.is_too_long = True
             limit = (
@@ -311,7 +319,7 @@ class ModelCalls:
                 if room < 1
                 else f"agent.max_tokens={spent}"
             )
-            raise TooLongError(f"the prompt has {len(prompt_ids)} tokens, too many for {limit}")
+            raise TooLongError(f"the prompt has {num_prompt_tokens} tokens, too many for {limit}")
         return min(env.max_reply_tokens, room, whole)
 
     async def _generate(self, calls: Sequence[_Prepared]) -> list[Completion]:

@@ -44,6 +44,7 @@ class ChatRequest:
     """One request for a chat completion, in the terms of chat templates."""
 
     messages: list[Message]
+    sent: list[dict[str, Any]]  # the messages as they were sent
     replies: dict[int, _Key]  # the assistant's messages by index, for `KnownReplies`
     tools: list[Tool]
     takes_calls: bool  # calls in the reply become `tool_calls`
@@ -67,7 +68,7 @@ class KnownReplies:
 
     def add(self, message: Mapping[str, Any], text: str, ids: Sequence[int]) -> None:
         """Remember a reply: the message that was sent, its raw text, its ids without the end."""
-        self._replies[_key_of(message)] = KnownReply(text, list(ids))
+        self._replies[message_key(message)] = KnownReply(text, list(ids))
 
     def find(self, request: ChatRequest) -> dict[int, KnownReply]:
         """Return the known replies in a request, by the indices of their messages."""
@@ -90,7 +91,7 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     for index, message in enumerate(given):
         calls = _calls_of(message)
         if message.get("role") == "assistant":
-            replies[index] = _key_of(message)
+            replies[index] = message_key(message)
         names |= {str(call.get("id")): name for call, (name, _) in calls}
         messages.append(_read_message(message, [each for _, each in calls], names))
     tools = [each for each in _list_of(body, "tools") if _is_tool(each)]
@@ -99,6 +100,7 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
         raise InvalidRequestError(f"max_tokens is {limit!r:.40}; expected a number above 0")
     return ChatRequest(
         messages=messages,
+        sent=given,
         replies=replies,
         tools=tools,
         takes_calls=bool(tools) and body.get("tool_choice") != "none",
@@ -228,7 +230,8 @@ def _text_of(content: Any) -> str:
     return "\n".join(texts)
 
 
-def _key_of(message: Mapping[str, Any]) -> _Key:
+def message_key(message: Mapping[str, Any]) -> _Key:
+    """Return what a reply is recognised by: its text, and its calls' names and arguments."""
     return _text_of(message.get("content")).strip(), tuple(call for _, call in _calls_of(message))
 
 

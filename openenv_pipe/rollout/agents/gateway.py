@@ -54,12 +54,14 @@ class Gateway(Endpoint):
         port: int = 0,
         routes: Sequence[BaseRoute] = (),
         *,
+        level: str = "tokens",
         path: Path | None = None,
         url: str = "",
     ) -> None:
         """
         port: 0 for any free one.
         routes: further addresses.
+        level: how much the proxy records of answers, as of `Endpoint`.
         path: of a unix socket to listen at in the place of host and port, which everyone may use
             who can open its folder; `url` is then how programs reach it.
 
@@ -76,7 +78,7 @@ class Gateway(Endpoint):
             listener,
             model=MODEL,
             find=self._calls,
-            level="tokens",
+            level=level,
             routes=[*routes, *SessionRoutes(self._steps).routes],
         )
 

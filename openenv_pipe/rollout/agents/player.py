@@ -13,6 +13,7 @@ from openenv_pipe.config.schema import CallingAgentConfig, ProgramAgentConfig
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.rollout.agents.calls import ModelCalls
 from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
+from openenv_pipe.rollout.agents.hosted_calls import HostedCalls
 from openenv_pipe.rollout.agents.program import (
     GRACE_S,
     Address,
@@ -76,7 +77,8 @@ class AgentPlayer(Player, ABC):
             return Status.DONE
         ask = partial(step_aside, session, env.step_timeout_s)
         self.opening = opening = await context.adapter.open(first.observation, ask)
-        calls = ModelCalls(
+        is_hosted = context.engine.capabilities.takes == "messages"
+        calls = (HostedCalls if is_hosted else ModelCalls)(
             context, episode, config, number=self.number, temperature=self._temperature
         )
         steps = EnvironmentSteps(

@@ -67,8 +67,12 @@ class ProgramContainers:
 
 
 @asynccontextmanager
-async def opened(config: DockerSandboxConfig, logs: Path) -> AsyncIterator[ProgramContainers]:
+async def opened(
+    config: DockerSandboxConfig, logs: Path, *, level: str = "tokens"
+) -> AsyncIterator[ProgramContainers]:
     """Get the daemon, the image and a gateway ready, and remove all containers after the block.
+
+    level: of the gateway.
 
     Raises:
         HostError: the daemon or a pull of the image fails.
@@ -80,7 +84,7 @@ async def opened(config: DockerSandboxConfig, logs: Path) -> AsyncIterator[Progr
         folder = daemon.folder / GATEWAY
         folder.mkdir()
         folder.chmod(READABLE_FOLDER)
-        gateway = Gateway(path=folder / SOCKET, url=f"http://127.0.0.1:{PORT}")
+        gateway = Gateway(level=level, path=folder / SOCKET, url=f"http://127.0.0.1:{PORT}")
         yield ProgramContainers(config=config, daemon=daemon, gateway=gateway)
     finally:
         await asyncio.shield(daemon.close())

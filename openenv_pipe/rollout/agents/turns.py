@@ -1,11 +1,12 @@
 """From a program's calls and steps to the turns of its episode."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from openenv_pipe.algorithms.call_graph import assign_roles, link_turns
 from openenv_pipe.rollout.agents.calls import Call
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
-from openenv_pipe.types import PREVIOUS, Message, Turn, TurnRole
+from openenv_pipe.types import PREVIOUS, Message, Turn, TurnRole, Usage
 
 
 def build_turns(
@@ -34,8 +35,11 @@ def build_turns(
     link_turns(turns)
     assign_roles(turns, [bool(call.request.tools) for call in calls])
     for index, (turn, call) in enumerate(zip(turns, calls, strict=True)):
-        if keeps_messages:
+        if keeps_messages or call.usage is not None:
             turn.messages = _new_messages(call, calls, turn.parent)
+        if call.usage is not None:
+            turn.usage = _new_tokens(call.usage, calls, turn.parent)
+            turn.prompt_ids, turn.completion_ids = [], []
         if call.connection.is_lost:
             turn.role = TurnRole.RETRY
         if turn.parent == (index - 1 if index else None):
@@ -50,3 +54,12 @@ def build_turns(
 def _new_messages(call: Call, calls: Sequence[Call], parent: int | None) -> list[Message]:
     """Return the messages that follow the reply of the call before."""
     return call.messages if parent is None else call.messages[len(calls[parent].messages) + 1 :]
+
+
+def _new_tokens(usage: Usage, calls: Sequence[Call], parent: int | None) -> Usage:
+    """Return the usage without the prompt tokens that the call before has counted."""
+    before = None if parent is None else calls[parent].usage
+    if before is None:
+        return usage
+    counted = before.num_prompt_tokens + before.num_completion_tokens
+    return replace(usage, num_prompt_tokens=max(0, usage.num_prompt_tokens - counted))
