@@ -388,8 +388,8 @@ async def test_an_adapter_that_is_not_applied_stops_the_run(vllm_served, tmp_pat
     """Trap 17: the server answers 200 and serves the base model."""
     generate = VllmClient._generate
 
-    async def ignoring_adapters(self, model, token_ids, sampling):
-        return await generate(self, BASE, token_ids, sampling)
+    async def ignoring_adapters(self, model, *rest):
+        return await generate(self, BASE, *rest)
 
     monkeypatch.setattr(VllmClient, "_generate", ignoring_adapters)
     with pytest.raises(TrainingError, match="does not apply adapters"):
@@ -401,8 +401,8 @@ async def test_raw_logprobs_stop_the_run(vllm_served, tmp_path, monkeypatch):
     """Trap 5: without the temperature, logprobs belong to another distribution."""
     next_logprobs = VllmClient.next_logprobs
 
-    async def raw(self, model, token_ids, wanted, temperature):
-        return await next_logprobs(self, model, token_ids, wanted, 1.0)
+    async def raw(self, model, token_ids, wanted, temperature, *rest):
+        return await next_logprobs(self, model, token_ids, wanted, 1.0, *rest)
 
     monkeypatch.setattr(VllmClient, "next_logprobs", raw)
     with pytest.raises(TrainingError, match="another policy than the trainer"):
