@@ -12,9 +12,9 @@ from pathlib import Path
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
 from openenv_pipe.errors import ConfigError, RunFolderError
+from openenv_pipe.pipeline.agent_requirements import check_agent
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines
-from openenv_pipe.pipeline.requirements import check_agent
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.evals import Evaluation, read_reports, save_evaluation

@@ -5,7 +5,6 @@
 """
 
 import resource
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,6 @@ from pathlib import Path
 import psutil
 
 from openenv_pipe.config.schema import (
-    CallingAgentConfig,
-    ClientAgentConfig,
-    DockerSandboxConfig,
     HubModelConfig,
     ProcessHostConfig,
     PythonAdvantageConfig,
@@ -29,7 +25,7 @@ from openenv_pipe.config.schema import (
 from openenv_pipe.engines.base import Engine
 from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.engines.vllm.check import check_settings
-from openenv_pipe.engines.vllm.install import find_build, require_installed
+from openenv_pipe.engines.vllm.install import Build, find_build, require_installed
 from openenv_pipe.engines.vllm.launch_docker import require_docker
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
@@ -43,17 +39,17 @@ from openenv_pipe.learner.objective import Objective
 from openenv_pipe.models.load import (
     check_architecture,
     find_model_folder,
+    is_vision_model,
     load_chat,
     select_device,
 )
 from openenv_pipe.models.memory_estimate import BYTES, read_folder_shape, tiny_shape
 from openenv_pipe.models.quantization import load_bitsandbytes
+from openenv_pipe.pipeline.agent_requirements import check_agent
 from openenv_pipe.rewards import Scorer
-from openenv_pipe.rollout.agents.program import command_problem
 from openenv_pipe.rollout.cluster.requirements import check_settings_of_cluster
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.extras import refuse_missing_requirements
-from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import port_in_use
 from openenv_pipe.system.python_targets import bind_function, check_part
 from openenv_pipe.system.resources import find_env, load_callable, short_path
@@ -225,65 +221,14 @@ def _engine(config: RunConfig) -> str:
     return ""  # `check` looks at the installation or the server as well, and reports that
 
 
-def check_agent(config: RunConfig) -> str:
-    """Check that the engine can answer the calls of `agent`, and that a program is there."""
-    agent = config.agent
-    if not isinstance(agent, CallingAgentConfig):
-        return ""
-    if config.engine.capabilities.takes != "token_ids" and config.engine.type != "openai":
-        raise ConfigError(
-            f"agent={agent.type} with engine={config.engine.type}, which answers no calls; set "
-            "engine=local, engine=vllm, for evaluation engine=openai, or agent=loop"
-        )
-    if isinstance(agent, ClientAgentConfig):
-        return _clients(config, agent)
-    if isinstance(agent.sandbox, DockerSandboxConfig):
-        return _sandbox(agent.sandbox)
-    if (problem := command_problem(agent)) is not None:
-        raise ConfigError(problem)
-    return f"a program, {agent.command[0]}"
-
-
-def _sandbox(sandbox: DockerSandboxConfig) -> str:
-    if sys.platform != "linux":
-        raise ConfigError(
-            "agent.sandbox.type=docker: containers reach the model through a socket, which Docker "
-            "shares on Linux only; set agent/sandbox=none"
-        )
-    for inside, path in sandbox.mounts.items():
-        if not Path(path).expanduser().exists():
-            raise ConfigError(
-                f"agent.sandbox.mounts: there is no {path!r} to mount at {inside}; name a file or "
-                "folder of this machine"
-            )
-    return f"a program in containers of {sandbox.image}"
-
-
-def _clients(config: RunConfig, agent: ClientAgentConfig) -> str:
-    if agent.host not in LOOPBACK and agent.token is None:
-        raise ConfigError(
-            f"agent.host={agent.host} lets other machines open episodes, and agent.token is null; "
-            "set the environment variable OPENENV_PIPE_TOKEN, or agent.host=127.0.0.1"
-        )
-    if agent.host in LOOPBACK and port_in_use(agent.port):
-        raise ConfigError(
-            f"agent.port={agent.port}: the port is used by another program; set another one"
-        )
-    if config.eval.during.every:
-        raise ConfigError(
-            f"eval.during.every={config.eval.during.every} with agent=client: clients play no "
-            "evaluations; set it to 0"
-        )
-    return f"clients at {agent.host}:{agent.port}"
-
-
 def _vllm(config: RunConfig) -> str:
     """Check that vLLM, or Docker for its image, is installed. A replay needs neither."""
     if isinstance(config.judge, VllmJudgeConfig):
         require_installed(find_build())
     if isinstance(config.engine, VllmEngineConfig):
         if config.engine.launch == "managed":
-            require_installed("cuda" if select_device(config.device).type == "cuda" else "cpu")
+            build: Build = "cuda" if select_device(config.device).type == "cuda" else "cpu"
+            require_installed(build, sees_pictures=is_vision_model(config.model))
         elif config.engine.launch == "docker":
             require_docker()
     return ""  # `check` looks at the installation or the server as well, and reports that

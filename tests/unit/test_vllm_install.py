@@ -17,6 +17,7 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import install as vllm
 from openenv_pipe.errors import EngineError, EngineMissingError
+from openenv_pipe.pipeline import requirements
 from openenv_pipe.pipeline.requirements import check_requirements
 
 FAKE_UV = """#!{python}
@@ -188,3 +189,11 @@ def test_a_run_that_needs_vllm_is_refused_without_it(choice, calls):
     config = compose(["conf=echo", *choice]).config
     with pytest.raises(EngineMissingError, match="is not installed; `openenv-pipe engine install"):
         check_requirements(config)
+
+
+def test_a_vision_model_is_refused_before_the_run_without_torchvision(calls, monkeypatch):
+    monkeypatch.setenv("FAIL_TORCHVISION", "exit 1")
+    vllm.install("cpu", print)
+    monkeypatch.setattr(requirements, "is_vision_model", lambda model: True)
+    with pytest.raises(EngineMissingError, match="which vLLM needs for vision-language models"):
+        check_requirements(compose(["conf=echo", "engine=vllm", "device=cpu"]).config)

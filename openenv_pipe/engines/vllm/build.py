@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.engine import VllmEngine
-from openenv_pipe.engines.vllm.install import Build, Installed, require_installed, require_pictures
+from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, LogprobCheck
 from openenv_pipe.engines.vllm.policy_source import PolicySource
@@ -72,11 +72,12 @@ async def open_engine(
     refuse_broadcast(config, footprint, mode)
     level = sleep_level(config, footprint, mode=mode)
     build: Build = "cuda" if footprint.on_gpu else "cpu"
-    installed = require_installed(build) if config.launch == "managed" else None
+    installed = None
+    if config.launch == "managed":
+        sees_pictures = policy_source.placeholder_id is not None
+        installed = require_installed(build, sees_pictures=sees_pictures)
     with weights_folder(config.weights_dir) as root:
         spec = await _server_spec(config, policy_source, mode, source, build, root, executor)
-        if spec.sees_pictures and config.launch == "managed":
-            require_pictures(build)
         spec = replace(spec, sleeps=level > 0)
         servers = make_servers(
             config,
