@@ -20,7 +20,7 @@ from openenv_pipe.system.plugins import unusable_plugins_note
 from openenv_pipe.system.resources import did_you_mean, group_names, group_options
 from openenv_pipe.system.secrets import is_secret_name, redact
 
-SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=wordle"
+SEE_KEYS = "all keys, and where their values come from: openenv-pipe show conf=NAME"
 MAX_VALUE_LENGTH = 80
 MAX_KEY_LENGTH = 200
 MAX_SHOWN = 20  # problems of one configuration
