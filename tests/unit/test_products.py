@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from openenv_pipe.models.products import Linear as FastLinear
-from openenv_pipe.models.products import is_by_onednn, product, use_products, weight_gradient
+from openenv_pipe.models.products import (
+    is_by_onednn,
+    pad_rows,
+    product,
+    use_products,
+    weight_gradient,
+)
 
 SIZES = [1, 7, 128, 300]
 CLOSE = {"rtol": 1e-5, "atol": 1e-4}
@@ -60,6 +66,35 @@ def test_other_precisions_are_torchs_own():
     weight = torch.randn(4, 8, dtype=torch.bfloat16)
     assert not is_by_onednn(weight)
     assert product(torch.randn(3, 8, dtype=torch.bfloat16), weight).dtype is torch.bfloat16
+
+
+def test_rows_are_padded_to_few_numbers():
+    """For each of them oneDNN keeps a compiled kernel."""
+    numbers = {pad_rows(torch.ones(num_rows, 2)).shape[0] for num_rows in range(1, 8193)}
+    assert len(numbers) == 56
+    for num_rows in (1, 15, 16, 129, 1000, 8000):
+        padded = pad_rows(torch.ones(1, num_rows, 2))
+        assert padded.sum() == 2 * num_rows
+        assert num_rows <= padded.shape[0] <= max(16, num_rows * 9 / 8)
+
+
+def test_padded_products_have_the_outputs_and_gradients_of_torchs():
+    own = torch.nn.Linear(8, 4)
+    padded = copy.deepcopy(own)
+    use_products(torch.nn.Sequential(padded))
+    inputs, outputs = torch.randn(2, 21, 8), []
+    for layer in (own, padded):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs.append(layer(inputs))
+        outputs[-1].float().square().sum().backward()
+    assert outputs[1].shape == (2, 21, 4)
+    torch.testing.assert_close(outputs[0], outputs[1])
+    for name in ("weight", "bias"):
+        torch.testing.assert_close(getattr(own, name).grad, getattr(padded, name).grad)
+    rows, gradient = torch.randn(21, 8).bfloat16(), torch.randn(21, 4).bfloat16()
+    weight = torch.randn(4, 8).bfloat16()
+    torch.testing.assert_close(product(rows, weight), rows @ weight.t())
+    torch.testing.assert_close(weight_gradient(gradient, rows), gradient.t() @ rows)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
