@@ -10,7 +10,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import docker
 import pytest
 
 from openenv_pipe.config.compose import compose
@@ -74,11 +73,18 @@ def test_the_tag_follows_what_the_build_sees(package):
     assert name() != before
 
 
+class Daemon:
+    """A daemon that is asked for nothing."""
+
+    def close(self):
+        pass
+
+
 def test_an_image_that_cannot_be_built_leaves_no_folder(package, tmp_path, monkeypatch):
     """Without the `docker` command there is no log, so nothing is kept."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(prepare, "connect", docker.DockerClient)  # which connects to nothing yet
+    monkeypatch.setattr(prepare, "connect", Daemon)
     for module in (prepare, image):
         monkeypatch.setattr(module, "find_image", lambda client, name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
