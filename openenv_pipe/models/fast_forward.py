@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, linear, rms_norm
 
-from openenv_pipe.models.products import pad_rows
+from openenv_pipe.models.products import padded
 from openenv_pipe.types import NO_PICTURES, Pictures
 
 MAX_PARAMETERS = 20_000_000  # products take most of the time of larger models anyway
@@ -70,9 +70,8 @@ class _Product:
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         inputs = inputs.to(self._precision)
-        if self._precision is torch.bfloat16:
-            shape = inputs.shape[:-1]
-            return self._multiply(pad_rows(inputs))[: shape.numel()].reshape(*shape, -1)
+        if self._is_packed or self._precision is torch.bfloat16:
+            return padded(inputs, self._multiply)
         return self._multiply(inputs)
 
     def _multiply(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -2,11 +2,12 @@
 
 torch itself leaves those of float32 to the library for linear algebra that it was built with, which
 on AMD's processors has half of oneDNN's speed. Other precisions and devices have torch's own
-products; those of bfloat16 on a CPU have rows added.
+products. On a CPU, rows are added to those of float32 and bfloat16 (`pad_rows`).
 
 Shape letters: N tokens, I inputs, O outputs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +18,7 @@ def product(inputs: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
     if is_by_onednn(inputs, weight_OI):
         return _by_onednn(inputs, weight_OI, None)
     if _is_compiled(inputs):
-        shape = inputs.shape[:-1]
-        return (pad_rows(inputs) @ weight_OI.t())[: shape.numel()].reshape(*shape, -1)
+        return padded(inputs, lambda rows_NI: rows_NI @ weight_OI.t())
     return inputs @ weight_OI.t()
 
 
@@ -28,10 +28,11 @@ def weight_gradient(gradient_NO: torch.Tensor, inputs_NI: torch.Tensor) -> torch
         return pad_rows(gradient_NO).t() @ pad_rows(inputs_NI)
     if not is_by_onednn(gradient_NO, inputs_NI):
         return gradient_NO.t() @ inputs_NI
+    gradient_NO, inputs_NI = pad_rows(gradient_NO), pad_rows(inputs_NI)
     # oneDNN copies both into another order; for the second one it is quicker.
     if gradient_NO.shape[1] > inputs_NI.shape[1]:
-        return _by_onednn(inputs_NI.t(), gradient_NO.t(), None).t()
-    return _by_onednn(gradient_NO.t(), inputs_NI.t(), None)
+        return _linear(inputs_NI.t(), gradient_NO.t(), None).t()
+    return _linear(gradient_NO.t(), inputs_NI.t(), None)
 
 
 def is_by_onednn(*values: torch.Tensor) -> bool:
@@ -50,14 +51,26 @@ def _is_compiled(values: torch.Tensor) -> bool:
 def _by_onednn(
     inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
+    return padded(inputs, lambda rows_NI: _linear(rows_NI, weight_OI, bias_O))
+
+
+def _linear(
+    inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise(inputs, weight_OI, bias_O, "none", [], "")
+
+
+def padded(inputs: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return the outputs [..., O] of a product of inputs [..., I], computed from `pad_rows`."""
+    shape = inputs.shape[:-1]
+    return multiply(pad_rows(inputs))[: shape.numel()].reshape(*shape, -1)
 
 
 def pad_rows(inputs: torch.Tensor) -> torch.Tensor:
     """Return inputs [..., I] as rows [N, I], with zeros up to one of few numbers of rows.
 
-    In bfloat16, oneDNN compiles a kernel for each number of rows and never frees it. Batches differ
-    in their rows, so that a run grew by 0.1 MB a step. At most an eighth is added, or 15 rows.
+    oneDNN compiles a kernel for each number of rows, of up to 1 MB, and never frees it. Batches
+    differ in their rows, so that a run grew at each step. At most an eighth is added, or 15 rows.
     """
     rows_NI = inputs.reshape(-1, inputs.shape[-1])
     num_rows = rows_NI.shape[0]
@@ -70,8 +83,7 @@ class Linear(torch.nn.Linear):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if inputs.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-            shape = inputs.shape[:-1]
-            return super().forward(pad_rows(inputs))[: shape.numel()].reshape(*shape, -1)
+            return padded(inputs, super().forward)
         if is_by_onednn(inputs, self.weight):
             return _Linear.apply(inputs, self.weight, self.bias)
         return super().forward(inputs)

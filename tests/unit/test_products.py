@@ -78,6 +78,21 @@ def test_rows_are_padded_to_few_numbers():
         assert num_rows <= padded.shape[0] <= max(16, num_rows * 9 / 8)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_onednn_multiplies_few_numbers_of_rows():
+    weight, shapes = torch.ones(4, 8), set()
+    layer = torch.nn.Linear(8, 4)
+    use_products(torch.nn.Sequential(layer))
+    with torch.profiler.profile(record_shapes=True) as profile:
+        for num_rows in range(1000, 1065, 16):
+            layer(torch.ones(num_rows, 8)).sum().backward()
+            product(torch.ones(num_rows, 8), weight)
+    for event in profile.events():
+        if "_linear_pointwise" in event.name:
+            shapes.add(tuple(event.input_shapes[0]))
+    assert {max(shape) for shape in shapes} == {1024, 1152}
+
+
 def test_padded_products_have_the_outputs_and_gradients_of_torchs():
     own = torch.nn.Linear(8, 4)
     padded = copy.deepcopy(own)
