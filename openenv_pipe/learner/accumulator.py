@@ -30,6 +30,12 @@ class MetricAccumulator:
                 top = values.detach().max().double()
                 self._highest[name] = torch.maximum(self._highest.get(name, top), top)
 
+    def merge(self, other: "MetricAccumulator") -> None:
+        """Add the sums of another accumulator, and keep its larger maxima."""
+        self.add(**other._sums)
+        for name, top in other._highest.items():
+            self.highest(**{name: top[None]})
+
     def values(self) -> Values:
         sums = {name: total.item() for name, total in self._sums.items()}
         return sums, {name: top.item() for name, top in self._highest.items()}

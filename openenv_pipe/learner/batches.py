@@ -25,18 +25,25 @@ class UpdateBatches:
     # step, whose own forward pass computes them, and for a loss that does not need them.
     start_logprobs: Sequence[torch.Tensor] | None
     is_first: bool  # of its step
+    num_lanes: int = 1  # batches to compute at once
 
 
 def batches_of(
-    samples: Sequence[Sample], tokens_per_batch: int, policy: Policy, ranks: Ranks = SINGLE_RANK
+    samples: Sequence[Sample],
+    tokens_per_batch: int,
+    policy: Policy,
+    ranks: Ranks = SINGLE_RANK,
+    num_lanes: int = 1,
 ) -> Iterator[Batch]:
     """Pack all samples that have trained tokens, each into one batch, under the token budget.
 
-    With several ranks, yields the batches of this rank.
+    With several ranks, yields the batches of this rank. Lanes, which compute batches at once, share
+    the budget.
     """
     trained = [sample for sample in samples if any(sample.loss_mask)]
     share = policy.packs_rows and prefix_reuse_fraction(trained) >= MIN_REUSE_FRACTION
-    rows = split_by_budget(trained, tokens_per_batch, share=share, num_ranks=ranks.size)
+    budget, num_parts = tokens_per_batch // num_lanes, ranks.size * num_lanes
+    rows = split_by_budget(trained, budget, share=share, num_ranks=num_parts)
     for indices, counts in ranks.assign_rows(rows):
         part = [trained[index] for index in indices]
         batch = pack(part, share=share, device=policy.device)

@@ -11,11 +11,12 @@ import torch
 
 from openenv_pipe.algorithms.losses.normalization import Counts
 from openenv_pipe.algorithms.samples import by_episode
-from openenv_pipe.config.schema import TrainerConfig
+from openenv_pipe.config.schema import PythonLossConfig, TrainerConfig
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner.accumulator import MetricAccumulator
 from openenv_pipe.learner.batches import UpdateBatches, batches_of
 from openenv_pipe.learner.flops import count_flops, matrix_flops_per_s
+from openenv_pipe.learner.lanes import count_lanes, run_in_lanes
 from openenv_pipe.learner.metrics import step_metrics
 from openenv_pipe.learner.objective import Objective, Tokens
 from openenv_pipe.learner.optimizer import Optimizer
@@ -106,9 +107,11 @@ class Learner:
         for number in range(num_updates):
             chosen = order[number::num_updates]
             part = [sample for index in chosen for sample in episodes[index]]
-            batches = list(
-                batches_of(part, self._config.tokens_per_batch, self.policy, self._ranks)
-            )
+            budget = self._config.tokens_per_batch
+            num_lanes = 1  # A function of a user's may not expect calls from several threads.
+            if not isinstance(self._config.loss, PythonLossConfig):
+                num_lanes = count_lanes(self.policy, part, budget, self._ranks)
+            batches = list(batches_of(part, budget, self.policy, self._ranks, num_lanes))
             counts = Counts(
                 num_episodes=len(chosen),
                 num_tokens=sum(sum(sample.loss_mask) for sample in part),
@@ -122,6 +125,7 @@ class Learner:
                     counts=counts,
                     start_logprobs=self._logprobs(batches, accumulator) if needs_start else None,
                     is_first=is_first,
+                    num_lanes=num_lanes,
                 )
             )
         return updates
@@ -140,27 +144,35 @@ class Learner:
         self, update: UpdateBatches, accumulator: MetricAccumulator, recorder: TokenRecorder
     ) -> None:
         """Accumulate the gradients of all batches; their sum does not depend on the split."""
-        for number, batch in enumerate(update.batches):
+
+        def learn(policy: Policy, number: int) -> MetricAccumulator:
+            batch, found = update.batches[number], MetricAccumulator()
             start_N = update.start_logprobs[number] if update.start_logprobs else None
-            tokens = self._tokens(batch, start_N, is_first=update.is_first)
+            tokens = self._tokens(policy, batch, start_N, is_first=update.is_first)
             if not batch.counts:
                 (0.0 * tokens.logprobs.sum()).backward()
-                continue
-            self._objective.loss(tokens, update.counts, accumulator).backward()
+                return found
+            self._objective.loss(tokens, update.counts, found).backward()
             recorder.add(batch, tokens)
             size = _size(batch)
             flops = self._flops.forward_and_backward(size)
             if self._objective.needs_reference:
                 flops += self._flops.forward(size)
-            accumulator.add(num_computed=size.num_tokens, flops=flops)
+            found.add(num_computed=size.num_tokens, flops=flops)
+            return found
 
-    def _tokens(self, batch: Batch, start_N: torch.Tensor | None, *, is_first: bool) -> Tokens:
+        for found in run_in_lanes(self.policy, update.num_lanes, len(update.batches), learn):
+            accumulator.merge(found)
+
+    def _tokens(
+        self, policy: Policy, batch: Batch, start_N: torch.Tensor | None, *, is_first: bool
+    ) -> Tokens:
         """Run the forward passes of a batch and return its trained tokens."""
         temperature, objective = self._config.temperature, self._objective
         reference_N = None
         if objective.needs_reference:
-            reference_N = self.policy.reference_logprobs(batch, temperature)
-        logprobs_N, entropy_N = self.policy.logprobs(
+            reference_N = policy.reference_logprobs(batch, temperature)
+        logprobs_N, entropy_N = policy.logprobs(
             batch, temperature, entropy_gradient=objective.needs_entropy_gradient
         )
         return Tokens(

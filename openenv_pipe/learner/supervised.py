@@ -9,6 +9,7 @@ import torch
 from openenv_pipe.algorithms.samples import by_episode
 from openenv_pipe.config.schema import WarmStartConfig
 from openenv_pipe.learner.batches import batches_of
+from openenv_pipe.learner.lanes import count_lanes, run_in_lanes
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.models.policy import Policy
@@ -63,14 +64,19 @@ class WarmStart:
 
     def _learn(self, part: Sequence[Sample]) -> tuple[float, float]:
         """Take an optimizer step; return the loss and the gradient's norm."""
-        num_tokens, total = _num_tokens(part), 0.0
+        budget, num_tokens = self._tokens_per_batch, _num_tokens(part)
         with self._policy.learning():
-            for batch in batches_of(part, self._tokens_per_batch, self._policy, self._ranks):
-                logprobs_N, _ = self._policy.logprobs(batch, 1.0)
-                loss = -logprobs_N.sum() * float(batch.counts) / num_tokens
+            num_lanes = count_lanes(self._policy, part, budget, self._ranks)
+            batches = list(batches_of(part, budget, self._policy, self._ranks, num_lanes))
+
+            def learn(policy: Policy, number: int) -> float:
+                logprobs_N, _ = policy.logprobs(batches[number], 1.0)
+                loss = -logprobs_N.sum() * float(batches[number].counts) / num_tokens
                 loss.backward()
-                total += loss.item()
-        total = self._ranks.sum(torch.tensor(total, dtype=torch.float64)).item()
+                return loss.item()
+
+            losses = run_in_lanes(self._policy, num_lanes, len(batches), learn)
+        total = self._ranks.sum(torch.tensor(sum(losses), dtype=torch.float64)).item()
         return total, self.optimizer.step()
 
     def _next_part(self, samples: Sequence[Sample]) -> list[Sample]:

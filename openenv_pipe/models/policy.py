@@ -234,6 +234,17 @@ class Policy:
         twin.slow_forward_reason = self.slow_forward_reason
         return twin
 
+    def with_own_gradients(self) -> "Policy":
+        """Return a policy with the same weights, whose gradients are another thread's to compute.
+
+        Changes of weights in place are changes of both.
+        """
+        shared = [self.tokenizer, self.chat, self.pictures, *(self._reference or [])]
+        memo: dict[int, Any] = {id(each): each for each in (*shared, *self.model.parameters())}
+        for _, values in self.trained_parameters():
+            memo[id(values)] = torch.nn.Parameter(values.detach())
+        return copy.deepcopy(self, memo)
+
     def _like_this(self, model: Any) -> "Policy":
         """Return a policy with another model of the same kind."""
         return Policy(
@@ -310,6 +321,14 @@ class Policy:
     def _hold(self, weights: list[torch.Tensor]) -> None:
         for (_, parameter), values in zip(self.trained_parameters(), weights, strict=True):
             parameter.data = values
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether the model draws random numbers for dropout now."""
+        layers = (m for m in self.model.modules() if isinstance(m, torch.nn.Dropout))
+        in_attention = getattr(self.decoder.config, "attention_dropout", 0.0)
+        rates = [in_attention, *(layer.p for layer in layers)]
+        return self.model.training and any(rates)
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
