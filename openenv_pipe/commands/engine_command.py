@@ -14,7 +14,7 @@ from openenv_pipe.config.schema import HubModelConfig, RunConfig, VllmEngineConf
 from openenv_pipe.engines.vllm.install import INSIDE, Build, environment_dir, python_path
 from openenv_pipe.engines.vllm.launch import MODULE
 from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, hub_cache
-from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode
+from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, transfer_backend
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
 from openenv_pipe.engines.vllm.weights_folder import parent_folder
 from openenv_pipe.errors import ConfigError
@@ -67,6 +67,7 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
         lora_rank=model.lora.rank if mode == "adapter" else 0,
         sees_pictures=is_vision_model(model),
         sleeps=engine.sleep in ("level1", "level2"),
+        transfer_backend=transfer_backend(engine, mode, build),
     )
 
 

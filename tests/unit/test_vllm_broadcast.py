@@ -3,8 +3,10 @@ group."""
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,8 +19,9 @@ from openenv_pipe.engines.vllm import LearnerFootprint
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import BASE, ServerGoneError
 from openenv_pipe.engines.vllm.inside import openenv_pipe_broadcast as broadcast
-from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
-from openenv_pipe.engines.vllm.publish_mode import refuse_broadcast
+from openenv_pipe.engines.vllm.publish_memory import MemoryPublisher
+from openenv_pipe.engines.vllm.publish_mode import refuse_transfer
+from openenv_pipe.engines.vllm.transfer import GlooLink
 from openenv_pipe.errors import ConfigError, EngineError
 
 CPU = torch.device("cpu")
@@ -82,7 +85,10 @@ def parts(tmp_path):
     """Return a publisher, its policy source, and the executor of torch's thread."""
     policy_source = FakePolicySource()
     with ThreadPoolExecutor(1) as executor:
-        publisher = BroadcastPublisher(policy_source, tmp_path, executor)
+        numbers = itertools.count(1)
+        publisher = MemoryPublisher(
+            policy_source, executor, lambda _: GlooLink(tmp_path / f"meeting-{next(numbers)}")
+        )
         yield publisher, policy_source, executor
         publisher.close()
 
@@ -129,20 +135,15 @@ def test_what_is_received_is_what_was_sent(tmp_path):
             torch.testing.assert_close(received[name], expected)
 
 
-async def test_ends_that_speak_otherwise_say_so(tmp_path, monkeypatch):
-    """Two different versions of NCCL would hang, so both ends compare versions first and raise an
-    error."""
-    versions = iter(["nccl 2.27.5", "nccl 2.29.7"])
-    monkeypatch.setattr(broadcast, "_transport", lambda device: next(versions))
+async def test_a_server_on_another_kind_of_device_is_told(tmp_path):
     sender = broadcast.Sender(tmp_path / "meeting")
     ends = await asyncio.gather(
-        asyncio.to_thread(broadcast.Receiver, sender.meeting, 0, 1, CPU),
+        asyncio.to_thread(broadcast.Receiver, sender.meeting, 0, 1, torch.device("cuda")),
         asyncio.to_thread(sender.send, FakePolicySource().weights()),
         return_exceptions=True,
     )
-    expected = r"sends weights by nccl 2\.2.*receives them by nccl 2\.2.*weight_transfer=files"
     for error in ends:
-        with pytest.raises(broadcast.BroadcastError, match=expected):
+        with pytest.raises(broadcast.BroadcastError, match=r"on a CPU, .*on cuda.*transfer=files"):
             raise error
 
 
@@ -199,7 +200,7 @@ async def test_an_update_waits_for_what_is_being_sent(parts):
     await published(publisher, policy_source, 1)
     server = FakeServer()
     restoring = asyncio.create_task(publisher.restore(server))
-    while publisher._num_meetings == 0:
+    while not publisher._links:
         await asyncio.sleep(0)
     publisher.begin_update()
     update = asyncio.get_running_loop().run_in_executor(
@@ -232,7 +233,7 @@ async def test_nobody_waits_for_a_server_that_does_not_come(parts, monkeypatch):
         await published(publisher, policy_source, 1, server)
     await published(publisher, policy_source, 1, server)
     assert server.received == [(1.0, "1")]
-    assert publisher._num_meetings == 2
+    assert server.calls == ["pause", "join", "pause", "join", "receive", "resume"]
 
 
 async def test_a_cancelled_publish_leaves_nobody_waiting(parts, monkeypatch):
@@ -273,35 +274,65 @@ async def test_weights_that_cannot_be_had_ask_nothing_of_the_server(parts, monke
     assert server.calls == ["pause"]
 
 
-def test_broadcast_is_for_all_weights_and_for_gpus_that_the_learner_leaves_alone():
-    one, two = LearnerFootprint(on_gpu=True), LearnerFootprint(on_gpu=True, free_gpus=("1",))
-    cpu = LearnerFootprint(on_gpu=False)
-    wanted = configured("broadcast")
-    refuse_broadcast(wanted, cpu, "merged")
-    refuse_broadcast(wanted, two, "full")
-    refuse_broadcast(configured("files"), one, "adapter")
-    with pytest.raises(ConfigError, match="share the learner's GPU"):
-        refuse_broadcast(wanted, one, "full")
-    with pytest.raises(ConfigError, match=r"set engine\.publish=merged"):
-        refuse_broadcast(wanted, cpu, "adapter")
-    with pytest.raises(ConfigError, match=r"set engine\.publish=merged"):
-        check_engine(wanted, "cpu", lora_rank=8)
+ONE, CPU_ONLY = LearnerFootprint(on_gpu=True), LearnerFootprint(on_gpu=False)
+TWO = LearnerFootprint(on_gpu=True, free_gpus=("1",))
+FAR = ("engine.launch=attach", "engine.url=[http://localhost:8000,http://far:8000]")
+
+
+def test_each_transfer_has_its_devices():
+    for transfer, footprint, *overrides in (
+        ("broadcast", CPU_ONLY),
+        ("broadcast", TWO),
+        ("broadcast", ONE, *FAR),
+        ("broadcast", replace(ONE, servers_elsewhere=True)),
+        ("ipc", ONE),
+        ("files", ONE),
+        ("files", CPU_ONLY, *FAR),
+    ):
+        refuse_transfer(configured(transfer, *overrides), footprint, "full")
+    refused = {
+        "share the learner's GPU": ("broadcast", ONE),
+        "needs servers on this machine, and http": ("broadcast", CPU_ONLY, *FAR),
+        "vllm_on_nodes=true": ("broadcast", replace(CPU_ONLY, servers_elsewhere=True)),
+        "learns on a CPU": ("ipc", CPU_ONLY),
+        "that the learner does not use": ("ipc", TWO),
+    }
+    for message, (transfer, footprint, *overrides) in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            refuse_transfer(configured(transfer, *overrides), footprint, "full")
+
+
+@pytest.mark.parametrize("transfer", ["broadcast", "ipc"])
+def test_no_transfer_between_memories_sends_an_adapter(transfer):
+    refuse_transfer(configured("files"), ONE, "adapter")
+    for check in (
+        lambda: refuse_transfer(configured(transfer), CPU_ONLY, "adapter"),
+        lambda: check_engine(configured(transfer), "cpu", lora_rank=8),
+    ):
+        with pytest.raises(ConfigError, match=r"set engine\.publish=merged"):
+            check()
+    with pytest.raises(ConfigError, match="learns on a CPU"):
+        check_engine(configured("ipc"), "cpu", lora_rank=0)
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("transfer", "overrides"),
     [
-        ["engine.launch=docker"],
-        ["engine.sleep=level2"],
-        ['engine.arguments=["--data-parallel-size=2"]'],
-        ["engine.launch=attach", "engine.url=http://10.0.0.7:8000"],
-        ["engine.launch=attach", "engine.url=[http://localhost:8000,http://far:8000]"],
+        ("broadcast", ["engine.launch=docker"]),
+        ("broadcast", ["engine.sleep=level2"]),
+        ("broadcast", ['engine.arguments=["--data-parallel-size=2"]']),
+        ("ipc", ["engine.launch=docker"]),
+        ("ipc", ['engine.arguments=["--data-parallel-size=2"]']),
+        ("ipc", ['engine.arguments=["--tensor-parallel-size=2"]']),
+        ("ipc", ['engine.arguments=["-pp", "2"]']),
+        ("ipc", ["engine.launch=attach", "engine.url=http://10.0.0.7:8000"]),
     ],
 )
-def test_broadcast_is_refused_where_the_ends_could_not_meet(overrides):
-    with pytest.raises(ConfigError, match=r"weight_transfer=broadcast"):
-        configured("broadcast", *overrides)
-    configured("broadcast", "engine.launch=attach", 'engine.url="http://[::1]:8000"')
+def test_a_transfer_is_refused_where_the_ends_could_not_meet(transfer, overrides):
+    with pytest.raises(ConfigError, match=f"weight_transfer={transfer}"):
+        configured(transfer, *overrides)
+    configured(transfer, "engine.launch=attach", 'engine.url="http://[::1]:8000"')
+    configured("ipc", "engine.sleep=level2")
 
 
 def configured(transfer: str, *overrides: str):

@@ -29,12 +29,14 @@ from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabiliti
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
+SEVERAL_GPUS = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp")
+
 # The pipeline sets these arguments itself, because sampling or logprobs depend on them.
 RESERVED_ARGUMENTS = {
     "--model": "model.path names the model",
     "--revision": "model.revision sets it",
     "--served-model-name": "requests name the base model by it",
-    "--host": "a managed server listens on the loopback interface",
+    "--host": "the run chooses where a managed server listens",
     "--port": "engine.port sets it",
     "--dtype": "engine.dtype sets it",
     "--max-model-len": "engine.max_model_len sets it",
@@ -47,6 +49,7 @@ RESERVED_ARGUMENTS = {
     "--enable-lora": "engine.publish sets it",
     "--max-loras": "engine.publish sets it",
     "--max-lora-rank": "model.lora.rank sets it",
+    "--weight-transfer-config": "engine.weight_transfer sets it",
     "--worker-extension-cls": "weights are published through the pipeline's own extension",
     "--speculative-config": "logprobs would not be those of the sampled distribution",
 }
@@ -137,10 +140,11 @@ class VllmEngineConfig(EngineBlock):
         "base and adapter merged into one; full: all weights; auto: adapter if model.lora.rank > "
         "0, else full"
     )
-    weight_transfer: Literal["files", "broadcast"] = Field(
+    weight_transfer: Literal["files", "broadcast", "ipc"] = Field(
         description="how merged or full weights reach the server; files: through weights_dir; "
-        "broadcast: from memory to memory on one machine, by NCCL to servers on GPUs of their own, "
-        "by gloo between CPUs"
+        "broadcast: from memory to memory, by vLLM's NCCL transfer to servers on other GPUs, by "
+        "gloo between CPUs of one machine; ipc: by vLLM's CUDA IPC transfer, to a server on the "
+        "learner's GPU"
     )
     weights_dir: str | None = Field(
         description="folder for published weights; null: in memory, such as /dev/shm"
@@ -176,37 +180,45 @@ class VllmEngineConfig(EngineBlock):
             raise ValueError(
                 "num_servers counts servers to start; with launch=attach give url a list instead"
             )
-        if self.weight_transfer == "broadcast":
-            self._refuse_remote_servers()
-            self._refuse_sleep_and_ranks()
+        if self.weight_transfer != "files":
+            self._refuse_distance()
         for argument in self.arguments:
             if why := RESERVED_ARGUMENTS.get(argument.split("=")[0]):
                 raise ValueError(f"arguments must not contain {argument!r}: {why}")
         return self
 
-    def _refuse_sleep_and_ranks(self) -> None:
-        """Broadcast supports neither sleeping servers nor several engines in one server."""
-        if self.sleep in ("level1", "level2"):
+    def _refuse_distance(self) -> None:
+        """Refuse servers that a transfer from memory to memory does not reach."""
+        chosen = f"weight_transfer={self.weight_transfer}"
+        if self.launch == "docker":
             raise ValueError(
-                f"weight_transfer=broadcast and sleep={self.sleep}: a server sleeps for a learner "
-                "on its GPU, and weights are sent to other GPUs; set weight_transfer=files"
+                f"{chosen} does not work with a container, which shares too little with the "
+                "learner; set launch=managed, or weight_transfer=files"
+            )
+        if self.weight_transfer == "broadcast" and self.sleep in ("level1", "level2"):
+            raise ValueError(
+                f"{chosen} and sleep={self.sleep}: a server sleeps for a learner on its GPU, and "
+                "weights are sent to other GPUs; set weight_transfer=ipc or files"
             )
         if any(argument.startswith("--data-parallel") for argument in self.arguments):
             raise ValueError(
-                "weight_transfer=broadcast reaches only one engine of a server, and arguments "
-                "start several; set num_servers instead, or weight_transfer=files"
+                f"{chosen} reaches only one engine of a server, and arguments start several; set "
+                "num_servers instead, or weight_transfer=files"
             )
+        if self.weight_transfer == "ipc":
+            self._refuse_other_gpus()
 
-    def _refuse_remote_servers(self) -> None:
-        """Broadcast needs a shared file system and the loopback interface."""
-        if self.launch == "docker":
-            raise ValueError(
-                "weight_transfer=broadcast does not work with a container, which shares too little "
-                "with the learner; set launch=managed, or weight_transfer=files"
-            )
+    def _refuse_other_gpus(self) -> None:
+        """Refuse servers that use more than the learner's GPU, or that of another machine."""
+        for argument in self.arguments:
+            if argument.startswith(SEVERAL_GPUS):
+                raise ValueError(
+                    f"weight_transfer=ipc reaches one GPU, and {argument!r} divides a server over "
+                    "several; set weight_transfer=broadcast or files"
+                )
         for url in self.urls:
             if urlsplit(url).hostname not in LOCAL_HOSTS:
                 raise ValueError(
-                    f"weight_transfer=broadcast needs servers on this machine, and {url} may be on "
-                    f"another; expected one of {', '.join(LOCAL_HOSTS)}, or weight_transfer=files"
+                    f"weight_transfer=ipc needs servers on this machine, and {url} may be on "
+                    f"another; expected one of {', '.join(LOCAL_HOSTS)}, or another transfer"
                 )

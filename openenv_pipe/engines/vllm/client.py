@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.foreign_text import quoted
@@ -36,6 +36,16 @@ class ServerGoneError(Exception):
     """A request got no answer: the connection broke, or the server's engine has died."""
 
 
+class Files(Protocol):
+    """Brings files to a server on another machine. Raises ServerGoneError and EngineError."""
+
+    async def send(self, folder: Path) -> Path:
+        """Copy a folder to the server's machine, and return its path there."""
+
+    async def remove(self, folder: Path) -> None:
+        """Remove a copy, by its path there."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
     """One completion."""
@@ -48,8 +58,18 @@ class Sampled:
 class VllmClient:
     """The client of one server. Use it in `async with`; all requests share its connections."""
 
-    def __init__(self, url: str, *, api_key: str | None, request_timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None,
+        request_timeout_s: float,
+        files: Files | None = None,
+    ) -> None:
+        """files: brings the files of this machine to the server; None: the server reads them."""
         self.url = url.rstrip("/")
+        self._files = files
+        self._sent: dict[str, Path] = {}  # copies of adapters, by the adapters' names
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = HttpClient(
             url,
@@ -139,12 +159,19 @@ class VllmClient:
         return await self.check_health(limit_s) is None
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter from a folder that the server can read, to be requested by its name."""
+        """Load an adapter from a folder of this machine, to be requested by its name."""
+        if self._files is not None:
+            if name not in self._sent:
+                self._sent[name] = await self._files.send(folder)
+            folder = self._sent[name]
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter, if it is loaded."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name}, accepted=(404,))
+        sent = self._sent.pop(name, None)
+        if sent is not None and self._files is not None:
+            await self._files.remove(sent)
 
     async def adapters(self) -> dict[str, Path]:
         """Return the folder of each loaded adapter, by the adapter's name."""
@@ -176,8 +203,20 @@ class VllmClient:
             await asyncio.gather(pausing, return_exceptions=True)
             await self._post("/resume", accepted=REFUSED)
 
+    @asynccontextmanager
+    async def readable(self, folder: Path) -> AsyncIterator[Path]:
+        """Return the path by which the server reads a folder of this machine, during the block."""
+        if self._files is None:
+            yield folder
+            return
+        sent = await self._files.send(folder)
+        try:
+            yield sent
+        finally:
+            await self._files.remove(sent)
+
     async def load_weights(self, folder: Path, version: str) -> None:
-        """Load all weights from a folder.
+        """Load all weights from a folder, given by its path for the server (`readable`).
 
         The server must be paused, or asleep except for the memory of its weights.
         """
@@ -225,7 +264,47 @@ class VllmClient:
         _, content = await self._call("GET", "/metrics", None, CALL_LIMIT_S)
         return content.decode()
 
-    async def _tell_workers(self, method: str, **arguments: str) -> None:
+    async def check_transfer(self, backend: str, learner: str) -> None:
+        """Raise EngineError if vLLM's own weight transfer cannot connect to this learner.
+
+        Args:
+            backend: "nccl" or "ipc".
+            learner: its version of NCCL, or the UUID of its GPU.
+        """
+        await self._tell_workers("check_transfer", backend=backend, learner=learner)
+
+    async def num_workers(self) -> int:
+        """Return how many processes hold the server's weights, or parts of them."""
+        status, content = await self._call("GET", "/get_world_size", None, CALL_LIMIT_S)
+        if status != 200:
+            raise EngineError(f"{self.url}/get_world_size answered with status {status}")
+        return json.loads(content)["world_size"]
+
+    async def begin_transfer(self, init_info: Mapping[str, Any]) -> None:
+        """Connect vLLM's own weight transfer to the learner."""
+        await self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
+
+    async def end_transfer(self) -> None:
+        """Disconnect vLLM's own weight transfer from the learner."""
+        await self._post("/shutdown_weight_transfer_engine", accepted=REFUSED)
+
+    async def start_weight_update(self) -> None:
+        """Prepare for new weights, under the conditions of `load_weights`."""
+        await self._post("/start_weight_update")
+
+    async def update_weights(self, update_info: Mapping[str, Any]) -> None:
+        """Receive the described weights while the learner sends them."""
+        await self._post("/update_weights", {"update_info": dict(update_info)})
+
+    async def load_shared(self, chunk: Mapping[str, Any], buffer: Mapping[str, Any]) -> None:
+        """Load the described weights from a buffer on the GPU; see `openenv_pipe_ipc`."""
+        await self._tell_workers("receive_shared", chunk=dict(chunk), buffer=dict(buffer))
+
+    async def finish_weight_update(self, version: str) -> None:
+        """Use the received weights, whose version later completions report."""
+        await self._post("/finish_weight_update", {"weight_version": version})
+
+    async def _tell_workers(self, method: str, **arguments: Any) -> None:
         """Call a method of the worker extension in each worker. Raises EngineError."""
         body = {"method": method, "kwargs": arguments}
         results = json.loads(await self._post("/collective_rpc", body))["results"]

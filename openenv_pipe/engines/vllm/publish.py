@@ -3,7 +3,7 @@
 A publisher writes a policy once for all servers, in torch's thread, and sends it on the event loop.
 A server that has just started gets every version that requests may name. No file that a server may
 still read is changed. `replica.py` keeps track of which server has which version, and
-`publish_broadcast.py` sends weights from memory to memory.
+`publish_memory.py` sends weights from memory to memory.
 """
 
 import asyncio
@@ -195,8 +195,11 @@ class WeightsPublisher(_FilePublisher):
         return BASE
 
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
-        async with replacing_weights(client, paused=paused):
-            await client.load_weights(self._folder(published), str(published.version))
+        async with (
+            client.readable(self._folder(published)) as folder,
+            replacing_weights(client, paused=paused),
+        ):
+            await client.load_weights(folder, str(published.version))
 
     async def restore(self, client: VllmClient) -> Published | None:
         latest = None

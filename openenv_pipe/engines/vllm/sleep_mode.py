@@ -15,13 +15,19 @@ LEVELS = {"never": 0, "level1": 1, "level2": 2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerFootprint:
-    """The learner's use of the machine that it shares with the servers."""
+    """The learner's use of the machine that it may share with the servers."""
 
     on_gpu: bool
     free_gpus: Sequence[str] = ()  # GPUs that it does not use, as CUDA_VISIBLE_DEVICES names them
     gpu_bytes: int = 0  # memory of its GPU
     needs_bytes: int = 0  # estimate of the memory that an update takes of it; 0: unknown
     plays_ahead: bool = False  # servers sample during updates
+    servers_elsewhere: bool = False  # they are on other machines
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether servers that the run starts are on the learner's GPU."""
+        return self.on_gpu and not self.free_gpus and not self.servers_elsewhere
 
 
 def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, mode: str) -> int:
@@ -30,7 +36,7 @@ def sleep_level(config: VllmEngineConfig, footprint: LearnerFootprint, *, mode: 
     Raises:
         ConfigError: `engine.sleep` asks for sleep, which would free no memory for the learner.
     """
-    shares_gpu = footprint.on_gpu and not footprint.free_gpus
+    shares_gpu = footprint.shares_gpu
     if config.sleep == "auto":
         if config.launch == "attach" or not shares_gpu or footprint.plays_ahead:
             return 0

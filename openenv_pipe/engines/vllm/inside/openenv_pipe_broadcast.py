@@ -1,17 +1,14 @@
 """Send all weights of a policy from the learner's memory into that of a server's workers.
 
 Learner and workers form a process group in which the learner has rank 0. They exchange addresses in
-a file that only their user may open. NCCL transports the weights between GPUs and gloo between
-CPUs, over loopback. Each wait for the other end has a time limit. NCCL cannot connect two ends that
-use one GPU.
+a file that only their user may open. gloo transports the weights between CPUs, over loopback. Each
+wait for the other end has a time limit. Between GPUs, vLLM's own weight transfer is used instead.
 
 The learner imports this file as a part of openenv_pipe, and vLLM's workers import it as a
 top-level module, so it imports neither package.
 """
 
-import contextlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+LOOPBACK = "127.0.0.1"
 LONGEST_WAIT = timedelta(seconds=60)  # for the other end to connect or to continue
 FILES_INSTEAD = "set engine.weight_transfer=files"  # ends error messages
 
@@ -66,21 +63,19 @@ class Sender:
         self._is_closed = True
         if not self.is_connected:
             self._tell("the learner has left")
-        group, self._group = self._group, None
-        _leave(group)
+        self._group = None  # gloo disconnects when nothing refers to the group any more
 
     def _connect(self, weights: Mapping[str, torch.Tensor]) -> None:
         if self._is_closed:
             raise BroadcastError("this end is closed")
-        device = next(iter(weights.values())).device
         theirs = _read(self._store, "workers")
-        if problem := _difference(_transport(device), theirs["transport"]):
-            self._tell(problem)
-            raise BroadcastError(problem)
+        if (device := theirs["device"]) != "cpu":
+            problem = f"the learner's weights are on a CPU, but the server's on {device}"
+            self._tell(f"{problem}; {FILES_INSTEAD}")
+            raise BroadcastError(f"{problem}; {FILES_INSTEAD}")
         self._layout = _layout(weights)
         self._store.set("policy", json.dumps({"layout": self._layout}))
-        self._group = _group(self._store, 0, 1 + theirs["count"], device)
-        _broadcast(self._group, torch.zeros(1, device=device))  # makes NCCL connect
+        self._group = _group(self._store, 0, 1 + theirs["count"])
         self.is_connected = True
 
     def _tell(self, problem: str) -> None:
@@ -105,24 +100,21 @@ class Receiver:
         if not meeting.is_file():  # torch would retry, and then end the process
             raise BroadcastError(f"the server does not see {meeting}; {FILES_INSTEAD}")
         store = _store(meeting)
-        store.set("workers", json.dumps({"count": num_workers, "transport": _transport(device)}))
+        store.set("workers", json.dumps({"count": num_workers, "device": device.type}))
         self._layout = _read(store, "policy")["layout"]
-        self._device = device
-        self._group: dist.Backend | None = _group(store, 1 + rank, 1 + num_workers, device)
-        _broadcast(self._group, torch.zeros(1, device=device))
+        self._group: dist.Backend | None = _group(store, 1 + rank, 1 + num_workers)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Receive the weights of one `send`. Raises RuntimeError if the learner is gone."""
         assert self._group is not None, "this end is closed"
         for name, dtype, shape in self._layout:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
             _broadcast(self._group, tensor)
             yield name, tensor
 
     def close(self) -> None:
         """Disconnect, so that the learner's next `send` fails. Repeating it does no harm."""
-        group, self._group = self._group, None
-        _leave(group)
+        self._group = None
 
 
 def _store(meeting: Path) -> dist.Store:
@@ -139,57 +131,11 @@ def _read(store: dist.Store, key: str) -> dict:
     return told
 
 
-def _transport(device: torch.device) -> str:
-    """Describe the transport, which must be equal at both ends, even in NCCL's version."""
-    if device.type == "cpu":
-        return "gloo"
-    return "nccl " + ".".join(map(str, torch.cuda.nccl.version()))
-
-
-def _difference(learner: str, server: str) -> str:
-    if learner == server:
-        return ""
-    return (
-        f"the learner sends weights by {learner}, but the server receives them by {server}; "
-        f"{FILES_INSTEAD}"
-    )
-
-
-def _group(store: dist.Store, rank: int, size: int, device: torch.device) -> dist.Backend:
-    if device.type == "cuda":
-        return _nccl_group(dist.PrefixStore("nccl", store), rank, size)
+def _group(store: dist.Store, rank: int, size: int) -> dist.Backend:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
     options._timeout = LONGEST_WAIT
     return dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
-
-
-def _nccl_group(store: dist.Store, rank: int, size: int) -> dist.Backend:
-    """Make a group in which connecting can be aborted, as in torchft, and a timeout raises.
-
-    With blocking waits, torch's watchdog does not end the process after a timeout.
-    """
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK_INTERFACE)
-    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(LONGEST_WAIT.seconds))
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = LONGEST_WAIT
-    options.config.blocking = 0
-    before = os.environ.get("TORCH_NCCL_BLOCKING_WAIT")
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # only the constructor reads it
-    try:
-        return dist.ProcessGroupNCCL(store, rank, size, options)
-    finally:
-        del os.environ["TORCH_NCCL_BLOCKING_WAIT"]
-        if before is not None:
-            os.environ["TORCH_NCCL_BLOCKING_WAIT"] = before
-
-
-def _leave(group: dist.Backend | None) -> None:
-    """Leave a group. A gloo group is not aborted, which would end the process: it disconnects
-    when nothing refers to it any more."""
-    if group is not None and group.name() != "gloo":
-        with contextlib.suppress(RuntimeError):  # the group may have failed already
-            group.abort()
 
 
 def _broadcast(group: dist.Backend, tensor: torch.Tensor) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from openenv_pipe_amx import request_amx
-from openenv_pipe_broadcast import BroadcastError, Receiver
+from openenv_pipe_broadcast import FILES_INSTEAD, BroadcastError, Receiver
+from openenv_pipe_ipc import gpu_id, rebuild_arguments
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
-from vllm.utils.nccl import unpinned_nccl_env
 
 request_amx()  # every worker imports this module before it computes anything
 
@@ -41,8 +41,7 @@ class PolicyWorker:
         self.leave_broadcast()
         size = self.parallel_config.world_size
         try:
-            with unpinned_nccl_env():  # without vLLM's NCCL settings, which the learner lacks
-                self._receiver = Receiver(Path(meeting), self.rank, size, self.device)
+            self._receiver = Receiver(Path(meeting), self.rank, size, self.device)
         except BroadcastError as error:
             return {"problem": str(error)}
         return {"problem": ""}
@@ -65,6 +64,42 @@ class PolicyWorker:
         except BaseException:
             self.leave_broadcast()  # otherwise the learner would wait for this worker
             raise
+        return {"problem": ""}
+
+    def check_transfer(self, backend: str, learner: str) -> dict[str, str]:
+        """Say why this worker cannot receive weights from the learner by vLLM's own transfer.
+
+        Args:
+            backend: of vLLM's weight transfer, "nccl" or "ipc".
+            learner: its version of NCCL, or the UUID of its GPU.
+        """
+        config = self.vllm_config.weight_transfer_config
+        found = config.backend if config is not None else "none"
+        if found != backend:
+            return {
+                "problem": f"the server was started with weight transfer {found}, expected "
+                f"{backend}: `openenv-pipe engine command` prints its command"
+            }
+        if backend == "ipc":
+            what, here = "GPU", gpu_id(self.device)
+        else:
+            what, here = "NCCL", ".".join(map(str, torch.cuda.nccl.version()))
+        if here != learner:
+            return {
+                "problem": f"weight transfer {backend} needs the learner's {what}, {learner}, but "
+                f"the server uses {here}; {FILES_INSTEAD}"
+            }
+        return {"problem": ""}
+
+    def receive_shared(self, chunk: dict[str, Any], buffer: dict[str, Any]) -> dict[str, str]:
+        """Load some weights from a buffer of the learner, by vLLM's weight transfer "ipc".
+
+        Args:
+            chunk: names, types, shapes and sizes of the weights in the buffer.
+            buffer: the description of `openenv_pipe_ipc.describe`.
+        """
+        handles = {buffer["gpu"]: rebuild_arguments(buffer)}
+        self.update_weights({**chunk, "ipc_handles": handles})
         return {"problem": ""}
 
     def _load(self, **source: Any) -> None:
