@@ -25,6 +25,8 @@ def next_logprobs(value: float) -> np.ndarray:
 class SmallServer:
     """Stands in for `engines.vllm.launch.VllmServer`. A test can stop it to simulate its death."""
 
+    files = None  # it reads the folders of this machine
+
     def __init__(self, log: Path) -> None:
         self.log = log
         self.url = ""

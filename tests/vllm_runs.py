@@ -11,11 +11,26 @@ import psutil
 from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
+from tests.programs import CLIENT
 from tests.vllm_server import SMALL
 
 REPOSITORY = Path(__file__).parents[1]
 LIMIT_S = 600.0  # a start takes 20 to 30 s on two idle cores, and minutes on busy ones
 BOUND = 1e-4  # for a difference of logprobs, in float32
+# A planner is asked before the player, who continues his own conversation.
+PLANNING_PROGRAM = (
+    # A call waits as long as the start of a server may take.
+    CLIENT.replace("timeout=60", f"timeout={LIMIT_S:g}")
+    + """
+messages = task["messages"]
+for _ in range(2):
+    plan = ask([{"role": "system", "content": "plan"}, messages[-1]])
+    reply = ask(messages)
+    messages += [reply, user(plan["content"][:2])]
+"""
+)
+# The program has to be in this file of the folder in which the run is started.
+AS_PROGRAM = ("agent=program", "agent.command=['{python}','-S','agent.py']")
 
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
@@ -50,13 +65,18 @@ def wait_until(condition, what: str, folder: Path) -> None:
 
 def server_processes(run: psutil.Process) -> list[psutil.Process]:
     """Return the run's child processes whose command line names vLLM."""
+    return child_processes(run, "vllm")
+
+
+def child_processes(run: psutil.Process, word: str) -> list[psutil.Process]:
+    """Return the run's child processes with a word in their command line, in any case."""
     found = []
     for process in run.children(recursive=True):
         try:
             words = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        if "vllm" in words.lower():
+        if word in words.lower():
             found.append(process)
     return found
 

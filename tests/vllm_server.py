@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +19,9 @@ import torch
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
 from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import VERSION, Installed, find_build, find_installed
 from openenv_pipe.engines.vllm.launch import VllmProcess
 from openenv_pipe.engines.vllm.server_command import ServerSpec
@@ -156,6 +159,26 @@ def small_config(*overrides: str) -> RunConfig:
 
 def small_policy(config: RunConfig) -> Policy:
     return load_policy(config.model, seed=config.seed, device=torch.device("cpu"))
+
+
+@asynccontextmanager
+async def opened(
+    served: Served, logs: Path, *overrides: str
+) -> AsyncIterator[tuple[VllmEngine, Policy]]:
+    """An engine attached to the server, and the policy that it serves."""
+    config = small_config(*served.attach, *overrides)
+    policy = small_policy(config)
+    with ThreadPoolExecutor(1) as executor:
+        async with open_engine(
+            config.engine,
+            Publication(policy),
+            source=None,
+            footprint=LearnerFootprint(on_gpu=False),
+            logs=logs,
+            executor=executor,
+            tell=lambda text: None,
+        ) as engine:
+            yield engine, policy
 
 
 @contextmanager

@@ -8,50 +8,29 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
 from openenv_pipe.engines import Completion, TokenRequest
-from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
-from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.weights import Publication
 from openenv_pipe.system import readiness
 from tests.fakes import DROPS_THOUGHTS, FakeHost, all_episodes, collect
-from tests.programs import CLIENT
-from tests.vllm_runs import assert_trained_and_agreed, ended, start
-from tests.vllm_server import LORA_RANK, Served, ServerProxy, small_config, small_policy
+from tests.vllm_runs import (
+    AS_PROGRAM,
+    PLANNING_PROGRAM,
+    assert_trained_and_agreed,
+    ended,
+    start,
+)
+from tests.vllm_server import LORA_RANK, ServerProxy, opened
 
 pytestmark = pytest.mark.vllm
 LORA = f"model.lora.rank={LORA_RANK}"
 LIMIT_S = 120.0  # waits for what takes a moment on an idle machine
-
-
-@asynccontextmanager
-async def opened(
-    served: Served, tmp_path, *overrides: str
-) -> AsyncIterator[tuple[VllmEngine, Policy]]:
-    """An engine attached to the server, and the policy that it serves."""
-    config = small_config(*served.attach, *overrides)
-    policy = small_policy(config)
-    with ThreadPoolExecutor(1) as executor:
-        async with open_engine(
-            config.engine,
-            Publication(policy),
-            source=None,
-            footprint=LearnerFootprint(on_gpu=False),
-            logs=tmp_path,
-            executor=executor,
-            tell=lambda text: None,
-        ) as engine:
-            yield engine, policy
 
 
 @pytest.fixture
@@ -343,24 +322,14 @@ async def test_a_way_that_does_not_fit_the_model_is_refused(vllm_served, tmp_pat
                 pass
 
 
-# A planner is asked before the player, who continues his own conversation.
-PROGRAM = """
-messages = task["messages"]
-for _ in range(2):
-    plan = ask([{"role": "system", "content": "plan"}, messages[-1]])
-    reply = ask(messages)
-    messages += [reply, user(plan["content"][:2])]
-"""
-
-
 @pytest.mark.parametrize("play", ["loop", "rerender", "program"])
 def test_three_steps_with_an_adapter(vllm_served, tmp_path, play):
     """Of the pipeline's loop, of a template that rewrites earlier turns, and of a program."""
-    (tmp_path / "agent.py").write_text(CLIENT + PROGRAM)
+    (tmp_path / "agent.py").write_text(PLANNING_PROGRAM)
     more = {
         "loop": (),
         "rerender": ("model.history=rerender", f"model.chat_template={json.dumps(DROPS_THOUGHTS)}"),
-        "program": ("agent=program", "agent.command=['{python}','-S','agent.py']"),
+        "program": AS_PROGRAM,
     }[play]
     process = start(tmp_path, *vllm_served.attach, f"model.lora.rank={LORA_RANK}", *more)
     code, told = ended(process, tmp_path)

@@ -7,10 +7,15 @@ import time
 import psutil
 import pytest
 
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.types import Status
 from tests.vllm_runs import (
+    AS_PROGRAM,
     BOUND,
     LIMIT_S,
+    PLANNING_PROGRAM,
     assert_trained_and_agreed,
+    child_processes,
     ended,
     server_processes,
     start,
@@ -57,6 +62,32 @@ def test_a_server_killed_in_a_step_is_replaced(installed, tmp_path):
     assert [record["engine/restarts"] for record in steps_of(tmp_path)] == [0, 1, 1]
     assert "restart 1 of 2" in told
     assert "loading weights" in told  # the progress of the server's start
+
+
+def test_a_server_killed_while_programs_play_is_replaced(installed, tmp_path):
+    """Their calls wait for the new server, and what is trained is what it sampled."""
+    (tmp_path / "agent.py").write_text(PLANNING_PROGRAM)
+    process = start(tmp_path, *AS_PROGRAM)
+    try:
+        run = psutil.Process(process.pid)
+        wait_until(lambda: steps_of(tmp_path), "the first step", tmp_path)
+        wait_until(lambda: child_processes(run, "agent.py"), "a program", tmp_path)
+        servers = server_processes(run)
+        (worker,) = (each for each in servers if title(each).startswith("VLLM::Worker"))
+        worker.kill()
+        wait_until(lambda: len(steps_of(tmp_path)) >= 2, "the second step", tmp_path)
+        servers += server_processes(run)
+    finally:
+        code, told = ended(process, tmp_path)
+    assert code == 0, told
+    assert_trained_and_agreed(tmp_path)
+    assert [record["engine/restarts"] for record in steps_of(tmp_path)] == [0, 1, 1]
+    folder = tmp_path / "runs" / "smoke" / "0001"
+    groups = [group for step in (1, 2, 3) for group in read_episodes(episodes_path(folder, step))]
+    assert {each.status for group in groups for each in group.episodes} == {Status.ANSWERED}
+    assert not list((folder / "logs" / "latest" / "programs").iterdir())
+    _, alive = psutil.wait_procs(servers, timeout=LIMIT_S)
+    assert alive == []
 
 
 def test_a_killed_trainer_leaves_none_of_its_two_servers(installed, tmp_path):

@@ -1,16 +1,12 @@
 """A vLLM server that sees the pictures of observations, with a small vision-language model."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
 from openenv_pipe.algorithms.packing import pack
-from openenv_pipe.engines.vllm import LearnerFootprint, open_engine
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.install import require_pictures
 from openenv_pipe.errors import EngineMissingError
-from openenv_pipe.models.weights import Publication
 from openenv_pipe.runs.metrics import read_metrics
 from tests.commands import run
 from tests.fakes import FakeHost, all_episodes, collect, run_config
@@ -23,7 +19,7 @@ from tests.vision_models import (
     trained_logprobs,
     write_vision_model,
 )
-from tests.vllm_server import LORA_RANK, installed_vllm, small_config, small_policy, vllm_server
+from tests.vllm_server import LORA_RANK, installed_vllm, opened, vllm_server
 
 pytestmark = pytest.mark.vllm
 BOUND = 1e-4  # of the difference of two logprobs, in float32
@@ -74,36 +70,25 @@ async def test_sampler_and_trainer_agree_on_pictures(served, model, tmp_path, lo
     """Over turns that each show a picture, and after new weights of all parts of the model."""
     rank = f"model.lora.rank={lora_rank}"
     limit = "env.max_episode_tokens=400"
-    config = small_config(*served.attach, *model, rank, limit)
-    policy = small_policy(config)
     draw = torch.Generator().manual_seed(1)
-    with ThreadPoolExecutor(1) as executor:
-        async with open_engine(
-            config.engine,
-            Publication(policy),
-            source=None,
-            footprint=LearnerFootprint(on_gpu=False),
-            logs=tmp_path,
-            executor=executor,
-            tell=lambda text: None,
-        ) as engine:
-            for version in (1, 2):
-                for _, values in policy.trained_parameters():
-                    values.data += 0.05 * torch.randn(values.shape, generator=draw)
-                await engine.publish(version)
-                measured = await engine.metrics()
-                assert measured["canary/difference"] < BOUND < measured["canary/moved"]
-                groups = await collect(
-                    policy,
-                    config=run_config({"env.adapter": ADAPTER, "env.max_episode_tokens": 400}),
-                    host=FakeHost(play),
-                    num_tasks=4,
-                    engine=engine,
-                )
-                samples = samples_of(groups)
-                assert {len(each.turns) for each in all_episodes(groups)} == {2}
-                assert {len(each.pictures) for each in samples} == {2, 3}
-                assert largest_difference(policy, samples) < BOUND
+    async with opened(served, tmp_path, *model, rank, limit) as (engine, policy):
+        for version in (1, 2):
+            for _, values in policy.trained_parameters():
+                values.data += 0.05 * torch.randn(values.shape, generator=draw)
+            await engine.publish(version)
+            measured = await engine.metrics()
+            assert measured["canary/difference"] < BOUND < measured["canary/moved"]
+            groups = await collect(
+                policy,
+                config=run_config({"env.adapter": ADAPTER, "env.max_episode_tokens": 400}),
+                host=FakeHost(play),
+                num_tasks=4,
+                engine=engine,
+            )
+            samples = samples_of(groups)
+            assert {len(each.turns) for each in all_episodes(groups)} == {2}
+            assert {len(each.pictures) for each in samples} == {2, 3}
+            assert largest_difference(policy, samples) < BOUND
     for sample in samples:  # The test would notice other pictures of the same size.
         sample.pictures = {
             name: picture(99, each["width"], each["height"])

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from openenv_pipe.commands.serve import _served
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import turn_seed
 from openenv_pipe.engines.vllm import endpoint as serving
@@ -258,3 +259,13 @@ def test_weights_that_no_guardian_has_removed_are_removed_by_the_next_run(tmp_pa
         with weights_folder(str(tmp_path)) as other:
             assert folder.exists() and other != folder
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_served_run_takes_tools_whatever_its_adapter(tmp_path):
+    """A program's model calls tools too, and vLLM refuses them without these arguments."""
+    config = compose(["conf=echo"]).config
+    folder = SimpleNamespace(record=SimpleNamespace(id="echo/0001"))
+    subject = SimpleNamespace(config=config, folder=folder)
+    with _served(subject, tmp_path, None) as served:
+        arguments = serving.serving_arguments(served, "cpu", "127.0.0.1", 8000, [])
+    assert "--enable-auto-tool-choice" in arguments

@@ -67,7 +67,7 @@ def _try_engine(config: RunConfig) -> Iterator[Line]:
         capabilities = config.engine.capabilities
         purpose = "training" if capabilities.can_train else "evaluation"
         yield Line("engine", Result.OK, f"{config.engine.target}, for {purpose}")
-    if config.engine.type == "vllm":
+    if config.engine.type == "vllm" and config.vllm_nodes is None:  # `check_cluster` looks there
         build = "cpu" if config.device == "cpu" else find_build()
         found = check_engine(config.engine, build, config.model.lora.rank)
         yield Line("engine", Result.OK, found)

@@ -1,5 +1,5 @@
 """Check a Ray cluster: what fits on its nodes, whether it starts there, and the network between the
-learner's ranks."""
+learner's ranks. vLLM servers are only given their room."""
 
 import asyncio
 import tempfile
@@ -8,26 +8,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.config.schema import RayClusterConfig, RunConfig
+from openenv_pipe.config.schema import RayClusterConfig, RunConfig, VllmEngineConfig
+from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.servers import placed_servers
 from openenv_pipe.errors import HostError
 from openenv_pipe.learner.distributed.build import build_workers
-from openenv_pipe.models.load import select_device
+from openenv_pipe.models.load import is_vision_model, select_device
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
 from openenv_pipe.system.ray_cluster import RayCluster
+from openenv_pipe.system.tasks import run_all
 
-ROOM_WAIT_S = 20.0  # for the learner's nodes
+ROOM_WAIT_S = 20.0  # for the nodes of the learner, and of each vLLM server
 SMALLEST_SUM, LARGE_SUM = 4, 16 * 2**20  # bytes
 
 
 def check_cluster(config: RunConfig) -> Iterator[Line]:
     """Compare the workers with the nodes' cores, then start them and their servers once.
 
-    With `cluster.learner_nodes` above 1, the learner's ranks are started beside them, and add up a
+    With `cluster.vllm_on_nodes`, the vLLM servers' room is taken beside them, and vLLM looked for
+    there. With `cluster.learner_nodes` above 1, the learner's ranks are started, too, and add up a
     tensor. What needs nodes that an autoscaler would have to add is not started.
 
     Raises:
         HostError: the cluster cannot be joined, or a worker does not start.
-        ConfigError: the environment cannot be run on a node.
+        ConfigError: the environment cannot be run on a node, or vLLM is not installed there.
     """
     settings = config.cluster
     if not isinstance(settings, RayClusterConfig):
@@ -61,10 +65,38 @@ async def _try_workers(config: RunConfig, logs: Path) -> list[Line]:
         text = f"{workers.capacity} sessions opened by the rollout workers ({placed})"
         return [
             Line("workers", Result.OK, text),
+            *await _try_servers(config, logs),
             *await asyncio.to_thread(_try_ranks, config, logs),
         ]
     finally:
         await workers.close()
+
+
+async def _try_servers(config: RunConfig, logs: Path) -> list[Line]:
+    """Find nodes with room and vLLM for all servers at once, without starting them."""
+    nodes, engine = config.vllm_nodes, config.engine
+    if nodes is None:
+        return []
+    assert isinstance(engine, VllmEngineConfig)
+    spec = ServerSpec(
+        model="",
+        revision=None,
+        build="cuda" if select_device(config.device).type == "cuda" else "cpu",
+        dtype=engine.dtype,
+        lora_rank=0,
+        sees_pictures=is_vision_model(config.model),
+    )
+    soon = nodes.model_copy(update={"start_timeout_s": min(ROOM_WAIT_S, nodes.start_timeout_s)})
+    servers = placed_servers(engine, spec, soon, logs=logs, weights_dir=logs)
+    try:
+        await run_all(server.place() for server in servers)
+        found = Counter(f"{server.node} with vLLM {server.about['vllm']}" for server in servers)
+        placed = ", ".join(f"{number} on {node}" for node, number in found.items())
+        return [Line("engine", Result.OK, f"room for {len(servers)} vLLM servers ({placed})")]
+    except HostError as error:
+        return [Line("engine", Result.WARN, str(error))]
+    finally:
+        await asyncio.gather(*(server.stop() for server in servers))
 
 
 def _try_ranks(config: RunConfig, logs: Path) -> Iterator[Line]:

@@ -22,9 +22,9 @@ class ServerMemory:
 
 
 def servers_in_machine(config: RunConfig, shape: Shape) -> ServerMemory | None:
-    """Return the servers' memory if the learner uses the CPU; None if the run starts no servers."""
+    """Return the servers' memory if the learner uses the CPU; None if it has none here."""
     engine = config.engine
-    if engine.type != "vllm" or engine.launch == "attach":
+    if engine.type != "vllm" or engine.launch == "attach" or config.vllm_nodes:
         return None
     num_bytes = engine.num_servers * server_bytes(shape, config) + _written_bytes(
         shape, config, engine
@@ -40,7 +40,7 @@ def _written_bytes(shape: Shape, config: RunConfig, engine: VllmEngineConfig) ->
         return 0
     is_base_written = model.type == "tiny" or model.quantization != "none"
     is_whole = model.lora.rank == 0 or engine.publish == "merged"
-    has_files = is_whole and engine.weight_transfer != "broadcast"
+    has_files = is_whole and engine.weight_transfer == "files"
     num_written = is_base_written + (MAX_WEIGHTS_FOLDERS + 1 if has_files else 0)
     return num_written * shape.num_parameters * BYTES[model.dtype]
 
@@ -53,7 +53,7 @@ def servers_on_gpu(config: RunConfig, needs_bytes: int) -> ServerMemory | None:
     from openenv_pipe.pipeline.build import gpu_footprint  # imports torch
 
     footprint = gpu_footprint(config, needs_bytes)
-    if footprint.free_gpus:
+    if not footprint.shares_gpu:
         return None
     return ServerMemory(
         num_servers=engine.num_servers,

@@ -20,8 +20,8 @@ class LocalClusterConfig(Block):
 class RayClusterConfig(Block):
     """Rollout workers on the nodes of a Ray cluster play the episodes (conf/cluster/ray.yaml).
 
-    Each starts `host.num_servers` environment servers on its own node. The engine, the rewards and
-    the learner's first rank stay on the machine where the run is started.
+    Each starts `host.num_servers` environment servers on its own node. The rewards and the
+    learner's first rank stay on the machine where the run is started.
     """
 
     type: Literal["ray"]
@@ -42,9 +42,20 @@ class RayClusterConfig(Block):
     cpus_per_rank: NumCores = Field(
         description="cores that Ray reserves for each of the learner's processes on other nodes"
     )
+    vllm_on_nodes: bool = Field(
+        description="whether the engine.num_servers vLLM servers of engine.launch=managed are "
+        "started on other nodes, spread over them; false: on the machine where the run is started"
+    )
+    cpus_per_vllm_server: NumCores = Field(
+        description="cores that Ray reserves for each of these servers"
+    )
+    gpus_per_vllm_server: NumProcesses = Field(
+        description="GPUs that Ray gives each of these servers, if the learner is on a GPU; above "
+        "1, engine.arguments divide the model, as [--tensor-parallel-size=2]"
+    )
     start_timeout_s: Seconds = Field(
-        description="how long a worker, or the learner, waits for nodes with free resources, which "
-        "an autoscaler may have to add"
+        description="how long a worker, a vLLM server or the learner waits for nodes with free "
+        "resources, which an autoscaler may have to add"
     )
     max_restarts: NumRetries = Field(
         description="how many workers may be lost and replaced before the run fails, with their "

@@ -1,6 +1,8 @@
 """Start a vLLM engine with its servers as its configuration says, and stop it."""
 
 import asyncio
+import itertools
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -8,26 +10,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
+from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, LogprobCheck
+from openenv_pipe.engines.vllm.placed_server import PlacedVllmServer
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, WeightsPublisher
-from openenv_pipe.engines.vllm.publish_broadcast import BroadcastPublisher
+from openenv_pipe.engines.vllm.publish_memory import MemoryPublisher
 from openenv_pipe.engines.vllm.publish_mode import (
     PublishMode,
     choose_publish_mode,
-    refuse_broadcast,
+    refuse_transfer,
+    transfer_backend,
 )
 from openenv_pipe.engines.vllm.replica import Probe, Replica
-from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.server_command import ServerSpec, TransferBackend
 from openenv_pipe.engines.vllm.servers import MakeProcesses, make_servers, own_processes
 from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
+from openenv_pipe.engines.vllm.transfer import GlooLink, Link
+from openenv_pipe.engines.vllm.transfer_ipc import IpcLink
+from openenv_pipe.engines.vllm.transfer_nccl import NcclLink
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.secrets import remember_secrets
 from openenv_pipe.system.tasks import run_all
 
 Result = TypeVar("Result")
@@ -53,6 +62,7 @@ async def open_engine(
     executor: Executor,
     tell: Tell,
     make_processes: MakeProcesses = own_processes,
+    nodes: RayClusterConfig | None = None,
 ) -> AsyncIterator[VllmEngine]:
     """Start the servers, publish the current policy to them and check it. Stop them at the end.
 
@@ -61,7 +71,8 @@ async def open_engine(
         footprint: the learner's use of this machine's GPUs.
         logs: the folder of the servers' log files.
         executor: torch's thread.
-        make_processes: makes the servers of `engine.launch=managed`.
+        make_processes: makes the servers of `engine.launch=managed` on this machine.
+        nodes: the cluster on whose nodes they are started instead.
 
     Raises:
         ConfigError: the configuration does not fit the model or the machine.
@@ -69,16 +80,19 @@ async def open_engine(
         TrainingError: a server computes other logprobs than the trainer.
     """
     mode = choose_publish_mode(config, policy_source.lora_rank)
-    refuse_broadcast(config, footprint, mode)
+    refuse_transfer(config, footprint, mode)
     level = sleep_level(config, footprint, mode=mode)
     build: Build = "cuda" if footprint.on_gpu else "cpu"
     installed = None
-    if config.launch == "managed":
+    if nodes is not None:
+        config = _with_key(config)
+    elif config.launch == "managed":
         sees_pictures = policy_source.placeholder_id is not None
         installed = require_installed(build, sees_pictures=sees_pictures)
     with weights_folder(config.weights_dir) as root:
         spec = await _server_spec(config, policy_source, mode, source, build, root, executor)
-        spec = replace(spec, sleeps=level > 0)
+        backend = transfer_backend(config, mode, build)
+        spec = replace(spec, sleeps=level > 0, transfer_backend=backend)
         servers = make_servers(
             config,
             spec,
@@ -87,6 +101,7 @@ async def open_engine(
             logs=logs,
             weights_dir=root,
             make_processes=make_processes,
+            nodes=nodes,
         )
         facts = {
             "engine": {
@@ -97,7 +112,7 @@ async def open_engine(
                 **_facts(installed, servers),
             }
         }
-        publisher = build_publisher(config, mode, policy_source, root, executor)
+        publisher = build_publisher(config, mode, policy_source, root, executor, backend)
         setup = _EngineSetup(config, policy_source, publisher, root, executor, level)
         async with setup.running(servers, facts, tell) as engine:
             yield engine
@@ -212,12 +227,21 @@ def build_publisher(
     policy_source: PolicySource,
     root: Path,
     executor: Executor,
+    backend: TransferBackend | None = None,
 ) -> Publisher:
+    """Return the publisher. root: a folder in which servers on this machine can write."""
     if mode == "adapter":
         return AdapterPublisher(policy_source, root, executor)
     if config.weight_transfer == "files":
         return WeightsPublisher(policy_source, root, executor)
-    return BroadcastPublisher(policy_source, root, executor)
+    numbers = itertools.count()
+
+    def link(client: VllmClient) -> Link:
+        if backend == "nccl":
+            return NcclLink(client.url)
+        return IpcLink() if backend == "ipc" else GlooLink(root / f"meeting-{next(numbers)}")
+
+    return MemoryPublisher(policy_source, executor, link)
 
 
 def _facts(installed: Installed | None, servers: Sequence[VllmServer]) -> dict[str, Any]:
@@ -229,7 +253,17 @@ def _facts(installed: Installed | None, servers: Sequence[VllmServer]) -> dict[s
     shared = [server.about for server in servers if isinstance(server, LeasedVllmServer)]
     if shared:
         facts["shared_servers"] = shared[0] if len(shared) == 1 else shared
+    placed = [server.about for server in servers if isinstance(server, PlacedVllmServer)]
+    if placed:
+        facts["on_nodes"] = placed[0]  # all nodes have the same version
     return facts
+
+
+def _with_key(config: VllmEngineConfig) -> VllmEngineConfig:
+    """Return the configuration with a new key for servers that listen on a network."""
+    key = secrets.token_urlsafe(32)
+    remember_secrets({key: "engine.api_key"})
+    return config.model_copy(update={"api_key": key})
 
 
 async def _server_spec(

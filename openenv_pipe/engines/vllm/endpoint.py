@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.install import Build, Installed
-from openenv_pipe.engines.vllm.launch import server_process
+from openenv_pipe.engines.vllm.launch import KEY_VARIABLE, server_process
 from openenv_pipe.engines.vllm.server_command import (
     FEWEST_BATCHED_TOKENS,
     allowed_rank,
@@ -31,7 +31,6 @@ from openenv_pipe.system.readiness import (
 )
 
 Tell = Callable[[str], None]
-KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's server reads the key that clients must send from it
 STOP_LIMIT_S = 10.0
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_CACHE_GB = "2"
@@ -86,7 +85,7 @@ def serving_arguments(
         arguments += ["--lora-modules", f"{served.name}={served.adapter}"]
     if served.chat_template is not None:
         arguments += ["--chat-template", str(served.chat_template)]
-    if served.calls_tools:  # hermes: the form of tool calls that env.adapter.type=tool reads
+    if served.calls_tools:  # hermes: the form of tool calls that episodes have
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     if build == "cpu":
         longest = str(max(FEWEST_BATCHED_TOKENS, served.max_model_len))

@@ -1,6 +1,7 @@
 """Two kinds of vLLM servers: a process that the run starts, and a server that is running already.
 
-Containers are in `launch_docker.py`, and servers leased from a sweep in `shared_server.py`.
+Containers are in `launch_docker.py`, servers leased from a sweep in `shared_server.py`, and those
+on the nodes of a cluster in `placed_server.py`.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.client import ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.client import Files, ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.install import python_path
 from openenv_pipe.engines.vllm.server_command import (
     ServerSpec,
@@ -29,12 +30,17 @@ OWN_ADDRESS = "127.0.0.1"  # servers that the run starts listen here
 FIND_LIMIT_S = 5.0  # for an attached server's first answer
 FIND_POLL_S = 0.2
 MODULE = "vllm.entrypoints.openai.api_server"
+KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's server reads the key that clients must send from it
 # In bytes: macOS limits the path of a socket to 103, and vLLM names sockets by UUIDs.
 LONGEST_SOCKET_FOLDER = 103 - len("/123e4567-e89b-12d3-a456-426614174000")
 
 
 class VllmServer(RestartableServer, Protocol):
     """One vLLM server, without a policy. `supervisor.py` waits until it generates a token."""
+
+    @property
+    def files(self) -> Files | None:
+        """What brings files to a server on another machine; None: it reads those of this one."""
 
     async def start(self) -> None:
         """Begin to start the server, and return before it answers.
@@ -47,8 +53,20 @@ class VllmServer(RestartableServer, Protocol):
 class VllmProcess:
     """A server process on this machine. It and its children end when this process ends."""
 
-    def __init__(self, spec: ServerSpec, config: VllmEngineConfig, python: Path, log: Path) -> None:
+    files: Files | None = None
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        config: VllmEngineConfig,
+        python: Path,
+        log: Path,
+        *,
+        address: str = OWN_ADDRESS,
+    ) -> None:
+        """address: where it listens; if others can reach it, it asks for `config.api_key`."""
         self.url = ""
+        self._address = address
         self.log: Path | None = log
         self._spec = spec
         self._config = config
@@ -56,12 +74,17 @@ class VllmProcess:
         self._process: ManagedProcess | None = None
 
     async def start(self) -> None:
-        port = pick_port(self._config, self._spec.number)
-        self.url = f"http://{OWN_ADDRESS}:{port}"
-        variables = server_variables(
-            self._spec, self._config, python_path(self._spec.sees_pictures)
-        )
-        arguments = server_arguments(self._spec, self._config, OWN_ADDRESS, port)
+        address = self._address
+        port = pick_port(self._config, self._spec.number, address)
+        self.url = f"http://{address}:{port}"
+        variables = {
+            **server_variables(self._spec, self._config, python_path(self._spec.sees_pictures))
+        }
+        arguments = server_arguments(self._spec, self._config, address, port)
+        if address != OWN_ADDRESS:
+            assert self._config.api_key is not None
+            arguments += ["--middleware", "openenv_pipe_key.RequireKey"]
+            variables[KEY_VARIABLE] = self._config.api_key
         environment = process_environment(self._spec.model, variables)
         assert self.log is not None
         self._process = server_process(self._python, arguments, environment, self.log)
@@ -79,6 +102,7 @@ class AttachedVllmServer:
     """A server that others start and stop. It must see the weights folder under the same path."""
 
     log: Path | None = None
+    files: Files | None = None
 
     def __init__(self, url: str, config: VllmEngineConfig) -> None:
         self.url = url.rstrip("/")
@@ -155,12 +179,12 @@ def server_process(
         raise
 
 
-def pick_port(config: VllmEngineConfig, number: int) -> int:
+def pick_port(config: VllmEngineConfig, number: int, address: str = OWN_ADDRESS) -> int:
     """Return the port of the server with that number. Raises ConfigError if it is taken."""
     if config.port is None:
-        return free_port(OWN_ADDRESS)
+        return free_port(address)
     port = config.port + number
-    if port_in_use(port, OWN_ADDRESS):
+    if port_in_use(port, address):
         raise ConfigError(
             f"engine.port={config.port}: port {port}, of server {number}, is used by another "
             "program; set another port, or null for a free one"

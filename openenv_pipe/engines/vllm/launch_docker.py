@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.engines.vllm.client import Files
 from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.launch import MODULE, OWN_ADDRESS, pick_port
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
@@ -29,6 +30,8 @@ class VllmContainer:
     A guard process removes the container when this process ends or dies. `openenv-pipe hosts` lists
     such containers.
     """
+
+    files: Files | None = None
 
     def __init__(
         self, spec: ServerSpec, config: VllmEngineConfig, log: Path, folders: Sequence[Path]

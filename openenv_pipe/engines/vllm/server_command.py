@@ -3,15 +3,18 @@
 The comment beside a setting gives the reason for it.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import BASE
 from openenv_pipe.engines.vllm.install import Build
 
+TransferBackend = Literal["nccl", "ipc"]  # of vLLM's own weight transfer
 MAX_ADAPTERS = 3  # versions that stay loaded for requests that began with them
 FEWEST_BATCHED_TOKENS = 8192
 ALWAYS = {
@@ -32,6 +35,7 @@ class ServerSpec:
     lora_rank: int  # 0: no adapters are published
     sees_pictures: bool = False  # a vision-language model
     sleeps: bool = False  # it can be put to sleep, see sleep_mode.py
+    transfer_backend: TransferBackend | None = None  # None: weights come in another way
     number: int = 0  # index among the engine's servers
     placement: Mapping[str, str] = field(default_factory=dict)  # variables: its GPUs or cores
 
@@ -63,6 +67,8 @@ def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port
         arguments += ["--limit-mm-per-prompt", '{"video": 0}']
     if spec.sleeps:
         arguments.append("--enable-sleep-mode")
+    if spec.transfer_backend is not None:
+        arguments += ["--weight-transfer-config", json.dumps({"backend": spec.transfer_backend})]
     if spec.build == "cpu":
         # On a CPU, a seed together with chunked prefill crashes vLLM's engine.
         longest = max(FEWEST_BATCHED_TOKENS, config.max_model_len)
@@ -83,7 +89,7 @@ def server_variables(spec: ServerSpec, config: VllmEngineConfig, inside: str) ->
     variables = {
         **ALWAYS,
         "PYTHONPATH": inside,
-        "VLLM_SERVER_DEV_MODE": "1",  # enables pause, resume and collective_rpc
+        "VLLM_SERVER_DEV_MODE": "1",  # enables pause, resume, collective_rpc and weight transfer
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # the default, 5 s, loses requests when it stalls
     }

@@ -1,6 +1,6 @@
 """Make the vLLM servers of an engine from its configuration, without starting them.
 
-Servers that the run starts divide this machine: each gets GPUs of its own, of those that the
+Servers that the run starts on this machine divide it: each gets GPUs of its own, of those that the
 learner does not use, or CPU cores of its own. If the learner uses all GPUs, the servers share its
 first one, each with a fraction of the memory.
 """
@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from openenv_pipe.config.schema import VllmEngineConfig
+from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.install import Installed
 from openenv_pipe.engines.vllm.launch import AttachedVllmServer, VllmProcess, VllmServer
 from openenv_pipe.engines.vllm.launch_docker import VllmContainer
+from openenv_pipe.engines.vllm.placed_server import PlacedVllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.process import usable_cores
@@ -50,19 +51,23 @@ def make_servers(
     logs: Path,
     weights_dir: Path,
     make_processes: MakeProcesses,
+    nodes: RayClusterConfig | None,
 ) -> list[VllmServer]:
     """Make `engine.num_servers` servers of the kind that `engine.launch` names.
 
     Args:
         spec: what all of them serve.
-        installed: the installation of vLLM, for `engine.launch=managed`.
-        weights_dir: the folder with published weights, which all servers read.
+        installed: this machine's installation of vLLM, for servers that are processes of it.
+        weights_dir: the folder with published weights, which servers of this machine read.
+        nodes: the cluster on whose nodes the servers are started; None: on this machine.
 
     Raises:
         ConfigError: see `placements`.
     """
     if config.launch == "attach":
         return [AttachedVllmServer(url, config) for url in config.urls]
+    if nodes is not None:
+        return list(placed_servers(config, spec, nodes, logs=logs, weights_dir=weights_dir))
     assigned = placements(
         config, on_gpu=spec.build == "cuda", free_gpus=free_gpus, cores=usable_cores()
     )
@@ -82,6 +87,26 @@ def make_servers(
             weights_dir=weights_dir,
         )
     )
+
+
+def placed_servers(
+    config: VllmEngineConfig,
+    spec: ServerSpec,
+    nodes: RayClusterConfig,
+    *,
+    logs: Path,
+    weights_dir: Path,
+) -> list[PlacedVllmServer]:
+    """Make servers that Ray places on the nodes of a cluster, each with its GPUs or cores there."""
+    # On a CPU, vLLM would bind its threads to cores that other processes of the node may have.
+    cores = {"OMP_NUM_THREADS": f"{max(1, int(nodes.cpus_per_vllm_server))}"}
+    placement = {} if spec.build == "cuda" else {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **cores}
+    specs = [replace(spec, number=n, placement=placement) for n in range(config.num_servers)]
+    is_written = Path(spec.model).is_relative_to(weights_dir)
+    return [
+        PlacedVllmServer(each, config, nodes, is_written=is_written, log=log_of(each, config, logs))
+        for each in specs
+    ]
 
 
 def log_of(spec: ServerSpec, config: VllmEngineConfig, logs: Path) -> Path:

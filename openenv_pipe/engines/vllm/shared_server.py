@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.client import Files, VllmClient
 from openenv_pipe.engines.vllm.install import find_installed
 from openenv_pipe.engines.vllm.launch import VllmProcess, VllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
@@ -41,6 +41,8 @@ def leased_processes(launch: ManagedLaunch, socket: Path) -> list[VllmServer]:
 
 class LeasedVllmServer:
     """A `launch.VllmServer` that is leased. `start` fills `about` with facts from the owner."""
+
+    files: Files | None = None
 
     def __init__(
         self, spec: ServerSpec, config: VllmEngineConfig, model_digest: str, socket: Path

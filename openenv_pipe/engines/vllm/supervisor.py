@@ -93,6 +93,7 @@ class PolicyServer:
             self.url,
             api_key=self._config.api_key,
             request_timeout_s=self._config.request_timeout_s,
+            files=self._server.files,
         )
         self.client = await client.__aenter__()
         progress = StartProgress(self.log, self._tell)

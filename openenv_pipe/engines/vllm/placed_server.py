@@ -1,0 +1,204 @@
+"""A vLLM server on a node of a Ray cluster, as seen from the run's process.
+
+A process that Ray places (`node_server.py`) starts the server. Requests go to the server directly;
+files and its log pass through Ray. A server that is lost is started on any node with room.
+"""
+
+import asyncio
+import itertools
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
+from openenv_pipe.engines.vllm.client import Files, ServerGoneError
+from openenv_pipe.engines.vllm.node_server import NodeFacts, NodeServer
+from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.errors import EngineError, FailureError
+from openenv_pipe.system.process import KILL_MARGIN_S
+from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError
+
+PART_BYTES = 16 * 2**20  # of a file, in one call
+LOG_POLL_S = 0.5
+STOP_MARGIN_S = 10.0  # for the answer, beside the time in which the server has to end
+
+
+class NodeFiles:
+    """A `client.Files`: copies folders of this machine into the folder of a server's node."""
+
+    def __init__(self, process: PlacedProcess, root: Path) -> None:
+        """root: the folder there."""
+        self._process = process
+        self._root = root
+        self._numbers = itertools.count()
+
+    async def send(self, folder: Path) -> Path:
+        name = f"{folder.name}-{next(self._numbers)}"  # a folder that is sent again gets another
+        for path in sorted(folder.rglob("*")):
+            if not path.is_file():
+                continue
+            target, is_first = f"{name}/{path.relative_to(folder)}", True
+            with path.open("rb") as file:
+                while (part := await asyncio.to_thread(file.read, PART_BYTES)) or is_first:
+                    await self._call("write", target, part, is_first)
+                    is_first = False
+        return self._root / name
+
+    async def remove(self, folder: Path) -> None:
+        await self._call("remove", folder.name)
+
+    async def _call(self, method: str, *arguments: Any) -> None:
+        try:
+            await self._process.call(method, *arguments)
+        except WorkerLostError as error:
+            raise ServerGoneError(str(error)) from error
+        except FailureError as error:
+            raise EngineError(f"files cannot be sent to {self._process.name}: {error}") from error
+
+
+class PlacedVllmServer:
+    """A `launch.VllmServer`. `start` fills `about` with facts about the node's installation."""
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        config: VllmEngineConfig,
+        settings: RayClusterConfig,
+        *,
+        is_written: bool,
+        log: Path,
+    ) -> None:
+        """Prepare the server without placing it.
+
+        Args:
+            config: with the key that the server asks its clients for.
+            is_written: the run has written the model's folder, so that no node has it.
+            log: the file on this machine into which the server's log is copied.
+        """
+        self.url = ""
+        self.log: Path | None = log
+        self.files: Files | None = None
+        self.about: dict[str, JsonValue] = {}
+        self.node = ""  # its name, after `place`
+        self._spec = spec
+        self._config = config
+        self._settings = settings
+        self._is_written = is_written
+        self._cluster: RayCluster | None = None
+        self._process: PlacedProcess | None = None
+        self._log_size = 0  # bytes of the node's log that were copied
+        self._copying = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """See `VllmServer.start`. Waits up to `cluster.start_timeout_s` for a node with room."""
+        spec, needed = self._spec, None
+        try:
+            process = await self.place()
+            if self._is_written:
+                assert self.files is not None
+                spec = replace(spec, model=str(await self.files.send(Path(spec.model))))
+            elif Path(spec.model).is_dir():
+                needed = Path(spec.model)
+            self.url = await process.call("start", spec, needed)
+        except (WorkerLostError, ServerGoneError) as error:
+            await self.stop()
+            raise EngineError(str(error), self.log) from error
+        except BaseException:
+            await self.stop()
+            raise
+        self._log_size = 0
+        self._following = asyncio.create_task(self._follow_log(process))
+
+    async def place(self) -> PlacedProcess:
+        """Find a node with room and vLLM, without starting the server.
+
+        Raises:
+            HostError: the cluster cannot be joined, or has no room in `cluster.start_timeout_s`.
+            ConfigError: vLLM is not installed on the node.
+            WorkerLostError: the node is lost.
+        """
+        settings, on_gpu = self._settings, self._spec.build == "cuda"
+        num_gpus = settings.gpus_per_vllm_server if on_gpu else 0
+        self._cluster = await asyncio.to_thread(RayCluster, settings.address)
+        process = self._cluster.place(
+            NodeServer,
+            *(self._config, Path.cwd()),
+            num_cpus=settings.cpus_per_vllm_server,
+            num_gpus=num_gpus,
+            elsewhere=True,
+            name=f"vLLM server {self._spec.number}",
+        )
+        try:
+            needs = f"cluster.cpus_per_vllm_server={settings.cpus_per_vllm_server:g}"
+            self.node = await self._cluster.wait_for_node(
+                process,
+                settings.start_timeout_s,
+                needs=f"{needs} and {num_gpus} GPUs" if on_gpu else needs,
+                advice="engine.num_servers or cluster.rollout_workers",
+            )
+            process.name += f", on node {self.node},"
+            facts: NodeFacts = await process.call(
+                "prepare", self._spec.build, self._spec.sees_pictures
+            )
+        except BaseException:
+            process.kill()
+            raise
+        self._process = process
+        self.files = NodeFiles(process, facts.folder)
+        self.about.update(vllm=facts.installed.version, packages=dict(facts.installed.packages))
+        return process
+
+    async def died(self) -> str:
+        """See `RestartableServer.died`; a server whose node is lost is dead as well."""
+        assert self._process is not None
+        process = self._process
+        try:
+            cause = await process.call("died")
+            await self._copy_log(process)
+        except WorkerLostError as error:
+            return str(error)
+        return str(cause)
+
+    async def stop(self) -> None:
+        """Stop the server and the process on its node, in bounded time."""
+        process, self._process, self.files = self._process, None, None
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+            self._following = None
+        if process is not None:
+            limit_s = self._config.stop_timeout_s + KILL_MARGIN_S + STOP_MARGIN_S
+            with suppress(TimeoutError, FailureError):
+                async with asyncio.timeout(limit_s):
+                    await self._append(await process.call("stop", self._log_size))
+            process.kill()
+        if self._cluster is not None:
+            await asyncio.to_thread(self._cluster.close)
+            self._cluster = None
+
+    async def _follow_log(self, process: PlacedProcess) -> None:
+        with suppress(FailureError):  # the node is lost, which `died` reports
+            while True:
+                await self._copy_log(process)
+                await asyncio.sleep(LOG_POLL_S)
+
+    async def _copy_log(self, process: PlacedProcess) -> None:
+        """Append to this machine's log what the server has written since the last call."""
+        async with self._copying:
+            await self._append(await process.call("read_log", self._log_size))
+
+    async def _append(self, content: bytes) -> None:
+        if content:
+            await asyncio.to_thread(_append, self.log, content)
+            self._log_size += len(content)
+
+
+def _append(path: Path | None, content: bytes) -> None:
+    assert path is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(content)

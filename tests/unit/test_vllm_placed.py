@@ -1,0 +1,122 @@
+"""Servers on other machines: the files that they are sent, and the key that they ask for."""
+
+import asyncio
+
+import pytest
+
+from openenv_pipe.engines.vllm import placed_server
+from openenv_pipe.engines.vllm.client import ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.inside.openenv_pipe_key import RequireKey
+from openenv_pipe.engines.vllm.node_server import NodeServer
+from openenv_pipe.engines.vllm.placed_server import NodeFiles
+from openenv_pipe.errors import ConfigError, EngineError, HostError
+from openenv_pipe.system.ray_cluster import WorkerLostError
+from tests.small_vllm import VALUE, SmallServer
+from tests.vllm_server import small_config
+
+KEY = "a-key-of-this-test"
+
+
+class FakeProcess:
+    """Stands in for a `PlacedProcess`, with the node's object in this process."""
+
+    name = "vLLM server 0, on node b,"
+
+    def __init__(self, node: NodeServer) -> None:
+        self.error: Exception | None = None
+        self._node = node
+
+    async def call(self, method, *arguments):
+        if self.error is not None:
+            raise self.error
+        return await getattr(self._node, method)(*arguments)
+
+
+@pytest.fixture
+def node(tmp_path):
+    config = small_config().engine.model_copy(update={"api_key": KEY})
+    node = NodeServer(config, tmp_path / "not there")
+    node._folder = tmp_path / "node"
+    return node
+
+
+async def test_folders_arrive_as_they_are_in_parts(node, tmp_path, monkeypatch):
+    monkeypatch.setattr(placed_server, "PART_BYTES", 10)
+    sent = {"model.safetensors": bytes(range(35)), "empty": b"", "more/config.json": b"{}"}
+    for name, content in sent.items():
+        path = tmp_path / "step-1" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    files = NodeFiles(FakeProcess(node), tmp_path / "node")
+    folders = [await files.send(tmp_path / "step-1") for _ in range(2)]
+    assert folders[0] != folders[1]  # a server may still read the first
+    for folder in folders:
+        found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.*")}
+        assert found | {"empty": (folder / "empty").read_bytes()} == sent
+    await files.remove(folders[0])
+    assert list((tmp_path / "node").iterdir()) == [folders[1]]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(WorkerLostError("lost"), ServerGoneError), (HostError("full"), EngineError)],
+)
+async def test_a_lost_node_is_a_server_that_is_gone(node, tmp_path, error, kind):
+    process = FakeProcess(node)
+    process.error = error
+    with pytest.raises(kind, match=str(error)):
+        await NodeFiles(process, tmp_path).remove(tmp_path / "step-1")
+
+
+async def test_a_server_elsewhere_reads_copies_while_it_needs_them(node, tmp_path):
+    server = SmallServer(tmp_path / "log")
+    await server.start()
+    copies = tmp_path / "node"
+    files = NodeFiles(FakeProcess(node), copies)
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / VALUE).write_text("0.5")
+    async with VllmClient(server.url, api_key=KEY, request_timeout_s=10, files=files) as client:
+        await client.load_adapter("step-1", tmp_path / "step-1")
+        (copy,) = copies.iterdir()  # a server may read an adapter again
+        await client.unload_adapter("step-1")
+        assert not copy.exists()
+        async with client.readable(tmp_path / "step-1") as folder:
+            assert folder.parent == copies
+            await client.load_weights(folder, "1")
+        assert list(copies.iterdir()) == []
+        assert server.values == {"base": 0.5}
+    await server.stop()
+
+
+async def test_a_node_without_the_models_folder_says_so(node, tmp_path):
+    with pytest.raises(ConfigError, match=r"does not have the folder model.path=.*; copy it"):
+        await node.start(None, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([(b"authorization", f"Bearer {KEY}".encode())], 200),
+        ([(b"authorization", b"Bearer another")], 401),
+        ([(b"x-key", f"Bearer {KEY}".encode())], 401),
+        ([], 401),
+    ],
+)
+@pytest.mark.parametrize("path", ["/collective_rpc", "/health", "/v1/models"])
+def test_every_path_of_a_server_on_a_network_asks_for_the_key(headers, status, path, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    answers = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        answers.append(message)
+
+    scope = {"type": "http", "path": path, "headers": headers}
+    asyncio.run(RequireKey(app)(scope, None, send))
+    assert answers[0]["status"] == status
+    answers.clear()
+    asyncio.run(RequireKey(app)({**scope, "type": "websocket"}, None, send))
+    passed = {200: "http.response.start", 401: "websocket.close"}
+    assert answers[0]["type"] == passed[status]
