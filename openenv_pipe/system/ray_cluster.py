@@ -20,7 +20,11 @@ from openenv_pipe.system.extras import how_to_install
 CONNECT_TIMEOUT_S = 10.0
 SHUTDOWN_LIMIT_S = 15.0
 HEAD_CHECK_S = 3.0
+PLACE_AGAIN_S = 1.0  # after which a process that was lost before it ran is placed again
 NUM_FAILED_CHECKS = 3  # after which the head counts as lost
+# When a process ends, Ray would kill its direct children only. These are the guardians of
+# `process.py`, which end whole trees as soon as their parent is gone, and so must survive it.
+SPARES_GUARDIANS = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "false"}}
 _log = logging.getLogger(__name__)
 _connecting = threading.Lock()
 _users: "list[RayCluster]" = []  # of the process's one connection, if this module has opened it
@@ -59,19 +63,32 @@ class RayCluster:
                 _users.append(self)
         self.head: str = ray.get_runtime_context().gcs_address
 
-    def place(self, kind: type, *arguments: Any, num_cpus: float, name: str) -> "PlacedProcess":
+    def place(
+        self,
+        kind: type,
+        *arguments: Any,
+        num_cpus: float,
+        num_gpus: float = 0.0,
+        elsewhere: bool = False,
+        name: str,
+    ) -> "PlacedProcess":
         """Start an object of an asynchronous class in a process of its own, on any node.
 
-        The process starts as soon as a node has `num_cpus` free cores. name: for messages.
+        The process starts as soon as a node has the free cores and GPUs.
+
+        elsewhere: not on this process's own node. name: for messages.
         """
         actor = self._ray.remote(kind).options(
             num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            label_selector=self._other_nodes() if elsewhere else None,
+            runtime_env=SPARES_GUARDIANS,
             scheduling_strategy="SPREAD",
             max_concurrency=1000,
             max_restarts=0,
             max_task_retries=0,
         )
-        return PlacedProcess(self, actor.remote(*arguments), name)
+        return PlacedProcess(self, lambda: actor.remote(*arguments), name)
 
     def reserve(self, num_nodes: int, *, num_cpus: float, num_gpus: float) -> "Reservation":
         """Ask for cores and GPUs on each of several nodes other than this process's own.
@@ -80,14 +97,48 @@ class RayCluster:
         """
         from ray.util.placement_group import placement_group
 
-        own_node = self._ray.get_runtime_context().get_node_id()
         wanted = {"CPU": num_cpus, "GPU": num_gpus}
         group = placement_group(
             [{name: number for name, number in wanted.items() if number}] * num_nodes,
             strategy="STRICT_SPREAD",
-            bundle_label_selector=[{"ray.io/node-id": f"!{own_node}"}] * num_nodes,
+            bundle_label_selector=[self._other_nodes()] * num_nodes,
         )
         return Reservation(self, group)
+
+    def _other_nodes(self) -> dict[str, str]:
+        return {"ray.io/node-id": f"!{self._ray.get_runtime_context().get_node_id()}"}
+
+    async def wait_for_node(
+        self, process: "PlacedProcess", timeout_s: float, *, needs: str, advice: str
+    ) -> str:
+        """Wait until a process runs, and return its method `node`: the name of its node.
+
+        For some seconds Ray does not know that a node is lost, and may place a process there, which
+        never runs. Such a process is placed again.
+
+        Args:
+            needs: what it needs there, in words.
+            advice: the keys that would need less.
+
+        Raises:
+            HostError: it did not run within `cluster.start_timeout_s`, which is `timeout_s`.
+        """
+        lost = ""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        return str(await process.call("node"))
+                    except WorkerLostError as error:
+                        lost = f". Before that, {error}"
+                    await asyncio.sleep(PLACE_AGAIN_S)
+                    process.place_again()
+        except TimeoutError:
+            free = await asyncio.to_thread(self.free_resources)
+            raise HostError(
+                f"{process.name} found no node within cluster.start_timeout_s={timeout_s:g}: it "
+                f"needs {needs}, and {free}; add nodes, or lower {advice}{lost}"
+            ) from None
 
     def own_address(self) -> str:
         """Return the address of this process's node, as other nodes reach it."""
@@ -112,7 +163,11 @@ class RayCluster:
             HostError: the cluster's head is lost.
         """
         task = self._ray.remote(_call_in_folder).options(
-            num_cpus=num_cpus, num_gpus=num_gpus, max_retries=0, scheduling_strategy="SPREAD"
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            runtime_env=SPARES_GUARDIANS,
+            max_retries=0,
+            scheduling_strategy="SPREAD",
         )
         waiting = {task.remote(Path.cwd(), function, number): number for number in range(num_calls)}
         lost: dict[int, str] = {}
@@ -186,10 +241,16 @@ class RayCluster:
 class PlacedProcess:
     """A process that Ray has placed, or will place, on a node."""
 
-    def __init__(self, cluster: RayCluster, actor: Any, name: str) -> None:
+    def __init__(self, cluster: RayCluster, place: Callable[[], Any], name: str) -> None:
+        """place: has Ray place the process, and returns Ray's handle of it."""
         self.name = name
         self._ray = cluster._ray
-        self._actor = actor
+        self._place = place
+        self._actor = place()
+
+    def place_again(self) -> None:
+        """Have another process placed instead of this one, which is lost."""
+        self._actor = self._place()
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method in the process and return its result.
@@ -206,10 +267,6 @@ class PlacedProcess:
     def begin(self, method: str, *arguments: Any) -> "PlacedCall":
         """Call a method in the process, without waiting for its end."""
         return PlacedCall(self, getattr(self._actor, method).remote(*arguments))
-
-    def send(self, method: str, *arguments: Any) -> None:
-        """Call a method without waiting. A lost process shows in the next `call`."""
-        getattr(self._actor, method).remote(*arguments)
 
     def kill(self) -> None:
         """End the process at once, wherever it is."""
@@ -281,7 +338,7 @@ class Reservation:
             max_restarts=0,
             max_task_retries=0,
         )
-        return PlacedProcess(self._cluster, actor.remote(*arguments), name)
+        return PlacedProcess(self._cluster, lambda: actor.remote(*arguments), name)
 
     def release(self) -> None:
         """Give the room back, and end what runs there, in bounded time."""

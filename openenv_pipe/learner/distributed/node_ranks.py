@@ -54,6 +54,7 @@ class NodeRanks:
         self._cluster: RayCluster | None = None
         self._reservation: Reservation | None = None
         self._ranks: dict[int, PlacedProcess] = {}
+        self._node_names: dict[int, str] = {}  # of each rank
         self._calls: dict[int, PlacedCall] = {}  # the last one of each rank
         self._is_closed = False
 
@@ -94,7 +95,8 @@ class NodeRanks:
         self._calls = {
             rank: process.begin("node", self._shared) for rank, process in self._ranks.items()
         }
-        for rank, name in self._results("start", START_LIMIT_S).items():
+        self._node_names = self._results("start", START_LIMIT_S)
+        for rank, name in self._node_names.items():
             self._ranks[rank].name += f", on node {name},"
 
     def listen(self) -> socket.socket:
@@ -106,10 +108,8 @@ class NodeRanks:
 
     def summary(self) -> str:
         """Return in words how many ranks are on which of the other nodes."""
-        names = (
-            process.name.split(", on node ")[-1].strip(",") for process in self._ranks.values()
-        )
-        return ", ".join(f"{number} on {name}" for name, number in Counter(names).items())
+        counts = Counter(self._node_names.values())
+        return ", ".join(f"{number} on {name}" for name, number in counts.items())
 
     def send(self, order: str, arguments: Sequence[Any]) -> None:
         """Let all ranks execute an order, after those before it."""

@@ -1,6 +1,5 @@
 """What passes between a rollout worker and the process that has the engine."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +55,11 @@ class EpisodeEnd:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Events:
-    """What has happened in a worker since it was asked last."""
+class Event:
+    """What has happened in a worker."""
 
     num_deaths: int  # of environment servers, since the worker's start
-    events: Sequence[ReplyRequest | EpisodeEnd]
+    event: ReplyRequest | EpisodeEnd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.schema import EngineCapabilities, RunConfig
 from openenv_pipe.errors import PipeError, SessionError
+from openenv_pipe.rollout.cluster.channel import CONNECT_LIMIT_S, Channel, Listener
 from openenv_pipe.rollout.cluster.messages import (
     CancelOrder,
     EpisodeEnd,
+    Event,
     Order,
     PlayOrder,
     ReplyOrder,
@@ -21,6 +24,8 @@ from openenv_pipe.rollout.cluster.replies import EpisodeReplies
 from openenv_pipe.rollout.cluster.worker import RolloutWorker
 from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError
 from openenv_pipe.types import Episode, Group, Status
+
+REASON_LIMIT_S = 10.0  # for Ray to say why a worker's connection has ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,23 +40,30 @@ class _Play:
 class RemoteWorker:
     """Sends orders to a worker, and handles what it reports.
 
-    Orders of the same moment go in one call, because a call costs more than an order.
+    Ray places, starts and ends it; orders and reports pass through a connection of their own.
     """
 
     facts: WorkerFacts  # after `start`
 
-    def __init__(self, process: PlacedProcess) -> None:
+    def __init__(self, process: PlacedProcess, listener: Listener) -> None:
+        """listener: of this process, which the worker connects to."""
         self.process = process
         self.num_free = 0  # episodes that it can play beside those that it plays
         self.num_deaths = 0  # of its environment servers
         self.is_lost = False
         self._plays: dict[int, _Play] = {}
-        self._orders: list[Order] = []
+        self._listener = listener
+        self._channel: Channel | None = None  # after `start`
         self._answering: set[asyncio.Task[None]] = set()
 
     @classmethod
     def placed(
-        cls, cluster: RayCluster, config: RunConfig, index: int, logs: Path
+        cls,
+        cluster: RayCluster,
+        listener: Listener,
+        config: RunConfig,
+        index: int,
+        logs: Path,
     ) -> "RemoteWorker":
         """Have the worker placed on a node. It starts when there is one with room."""
         assert config.cluster.type == "ray"
@@ -61,11 +73,15 @@ class RemoteWorker:
             num_cpus=config.cluster.cpus_per_worker,
             name=f"rollout worker {index}",
         )
-        return cls(process)
+        return cls(process, listener)
 
     async def start(self) -> None:
-        """Start its environment servers. Raises HostError and ConfigError."""
+        """Start its environment servers, and connect to it. Raises HostError and ConfigError."""
         self.facts = await self.process.call("start")
+        door, coming = self._listener.expect()
+        await self.process.call("connect", door)
+        async with asyncio.timeout(CONNECT_LIMIT_S):
+            self._channel = await coming
         self.num_free = self.facts.capacity
 
     async def play(
@@ -106,22 +122,34 @@ class RemoteWorker:
 
     async def serve(self) -> WorkerLostError:
         """Handle what the worker reports until it is lost, and return the error of that."""
-        while True:
-            try:
-                found = await self.process.call("events")
-            except PipeError as error:
-                lost = error if isinstance(error, WorkerLostError) else WorkerLostError(str(error))
-                self.is_lost = True
-                self.process.kill()  # it may be only unreachable
-                self.end_all(lost)
-                return lost
-            self.num_deaths = found.num_deaths
-            for event in found.events:
-                match event:
+        assert self._channel is not None
+        serving = asyncio.create_task(self.process.call("serve"))
+        handling = asyncio.create_task(self._handle_reports(self._channel))
+        try:
+            await asyncio.wait((serving, handling), return_when=asyncio.FIRST_COMPLETED)
+            # Ray knows why a process ended, some moments after its connection did.
+            await asyncio.wait((serving,), timeout=REASON_LIMIT_S)
+            lost = _why_lost(self.process.name, serving, handling)
+        finally:
+            self.is_lost = True
+            serving.cancel()
+            handling.cancel()
+            self._channel.close()
+        self.process.kill()  # it may be only unreachable
+        self.end_all(lost)
+        return lost
+
+    async def _handle_reports(self, channel: Channel) -> None:
+        """Handle the worker's reports until the connection ends."""
+        with suppress(EOFError):
+            while True:
+                report: Event = await channel.receive()
+                self.num_deaths = report.num_deaths
+                match report.event:
                     case ReplyRequest():
-                        self._in_background(self._answer(event))
+                        self._in_background(self._answer(report.event))
                     case EpisodeEnd():
-                        self._end(event)
+                        self._end(report.event)
 
     def end_all(self, error: PipeError) -> None:
         """End all episodes with an error."""
@@ -155,16 +183,21 @@ class RemoteWorker:
             play.end.set_result(event.episode)
 
     def _send(self, order: Order) -> None:
-        if not self._orders:
-            asyncio.get_running_loop().call_soon(self._send_orders)
-        self._orders.append(order)
-
-    def _send_orders(self) -> None:
-        orders, self._orders = self._orders, []
         if not self.is_lost:
-            self.process.send("take", orders)
+            assert self._channel is not None
+            self._channel.send(order)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
+
+
+def _why_lost(name: str, *tasks: asyncio.Task[None]) -> WorkerLostError:
+    """Return why a worker does not serve any more, by Ray's account where it has one."""
+    errors = [error for task in tasks if task.done() and (error := task.exception())]
+    for error in errors:
+        if isinstance(error, WorkerLostError):
+            return error
+    reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else "its connection has ended"
+    return WorkerLostError(f"{name} is lost: {reason}")

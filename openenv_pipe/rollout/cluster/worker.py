@@ -8,7 +8,7 @@ import asyncio
 import os
 import platform
 import tempfile
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import ConfigError, FailureError, HostError
+from openenv_pipe.rollout.cluster.channel import Channel, Door, enter
 from openenv_pipe.rollout.cluster.messages import (
     CancelOrder,
     EpisodeEnd,
-    Events,
+    Event,
     Order,
     PlayOrder,
     ReplyOrder,
@@ -51,10 +52,8 @@ class RolloutWorker:
         self._chat: Chat | None = None
         self._reads_messages = False
         self._plays: dict[int, asyncio.Task[None]] = {}
-        self._cancelled: set[int] = set()  # a cancel may overtake its order
         self._replies: dict[int, asyncio.Future[Any]] = {}  # by play
-        self._events: list[ReplyRequest | EpisodeEnd] = []
-        self._has_events = asyncio.Event()
+        self._channel: Channel | None = None  # after `connect`
 
     async def node(self) -> str:
         """Return the name of the node. The first call returns when the process runs."""
@@ -75,30 +74,28 @@ class RolloutWorker:
         """Set what all episodes share. reads_messages: as `Scorer.reads_messages`."""
         self._chat, self._reads_messages = chat, reads_messages
 
-    async def take(self, orders: Sequence[Order]) -> None:
-        """Take orders, in any order of their sending."""
-        for order in orders:
-            match order:
-                case PlayOrder():
-                    if order.play not in self._cancelled:
-                        self._plays[order.play] = asyncio.create_task(self._play(order))
-                    self._cancelled.discard(order.play)
-                case ReplyOrder():
-                    waiting = self._replies.pop(order.play, None)
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(order.reply)
-                case CancelOrder():
-                    if (playing := self._plays.get(order.play)) is not None:
-                        playing.cancel()
-                    else:
-                        self._cancelled.add(order.play)
+    async def connect(self, door: Door) -> None:
+        """Connect to the run's process. Raises HostError."""
+        self._channel = await enter(door)
 
-    async def events(self) -> Events:
-        """Wait until something has happened, and return it."""
-        await self._has_events.wait()
-        self._has_events.clear()
-        events, self._events = self._events, []
-        return Events(num_deaths=self._host.num_deaths, events=events)
+    async def serve(self) -> None:
+        """Follow the orders of the run's process until the connection ends."""
+        assert self._channel is not None
+        with suppress(EOFError):
+            while True:
+                self._follow(await self._channel.receive())
+
+    def _follow(self, order: Order) -> None:
+        match order:
+            case PlayOrder():
+                self._plays[order.play] = asyncio.create_task(self._play(order))
+            case ReplyOrder():
+                waiting = self._replies.pop(order.play, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(order.reply)
+            case CancelOrder():
+                if (playing := self._plays.get(order.play)) is not None:
+                    playing.cancel()
 
     async def close(self) -> None:
         """Stop the episodes and the servers."""
@@ -144,8 +141,8 @@ class RolloutWorker:
         )
 
     def _tell(self, event: ReplyRequest | EpisodeEnd) -> None:
-        self._events.append(event)
-        self._has_events.set()
+        assert self._channel is not None
+        self._channel.send(Event(num_deaths=self._host.num_deaths, event=event))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

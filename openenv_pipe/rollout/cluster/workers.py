@@ -17,6 +17,7 @@ from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import HostError, PipeError, raise_first
+from openenv_pipe.rollout.cluster.channel import Listener
 from openenv_pipe.rollout.cluster.remote_worker import RemoteWorker
 from openenv_pipe.rollout.cluster.replies import EpisodeReplies
 from openenv_pipe.rollout.context import Chat, PlayContext
@@ -46,6 +47,7 @@ class RolloutWorkers:
         self._settings = config.cluster
         self._logs = logs.absolute()
         self._cluster: RayCluster | None = None
+        self._listener: Listener | None = None
         self._workers: list[RemoteWorker] = []
         self._shared: tuple[Chat | None, bool] | None = None  # what `prepare` was called with
         self._num_lost = 0
@@ -71,6 +73,8 @@ class RolloutWorkers:
         settings = self._settings
         self._cluster = await asyncio.to_thread(RayCluster, settings.address)
         self._watching.append(asyncio.create_task(self._watch_head(self._cluster)))
+        self._listener = Listener(self._cluster.own_address())
+        await self._listener.start()
         try:
             async with asyncio.TaskGroup() as starting:
                 started = [
@@ -157,15 +161,22 @@ class RolloutWorkers:
         for worker in self._workers:
             worker.process.kill()
         self._workers = []
+        if self._listener is not None:
+            await self._listener.close()
         if self._cluster is not None:
             await asyncio.to_thread(self._cluster.close)
 
     async def _started(self, index: int) -> RemoteWorker:
         """Place a worker on a node and start its servers. Raises HostError and ConfigError."""
-        assert self._cluster is not None
-        worker = RemoteWorker.placed(self._cluster, self._config, index, self._logs)
+        assert self._cluster is not None and self._listener is not None
+        worker = RemoteWorker.placed(self._cluster, self._listener, self._config, index, self._logs)
         try:
-            await self._wait_for_node(worker)
+            await self._cluster.wait_for_node(
+                worker.process,
+                self._settings.start_timeout_s,
+                needs=f"cluster.cpus_per_worker={self._settings.cpus_per_worker:g}",
+                advice="cluster.rollout_workers or cluster.cpus_per_worker",
+            )
             await worker.start()
             if self._shared is not None:
                 await worker.process.call("prepare", *self._shared)
@@ -173,21 +184,6 @@ class RolloutWorkers:
             worker.process.kill()
             raise
         return worker
-
-    async def _wait_for_node(self, worker: RemoteWorker) -> None:
-        assert self._cluster is not None
-        timeout_s = self._settings.start_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await worker.process.call("node")
-        except TimeoutError:
-            free = await asyncio.to_thread(self._cluster.free_resources)
-            raise HostError(
-                f"{worker.process.name} found no node within cluster.start_timeout_s="
-                f"{timeout_s:g}: it needs cluster.cpus_per_worker="
-                f"{self._settings.cpus_per_worker:g}, and {free}; add nodes, or lower "
-                "cluster.rollout_workers or cluster.cpus_per_worker"
-            ) from None
 
     async def _keep_up(self, place: int) -> None:
         """Serve a worker, and the ones that replace it, until the run ends or the budget does."""
