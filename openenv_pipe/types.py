@@ -88,6 +88,7 @@ class Status(StrEnum):
     NO_CALLS = "no_calls"  # it ended without a call of the model
     PROGRAM_FAILED = "program_failed"  # it ended with another exit code than 0
     PROGRAM_KILLED = "program_killed"  # a signal ended it
+    NO_REWARD = "no_reward"  # the verifier of its Harbor task gave no reward
     # Of clients (agent=client):
     CLIENT_FAILED = "client_failed"  # it reported a failure, or never called the model
     CLIENT_LOST = "client_lost"  # it left before it reported the end
@@ -96,10 +97,7 @@ class Status(StrEnum):
     @property
     def is_failure(self) -> bool:
         """True for an episode that must not count in its group."""
-        return self.is_of_client or self in (
-            *(Status.ERROR, Status.NO_CALLS),
-            *(Status.PROGRAM_FAILED, Status.PROGRAM_KILLED),
-        )
+        return self is Status.ERROR or self.startswith(("client_", "program_", "no_"))
 
     @property
     def is_of_client(self) -> bool:

@@ -57,8 +57,10 @@ def agent_config(script: str = "", **changes: Any) -> ProgramAgentConfig:
         "timeout_s": 30.0,
         "max_calls": 32,
         "max_tokens": None,
+        "grace_s": 2.0,
         "max_output_mb": 1,
         "exit_codes": [0],
+        "reward_from": "environment",
         "sandbox": {"type": "none"},
     }
     return ProgramAgentConfig.model_validate({**values, **changes})

@@ -100,5 +100,5 @@ def _served(
             dtype="bfloat16" if "bfloat16" in (model.dtype, model.autocast) else "float32",
             max_model_len=max_model_len or config.env.max_episode_tokens,
             chat_template=template if template.exists() else None,
-            calls_tools=config.env.adapter.type == "tool",
+            calls_tools=True,
         )

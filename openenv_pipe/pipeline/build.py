@@ -38,9 +38,8 @@ from openenv_pipe.engines.openai import ChatClient, OpenAIEngine
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.engines.vllm import LearnerFootprint, Source, open_engine
 from openenv_pipe.environments.adapters import adapter_for, build_adapter
-from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.hosts.base import Host
-from openenv_pipe.environments.tasks import Splits, known_splits, open_splits
+from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.learner.distributed.build import (
     build_publication,
@@ -59,7 +58,7 @@ from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.pipeline.components import Components
 from openenv_pipe.pipeline.servers import OwnServers, ServerProvider
-from openenv_pipe.rewards import open_scorer
+from openenv_pipe.rewards import Scorer, open_scorer
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
 from openenv_pipe.rollout.context import Players
@@ -123,20 +122,8 @@ async def assembled(
             open_scorer(config, *verdicts, log=logs / "judge.log") as scorer,
             _opened_programs(config, logs, tell) as programs,
         ):
-            chat = policy.chat if policy else None
-            if isinstance(host, RolloutWorkers):
-                await host.prepare(chat, reads_messages=scorer.reads_messages)
-            adapter, splits = await _asked_of_servers(config, host, known_sets)
-            rollout = RolloutContext(
-                env=config.env,
-                host=host,
-                adapter=adapter,
-                splits=splits,
-                chat=chat,
-                engine=engine,
-                scorer=scorer,
-                programs=programs,
-                workers=host if isinstance(host, RolloutWorkers) else None,
+            rollout = await _rollout_context(
+                config, host, known_sets, policy, engine, scorer, programs
             )
             starting.close()
             yield Components(
@@ -154,16 +141,36 @@ async def assembled(
         torch_thread.shutdown(wait=True, cancel_futures=True)
 
 
-async def _asked_of_servers(
-    config: RunConfig, host: Host | RolloutWorkers, known_sets: KnownSets
-) -> tuple[Adapter, Splits]:
-    """Return the adapter and the splits' tasks, which may depend on the servers."""
+async def _rollout_context(
+    config: RunConfig,
+    host: Host | RolloutWorkers,
+    known_sets: KnownSets,
+    policy: Policy | None,
+    engine: Engine,
+    scorer: Scorer,
+    programs: Players | None,
+) -> RolloutContext:
+    """Put together what episodes are played with; adapter and tasks may depend on the servers."""
+    chat = policy.chat if policy else None
     if isinstance(host, RolloutWorkers):
-        # The workers' own adapters know the server's schema.
-        return build_adapter(config.env.adapter), await host.open_splits(known_sets)
-    adapter = await adapter_for(config.env.adapter, host.urls, host.access)
-    url = next(iter(host.urls), "")  # host=none has no server
-    return adapter, await open_splits(config, known_sets, url, host.access)
+        await host.prepare(chat, reads_messages=scorer.reads_messages)
+        adapter = build_adapter(config.env.adapter)  # The workers' own know the server's schema.
+        splits = await host.open_splits(known_sets)
+    else:
+        adapter = await adapter_for(config.env.adapter, host.urls, host.access)
+        url = next(iter(host.urls), "")  # host=none has no server
+        splits = await open_splits(config, known_sets, url, host.access)
+    return RolloutContext(
+        env=config.env,
+        host=host,
+        adapter=adapter,
+        splits=splits,
+        chat=chat,
+        engine=engine,
+        scorer=scorer,
+        programs=programs,
+        workers=host if isinstance(host, RolloutWorkers) else None,
+    )
 
 
 @asynccontextmanager
@@ -283,6 +290,7 @@ async def _opened_engine(
             executor=torch_thread,
             tell=tell,
             make_processes=servers.vllm_processes,
+            nodes=config.vllm_nodes,
         ) as opened:
             yield opened
     else:
@@ -332,7 +340,7 @@ def _base_model(config: RunConfig, checkpoint: Path | None) -> Source | None:
 def _footprint(config: RunConfig, policy: Policy) -> LearnerFootprint:
     """Return the learner's use of this machine's GPUs."""
     if policy.device.type != "cuda":
-        return LearnerFootprint(on_gpu=False)
+        return LearnerFootprint(on_gpu=False, servers_elsewhere=config.vllm_nodes is not None)
     shape = model_shape(policy.model.config.to_dict(), policy.num_parameters)
     needed = memory_bytes(shape, config, in_one_memory=False) if shape else {}
     return gpu_footprint(config, sum(needed.values()))
@@ -348,6 +356,7 @@ def gpu_footprint(config: RunConfig, needs_bytes: int) -> LearnerFootprint:
         gpu_bytes=torch.cuda.get_device_properties(torch.device("cuda")).total_memory,
         needs_bytes=needs_bytes,
         plays_ahead=config.trainer.max_staleness > 0,
+        servers_elsewhere=config.vllm_nodes is not None,
     )
 
 

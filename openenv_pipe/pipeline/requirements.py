@@ -226,6 +226,8 @@ def _vllm(config: RunConfig) -> str:
     if isinstance(config.judge, VllmJudgeConfig):
         require_installed(find_build())
     if isinstance(config.engine, VllmEngineConfig):
+        if config.vllm_nodes is not None:
+            return ""  # each node has its own installation, and checks it
         if config.engine.launch == "managed":
             build: Build = "cuda" if select_device(config.device).type == "cuda" else "cpu"
             require_installed(build, sees_pictures=is_vision_model(config.model))
@@ -273,7 +275,8 @@ def _ports(config: RunConfig) -> str:
     if isinstance(config.host, ProcessHostConfig) and config.host.port is not None:
         wanted["host.port"] = (config.host.port, config.host.num_servers)
     engine = config.engine
-    if isinstance(engine, VllmEngineConfig) and engine.launch != "attach" and engine.port:
+    starts_here = engine.type == "vllm" and engine.launch != "attach" and not config.vllm_nodes
+    if isinstance(engine, VllmEngineConfig) and starts_here and engine.port:
         wanted["engine.port"] = (engine.port, engine.num_servers)
     for key, (first, num_servers) in wanted.items():
         if first + num_servers - 1 > MAX_PORT:

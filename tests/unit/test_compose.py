@@ -203,7 +203,7 @@ def test_amend_changes_keys_and_blocks_and_keeps_the_rest(folder):
 def test_no_experiment_lists_those_that_there_are(folder):
     write(folder / "conf/conf/mine.yaml", "# @package _global_\nname: mine\n")
     message = refusal("trainer.steps=3")
-    assert "game2048, mine, reasoning" in message
+    assert "game2048, harbor, mine, reasoning" in message
     assert "conf=wordle" in message
 
 

@@ -34,6 +34,9 @@ REQUIRED = {
     "tracker=weave": ["tracker.weave.headers.project_id=team/project"],
     "engine=python": ["engine.target=openenv_pipe.engines.local:LocalEngine"],
     "host=python": ["host.target=my_host:Host"],
+    "agent=harbor": ["host=none", "trainer.warm_start.steps=0"],
+    "conf=harbor": ["env.tasks.train.path=train", "env.tasks.eval.path=eval"],
+    "env=harbor": ["conf=harbor", "env.tasks.train.path=train", "env.tasks.eval.path=eval"],
     "agent=program": ["agent.command=['{python}', agent.py]"],
     "judge=openai": ["judge.model=some-model", "judge.api_key=null"],
     "reward=judge": ["judge=openai", "judge.model=some-model", "judge.api_key=null"],
@@ -63,7 +66,8 @@ def test_groups_are_the_blocks_of_the_schema_and_the_experiments():
 
 @pytest.mark.parametrize(("experiment", "model"), list(product(EXPERIMENTS, MODELS)))
 def test_every_experiment_composes_with_every_model(experiment, model):
-    given = [f"conf={experiment}", f"model={model}", *REQUIRED.get(f"model={model}", [])]
+    choices = [f"conf={experiment}", f"model={model}"]
+    given = [*choices, *(part for choice in choices for part in REQUIRED.get(choice, []))]
     config = compose(given).config
     assert config.name == experiment
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
@@ -106,8 +110,9 @@ def test_every_trainer_means_the_same_in_every_experiment(trainer, given):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_choice_composes(option):
-    conf = [] if option.startswith("conf=") else ["conf=wordle"]
-    compose([*conf, option, *REQUIRED.get(option, [])])
+    given = [option, *REQUIRED.get(option, [])]
+    conf = [] if any(part.startswith("conf=") for part in given) else ["conf=wordle"]
+    compose([*conf, *given])
 
 
 @pytest.mark.parametrize("path", FILES)

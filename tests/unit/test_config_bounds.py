@@ -106,6 +106,26 @@ def test_what_is_nested_and_written_in_any_script_is_accepted(saved):
     assert RunConfig.model_validate(values).model_dump() == values
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["engine=local"], "engine.type=local: only servers of engine=vllm"),
+        (["engine=vllm", "engine.launch=docker"], "engine.launch=docker: only servers of"),
+        (
+            ["engine=vllm", "engine.publish=merged", "engine.weight_transfer=ipc"],
+            "engine.weight_transfer=ipc, which reaches only a server on the learner's GPU",
+        ),
+        (["engine=vllm", "engine.sleep=level1"], "engine.sleep=level1: the servers are not on"),
+    ],
+)
+def test_servers_on_nodes_are_started_by_the_run_and_get_files(given, problem):
+    on_nodes = ["conf=smoke", "cluster=ray", "cluster.vllm_on_nodes=true"]
+    with pytest.raises(ConfigError, match=problem):
+        compose([*on_nodes, *given])
+    assert compose([*on_nodes, "engine=vllm"]).config.vllm_nodes is not None
+    assert compose(["conf=smoke", "cluster=ray", *given]).config.vllm_nodes is None
+
+
 def test_each_node_of_a_learner_has_as_many_devices():
     given = ["conf=smoke", "cluster=ray", "cluster.learner_nodes=2"]
     assert compose([*given, "trainer.devices=6"]).config.ranks_per_node == 3

@@ -16,6 +16,7 @@ from openenv_pipe.errors import EngineError, RequestRefusedError, SessionClosedE
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
+from openenv_pipe.runs.transcript import transcript
 from openenv_pipe.types import Group, Status, TurnRole, Usage, path_to
 
 CHAT = ChatFormat(build_tokenizer())
@@ -473,6 +474,7 @@ async def test_episodes_of_programs_are_stored_whole(tmp_path):
     (group,) = read_episodes(path)
     assert dataclasses.replace(group.episodes[0], duration_s=episode.duration_s) == episode
     assert (episode.output, episode.exit_code, len(episode.notes)) == ("out\n", 0, 1)
+    assert "exit   code 0\noutput out" in transcript(group.episodes[0])
 
 
 # --- hosted models ------------------------------------------------------------------------------

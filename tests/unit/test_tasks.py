@@ -79,6 +79,25 @@ async def test_columns_of_a_file_become_reset_keywords(tmp_path):
         found.train[2]
 
 
+async def test_sub_folders_are_tasks_named_after_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("train/b", "train/a", "train/.git", "train/no_task", "eval/c"):
+        (tmp_path / name).mkdir(parents=True)
+        if not name.endswith("no_task"):
+            (tmp_path / name / "task.toml").touch()
+    block = {"type": "folders", "contains": "task.toml", "seed_start": None, "reset": {}}
+    train = {**block, "path": "train"}
+    config = configured(train, {**block, "path": str(tmp_path / "eval")})
+    known = await splits(config)
+    assert [task.id for task in known.train] == ["train/a", "train/b"]
+    assert [task.reset for task in known.train] == [{"path": "train/a"}, {"path": "train/b"}]
+    assert [task.reset for task in known.eval] == [{"path": "eval/c"}]
+    missing = configured({**train, "path": "nowhere"}, train)
+    assert "env.tasks.train.path='nowhere'" in refusal(missing)
+    empty = configured({**train, "contains": "other.toml"}, train)
+    assert "no sub-folder with a file other.toml" in refusal(empty)
+
+
 async def test_csv_cells_are_numbers_where_json_says_so(tmp_path):
     path = write(tmp_path / "a.csv", "a,b,c,d,e", '007,7,true,"""x""",')
     found = read_known_sets(configured(file_block(path), RANGE.model_dump()).env.tasks)

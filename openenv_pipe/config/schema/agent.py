@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from openenv_pipe.config.schema.base import (
     Block,
@@ -80,7 +80,8 @@ class ProgramAgentConfig(CallingAgentConfig):
     In `command`, `variables` and `files`, these are filled in: {python} this Python, or the image's
     python3, {prompt} the task as text, {prompt_file} a file with it, {task_file} a JSON file with
     the task, {base_url} and {api_key} of the model, {model} its name, {env_url} of the
-    environment's session.
+    environment's session. With sandbox.type=none also {start_folder}, in which the run was started,
+    and with reward_from=harbor {results}, the folder for Harbor's jobs.
     """
 
     type: Literal["program"]
@@ -99,6 +100,9 @@ class ProgramAgentConfig(CallingAgentConfig):
     timeout_s: Seconds = Field(
         description="how long the program may work, without the time that it waits for the model"
     )
+    grace_s: Seconds = Field(
+        description="how long a program that is stopped has to clean up between SIGTERM and SIGKILL"
+    )
     max_output_mb: PositiveCount = Field(
         description="a program that writes more to stdout and stderr is stopped"
     )
@@ -106,7 +110,21 @@ class ProgramAgentConfig(CallingAgentConfig):
         description="exit codes after which the episode counts; a program that ends with another "
         "one has failed, and its episode has no reward"
     )
+    reward_from: Literal["environment", "harbor"] = Field(
+        description="environment: the rewards of the steps that the program takes; harbor: what "
+        "the verifier of a Harbor task wrote, with {results} as the folder for Harbor's jobs; an "
+        "episode without it has failed"
+    )
     sandbox: SandboxConfig = Field(description="where the programs run")
+
+    @model_validator(mode="after")
+    def _results_can_be_read(self) -> "ProgramAgentConfig":
+        if self.reward_from == "harbor" and self.sandbox.type != "none":
+            raise ValueError(
+                f"reward_from=harbor with sandbox.type={self.sandbox.type}: Harbor starts the "
+                "containers of its tasks itself; set agent/sandbox=none"
+            )
+        return self
 
 
 class ClientAgentConfig(CallingAgentConfig):

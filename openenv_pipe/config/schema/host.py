@@ -170,7 +170,7 @@ class PythonHostConfig(PythonTarget):
 
 
 class NoHostConfig(Block):
-    """No environment: clients play by rules of their own (conf/host/none.yaml)."""
+    """No environment: clients and Harbor play by rules of their own (conf/host/none.yaml)."""
 
     type: Literal["none"]
     sessions_per_server: SessionsPerServer

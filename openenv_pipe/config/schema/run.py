@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from openenv_pipe.config.schema.agent import AgentConfig
 from openenv_pipe.config.schema.base import Document, NumProcesses, Seed
-from openenv_pipe.config.schema.cluster import ClusterConfig
+from openenv_pipe.config.schema.cluster import ClusterConfig, RayClusterConfig
 from openenv_pipe.config.schema.engine import EngineConfig
 from openenv_pipe.config.schema.engine_vllm import VllmEngineConfig
 from openenv_pipe.config.schema.env import EnvConfig
@@ -80,6 +80,8 @@ class RunConfig(Document):
                 f"model.max_length={self.model.max_length}"
             )
         self._check_learner_nodes()
+        if self.vllm_nodes is not None:
+            self._check_vllm_on_nodes()
         is_sharded = self.trainer.devices > 1 and self.trainer.parallel == "fsdp"
         if self.model.quantization != "none" and is_sharded:
             raise ValueError(
@@ -109,6 +111,33 @@ class RunConfig(Document):
         cluster = self.cluster
         return self.trainer.devices // (cluster.learner_nodes if cluster.type == "ray" else 1)
 
+    @property
+    def vllm_nodes(self) -> RayClusterConfig | None:
+        """The cluster on whose nodes the run starts vLLM servers; None: it starts none there."""
+        cluster = self.cluster
+        return cluster if cluster.type == "ray" and cluster.vllm_on_nodes else None
+
+    def _check_vllm_on_nodes(self) -> None:
+        """Refuse engines and ways to publish that need the run's machine."""
+        engine, key = self.engine, "cluster.vllm_on_nodes=true"
+        if engine.type != "vllm" or engine.launch != "managed":
+            launch = f" engine.launch={engine.launch}" if engine.type == "vllm" else ""
+            raise ValueError(
+                f"{key} with engine.type={engine.type}{launch}: only servers of engine=vllm "
+                "engine.launch=managed are started on nodes; set these, or "
+                "cluster.vllm_on_nodes=false"
+            )
+        if engine.weight_transfer == "ipc":
+            raise ValueError(
+                f"{key} with engine.weight_transfer=ipc, which reaches only a server on the "
+                "learner's GPU; set engine.weight_transfer=broadcast or files"
+            )
+        if engine.sleep in ("level1", "level2"):
+            raise ValueError(
+                f"{key} with engine.sleep={engine.sleep}: the servers are not on the learner's "
+                "GPU, so sleep would free no memory for it; set engine.sleep=auto or never"
+            )
+
     def _check_learner_nodes(self) -> None:
         cluster, devices = self.cluster, self.trainer.devices
         if cluster.type == "ray" and devices % cluster.learner_nodes:
@@ -119,10 +148,11 @@ class RunConfig(Document):
             )
 
     def _check_no_environment(self) -> None:
-        if self.agent.type != "client":
+        agent = self.agent
+        if agent.type == "loop" or (agent.type == "program" and agent.reward_from == "environment"):
             raise ValueError(
-                f"host.type=none with agent.type={self.agent.type}: without an environment only "
-                "clients can play; set agent=client, or another host"
+                f"host.type=none with agent.type={agent.type}: without an environment only "
+                "clients and Harbor can play; set agent=client, agent=harbor, or another host"
             )
         if self.trainer.warm_start.steps:
             raise ValueError(

@@ -56,6 +56,19 @@ class TaskDataset(TaskRows):
     )
 
 
+class TaskFolders(ListedTasks):
+    """A task for each sub-folder of a local folder (conf/env/tasks/folders.yaml).
+
+    Its path, relative to the folder in which the run was started, is the reset keyword `path`.
+    """
+
+    type: Literal["folders"]
+    path: str = Field(description="the folder; hidden sub-folders do not count")
+    contains: str | None = Field(
+        description="only sub-folders that have this file are tasks; null: all"
+    )
+
+
 class TaskServer(ListedTasks):
     """The tasks that the server lists, by reset keywords `split` and `index`.
 
@@ -67,7 +80,7 @@ class TaskServer(ListedTasks):
 
 
 TaskSetConfig = Annotated[
-    TaskRange | TaskFile | TaskDataset | TaskServer, Field(discriminator="type")
+    TaskRange | TaskFile | TaskDataset | TaskFolders | TaskServer, Field(discriminator="type")
 ]
 
 

@@ -5,11 +5,12 @@ A missing column, or a line that is not a JSON object, is an error.
 
 import csv
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.config.schema import TaskDataset, TaskFile
+from openenv_pipe.config.schema import TaskDataset, TaskFile, TaskFolders
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.extras import how_to_install
 
@@ -69,6 +70,31 @@ def _chosen(row: Row, columns: Mapping[str, str] | None, where: str) -> Row:
     if missing := [column for column in columns if column not in row]:
         raise ConfigError(f"{where} has no {missing[0]!r}; it has {', '.join(row) or 'nothing'}")
     return {keyword: row[column] for column, keyword in columns.items()}
+
+
+def read_folders(config: TaskFolders, key: str) -> list[Row]:
+    """List the sub-folders by name, each with its path from the current folder.
+
+    Raises:
+        ConfigError: The folder cannot be read, or has no task.
+    """
+    folder = Path(config.path).expanduser()
+    try:
+        found = sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError as error:
+        raise ConfigError(f"{key}.path={config.path!r}: {error}") from error
+    tasks: list[Row] = [
+        {"path": os.path.relpath(path)}
+        for path in found
+        if path.name[0] != "." and (config.contains is None or (path / config.contains).is_file())
+    ]
+    if not tasks:
+        what = f" with a file {config.contains}" if config.contains else ""
+        raise ConfigError(
+            f"{key}.path={config.path!r} has no sub-folder{what}, and so no tasks; name the folder "
+            "that the folders of the tasks are in"
+        )
+    return tasks
 
 
 def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:

@@ -44,15 +44,25 @@ class ListedRows:
     """Tasks made from rows: each column is a reset keyword, `seed` is the task's seed."""
 
     def __init__(
-        self, split: str, config: ListedTasks, rows: Sequence[Mapping[str, Any]], source: str
+        self,
+        split: str,
+        config: ListedTasks,
+        rows: Sequence[Mapping[str, Any]],
+        source: str,
+        names: Sequence[str] | None = None,
     ) -> None:
-        """Raises ConfigError if there are no rows."""
+        """
+        names: of the tasks, for their ids; None: their numbers.
+
+        Raises ConfigError if there are no rows.
+        """
         if not len(rows):
             raise ConfigError(f"env.tasks.{split}: {source} has no rows, and so no tasks")
         self.source = source
         self._split = split
         self._config = config
         self._rows = rows
+        self._names = names
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -67,6 +77,5 @@ class ListedRows:
                 f"env.tasks.{self._split}: row {index + 1} of {self.source} has seed={seed!r}, "
                 "expected a whole number, at least 0"
             )
-        return Task(
-            id=f"{self._split}/{index}", split=self._split, index=index, seed=seed, reset=reset
-        )
+        name = f"{self._split}/{index if self._names is None else self._names[index]}"
+        return Task(id=name, split=self._split, index=index, seed=seed, reset=reset)

@@ -3,16 +3,18 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from openenv_pipe.config.schema import (
     RunConfig,
     TaskDataset,
     TaskFile,
+    TaskFolders,
     TaskRange,
     TasksConfig,
     TaskServer,
 )
-from openenv_pipe.environments.tasks.rows import read_dataset, read_file
+from openenv_pipe.environments.tasks.rows import read_dataset, read_file, read_folders
 from openenv_pipe.environments.tasks.server import server_rows
 from openenv_pipe.environments.tasks.sets import ListedRows, RangeTasks, TaskSet
 from openenv_pipe.errors import ConfigError
@@ -56,6 +58,10 @@ def read_known_sets(config: TasksConfig) -> KnownSets:
                 known[split] = ListedRows(split, tasks, read_file(tasks, key), tasks.path)
             case TaskDataset() as tasks:
                 known[split] = ListedRows(split, tasks, read_dataset(tasks, key), tasks.path)
+            case TaskFolders() as tasks:
+                rows = read_folders(tasks, key)
+                names = [Path(row["path"]).name for row in rows]
+                known[split] = ListedRows(split, tasks, rows, tasks.path, names)
     return known
 
 

@@ -13,13 +13,14 @@ from openenv_pipe.config.schema import CallingAgentConfig, ProgramAgentConfig
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.rollout.agents.calls import ModelCalls
 from openenv_pipe.rollout.agents.gateway import Gateway, Rollout
+from openenv_pipe.rollout.agents.harbor import Verdict, take_verdict
 from openenv_pipe.rollout.agents.hosted_calls import HostedCalls
 from openenv_pipe.rollout.agents.program import (
-    GRACE_S,
     Address,
     RunningProgram,
     StartProgram,
     output_file,
+    results_folder,
     start_process,
     take_output,
 )
@@ -174,13 +175,28 @@ class ProgramPlayer(AgentPlayer):
         try:
             limit = await _watch(process, programs.config, rollout, output_file(folder))
         finally:
-            await process.stopped(GRACE_S)
+            await process.stopped(programs.config.grace_s)
             episode.output = await asyncio.to_thread(take_output, folder, rollout.key)
+            verdict = None
+            if programs.config.reward_from == "harbor":
+                verdict = await asyncio.to_thread(take_verdict, results_folder(folder))
+        if verdict is not None and verdict.reward is not None:
+            steps.report(verdict.reward, verdict.numbers)
         await self._conclude(rollout)
-        if limit is not None:
-            return limit
-        episode.exit_code = process.returncode
-        return self._program_status(rollout, process.returncode)
+        if limit is None:
+            episode.exit_code = process.returncode
+            limit = self._program_status(rollout, process.returncode)
+        return self._judged(limit, verdict)
+
+    def _judged(self, status: Status, verdict: Verdict | None) -> Status:
+        """Return the status of an episode that counts only with a verdict, where one is due."""
+        if verdict is None or verdict.reward is not None:
+            return status
+        if status.is_failure:
+            self._episode.error = f"{self._episode.error}; {verdict.problem}"
+            return status
+        self._episode.error = f"no reward, after status {status}: {verdict.problem}"
+        return Status.NO_REWARD
 
     def _program_status(self, rollout: Rollout, exit_code: int | None) -> Status:
         """Return how a program that ended by itself has ended."""

@@ -17,7 +17,6 @@ from openenv_pipe.system.foreign_text import visible
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.secrets import without_credentials
 
-GRACE_S = 2.0  # between SIGTERM and SIGKILL
 KEPT_BYTES = 8000  # of the output, one half from its beginning and one from its end
 PYTHON = "{python}"
 PROMPT_FILE, TASK_FILE = "prompt.txt", "task.json"
@@ -53,20 +52,16 @@ class RunningProgram(Protocol):
     @property
     def pid(self) -> int:
         """Of the parent of the program's processes."""
-        ...
 
     @property
     def returncode(self) -> int | None:
         """None while it runs; then its code, or 128 + N if signal N ended it."""
-        ...
 
     async def exited(self) -> str:
         """Return when it has ended, with the cause: 'exit code 1'."""
-        ...
 
     async def stopped(self, timeout_s: float) -> None:
         """End all of its processes, by SIGKILL those that run `timeout_s` after SIGTERM."""
-        ...
 
 
 class StartProgram(Protocol):
@@ -95,7 +90,10 @@ def command_problem(config: ProgramAgentConfig) -> str | None:
     path = absolute_part(program, Path.cwd())
     if program == PYTHON or shutil.which(path, path=config.variables.get("PATH")):
         return None
-    return f"agent.command starts with {program!r}, which is not a program here or on PATH"
+    problem = f"agent.command starts with {program!r}, which is not a program here or on PATH"
+    if config.reward_from == "harbor":
+        problem += "; install Harbor with: uv tool install harbor"
+    return problem
 
 
 async def start_process(
@@ -106,7 +104,11 @@ async def start_process(
     folder: its current folder and home, which is removed when it ends.
     """
     folder.mkdir(parents=True)
-    values = placeholders(address, str(folder), python=sys.executable, prompt=prompt)
+    values = {
+        "{start_folder}": str(Path.cwd()),
+        "{results}": str(results_folder(folder)),
+        **placeholders(address, str(folder), python=sys.executable, prompt=prompt),
+    }
     write_task(config, folder, folder, values, prompt=prompt, task=task)
     # XDG_CONFIG_HOME and the like would lead a program out of its home, to your own agent's files.
     inherited = {name: os.environ[name] for name in os.environ if not name.startswith("XDG_")}
@@ -120,7 +122,7 @@ async def start_process(
             **program_variables(config, address, values, home=str(folder)),
         },
         cwd=folder,
-        grace_s=GRACE_S,
+        grace_s=config.grace_s,
         scratch=folder,
     )
 
@@ -186,6 +188,11 @@ def program_variables(
 def output_file(folder: Path) -> Path:
     """Return the file beside the folder that gets the program's output."""
     return folder.with_suffix(".log")
+
+
+def results_folder(folder: Path) -> Path:
+    """Return the folder beside the program's own for what is read when the program has ended."""
+    return folder.with_suffix(".results")
 
 
 def take_output(folder: Path, secret: str) -> str:
