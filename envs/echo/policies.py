@@ -18,3 +18,9 @@ def perfect(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> st
 def random_letters(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
     """Return eight random lowercase letters, which earn 0.23 on average."""
     return "".join(rng.choices(ascii_lowercase, k=8))
+
+
+def beginner(observations: Sequence[Mapping[str, Any]], rng: random.Random) -> str:
+    """Return a call of the tool `say` with a random letter, or one time in three the right one."""
+    letter = observations[-1]["letter"] if rng.random() < 1 / 3 else rng.choice(ascii_lowercase)
+    return f'<tool_call>\n{{"name": "say", "arguments": {{"message": "{letter}"}}}}\n</tool_call>'

@@ -2,14 +2,21 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from openenv_pipe.config.compose import compose
-from tests.commands import Command
+from openenv_pipe.environments.adapters.base import UnusableReply
+from openenv_pipe.environments.adapters.tool_calls import tool_calls
+from openenv_pipe.models.tiny import build_tokenizer
+from openenv_pipe.runs.episodes import episodes_path, read_episodes
+from openenv_pipe.types import TurnRole
+from tests.commands import Command, run
 from tests.ports import lasting_port
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +27,7 @@ SMALL = (
 )
 LISTED = {
     *("train_echo.py", "stop_early.py", "compare_learning_rates.py", "read_episodes.py"),
-    *("evaluate_checkpoint.py", "notebook.ipynb", "train_program.py", "two_roles.py"),
+    *("evaluate_checkpoint.py", "notebook.ipynb"),
     *("agents", "game2048_client.py", "langgraph_client.py"),
 }
 NOTEBOOK = """
@@ -83,9 +90,25 @@ def test_train_echo(trained):
     assert (folder / out.splitlines()[-1]).is_file()
 
 
-def test_train_program(tmp_path):
-    out = run_example(tmp_path, "train_program.py", *SMALL)
-    assert re.fullmatch(r"reward before 0\.\d+, after 0\.\d+", out.splitlines()[-1])
+def test_two_roles(tmp_path):
+    """Both roles call the tool, as the warm start has shown them, and both are trained."""
+    agents = tmp_path / "agents"
+    shutil.copytree(AGENTS, agents)
+    warm = ("steps=60", "num_episodes=256", "episodes_per_step=32")
+    shorter = (f"trainer.warm_start.{each}" for each in warm)
+    likely = "trainer.temperature=0.3"
+    code, _, err = run(agents, "train", "conf=two_roles", *shorter, likely, *SMALL)
+    assert code == 0, err
+    groups = read_episodes(episodes_path(agents / "runs" / "two_roles" / "0001", 1))
+    turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
+    assert {turn.role for turn in turns} == {TurnRole.AGENT}
+    tokenizer, asked_tools = build_tokenizer(), set()
+    for turn in turns:
+        with suppress(UnusableReply):
+            for call in tool_calls(turn.reply):
+                assert call["tool_name"] == "say"
+                asked_tools.add(re.search("plan|write", tokenizer.decode(turn.prompt_ids)).group())
+    assert asked_tools == {"plan", "write"}
 
 
 def test_game2048_client(tmp_path):
