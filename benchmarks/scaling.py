@@ -45,7 +45,12 @@ def _row(name, config, cluster) -> Sequence[str]:
     num_trained = trainer.tasks_per_step * trainer.group_size * config.env.max_episode_tokens
     needed = sum(plan.learner_bytes.values()) / GB
     part, limit = plan.bottleneck
-    of_learner = [str(trainer.devices), f"{needed:.0f}" + ("" if plan.fits else ": too much")]
+    division = f"{trainer.devices}"
+    if plan.learner_nodes > 1:
+        division += f" on {plan.learner_nodes} machines"
+    if trainer.replicas > 1:
+        division += f", {trainer.replicas} replicas"
+    of_learner = [division, f"{needed:.0f}" + ("" if plan.fits else ": too much")]
     if not plan.fits:
         return [name, str(cluster.num_gpus), *of_learner, *[""] * 6, "the learner's memory"]
     return [

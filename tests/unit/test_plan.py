@@ -1,13 +1,14 @@
 """`plan`: numbers by hand, memory against what was measured, and the tables of its page."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import run_config
 
 from openenv_pipe.cli import main as cli
-from openenv_pipe.commands.plan import GPUS, Cluster, as_table, make_plan, shape_of
+from openenv_pipe.commands.plan import CONSTANTS, GPUS, Cluster, as_table, make_plan, shape_of
 from openenv_pipe.commands.plan.estimate import _plans
 from openenv_pipe.commands.plan.shapes import PUBLISHED
 from openenv_pipe.commands.plan.text import WISHES
@@ -18,6 +19,7 @@ from openenv_pipe.models.memory_estimate import decoder_shape
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 BASE = ("conf=wordle_qwen3", "engine=vllm")
+CHECKPOINTED = ("model.activation_checkpointing=true",)
 # Two heads of 4 and one of keys: attention 8, keys 4. 2 layers x 2 x 10 x (8 + 4) + 3 x 10 x 20.
 SMALL = decoder_shape(
     hidden_size=10,
@@ -34,6 +36,10 @@ SMALL = decoder_shape(
 
 def cluster(num_nodes: int = 1, gpus_per_node: int = 8, gpu: str = "h100") -> Cluster:
     return Cluster(gpu=GPUS[gpu], num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+
+
+def on_nodes(number: int) -> tuple[str, ...]:
+    return ("cluster=ray", f"cluster.learner_nodes={number}", f"trainer.devices={number}")
 
 
 def test_published_shapes_have_the_published_numbers_of_parameters():
@@ -116,7 +122,7 @@ def test_gpus_go_where_the_time_is():
     assert large.config.trainer.parallel == "fsdp"
     used = large.config.trainer.devices + large.servers.num_servers * large.servers.gpus_each
     assert used <= 16
-    assert large.config.trainer.devices <= 8  # of one machine
+    assert (large.config.trainer.devices, large.learner_nodes) == (8, 1)
     too_large = make_plan(config, PUBLISHED["meta-llama/Llama-3.3-70B-Instruct"], cluster())
     assert not too_large.fits
     texts = [str(row[1]) for row in as_table(too_large).rows]
@@ -125,6 +131,43 @@ def test_gpus_go_where_the_time_is():
     assert alone.is_shared
     parts = (alone.rollout, alone.update, alone.publish)
     assert alone.step_s == pytest.approx(sum(part.seconds for part in parts))  # they take turns
+
+
+def test_a_learner_is_divided_over_machines_where_that_is_faster():
+    config = compose([*BASE, "trainer.max_staleness=1", *CHECKPOINTED]).config
+    shape = PUBLISHED["Qwen/Qwen3-32B"]
+    large = make_plan(config, shape, cluster(8))
+    assert large.fits and large.learner_nodes > 1
+    assert large.config.trainer.devices == large.learner_nodes * 8
+    used = large.config.trainer.devices + large.servers.num_servers * large.servers.gpus_each
+    assert used <= 64
+    (text,) = (str(row[1]) for row in as_table(large).rows if row[0] == "learner")
+    assert f"cluster=ray cluster.learner_nodes={large.learner_nodes} trainer.parallel=fsdp" in text
+    given = compose([*BASE, *CHECKPOINTED, *on_nodes(3)]).config
+    assert {plan.learner_nodes for plan in _plans(given, shape, cluster(8))} == {3}
+    full = compose([*BASE, *CHECKPOINTED, "model.lora.rank=0", "model.dtype=float32"]).config
+    assert not make_plan(full, shape, cluster(2)).fits
+    assert make_plan(full, shape, cluster(8)).fits  # which no learner of one machine does
+    with pytest.raises(ConfigError, match=r"cluster\.learner_nodes=3: .*cluster\.nodes=3"):
+        make_plan(given, shape, cluster(3))
+
+
+def test_collectives_of_several_machines_by_hand(monkeypatch):
+    """Two machines of four GPUs: three batches of each rank, weights twice and gradients."""
+    words = ("trainer.tasks_per_step=6", "trainer.group_size=4", "trainer.tokens_per_batch=100")
+    whole = ("model.lora.rank=0", "model.dtype=float32", "env.max_episode_tokens=100")
+    config = compose([*BASE, *words, *whole, *on_nodes(2)]).config
+    monkeypatch.setitem(CONSTANTS, "network", replace(CONSTANTS["network"], value=1e3))  # slow
+    plans = list(_plans(config, SMALL, cluster(3, 4)))
+    found = {
+        (plan.config.trainer.parallel, plan.config.trainer.replicas): plan.update for plan in plans
+    }
+    size = 4 * SMALL.num_parameters
+    expected = {("data", 1): 2 * size, ("fsdp", 1): 3 * 3 * size, ("fsdp", 2): 3 * 2 * size}
+    assert {key: update.seconds for key, update in found.items()} == pytest.approx(
+        {key: sent / 2 / 4 / (0.7 * 1e3) for key, sent in expected.items()}
+    )
+    assert {update.limit for update in found.values()} == {"network between machines"}
 
 
 def test_every_bottleneck_has_its_wish():

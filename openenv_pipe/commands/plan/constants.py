@@ -78,6 +78,13 @@ CONSTANTS = {
         what="collectives between learner ranks",
         source="measure with nccl-tests",
     ),
+    "network": Constant(
+        value=50e9,
+        unit="bytes/s for each GPU",
+        kind="assumed",
+        what="the network between the learner's machines, before the share of collectives",
+        source="400 Gbit/s for each GPU, as in NVIDIA DGX H100; measure with nccl-tests",
+    ),
     "publish": Constant(
         value=8.25e9,
         unit="bytes/s",

@@ -1,7 +1,8 @@
 """What a cluster gives for a configuration, by roofline: the slower of arithmetic and memory.
 
-The GPUs are divided between one learner, on one machine as `trainer.devices` are, and vLLM servers
-of equal size on all others. All episodes have the greatest length that the configuration allows.
+The GPUs are divided between one learner, on a part of one machine or on several whole ones, and
+vLLM servers of equal size on all others. All episodes have the greatest length that the
+configuration allows.
 """
 
 import math
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from openenv_pipe.commands.plan.cluster import Cluster
 from openenv_pipe.commands.plan.constants import Gpu, constant
-from openenv_pipe.config.schema import RunConfig, VllmEngineConfig
+from openenv_pipe.config.schema import RayClusterConfig, RunConfig, VllmEngineConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.flop_count import FlopCount, Size
 from openenv_pipe.models.memory_estimate import (
@@ -48,8 +49,9 @@ class Servers:
 class Plan:
     """What a division of the GPUs gives."""
 
-    config: RunConfig  # with trainer.devices and trainer.parallel of the plan
+    config: RunConfig  # with devices, parallel and replicas of the plan in its trainer
     cluster: Cluster
+    learner_nodes: int
     shape: Shape
     learner_bytes: Mapping[str, int]  # of each learner rank, by kind
     servers: Servers
@@ -109,6 +111,12 @@ def make_plan(config: RunConfig, shape: Shape, cluster: Cluster) -> Plan:
             "servers; add engine=vllm"
         )
     plans = list(_plans(config, shape, cluster))
+    given = _given_nodes(config)
+    if 1 < given >= cluster.num_nodes:
+        raise ConfigError(
+            f"cluster.learner_nodes={given}: a plan gives the learner whole machines, and servers "
+            f"need others; cluster.nodes={cluster.num_nodes} are too few"
+        )
     if not plans:
         needed = _gpus_of_server(config, shape, cluster)
         raise ConfigError(
@@ -122,28 +130,69 @@ def make_plan(config: RunConfig, shape: Shape, cluster: Cluster) -> Plan:
 
 
 def _plans(config: RunConfig, shape: Shape, cluster: Cluster) -> Iterator[Plan]:
-    """Yield a plan for each number of learner GPUs, with the policy whole and sharded."""
+    """Yield a plan for each division of the GPUs, with the policy whole and sharded.
+
+    `cluster.learner_nodes` above 1 is kept; otherwise all numbers are tried.
+    """
     gpus_each = _gpus_of_server(config, shape, cluster)
     if gpus_each > cluster.gpus_per_node:
         return
     if cluster.num_gpus == 1:
-        yield _plan(config, shape, cluster, num_servers=1, gpus_each=1)
+        yield _plan(config, shape, cluster, num_servers=1, gpus_each=1, learner_nodes=1)
         return
-    for num_ranks in range(1, min(cluster.gpus_per_node, cluster.num_gpus - 1) + 1):
-        # A server's GPUs are of one machine; the learner's machine has fewer left.
-        num_servers = (cluster.num_nodes - 1) * (cluster.gpus_per_node // gpus_each)
-        num_servers += (cluster.gpus_per_node - num_ranks) // gpus_each
+    for num_nodes, num_ranks in _learner_sizes(config, cluster):
+        # A server's GPUs are of one machine; the learner's machines have fewer left.
+        free = num_nodes * cluster.gpus_per_node - num_ranks
+        num_servers = (cluster.num_nodes - num_nodes) * (cluster.gpus_per_node // gpus_each)
+        num_servers += free // gpus_each
         if not num_servers:
             continue
-        for parallel in ("data", "fsdp") if num_ranks > 1 else ("data",):
-            division = {"devices": num_ranks, "parallel": parallel, "replicas": 1}
+        for parallel, num_replicas in _ways_to_divide(num_nodes, num_ranks):
+            division = {"devices": num_ranks, "parallel": parallel, "replicas": num_replicas}
             trainer = config.trainer.model_copy(update=division)
             divided = config.model_copy(update={"trainer": trainer})
-            yield _plan(divided, shape, cluster, num_servers=num_servers, gpus_each=gpus_each)
+            yield _plan(
+                divided,
+                shape,
+                cluster,
+                num_servers=num_servers,
+                gpus_each=gpus_each,
+                learner_nodes=num_nodes,
+            )
+
+
+def _learner_sizes(config: RunConfig, cluster: Cluster) -> Iterator[tuple[int, int]]:
+    """Yield numbers of nodes and of ranks: any part of one machine, or several whole ones."""
+    given = _given_nodes(config)
+    if given == 1:
+        for num_ranks in range(1, min(cluster.gpus_per_node, cluster.num_gpus - 1) + 1):
+            yield 1, num_ranks
+    for num_nodes in range(2, cluster.num_nodes):
+        if given in (1, num_nodes):
+            yield num_nodes, num_nodes * cluster.gpus_per_node
+
+
+def _given_nodes(config: RunConfig) -> int:
+    return config.cluster.learner_nodes if isinstance(config.cluster, RayClusterConfig) else 1
+
+
+def _ways_to_divide(num_nodes: int, num_ranks: int) -> Iterator[tuple[str, int]]:
+    """Yield values of trainer.parallel and trainer.replicas; a replica is all, or one machine."""
+    yield "data", 1
+    if num_ranks > 1:
+        yield "fsdp", 1
+    if num_ranks > num_nodes > 1:
+        yield "fsdp", num_nodes
 
 
 def _plan(
-    config: RunConfig, shape: Shape, cluster: Cluster, *, num_servers: int, gpus_each: int
+    config: RunConfig,
+    shape: Shape,
+    cluster: Cluster,
+    *,
+    num_servers: int,
+    gpus_each: int,
+    learner_nodes: int,
 ) -> Plan:
     flops = FlopCount.of_shape(shape, trains_all=config.model.lora.rank == 0)
     is_shared = cluster.num_gpus == 1
@@ -152,12 +201,13 @@ def _plan(
     return Plan(
         config=config,
         cluster=cluster,
+        learner_nodes=learner_nodes,
         shape=shape,
         learner_bytes=memory_bytes(shape, config, in_one_memory=False),
         servers=servers,
         is_shared=is_shared,
         rollout=_rollout(config, shape, flops, cluster.gpu, servers),
-        update=_update(config, shape, flops, cluster.gpu),
+        update=_update(config, shape, flops, cluster.gpu, learner_nodes),
         publish=Part(seconds=sent / constant("publish"), limit="network"),
         publish_bytes=sent * num_servers,
     )
@@ -243,7 +293,9 @@ def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, server
     )
 
 
-def _update(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu) -> Part:
+def _update(
+    config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, learner_nodes: int
+) -> Part:
     """Estimate an update of all tokens, without shared prefixes, and its collectives."""
     trainer, total, tokens = config.trainer, num_episodes(config), length(config)
     size = Size(
@@ -254,19 +306,34 @@ def _update(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu) -> Part
     work = flops.forward_and_backward(size)
     if is_checkpointed(config):
         work += flops.forward(size)
-    ranks = trainer.devices
-    sent = 0.0  # bytes that each rank receives
-    if ranks > 1:
-        others = (ranks - 1) / ranks
-        batches = math.ceil(total * tokens / ranks / trainer.tokens_per_batch)
-        gradients = trained_bytes(shape, config)
-        if trainer.parallel == "fsdp":  # weights for both passes, and gradients to their owners
-            sent = batches * others * (2 * weight_bytes(shape, config) + gradients)
-        else:  # one reduction of all gradients
-            sent = 2 * others * gradients
+    in_machine, between = _sent_bytes(config, shape, learner_nodes)
     seconds = {
-        "arithmetic": work / (ranks * gpu.flops_per_s * constant("mfu")),
-        "collectives": sent / (gpu.link_bytes_per_s * constant("link")),
+        "arithmetic": work / (trainer.devices * gpu.flops_per_s * constant("mfu")),
+        "collectives": in_machine / (gpu.link_bytes_per_s * constant("link")),
+        "network between machines": between / (constant("network") * constant("link")),
     }
     limit = max(seconds, key=lambda each: seconds[each])
     return Part(seconds=seconds[limit], limit=limit)
+
+
+def _sent_bytes(config: RunConfig, shape: Shape, learner_nodes: int) -> tuple[float, float]:
+    """Return the bytes that each rank receives, from its machine and from others.
+
+    What a machine receives is divided over the network adapters of its ranks. Every batch gathers
+    the weights twice and adds up the gradients; whole policies add them up once.
+    """
+    trainer, ranks = config.trainer, config.trainer.devices
+    gradients, weights = trained_bytes(shape, config), weight_bytes(shape, config)
+    per_node = ranks // learner_nodes
+    other_nodes = (learner_nodes - 1) / learner_nodes  # the share of data that is elsewhere
+    if trainer.parallel == "data":
+        all_sums = 2 * gradients  # to the owner of each part, and back
+        return (ranks - 1) / ranks * all_sums, other_nodes * all_sums / per_node
+    tokens = num_episodes(config) * length(config)
+    batches = math.ceil(tokens / ranks / trainer.tokens_per_batch)
+    num_shards = ranks // trainer.replicas
+    sharded = 2 * weights + gradients
+    in_machine = batches * (num_shards - 1) / num_shards * sharded
+    is_in_machine = trainer.replicas == learner_nodes
+    between = 2 * gradients if is_in_machine else sharded
+    return in_machine, batches * other_nodes * between / per_node

@@ -12,6 +12,8 @@ WISHES = {
     "(trainer.tasks_per_step, engine.max_requests)",
     ("update", "arithmetic"): "more GPUs for the learner",
     ("update", "collectives"): "larger batches (trainer.tokens_per_batch), or model.lora.rank=16",
+    ("update", "network between machines"): "larger batches (trainer.tokens_per_batch), fewer "
+    "cluster.learner_nodes, or model.lora.rank=16",
     ("publish", "network"): "an adapter in place of all weights (model.lora.rank=16)",
 }
 
@@ -63,7 +65,13 @@ def _learner(plan: Plan) -> str:
         return "the same GPU as the server, in turns (engine.sleep)"
     if trainer.devices == 1:
         return "1 GPU"
-    return f"{trainer.devices} GPUs of one machine, trainer.parallel={trainer.parallel}"
+    division = f"trainer.parallel={trainer.parallel}"
+    if trainer.replicas > 1:
+        division += f" trainer.replicas={trainer.replicas}"
+    if plan.learner_nodes == 1:
+        return f"{trainer.devices} GPUs of one machine, {division}"
+    nodes = f"cluster=ray cluster.learner_nodes={plan.learner_nodes}"
+    return f"{trainer.devices} GPUs of {plan.learner_nodes} machines, {nodes} {division}"
 
 
 def _memory(plan: Plan) -> str:
@@ -73,7 +81,7 @@ def _memory(plan: Plan) -> str:
     text = f"{total / GB:.1f} of {available / GB:.0f} GB on each GPU: {kinds}"
     if plan.fits:
         return text
-    wishes = ["more GPUs in a machine"]
+    wishes = ["more GPUs"]
     if largest[0] == "activations":
         wishes = ["a lower trainer.tokens_per_batch"]
         if not plan.config.model.activation_checkpointing:
