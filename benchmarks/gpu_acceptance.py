@@ -26,6 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PART_LIMIT_S = 600.0
+GPU_TESTS = ("tests/unit/test_gpu.py", "tests/unit/test_gpu_transfer.py")
 TAIL = 2000  # characters of a part's output that its file keeps
 SMOKE = ("train", "conf=smoke", "runs_dir={scratch}/runs")
 WORDLE = ("train", "conf=wordle", "trainer.steps=3", "trainer.warm_start.steps=20")
@@ -38,13 +39,26 @@ class Part:
 
     command: Sequence[str]
     small: Sequence[str] | None  # None: it needs a GPU
+    is_default: bool = True  # False: it needs two GPUs, and runs if --parts names it
 
 
-def learner_part(shape: str, kind: str) -> Part:
-    common = ["benchmarks/gpu_learner.py", "--train", kind, "--output", "{output}"]
+def learner_part(shape: str, kind: str, side: str) -> Part:
+    common = ["benchmarks/gpu_learner.py", "--train", kind, "--side", side, "--output", "{output}"]
     is_first = shape == "0.6b"
     small = [*common, "--tiny", "--steps", "1"] if is_first else None
     return Part(command=[*common, "--shape", shape, "--steps", "3"], small=small)
+
+
+def publish_part(transfers: Sequence[str], *, is_default: bool) -> Part:
+    """Publish to a vLLM server. The full form has the shape of a model of 0.6B parameters."""
+    common = ["benchmarks/vllm_rollout.py", "--only", "publishing", "--output", "{output}"]
+    common += ["--transfers", *transfers]
+    shape = ["hidden_size=1024", "num_layers=28", "intermediate_size=3072"]
+    return Part(
+        command=[*common, "--device", "cuda", "--model", *shape],
+        small=[*common, "--published", "2"] if "ipc" not in transfers else None,
+        is_default=is_default,
+    )
 
 
 def cli(*arguments: str) -> list[str]:
@@ -53,14 +67,19 @@ def cli(*arguments: str) -> list[str]:
 
 PARTS: dict[str, Part] = {
     "tests": Part(
-        command=["-m", "pytest", "-m", "gpu", "-q", "tests/unit/test_gpu.py"],
+        command=["-m", "pytest", "-m", "gpu", "-q", *GPU_TESTS],
         small=["-m", "pytest", "-q", "tests/unit/test_device_placement.py"],
     ),
     **{
-        f"learner-{shape}-{kind}": learner_part(shape, kind)
+        f"learner-{shape}-{kind}" + ("-trl" if side == "trl" else ""): learner_part(
+            shape, kind, side
+        )
         for shape in ("0.6b", "1.7b", "4b")
         for kind in ("lora", "full")
+        for side in ("ours", "trl")
     },
+    "publish": publish_part(["files", "ipc"], is_default=True),
+    "publish-broadcast": publish_part(["broadcast"], is_default=False),
     "train-smoke": Part(
         command=cli(*SMOKE, "device=cuda"),
         small=cli(*SMOKE, "device=cpu", "trainer.steps=1", "eval.baselines=false"),
@@ -125,13 +144,14 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
         told = each["problem"] or ("passed, small" if each["small"] else "passed")
         lines.append(f"| {each['part']} | {each['date'][:10]} | {each['seconds']} | {told} |")
     lines += ["", "## Learner", ""]
-    lines += ["| device | shape | trained | tokens | checkpointed | tokens/s | MFU | peak |"]
-    lines += ["|" + "---|" * 8]
+    lines += ["| device | shape | trained | by | tokens | checkpointed | tokens/s | MFU | peak |"]
+    lines += ["|" + "---|" * 9]
     for each in results:
         figures = each["figures"] or {}
         for case in figures.get("cases", []):
             tokens = case["members"] * (case["prompt"] + case["reply"])
-            cells = [figures["device"], figures["shape_name"], figures["train"], tokens]
+            cells = [figures["device"], figures["shape_name"], figures["train"]]
+            cells += [f"TRL {figures['trl']}" if figures["side"] == "trl" else "ours", tokens]
             cells.append("yes" if case["activation_checkpointing"] else "no")
             if "error" in case:
                 cells += [case["error"][:40], "", ""]
@@ -140,14 +160,26 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
                 share = f"{case['share_of_product_rate']:.0%}"
                 cells += [f"{case['tokens_per_s']:.0f}", share, peak]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "MFU is the share of the rate of a large bfloat16 product on the same device."]
+    lines += ["", "MFU is the share of the rate of a large bfloat16 product on the same device,"]
+    lines += [
+        "by the products that a step needs: tokens that samples share count once, on both sides."
+    ]
+    lines += ["", "## Publishing", ""]
+    lines += ["| device | what is published | over | MB | median, ms | MB/s |", "|" + "---|" * 6]
+    for each in results:
+        for row in (each["figures"] or {}).get("published", []):
+            size = row["bytes"] / 1e6
+            cells = [row["device"], row["publish"], row["transfer"], f"{size:.1f}"]
+            cells += [f"{row['median_ms']:.0f}", f"{1e3 * size / row['median_ms']:.0f}"]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default_parts = [name for name, part in PARTS.items() if part.is_default]
     parser.add_argument("--small", action="store_true", help="small models, on a CPU too")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=default_parts)
     parser.add_argument("--limit-s", type=float, default=PART_LIMIT_S, help="of each part")
     default = ROOT / "benchmarks" / "results" / "gpu"
     parser.add_argument("--folder", type=Path, default=default)

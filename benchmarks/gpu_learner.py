@@ -2,9 +2,10 @@
 
 The shapes of Qwen3 0.6B, 1.7B and 4B with random weights, in full (float32 weights, bfloat16
 products) or with LoRA of rank 16 on every linear layer, sequences of 2k to 64k tokens, alone and as
-groups that share their prompt. It needs only this repository and its
-dependencies, no model hub and no environment. It first checks that attention over packed rows gives
-the same logprobs on this device as transformers' own attention.
+groups that share their prompt. It needs only this repository and its dependencies, no model hub and
+no environment. It first checks that attention over packed rows gives the same logprobs on this
+device as transformers' own attention. With `--side trl` the steps are those of TRL's trainer on the
+same model and samples (`gpu_learner_trl.py`).
 
     python benchmarks/gpu_learner.py --shape 1.7b --train full
     python benchmarks/gpu_learner.py --tiny     # the same with a small model, on a CPU too
@@ -20,10 +21,11 @@ import statistics
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from learner_sides import CLIP, LR, MAX_GRAD_NORM
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from openenv_pipe.algorithms.packing import pack
@@ -33,6 +35,9 @@ from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Sample
+
+if TYPE_CHECKING:
+    from gpu_learner_trl import TrlLearner
 
 QWEN3 = {"vocab_size": 151_936, "num_key_value_heads": 8, "head_dim": 128}
 SMALLER = QWEN3 | {"num_hidden_layers": 28, "num_attention_heads": 16}
@@ -63,33 +68,42 @@ AGREEMENT = {
 }  # largest difference of logprobs that is allowed
 
 
-def build_policy(
-    shape: dict[str, int], device: str, *, in_full: bool, checkpointing: bool
-) -> Policy:
+def build_model(shape: dict[str, int], device: str, *, in_full: bool) -> Any:
+    """Build a model whose random weights are the same for both sides."""
     torch.manual_seed(0)
-    products = torch.bfloat16 if device == "cuda" else torch.float32
     config = Qwen3Config(
         **shape, max_position_embeddings=MAX_LENGTH, tie_word_embeddings=True, rms_norm_eps=1e-6
     )
     config._attn_implementation = "sdpa"
     with torch.device(device):
-        model: Any = Qwen3ForCausalLM(config).to(torch.float32 if in_full else products)
-    use_packed_attention(model)
-    if not in_full:
-        lora = LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(model, lora)
+        model: Any = Qwen3ForCausalLM(config).to(torch.float32 if in_full else precision(device))
+    if in_full:
+        return model
+    lora = LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(model, lora)
+
+
+def precision(device: str) -> torch.dtype:
+    """Return the type of the products."""
+    return torch.bfloat16 if device == "cuda" else torch.float32
+
+
+def build_policy(model: Any, device: str, *, checkpointing: bool) -> Policy:
+    use_packed_attention(model.get_base_model() if isinstance(model, PeftModel) else model)
     return Policy(
         model,
         build_tokenizer(),
         device=torch.device(device),
-        autocast=products,
+        autocast=precision(device),
         activation_checkpointing=checkpointing,
     )
 
 
 def build_learner(policy: Policy) -> Learner:
     changes = {"tokens_per_batch": 1 << 20, "temperature": 1.0, "updates_per_step": 1}
-    changes |= {"loss.type": "grpo", "optimizer.type": "adamw", "optimizer.lr": 1e-6}
+    changes |= {"loss.type": "grpo", "loss.clip_low": CLIP, "loss.clip_high": CLIP}
+    changes |= {"optimizer.type": "adamw", "optimizer.lr": LR}
+    changes |= {"optimizer.max_grad_norm": MAX_GRAD_NORM}
     overrides = [f"trainer.{key}={value}" for key, value in changes.items()]
     trainer = compose(["conf=echo", *overrides]).config.trainer
     return Learner(policy, trainer, max_episode_tokens=MAX_LENGTH, seed=0)
@@ -169,7 +183,7 @@ def synchronise(device: str) -> None:
 
 
 def measure(
-    learner: Learner,
+    learner: "Learner | TrlLearner",
     shape: dict[str, int],
     case: tuple[int, int, int],
     device: str,
@@ -196,6 +210,7 @@ def measure(
         return found | {"error": str(error).splitlines()[0]}
     step_s = statistics.median(times[2:])
     found |= {"step_s": step_s, "loss": metrics["loss/policy"], "grad_norm": metrics["grad/norm"]}
+    found["members_at_once"] = metrics.get("members_at_once", members)
     found["tokens_per_s"] = members * (given + chosen) / step_s
     found["computed_tokens_per_s"] = (given + members * chosen) / step_s
     found["products_per_s"] = needed_products(shape, *case, in_full=in_full) / step_s
@@ -209,6 +224,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")
     parser.add_argument("--train", choices=["lora", "full"], default="lora")
+    parser.add_argument("--side", choices=["ours", "trl"], default="ours")
     parser.add_argument("--steps", type=int, default=5)
     default = Path(__file__).resolve().parent / "results" / "gpu_learner.json"
     parser.add_argument("--output", type=Path, default=default)
@@ -226,14 +242,24 @@ def main() -> None:
         "shape_name": "tiny" if arguments.tiny else arguments.shape,
         "shape": shape,
         "train": arguments.train,
+        "side": arguments.side,
         "rank": None if in_full else RANK,
         "product_rate": rate,
         "cases": [],
     }
     for checkpointing in (False, True):
-        policy = build_policy(shape, device, in_full=in_full, checkpointing=checkpointing)
-        results["logprobs_differ_by"] = check_agreement(policy, shape["vocab_size"])
-        learner = build_learner(policy)
+        model = build_model(shape, device, in_full=in_full)
+        if arguments.side == "trl":
+            from gpu_learner_trl import TrlLearner
+
+            results["trl"] = version("trl")
+            learner: Any = TrlLearner(
+                model, device, autocast=precision(device), checkpointing=checkpointing
+            )
+        else:
+            policy = build_policy(model, device, checkpointing=checkpointing)
+            results["logprobs_differ_by"] = check_agreement(policy, shape["vocab_size"])
+            learner = build_learner(policy)
         for case in cases:
             found = measure(learner, shape, case, device, arguments.steps, in_full=in_full)
             found["activation_checkpointing"] = checkpointing

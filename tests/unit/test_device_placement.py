@@ -1,10 +1,15 @@
 """On which device the tensors of a policy on a GPU are: forward passes on a pretended GPU.
 
 torch's FakeTensorMode runs operations without values, on devices that need not exist, and raises if
-one gets tensors of different devices. Backward passes do not work without a GPU's library.
+one gets tensors of different devices. Backward passes on the device `cuda` do not work without a
+GPU's library; whole updates are tried on a device that is pretended altogether.
 """
 
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.sampling import sample
+from openenv_pipe.engines.vllm.transfer_packing import buffer_for, device_of, divide, fill
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.models.attention import flex
 from openenv_pipe.models.load import load_policy
@@ -115,20 +121,21 @@ def gpu():
         yield mode
 
 
-def on_gpu(policy):
+def on_gpu(policy, device=CUDA):
     """Move a policy to the pretended GPU; to be called where it is pretended."""
     made = {}
     for module in policy.model.modules():
         for name, values in module._parameters.items():
             if values is not None and id(values) not in made:
-                empty = torch.empty(values.shape, dtype=values.dtype, device=CUDA)
+                empty = torch.empty(values.shape, dtype=values.dtype, device=device)
                 made[id(values)] = torch.nn.Parameter(empty, requires_grad=values.requires_grad)
             if values is not None:
                 module._parameters[name] = made[id(values)]
         for name, values in module._buffers.items():
             if values is not None:
-                module._buffers[name] = torch.empty(values.shape, dtype=values.dtype, device=CUDA)
-    policy.device = CUDA
+                empty = torch.empty(values.shape, dtype=values.dtype, device=device)
+                module._buffers[name] = empty
+    policy.device = device
     return policy
 
 
@@ -172,10 +179,15 @@ def test_logprobs_of_packed_rows(real, gpu, monkeypatch):
 
 
 def test_publication(real, gpu):
-    """With an adapter, its product is added to each matrix."""
+    """With an adapter, its product is added to each matrix. Weights are packed where they are."""
     publication = Publication(on_gpu(real))
     weights = publication.weights()
     assert {each.device.type for each in weights.values()} == {"cuda"}
+    chunks = divide(weights, 10_000)
+    buffer = buffer_for(chunks, device_of(weights))
+    parts = [fill(buffer, chunk, weights) for chunk in chunks]
+    assert {part.device.type for part in parts} == {"cuda"}
+    assert sum(part.numel() for part in parts) == sum(each.nbytes for each in weights.values())
 
 
 def test_the_optimizers_state(real, gpu):
@@ -187,3 +199,19 @@ def test_the_optimizers_state(real, gpu):
     for part in optimizer._parts:
         part.step()
     assert {each.device.type for each in optimizer.tensors().values()} == {"cuda"}
+
+
+def test_updates_with_their_backward_passes():
+    """In a process of its own: see tests/pretended_device.py."""
+    root = Path(__file__).parents[2]
+    paths = (root, root / "tests", root / "tests" / "unit")
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.pretended_device"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
