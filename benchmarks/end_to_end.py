@@ -1,14 +1,16 @@
 """Compare whole training steps with TRL's: play, score, update, publish, and write the results.
 
-Both train the same model on the same game with the same settings (`end_to_end_sides.py`), each in
-its own process, in alternation: a round is one step of each. The first rounds are not counted. TRL
-plays twice, once with transformers' `generate` and once with a rollout that keeps keys and values
-between turns, which is written as well as we can. Every group has a signal on both sides.
+Both train the same model on the same games (`end_to_end_games.py`) with the same settings
+(`end_to_end_sides.py`), each in its own process, in alternation: a round is one step of each. The
+first rounds are not counted. TRL plays twice, once with transformers' `generate` and once with a
+rollout that keeps keys and values between turns, which is written as well as we can. Every group
+has a signal on both sides.
 
 A step's memory is the most that the process held during it, minus what it held with its libraries
 loaded. Only our side has a server for the environment, whose memory is not counted.
 
-    PYTHONPATH=. python benchmarks/end_to_end.py [--prompts 64 512] [--rounds 5] [--no-stock]
+    PYTHONPATH=. python benchmarks/end_to_end.py [--cases words:64 words:512 mailbox:64]
+        [--rounds 5] [--no-stock]
 """
 
 import argparse
@@ -28,8 +30,9 @@ HERE = Path(__file__).resolve().parent
 OURS, CACHED, STOCK = "ours", "trl-cached", "trl"
 NAMES = {OURS: "openenv-pipe", CACHED: "TRL, cached rollout", STOCK: "TRL, generate"}
 PACKAGES = ("torch", "transformers", "trl")
+CASES = ("words:64", "words:512", "mailbox:64")
 NUM_UNCOUNTED = 2
-COLUMNS = ("prompt tokens", "", "step, s", "rollout, s", "rest, s", "tokens/s of the rollout")
+COLUMNS = ("game: prompt tokens", "", "step, s", "rollout, s", "rest, s", "tokens/s of the rollout")
 HEAD_CELLS = (*COLUMNS, "CPU s", "memory, MB", "our step is so many times as fast")
 Answer = dict[str, float]
 
@@ -37,11 +40,12 @@ Answer = dict[str, float]
 class Side:
     """A training in its own process."""
 
-    def __init__(self, name: str, prompt_tokens: int, folder: Path, others: list[str]) -> None:
-        command = [sys.executable, str(HERE / "end_to_end_sides.py"), name, str(prompt_tokens)]
+    def __init__(self, name: str, case: str, folder: Path, others: list[str]) -> None:
+        """case: the game and about how many tokens its first messages have, as in words:64."""
+        command = [sys.executable, str(HERE / "end_to_end_sides.py"), name, *case.split(":")]
         path = [str(HERE.parent), str(HERE), str(HERE.parent / "envs")]
         self.name = name
-        self._log = (folder / f"{name}-{prompt_tokens}.log").open("w")
+        self._log = (folder / f"{name}-{case}.log").open("w")
         self._process = subprocess.Popen(
             [*command, str(folder / name), *(others if name == OURS else [])],
             stdin=subprocess.PIPE,
@@ -68,11 +72,11 @@ class Side:
 
 
 def measure(
-    prompt_tokens: int, names: list[str], num_rounds: int, others: list[str]
+    case: str, names: list[str], num_rounds: int, others: list[str]
 ) -> dict[str, list[Answer]]:
     """Return the answers of each side, one for each counted round."""
     with tempfile.TemporaryDirectory() as folder:
-        sides = [Side(name, prompt_tokens, Path(folder), others) for name in names]
+        sides = [Side(name, case, Path(folder), others) for name in names]
         try:
             rounds = [
                 {side.name: side.step() for side in sides}
@@ -88,7 +92,7 @@ def median(answers: list[Answer], key: str) -> float:
     return statistics.median(answer[key] for answer in answers)
 
 
-def row(prompt_tokens: int, name: str, found: dict[str, list[Answer]]) -> str:
+def row(case: str, name: str, found: dict[str, list[Answer]]) -> str:
     answers, ours = found[name], found[OURS]
     speed = statistics.median(each["num_sampled"] / each["rollout_s"] for each in answers)
     rest = statistics.median(each["step_s"] - each["rollout_s"] for each in answers)
@@ -96,7 +100,7 @@ def row(prompt_tokens: int, name: str, found: dict[str, list[Answer]]) -> str:
         theirs["step_s"] / own["step_s"] for theirs, own in zip(answers, ours, strict=True)
     )
     cells: list[Any] = [
-        prompt_tokens,
+        case,
         NAMES[name],
         f"{median(answers, 'step_s'):.2f}",
         f"{median(answers, 'rollout_s'):.2f}",
@@ -111,7 +115,7 @@ def row(prompt_tokens: int, name: str, found: dict[str, list[Answer]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, nargs="+", default=[64, 512], help="tokens")
+    parser.add_argument("--cases", nargs="+", default=CASES, help="game:prompt tokens")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-stock", action="store_true", help="leave out TRL with generate")
     parser.add_argument("overrides", nargs="*", help="of our side, such as num_threads=1")
@@ -123,10 +127,10 @@ def main() -> None:
         f"{os.getloadavg()[0]:.1f}, python {platform.python_version()}, {packages}\n"
     )
     print(f"| {' | '.join(HEAD_CELLS)} |\n|{'---|' * len(HEAD_CELLS)}", flush=True)
-    for prompt_tokens in given.prompts:
-        found = measure(prompt_tokens, names, given.rounds, given.overrides)
+    for case in given.cases:
+        found = measure(case, names, given.rounds, given.overrides)
         for name in names:
-            print(row(prompt_tokens, name, found), flush=True)
+            print(row(case, name, found), flush=True)
 
 
 if __name__ == "__main__":

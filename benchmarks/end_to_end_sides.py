@@ -1,11 +1,11 @@
 """The trainings that `end_to_end.py` compares, each in its own process.
 
-All train the same model on the same game with the same settings: six replies of at most 16 tokens
-to what the game says, and a reward that differs between the episodes of every group. `ours` is
-`openenv_pipe.train` with an environment server. The others are TRL's GRPOTrainer with a function
-of ours that plays: `trl` generates each reply with transformers' `generate` from the whole
-conversation, `trl-cached` keeps the keys and values of a conversation from turn to turn. TRL plays
-the same game inside its own process, without a server.
+All train the same model on the same game (`end_to_end_games.py`) with the same settings: six
+replies of at most 16 tokens to what the game says, and a reward that differs between the episodes
+of every group. `ours` is `openenv_pipe.train` with an environment server. The others are TRL's
+GRPOTrainer with a function of ours that plays: `trl` generates each reply with transformers'
+`generate` from the whole conversation, `trl-cached` keeps the keys and values of a conversation
+from turn to turn. TRL plays the same game inside its own process, without a server.
 
 A step of the training begins when the process reads a line, and the process answers each with a
 line of JSON.
@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from end_to_end_games import GAMES
+
 NUM_TURNS, MAX_REPLY = 6, 16
 NUM_TASKS, GROUP_SIZE = 8, 8
-SYSTEM, FIRST = "Guess a word of five letters.", "?"
-MAX_TOKENS = 1024  # of an episode
+SYSTEM = "Guess a word of five letters."
 LR = 1e-5
 
 
@@ -73,10 +74,11 @@ class Steps:
         print(json.dumps(answer), file=OUTPUT, flush=True)
 
 
-def train_ours(prompt_tokens: int, runs_dir: str, overrides: Sequence[str]) -> None:
+def train_ours(game_name: str, prompt_tokens: int, runs_dir: str, overrides: Sequence[str]) -> None:
     import openenv_pipe.pipeline.run  # noqa: F401 (loads torch and transformers)
     from openenv_pipe import train
 
+    game = GAMES[game_name]
     steps = Steps()
 
     def on_step(run: Any, metrics: Any) -> str | None:
@@ -87,19 +89,14 @@ def train_ours(prompt_tokens: int, runs_dir: str, overrides: Sequence[str]) -> N
             return "the benchmark is over"
         return None
 
-    adapter = {
-        "system": system_text(prompt_tokens),
-        "first": FIRST,
-        "following": "{{ message }}",
-        "pattern": "(?s)^(?P<guess>.*)$",
-    }
     steps.begin()
     train(
         *("conf=wordle", "reward=env", "trainer=grpo", "model.autocast=float32"),
-        *(f"env.adapter.{key}={json.dumps(value)}" for key, value in adapter.items()),
+        *game.overrides(system_text(prompt_tokens)),
+        f"env.max_turns={NUM_TURNS}",
         f"env.max_reply_tokens={MAX_REPLY}",
-        f"env.max_episode_tokens={MAX_TOKENS}",
-        "model.max_length=1024",
+        f"env.max_episode_tokens={game.max_tokens}",
+        f"model.max_length={game.max_tokens}",
         "+reward.terms.variety={type: python, target: end_to_end_sides:episode_variety, "
         "weight: 1.0, per_turn: false, use: sum, keywords: {}}",
         *(f"trainer.tasks_per_step={NUM_TASKS}", f"trainer.group_size={GROUP_SIZE}"),
@@ -113,7 +110,7 @@ def train_ours(prompt_tokens: int, runs_dir: str, overrides: Sequence[str]) -> N
     )
 
 
-def train_trl(prompt_tokens: int, output: str, *, is_cached: bool) -> None:
+def train_trl(game_name: str, prompt_tokens: int, output: str, *, is_cached: bool) -> None:
     from datasets import Dataset
     from end_to_end_trl import Rollout
     from learner_sides import build_model
@@ -122,8 +119,9 @@ def train_trl(prompt_tokens: int, output: str, *, is_cached: bool) -> None:
 
     from openenv_pipe.models.tiny import build_tokenizer
 
+    game = GAMES[game_name]
     steps = Steps()
-    rollout = Rollout(is_cached=is_cached)
+    rollout = Rollout(game, is_cached=is_cached)
 
     class Answers(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -135,7 +133,7 @@ def train_trl(prompt_tokens: int, output: str, *, is_cached: bool) -> None:
     shape = {"hidden": 128, "intermediate": 1024, "layers": 2, "heads": 4, "kv_heads": 4}
     messages = [
         {"role": "system", "content": system_text(prompt_tokens)},
-        {"role": "user", "content": FIRST},
+        {"role": "user", "content": game.first},
     ]
     trainer = GRPOTrainer(
         model=build_model(shape | {"head_size": 32, "vocabulary": 261}),
@@ -148,7 +146,7 @@ def train_trl(prompt_tokens: int, output: str, *, is_cached: bool) -> None:
             output_dir=output,
             per_device_train_batch_size=NUM_TASKS * GROUP_SIZE,
             num_generations=GROUP_SIZE,
-            max_completion_length=MAX_TOKENS,
+            max_completion_length=game.max_tokens,
             max_steps=100_000,
             learning_rate=LR,
             lr_scheduler_type="constant",
@@ -169,11 +167,11 @@ def train_trl(prompt_tokens: int, output: str, *, is_cached: bool) -> None:
 
 if __name__ == "__main__":
     OUTPUT, sys.stdout = sys.stdout, sys.stderr  # Libraries print to stdout.
-    side, num_tokens, folder, *others = sys.argv[1:]
+    side, game_name, num_tokens, folder, *others = sys.argv[1:]
     try:
         if side == "ours":
-            train_ours(int(num_tokens), folder, others)
+            train_ours(game_name, int(num_tokens), folder, others)
         else:
-            train_trl(int(num_tokens), folder, is_cached=side == "trl-cached")
+            train_trl(game_name, int(num_tokens), folder, is_cached=side == "trl-cached")
     except EOFError:
         pass

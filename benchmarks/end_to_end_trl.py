@@ -7,18 +7,16 @@ import time
 from typing import Any
 
 import torch
+from end_to_end_games import GameOf
 from end_to_end_sides import GROUP_SIZE, MAX_REPLY, NUM_TURNS
 from transformers import DynamicCache
-from wordle.game import Game
-from wordle.words import answers
-
-WORDS = "common250"
 
 
 class Rollout:
     """A `rollout_func` of GRPOTrainer."""
 
-    def __init__(self, *, is_cached: bool) -> None:
+    def __init__(self, game: GameOf, *, is_cached: bool) -> None:
+        self._game = game
         self._is_cached = is_cached
         self._num_tasks = 0  # that were played
         self.seconds = 0.0  # of the last rollout
@@ -27,11 +25,9 @@ class Rollout:
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         started = time.perf_counter()
         tokenizer, model = trainer.processing_class, trainer.model
-        words = answers("train", WORDS, holdout=False)
         first_task, self._num_tasks = self._num_tasks, self._num_tasks + len(prompts) // GROUP_SIZE
         games = [
-            Game(answer=words[(first_task + number // GROUP_SIZE) % len(words)], words=WORDS)
-            for number in range(len(prompts))
+            self._game.start(first_task + number // GROUP_SIZE) for number in range(len(prompts))
         ]
         first = tokenizer.apply_chat_template(
             prompts, add_generation_prompt=True, tokenize=True, return_dict=False

@@ -125,7 +125,7 @@ AGENTS = {
         packages=("openai==3.54.0",),
         dialect="chat completions",
         submit=lambda code: ("say", {"message": ascii_lowercase if code == WRONG else "?"}),
-        script="../two_roles.py",
+        script="two_roles.py",
         conf="echo",
     ),
 }

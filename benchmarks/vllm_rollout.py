@@ -7,6 +7,10 @@ are random.
 
     python benchmarks/vllm_rollout.py [--sessions 16 64] [--reply-tokens 6 48] [--url URL]
     python benchmarks/vllm_rollout.py --only publishing --model hidden_size=512 num_layers=6
+    python benchmarks/vllm_rollout.py --only publishing --device cuda --transfers files ipc
+
+On GPUs, the server has the transfer that `--transfers` names beside files. For broadcast it runs on
+the second GPU.
 """
 
 import argparse
@@ -21,6 +25,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import torch
@@ -46,7 +51,7 @@ from openenv_pipe.types import Episode
 
 GROUP_SIZE = 8
 EPISODES_PER_SESSION = 2
-NUM_PUBLISHED = 20
+NUM_WARMUPS = 2  # publishes that are not measured
 MAX_TOKENS = 1024
 RANK = 8
 WAYS = (  # to publish: which weights, by which transfer, and LoRA's rank
@@ -55,6 +60,8 @@ WAYS = (  # to publish: which weights, by which transfer, and LoRA's rank
     ("merged", "broadcast", RANK),
     ("full", "files", 0),
     ("full", "broadcast", 0),
+    ("merged", "ipc", RANK),
+    ("full", "ipc", 0),
 )
 START_LIMIT_S = 600.0
 
@@ -74,13 +81,13 @@ def configured(num_sessions: int, reply_tokens: int, *more: str) -> RunConfig:
 
 @asynccontextmanager
 async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEngine, Policy]]:
-    policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
+    policy = load_policy(config.model, seed=0, device=torch.device(config.device))
     with ThreadPoolExecutor(1) as executor:
         async with open_engine(
             config.engine,
             Publication(policy),
             source=None,
-            footprint=LearnerFootprint(on_gpu=False),
+            footprint=LearnerFootprint(on_gpu=policy.device.type == "cuda"),
             logs=logs,
             executor=executor,
             tell=lambda text: print(text, file=sys.stderr),
@@ -89,7 +96,7 @@ async def engine_of(config: RunConfig, logs: Path) -> AsyncIterator[tuple[VllmEn
 
 
 @contextmanager
-def served(model: Sequence[str]) -> Iterator[str]:
+def served(model: Sequence[str], transfers: Sequence[str] = ()) -> Iterator[str]:
     """Start a server for all measurements and yield its URL. model: overrides of the tiny one."""
     installed = find_installed(find_build())
     if installed is None:
@@ -105,6 +112,7 @@ def served(model: Sequence[str]) -> Iterator[str]:
             build=installed.build,
             dtype="float32",
             lora_rank=RANK,
+            **placed(installed.build, transfers),
         )
         server = VllmProcess(spec, config.engine, installed.python, Path(folder) / "engine.log")
         try:
@@ -112,6 +120,17 @@ def served(model: Sequence[str]) -> Iterator[str]:
             yield server.url
         finally:
             asyncio.run(server.stop())
+
+
+def placed(build: str, transfers: Sequence[str]) -> dict[str, Any]:
+    """Return how the server gets weights, and on which GPU it runs."""
+    if build == "cpu" or not {"ipc", "broadcast"} & set(transfers):
+        return {}
+    if "ipc" in transfers:
+        return {"transfer_backend": "ipc"}
+    if torch.cuda.device_count() < 2:
+        raise SystemExit("--transfers broadcast needs two GPUs, and this machine has fewer")
+    return {"transfer_backend": "nccl", "placement": {"CUDA_VISIBLE_DEVICES": "1"}}
 
 
 async def wait_for(server: VllmProcess) -> None:
@@ -210,21 +229,30 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
     return pairs
 
 
-async def publishing(config: RunConfig) -> tuple[float, float, float]:
-    """Return milliseconds: publishing's median and 90th percentile, the logprob check's median."""
+async def publishing(config: RunConfig, num_published: int) -> dict[str, float]:
+    """Return the bytes published, and times in milliseconds: publishing's median and 90th
+    percentile, and the logprob check's median."""
     with tempfile.TemporaryDirectory() as logs:
         async with engine_of(config, Path(logs)) as (engine, policy):
+            if engine.facts()["engine"]["publish"] == "adapter":
+                sent = [values for _, values in policy.trained_parameters()]
+            else:
+                sent = list(Publication(policy).weights().values())
             times, checks = [], []
-            for version in range(1, NUM_PUBLISHED + 3):
+            for version in range(1, num_published + NUM_WARMUPS + 1):
                 for _, parameter in policy.trained_parameters():
                     parameter.data += 0.001 * torch.randn_like(parameter)
                 await engine.publish(version)
                 measured = await engine.metrics()
                 times.append(1e3 * measured["time/publish_s"])
                 checks.append(1e3 * measured["time/canary_s"])
-    times, checks = times[2:], checks[2:]
-    slow = sorted(times)[int(0.9 * len(times))]
-    return statistics.median(times), slow, statistics.median(checks)
+    times, checks = times[NUM_WARMUPS:], checks[NUM_WARMUPS:]
+    return {
+        "bytes": sum(values.nbytes for values in sent),
+        "median_ms": statistics.median(times),
+        "slow_ms": sorted(times)[int(0.9 * len(times))],
+        "canary_ms": statistics.median(checks),
+    }
 
 
 def main() -> None:
@@ -234,12 +262,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["rollouts", "publishing"])
     parser.add_argument("--url", help="of a server of this model that runs already")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--transfers", nargs="+", default=["files", "broadcast"])
+    parser.add_argument("--published", type=int, default=20, help="times for each way")
+    parser.add_argument("--output", type=Path, help="a file for the figures of publishing, JSON")
     parser.add_argument("--model", nargs="+", default=[], help="as in hidden_size=512")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model = [f"model.{override}" for override in arguments.model]
-    with contextlib.nullcontext(arguments.url) if arguments.url else served(model) as url:
-        measure(arguments, ["engine.launch=attach", f"engine.url={url}", *model])
+    started = served(model, arguments.transfers)
+    with contextlib.nullcontext(arguments.url) if arguments.url else started as url:
+        attach = ["engine.launch=attach", f"engine.url={url}", f"device={arguments.device}"]
+        measure(arguments, [*attach, *model])
 
 
 def measure(arguments: argparse.Namespace, attach: list[str]) -> None:
@@ -258,13 +292,32 @@ def measure(arguments: argparse.Namespace, attach: list[str]) -> None:
                     flush=True,
                 )
     if arguments.only != "rollouts":
-        print("\n| what is published | over | median, ms | slowest tenth, ms | canary, ms |")
-        print("|---|---|---|---|---|")
-        for way, transfer, rank in WAYS:
-            more = [f"model.lora.rank={rank}", f"engine.publish={way}", *attach]
-            config = configured(8, 6, f"engine.weight_transfer={transfer}", *more)
-            median, slow, canary = asyncio.run(publishing(config))
-            print(f"| {way} | {transfer} | {median:.0f} | {slow:.0f} | {canary:.0f} |", flush=True)
+        figures = measure_publishing(arguments, attach)
+        if arguments.output:
+            arguments.output.write_text(json.dumps({"published": figures}, indent=2) + "\n")
+
+
+def measure_publishing(arguments: argparse.Namespace, attach: list[str]) -> list[dict[str, Any]]:
+    """Print a row for each way to publish, and return the rows."""
+    print(
+        "\n| what is published | over | MB | median, ms | MB/s | slowest tenth, ms | canary, ms |"
+    )
+    print("|" + "---|" * 7)
+    rows = []
+    for way, transfer, rank in WAYS:
+        if transfer not in arguments.transfers:
+            continue
+        more = [f"model.lora.rank={rank}", f"engine.publish={way}", *attach]
+        config = configured(8, 6, f"engine.weight_transfer={transfer}", *more)
+        found = asyncio.run(publishing(config, arguments.published))
+        rows.append({"device": arguments.device, "publish": way, "transfer": transfer, **found})
+        size = found["bytes"] / 1e6
+        speed = 1e3 * size / found["median_ms"]
+        times = f"{found['median_ms']:.0f} | {speed:.0f} | {found['slow_ms']:.0f}"
+        print(
+            f"| {way} | {transfer} | {size:.1f} | {times} | {found['canary_ms']:.0f} |", flush=True
+        )
+    return rows
 
 
 if __name__ == "__main__":
