@@ -15,6 +15,7 @@ from openenv_pipe.config.schema import (
     RunConfig,
     TaskDataset,
     TaskFile,
+    TaskFolders,
     TaskRange,
     TaskServer,
     TaskSetConfig,
@@ -270,6 +271,8 @@ def _tasks(tasks: TaskSetConfig) -> str:
             text = f"the rows of {code_span(tasks.path)}"
         case TaskDataset():
             text = f"the rows of {code_span(tasks.path)}, split {code_span(tasks.split)}"
+        case TaskFolders():
+            text = f"the folders in {code_span(tasks.path)}"
         case TaskServer():
             text = f"the server's, split {code_span(tasks.split)}"
     keywords = ", ".join(code_span(f"{name}={value}") for name, value in tasks.reset.items())

@@ -38,6 +38,8 @@ def transcript(episode: Episode) -> str:
     if episode.error:
         lines.append("error  " + _cut(episode.error, MAX_TEXT_LENGTH))
     lines += [f"note   {_cut(note, MAX_TEXT_LENGTH)}" for note in episode.notes]
+    if episode.exit_code is not None:
+        lines.append(f"exit   code {episode.exit_code}")
     if episode.output:
         lines.append("output " + _cut(episode.output.strip(), MAX_TEXT_LENGTH))
     return "\n".join(line.replace("\n", "\n       ") for line in lines)

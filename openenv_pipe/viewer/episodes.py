@@ -211,6 +211,7 @@ def content_of(
         "unscored": _cut(episode.unscored, limit),
         "notes": [_cut(note, limit) for note in episode.notes],
         "output": _cut(episode.output, limit),
+        "exit_code": episode.exit_code,
         "judgements": {
             name: _cut(each.explanation, limit) for name, each in episode.judgements.items()
         },

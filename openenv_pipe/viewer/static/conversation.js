@@ -71,7 +71,8 @@ export function conversation(content, other, beside = () => ["", []]) {
   const end = content.error || content.unscored
     ? h("article", { class: "turn" }, said("wrong", content.error ? "Failed" : "Has no reward", h("p", { class: "text" }, content.error ?? content.unscored))) : null;
   const judged = Object.entries(content.judgements).map(([name, text]) => h("article", { class: "turn" }, said("", `Judge on ${name}`, h("p", { class: "text" }, text))));
-  const output = content.output || content.notes?.length
-    ? h("article", { class: "turn" }, content.notes.map((note) => h("p", { class: "text" }, note)), content.output ? said("", "Output of the program", h("pre", { class: "text" }, content.output)) : null) : null;
+  const ended = content.exit_code == null ? null : h("p", { class: "text" }, `The program ended with exit code ${content.exit_code}.`);
+  const output = ended || content.output || content.notes?.length
+    ? h("article", { class: "turn" }, content.notes.map((note) => h("p", { class: "text" }, note)), ended, content.output ? said("", "Output of the program", h("pre", { class: "text" }, content.output)) : null) : null;
   return [begin, turns, end, output, judged];
 }
