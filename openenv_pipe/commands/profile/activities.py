@@ -43,6 +43,7 @@ class Rule:
 THREAD_RULES = (
     Rule(SAMPLING, "engines/lane.py", "Lane.run_wave"),
     Rule(UPDATE, "learner/learner.py", "Learner.update"),
+    Rule(UPDATE, "learner/lanes.py"),
     Rule(UPDATE, "learner/distributed/learner_group.py", "LearnerGroup.update"),
     Rule(CHECKPOINT, "pipeline/checkpoints.py"),
     Rule(PUBLISHING, "models/policy.py", "Policy.follow"),

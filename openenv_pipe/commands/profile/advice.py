@@ -138,7 +138,7 @@ def _publishing(profiled: Profiled) -> str | None:
         return text
     if config.model.lora.rank == 0:
         text += ": an adapter (model.lora.rank=16) is much smaller than all weights"
-        if config.engine.weight_transfer != "broadcast":
+        if config.engine.weight_transfer == "files":
             text += ", and engine.weight_transfer=broadcast writes no files"
     return text
 
