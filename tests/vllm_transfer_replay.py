@@ -61,6 +61,11 @@ class Replayed:
             assert info.packed_buffer_size_bytes == self.chunk_bytes
         assert info.packed
 
+    async def shutdown_weight_transfer_engine(self) -> None:
+        """As vLLM's worker: the engine has no group yet, which does no harm."""
+        self.engine.model_update_group = None
+        self.engine.shutdown()
+
     async def start_weight_update(self) -> None:
         """Do nothing."""
 

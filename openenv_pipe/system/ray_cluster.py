@@ -317,13 +317,7 @@ class Reservation:
         return bool(self._group.wait(timeout_s))
 
     def place(
-        self,
-        kind: type,
-        *arguments: Any,
-        node: int,
-        num_cpus: float,
-        num_gpus: float,
-        name: str,
+        self, kind: type, *arguments: Any, node: int, num_cpus: float, num_gpus: float, name: str
     ) -> PlacedProcess:
         """Start an object of a class in a process on a node. Its methods run one after another.
 
@@ -373,11 +367,7 @@ def _connect(ray: Any, address: str) -> None:
                 "start --head`, or set cluster.address to the address that it prints"
             )
     try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise HostError(
             f"cluster.address={address}: cannot join the Ray cluster: {error}; start one with "

@@ -88,13 +88,16 @@ async def test_another_gpu_receives_all_weights():
         async def start_weight_update(self) -> None:
             """Do nothing: the process receives as soon as it is connected."""
 
-        async def update_weights(self, info: dict) -> None:
+        async def end_transfer(self) -> None:
+            """Do nothing."""
+
+        async def update_weights(self, info: dict, limit_s: float) -> None:
             """Do nothing."""
 
         async def finish_weight_update(self, version: str) -> None:
             """Do nothing."""
 
-    link = NcclLink("http://127.0.0.1:1")
+    link = NcclLink()
     with ThreadPoolExecutor(1) as executor:
         sending = asyncio.get_running_loop().run_in_executor(executor, link.send, weights)
         await asyncio.gather(sending, link.take(Client(), weights, "1"))

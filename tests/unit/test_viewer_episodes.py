@@ -36,6 +36,7 @@ def folder(tmp_path_factory):
     last.turns[0].reply = HOSTILE
     last.first_observation = {"page": HOSTILE, "long": "x" * 30_000, "none": None}
     last.judgements = {"ruler": Judgement(explanation="well done")}
+    last.output, last.exit_code = HOSTILE, 7
     advantages = step_advantages(groups, baseline="group", scale="none", discount=1.0)
     write_episodes(episodes_path(folder.path, 2), groups, advantages)
     run_samples.evaluate(folder, "trained", 0.6, step=2)
@@ -108,6 +109,7 @@ def test_an_episode_as_a_conversation(client, folder):
     assert shown["first_observation"]["long"].endswith("... (10,000 more characters)")
     assert "none" not in shown["first_observation"]
     assert shown["judgements"] == {"ruler": "well done"}
+    assert (shown["output"], shown["exit_code"]) == (page, 7)
     assert shown["turns"][0]["advantage"] == -1.0
     assert shown["turns"][0]["steps"][0]["action"] == {"guess": "crane"}
     whole = ask(client, "episode", step=2, line=line, whole="yes")

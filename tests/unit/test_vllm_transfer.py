@@ -14,6 +14,7 @@ import torch
 from vllm_transfer import NUM_WORKERS, UNIQUE_ID, TransferServer, pretend_gpu
 
 from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.vllm import publish_memory
 from openenv_pipe.engines.vllm.build import build_publisher
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.inside import openenv_pipe_ipc as ipc
@@ -21,7 +22,7 @@ from openenv_pipe.engines.vllm.install import find_build, find_installed, python
 from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.engines.vllm.transfer_packing import divide
-from openenv_pipe.errors import EngineError
+from openenv_pipe.errors import EngineError, RankLostError
 
 PATIENCE_S = 60.0
 CHUNK_BYTES = 64
@@ -119,7 +120,8 @@ async def test_a_server_gets_each_version_by_the_documented_requests(parts, back
     update = ["/update_weights"] if backend == "nccl" else 3 * ["receive_shared"]
     changing = ["/start_weight_update", *update, "/finish_weight_update"]
     assert server.paths == ["/pause", *changing, *CACHES]
-    joining = ["check_transfer", "/init_weight_transfer_engine"]  # once
+    leaving = ["/shutdown_weight_transfer_engine"] if backend == "nccl" else []
+    joining = ["check_transfer", *leaving, "/init_weight_transfer_engine"]  # once
     assert first == ["/pause", *joining, *changing, *CACHES]
     bodies = dict(server.requests)
     assert bodies["/finish_weight_update"] == {"weight_version": "1"}
@@ -175,16 +177,34 @@ async def test_a_learner_that_fails_is_told(parts, monkeypatch):
     assert server.paths == ["/pause", "/resume"]
 
 
-async def test_a_learner_that_fails_while_it_sends_is_told(parts, monkeypatch):
-    _, client, _, publisher = parts
+@pytest.mark.parametrize("error", [RuntimeError("no memory is left"), RankLostError("rank 1")])
+async def test_a_learner_that_fails_while_it_sends_is_told(parts, monkeypatch, error):
+    """The server's workers go on waiting for NCCL, so that its answer does not come."""
+    server, client, _, publisher = parts
 
     def fail(self) -> None:
-        raise RuntimeError("a rank is gone")
+        raise error
 
     monkeypatch.setattr(Gathered, "full_tensor", fail)
-    with pytest.raises(EngineError, match="a rank is gone"):
-        await publish(publisher, client, 0)
+    monkeypatch.setattr(publish_memory, "REASON_LIMIT_S", 0.2)
+    expected = RankLostError if isinstance(error, RankLostError) else EngineError
+    try:
+        with pytest.raises(expected, match=str(error)):
+            await publish(publisher, client, 0)
+    finally:
+        server.sent.put(None)
     assert not publisher._links
+
+
+async def test_an_old_version_cannot_be_sent(parts):
+    """Only the learner's current weights are in its memory."""
+    server, client, _, publisher = parts
+    old = await publisher.write(0, np.zeros((1, 1)))
+    publisher.adopt(old)
+    publisher.begin_update()
+    with pytest.raises(EngineError, match="version 0 has left the learner's memory"):
+        await publisher.send(client, old, paused=True)
+    assert server.paths == []
 
 
 async def test_a_server_that_runs_on_is_left(parts, backend):

@@ -30,6 +30,7 @@ from openenv_pipe.config.schema.engine_base import EngineBlock, EngineCapabiliti
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 SEVERAL_GPUS = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp")
+SEVERAL_ENGINES = ("--data-parallel", "-dp")
 
 # The pipeline sets these arguments itself, because sampling or logprobs depend on them.
 RESERVED_ARGUMENTS = {
@@ -183,7 +184,7 @@ class VllmEngineConfig(EngineBlock):
         if self.weight_transfer != "files":
             self._refuse_distance()
         for argument in self.arguments:
-            if why := RESERVED_ARGUMENTS.get(argument.split("=")[0]):
+            if why := RESERVED_ARGUMENTS.get(_option(argument)):
                 raise ValueError(f"arguments must not contain {argument!r}: {why}")
         return self
 
@@ -200,7 +201,7 @@ class VllmEngineConfig(EngineBlock):
                 f"{chosen} and sleep={self.sleep}: a server sleeps for a learner on its GPU, and "
                 "weights are sent to other GPUs; set weight_transfer=ipc or files"
             )
-        if any(argument.startswith("--data-parallel") for argument in self.arguments):
+        if any(_option(each).startswith(SEVERAL_ENGINES) for each in self.arguments):
             raise ValueError(
                 f"{chosen} reaches only one engine of a server, and arguments start several; set "
                 "num_servers instead, or weight_transfer=files"
@@ -211,7 +212,7 @@ class VllmEngineConfig(EngineBlock):
     def _refuse_other_gpus(self) -> None:
         """Refuse servers that use more than the learner's GPU, or that of another machine."""
         for argument in self.arguments:
-            if argument.startswith(SEVERAL_GPUS):
+            if _option(argument).startswith(SEVERAL_GPUS):
                 raise ValueError(
                     f"weight_transfer=ipc reaches one GPU, and {argument!r} divides a server over "
                     "several; set weight_transfer=broadcast or files"
@@ -222,3 +223,8 @@ class VllmEngineConfig(EngineBlock):
                     f"weight_transfer=ipc needs servers on this machine, and {url} may be on "
                     f"another; expected one of {', '.join(LOCAL_HOSTS)}, or another transfer"
                 )
+
+
+def _option(argument: str) -> str:
+    """Return the name of an option without its value, as vLLM's parser reads it."""
+    return argument.partition("=")[0].replace("_", "-")

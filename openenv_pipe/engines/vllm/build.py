@@ -238,7 +238,7 @@ def build_publisher(
 
     def link(client: VllmClient) -> Link:
         if backend == "nccl":
-            return NcclLink(client.url)
+            return NcclLink()
         return IpcLink() if backend == "ipc" else GlooLink(root / f"meeting-{next(numbers)}")
 
     return MemoryPublisher(policy_source, executor, link)

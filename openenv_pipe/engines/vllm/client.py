@@ -292,9 +292,9 @@ class VllmClient:
         """Prepare for new weights, under the conditions of `load_weights`."""
         await self._post("/start_weight_update")
 
-    async def update_weights(self, update_info: Mapping[str, Any]) -> None:
-        """Receive the described weights while the learner sends them."""
-        await self._post("/update_weights", {"update_info": dict(update_info)})
+    async def update_weights(self, update_info: Mapping[str, Any], limit_s: float) -> None:
+        """Receive the described weights while the learner sends them, in so many seconds."""
+        await self._post("/update_weights", {"update_info": dict(update_info)}, limit_s)
 
     async def load_shared(self, chunk: Mapping[str, Any], buffer: Mapping[str, Any]) -> None:
         """Load the described weights from a buffer on the GPU; see `openenv_pipe_ipc`."""

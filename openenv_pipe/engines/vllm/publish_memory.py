@@ -16,10 +16,12 @@ from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import BroadcastErr
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import Published, replacing_weights
 from openenv_pipe.engines.vllm.transfer import Link, TransferError
-from openenv_pipe.errors import EngineError
+from openenv_pipe.errors import EngineError, PipeError
 
 if TYPE_CHECKING:
     import torch
+
+REASON_LIMIT_S = 10.0  # for a server to fail too, or to say why the learner's end has failed
 
 
 class MemoryPublisher:
@@ -58,10 +60,14 @@ class MemoryPublisher:
         return BASE
 
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
-        assert published is self.latest and self._is_current.is_set(), published
+        if published is not self.latest or not self._is_current.is_set():
+            raise EngineError(f"version {published.version} has left the learner's memory")
         async with self._turn, replacing_weights(client, paused=paused):
             await self._close_links_of_dead_servers()
             await self._send_weights(client, published)
+            if paused:  # asleep, because its GPU does not hold both: it needs the memory next
+                free = self._policy_source.free_memory
+                await asyncio.get_running_loop().run_in_executor(self._executor, free)
 
     async def restore(self, client: VllmClient) -> Published | None:
         latest = None
@@ -101,6 +107,7 @@ class MemoryPublisher:
         Raises:
             EngineError: learner and server cannot transfer the weights.
             ServerGoneError: the server does not answer.
+            PipeError: the learner cannot gather its weights, such as RankLostError.
         """
         if client not in self._links:
             self._links[client] = self._make_link(client)
@@ -128,7 +135,12 @@ class MemoryPublisher:
             if any(_has_failed(end) for end in (taking, sending)):
                 self._links.pop(client, None)
                 await asyncio.to_thread(link.close)
+            if _has_failed(sending):  # then a server that lives may wait for ever
+                await asyncio.wait((taking,), timeout=REASON_LIMIT_S)
+                taking.cancel()
             there, here = await asyncio.gather(taking, sending, return_exceptions=True)
+        if isinstance(here, PipeError):
+            raise here
         if isinstance(there, EngineError) and _is_its_own(here):  # either may be the cause
             raise EngineError(f"{there}; and the learner: {here}") from here
         if isinstance(there, Exception):

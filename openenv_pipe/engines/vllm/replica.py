@@ -124,12 +124,14 @@ class Replica:
         """Stop the server; `withdraw`: it keeps running, so remove this run's adapters from it."""
         await self.metrics.close()
         client = self.supervisor.client
-        if withdraw and client is not None:
-            with contextlib.suppress(ServerGoneError, EngineError):
-                if self._is_asleep and self._serving is not None:
-                    await self._wake(client, self._serving)
-                await self._publisher.withdraw(client)
-        await self.supervisor.close()
+        try:
+            if withdraw and client is not None:
+                with contextlib.suppress(ServerGoneError, EngineError):
+                    if self._is_asleep and self._serving is not None:
+                        await self._wake(client, self._serving)
+                    await self._publisher.withdraw(client)
+        finally:
+            await self.supervisor.close()
 
     async def _restore(self, client: VllmClient) -> None:
         """Publish the current policy to a server that has just started, and check it."""

@@ -35,7 +35,7 @@ class Link(Protocol):
     async def take(
         self, client: VllmClient, weights: "Mapping[str, torch.Tensor]", version: str
     ) -> None:
-        """Make the server receive what `send` sends, as this version. After `close` it just ends.
+        """Make the server receive what `send` sends, as this version; after `close`, nothing.
 
         Args:
             weights: only their names, types and shapes are read.
@@ -49,7 +49,10 @@ class Link(Protocol):
         """Make the server disconnect, because it keeps running after the run."""
 
     def close(self) -> None:
-        """Disconnect, and end all waits of both ends. Any thread may call it, repeatedly."""
+        """Disconnect, and end all waits of this process. Any thread may call it, repeatedly.
+
+        A server that waits for NCCL's next message does not notice; only its end helps it.
+        """
 
 
 class GlooLink:

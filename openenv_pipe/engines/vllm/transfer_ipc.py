@@ -22,6 +22,7 @@ from openenv_pipe.engines.vllm.transfer_packing import (
     divide,
     fill,
 )
+from openenv_pipe.errors import EngineError
 
 LONGEST_CHUNK_S = 2 * CALL_LIMIT_S  # of one end for the other
 Filled = tuple[Chunk, Mapping[str, Any]]  # and the description of the buffer that it is in
@@ -75,7 +76,12 @@ class IpcLink:
         self._taken.put(False)
 
     async def _next(self) -> Filled | None:
-        return await asyncio.to_thread(self._filled.get, timeout=LONGEST_CHUNK_S)
+        try:
+            return await asyncio.to_thread(self._filled.get, timeout=LONGEST_CHUNK_S)
+        except queue.Empty:
+            raise EngineError(
+                f"the learner has filled no buffer with weights for {LONGEST_CHUNK_S:g} s"
+            ) from None
 
     def _hand_over(self, filled: Filled | None) -> None:
         """Give the server's end a chunk, and wait until the server has copied it."""

@@ -12,12 +12,11 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 
-from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.client import CALL_LIMIT_S, VllmClient
 from openenv_pipe.engines.vllm.transfer import LONGEST_WAIT, TransferError
 from openenv_pipe.engines.vllm.transfer_packing import (
     CHUNK_BYTES,
@@ -27,18 +26,15 @@ from openenv_pipe.engines.vllm.transfer_packing import (
     divide,
     fill,
 )
-from openenv_pipe.system.http import LOOPBACK
 
 UNIQUE_ID_KEY = "0"  # of a group's first communicator in its store, see broadcastUniqueNCCLID
-LOOPBACK_INTERFACE = "lo"
+SLOWEST_BYTES_PER_S = 50e6  # of a network between learner and server
 
 
 class NcclLink:
     """A `transfer.Link` between GPUs."""
 
-    def __init__(self, url: str) -> None:
-        """url: of the server, which decides over which network interface NCCL connects."""
-        self._is_local = urlsplit(url).hostname in LOOPBACK
+    def __init__(self) -> None:
         self._store = dist.HashStore()
         self._store.set_timeout(LONGEST_WAIT)
         self._num_workers: Future[int] = Future()
@@ -67,17 +63,22 @@ class NcclLink:
         if not self._has_joined:
             await client.check_transfer("nccl", nccl_version())
             num_workers = await client.num_workers()
-            self._num_workers.set_result(num_workers)
+            with contextlib.suppress(InvalidStateError):  # this link was closed meanwhile
+                self._num_workers.set_result(num_workers)
             unique_id = await asyncio.to_thread(self._store.get, UNIQUE_ID_KEY)
             if self._is_closed:
                 return
+            await client.end_transfer()  # of an earlier run, whose group it would keep
             await client.begin_transfer(init_info(unique_id, num_workers))
             self._has_joined = True
         everything = Chunk()
         for name, tensor in weights.items():
             everything.add(name, tensor)
+        if self._is_closed:
+            return
         await client.start_weight_update()
-        await client.update_weights(everything.described())
+        limit_s = CALL_LIMIT_S + everything.num_bytes / SLOWEST_BYTES_PER_S
+        await client.update_weights(everything.described(), limit_s)
         await client.finish_weight_update(version)
 
     async def leave(self, client: VllmClient) -> None:
@@ -94,9 +95,7 @@ class NcclLink:
                 group.abort()
 
     def _connect(self, device: torch.device) -> None:
-        num_workers = self._num_workers.result(LONGEST_WAIT.seconds)
-        if self._is_local:
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+        num_workers = self._num_workers.result(2 * CALL_LIMIT_S)
         group = self._group = nccl_group(self._store, 1 + num_workers)
         # vLLM's workers begin with this sum, for which NCCL connects all ranks.
         group.allreduce(torch.zeros(1, device=device), timeout=LONGEST_WAIT).wait(LONGEST_WAIT)
