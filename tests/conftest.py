@@ -2,6 +2,7 @@
 their own, and turns avoidable skips in CI into failures."""
 
 import os
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,9 @@ UNWANTED = ("could not import", "not installed:", "broken:")
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 # A Docker daemon and a vLLM server each take so much that there is one of a kind at a time.
 SERVERS = ("docker", "vllm")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script has put aside
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
