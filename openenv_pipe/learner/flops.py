@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from openenv_pipe.models.flop_count import FlopCount
+from openenv_pipe.models.gated_mlp import LastLayer
 from openenv_pipe.models.quantization import num_values
 
 CPU_SIZE, GPU_SIZE = 1024, 8192  # of the square matrices whose product is timed
@@ -17,15 +18,22 @@ def count_flops(model: Any) -> FlopCount:
     """Return the counter of a loaded model, whose adapters count too."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     decoder, config = inner.get_decoder(), inner.config.get_text_config()
-    matrices = [m.weight for m in decoder.modules() if isinstance(m, torch.nn.Linear)]
+    last = [layer.mlp for layer in decoder.modules() if isinstance(layer, LastLayer)]
     head_size = getattr(config, "head_dim", None)
     head_size = head_size or config.hidden_size // config.num_attention_heads
     return FlopCount(
-        num_weights=sum(map(num_values, matrices)),
+        num_weights=_num_weights(decoder),
+        num_last_weights=sum(map(_num_weights, last)),
         num_head_weights=inner.get_output_embeddings().weight.numel(),
         attention_width=config.num_hidden_layers * config.num_attention_heads * head_size,
         trains_all=all(parameter.requires_grad for parameter in model.parameters()),
     )
+
+
+def _num_weights(module: torch.nn.Module) -> int:
+    """Count the values of the matrices of linear layers."""
+    layers = (each for each in module.modules() if isinstance(each, torch.nn.Linear))
+    return sum(num_values(each.weight) for each in layers)
 
 
 @cache

@@ -192,6 +192,7 @@ def _size(batch: Batch) -> Size:
     return Size(
         num_tokens=len(batch.token_ids),
         num_contexts=int(batch.positions.sum()) + len(batch.positions),
+        num_finished=len(batch.predictors),
         num_predicted=len(batch.predictors),
     )
 

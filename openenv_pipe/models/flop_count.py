@@ -15,6 +15,7 @@ class Size:
 
     num_tokens: int  # tokens that go through the decoder
     num_contexts: int  # tokens that each of them attends to, itself included, summed
+    num_finished: int  # tokens that go through the last layer's MLP
     num_predicted: int  # tokens that go through the head
 
 
@@ -23,6 +24,7 @@ class FlopCount:
     """The dimensions of a model that determine its FLOPs."""
 
     num_weights: int  # of the decoder's matrices, adapters included
+    num_last_weights: int  # of them, those that only finished tokens go through
     num_head_weights: int
     attention_width: int  # all query heads of all layers together
     trains_all: bool  # False: the model's own weights are frozen under an adapter
@@ -32,6 +34,7 @@ class FlopCount:
         """Count for a model that is not loaded. The adapter's own products are left out."""
         return cls(
             num_weights=num_in_layers(shape),
+            num_last_weights=3 * shape.hidden_size * shape.intermediate_size,
             num_head_weights=shape.hidden_size * shape.vocabulary,
             attention_width=shape.num_layers * shape.attention_width,
             trains_all=trains_all,
@@ -49,8 +52,9 @@ class FlopCount:
         return (3 if self.trains_all else 2) * self._matrices(size) + 3 * self._attention(size)
 
     def _matrices(self, size: Size) -> int:
-        head = self.num_head_weights * size.num_predicted
-        return 2 * (self.num_weights * size.num_tokens + head)
+        before = (self.num_weights - self.num_last_weights) * size.num_tokens
+        last = self.num_last_weights * size.num_finished
+        return 2 * (before + last + self.num_head_weights * size.num_predicted)
 
     def _attention(self, size: Size) -> int:
         """Count the products of queries with keys and of probabilities with values."""

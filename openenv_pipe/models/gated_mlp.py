@@ -1,11 +1,15 @@
-"""An MLP that keeps half as much for its gradients, in float32 on a CPU.
+"""MLPs that compute and keep less in an update than transformers' modules.
 
-Autograd keeps four matrices of the intermediate size, which are most of a small model's memory in
-an update. This MLP keeps two and computes the others again, which takes no matrix product. Its
-outputs are those of transformers' modules to the bit. Adapters, biases, other precisions and other
-devices are left to those.
+After the attention of the last layer only the tokens that predict a trained token are read, so that
+the MLP of that layer leaves out the others of a packed row.
 
-Shape letters: H hidden size, I intermediate size.
+In float32 on a CPU, all MLPs keep half as much for their gradients. Autograd keeps four matrices of
+the intermediate size, which are most of a small model's memory in an update. These MLPs keep two
+and compute the others again, which takes no matrix product. Their outputs are those of
+transformers' modules to the bit. Adapters, biases, other precisions and other devices are left to
+those.
+
+Shape letters: T tokens of a row, U of them predict, H hidden size, I intermediate size.
 """
 
 from typing import Any
@@ -13,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
+from openenv_pipe.models.attention.packed import PackedRow
 from openenv_pipe.models.products import Linear, is_by_onednn, product, weight_gradient
 
 _KINDS = ("LlamaMLP", "Qwen2MLP", "Qwen3MLP")
@@ -23,12 +28,39 @@ def use_gated_mlps(model: torch.nn.Module) -> None:
     """Let the MLPs of known architectures be these; their weights stay the same."""
     for module in model.modules():
         if type(module).__name__ in _KINDS and not isinstance(module, GatedMlp):
-            subclass: Any = type(type(module).__name__, (GatedMlp, type(module)), {})
-            module.__class__ = subclass
+            _add_base(module, GatedMlp)
+
+
+def leave_out_unread_tokens(decoder: Any) -> None:
+    """Let the last layer of a decoder use its MLP only for tokens that are read, if it can."""
+    last = decoder.layers[-1] if hasattr(decoder, "layers") else None
+    if isinstance(getattr(last, "mlp", None), GatedMlp) and not isinstance(last, LastLayer):
+        _add_base(last, LastLayer)
+
+
+def _add_base(module: Any, base: type[torch.nn.Module]) -> None:
+    """Let a module be of a subclass of its class and of `base`, with the same name."""
+    subclass: Any = type(type(module).__name__, (base, type(module)), {})
+    module.__class__ = subclass
+
+
+class LastLayer(torch.nn.Module):
+    """The last layer of a decoder; the other base class is transformers' module."""
+
+    mlp: "GatedMlp"
+
+    def forward(
+        self, *inputs: Any, packed_row: PackedRow | None = None, **options: Any
+    ) -> torch.Tensor:
+        self.mlp.read = None if packed_row is None else packed_row.read
+        outputs: torch.Tensor = super().forward(*inputs, packed_row=packed_row, **options)
+        return outputs
 
 
 class GatedMlp(torch.nn.Module):
     """down(silu(gate(x)) * up(x)); the other base class is transformers' module."""
+
+    read: torch.Tensor | None = None  # int64: the tokens whose outputs are read; None: all
 
     gate_proj: Any  # a linear layer, or peft's layer around one
     up_proj: Any
@@ -36,6 +68,13 @@ class GatedMlp(torch.nn.Module):
     act_fn: torch.nn.Module
 
     def forward(self, inputs: torch.Tensor) -> Any:
+        if self.read is None:
+            return self._outputs(inputs)
+        outputs_1UH = self._outputs(inputs.index_select(1, self.read))
+        unread_1TH = outputs_1UH.new_zeros(inputs.shape)
+        return unread_1TH.index_copy(1, self.read, outputs_1UH)
+
+    def _outputs(self, inputs: torch.Tensor) -> Any:
         layers = (self.gate_proj, self.up_proj, self.down_proj)
         weights = [each.weight for each in layers if type(each) is Linear and each.bias is None]
         if (

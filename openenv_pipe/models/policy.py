@@ -19,7 +19,7 @@ from openenv_pipe.models.attention.packed import PackedRow
 from openenv_pipe.models.chat_template import ChatFormat, HistoryMode
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.fast_forward import FastForward, PackedDecoder, unsupported_reason
-from openenv_pipe.models.gated_mlp import use_gated_mlps
+from openenv_pipe.models.gated_mlp import leave_out_unread_tokens, use_gated_mlps
 from openenv_pipe.models.logprobs import token_logprobs
 from openenv_pipe.models.products import use_products
 from openenv_pipe.models.quantization import num_values
@@ -63,6 +63,7 @@ class Policy:
         self.end_id = self.chat.end_id
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.decoder = inner.get_decoder()
+        leave_out_unread_tokens(self.decoder)
         self._embedding, self._head = inner.get_input_embeddings(), inner.get_output_embeddings()
         text = inner.config.get_text_config()
         self.num_layers = text.num_hidden_layers
@@ -176,7 +177,10 @@ class Policy:
         return logprobs_U.index_select(0, batch.places), entropy_U.index_select(0, batch.places)
 
     def row_hidden(self, batch: Batch) -> torch.Tensor:
-        """Return the last hidden states [T, hidden size] of a batch's row."""
+        """Return the last hidden states [T, hidden size] of a batch's row.
+
+        They are computed for the tokens that predict a trained one; those of others mean nothing.
+        """
         if not self.packs_rows:
             return self._padded_hidden(batch)
         no_mask = torch.empty(1, 1, 1, 1, device=self.device)  # transformers uses 4-D masks as is
@@ -186,7 +190,9 @@ class Policy:
                 attention_mask=no_mask,
                 position_ids=batch.positions[None],
                 use_cache=False,
-                packed_row=PackedRow(batch.nodes, self.device),
+                packed_row=PackedRow(
+                    batch.nodes, self.device, batch.predictors.unique_consecutive()
+                ),
             ).last_hidden_state[0]
 
     @contextlib.contextmanager

@@ -12,7 +12,9 @@ from openenv_pipe.models.flop_count import FlopCount, Size
 from openenv_pipe.models.memory_estimate import model_shape
 
 LENGTH = 24
-SIZE = Size(num_tokens=LENGTH, num_contexts=LENGTH * LENGTH, num_predicted=LENGTH)
+SIZE = Size(
+    num_tokens=LENGTH, num_contexts=LENGTH * LENGTH, num_finished=LENGTH, num_predicted=LENGTH
+)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

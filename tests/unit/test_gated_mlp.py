@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
+from fakes import random_samples, tiny_policy
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from openenv_pipe.models.gated_mlp import GatedMlp, use_gated_mlps
+from openenv_pipe.algorithms.packing import pack
+from openenv_pipe.models.gated_mlp import GatedMlp, LastLayer, use_gated_mlps
 from openenv_pipe.models.products import use_products
 
 KINDS = [(LlamaMLP, LlamaConfig), (Qwen2MLP, Qwen2Config), (Qwen3MLP, Qwen3Config)]
@@ -98,3 +100,51 @@ def test_autocast_is_left_to_transformers():
     inputs = torch.randn(5, HIDDEN)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(ours(inputs), theirs(inputs))
+
+
+def test_the_last_layer_computes_read_tokens_alone(monkeypatch):
+    """Logprobs and gradients are those of a policy that computes all tokens."""
+    batch = pack(random_samples(3), share=True)
+    num_read = len(batch.predictors.unique())
+    assert num_read < len(batch.token_ids)
+    computed = []
+
+    def outputs(mlp, inputs):
+        computed.append(inputs.shape[1])
+        return transformers_outputs(mlp, inputs)
+
+    transformers_outputs = GatedMlp._outputs
+    monkeypatch.setattr(GatedMlp, "_outputs", outputs)
+    found = logprobs_and_gradients(tiny_policy(), batch)
+    assert computed == [len(batch.token_ids)] * (len(computed) - 1) + [num_read]
+    policy = tiny_policy()
+    last = policy.decoder.layers[-1]
+    assert isinstance(last, LastLayer)
+    last.__class__ = type(last).__mro__[2]  # transformers' own
+    expected = logprobs_and_gradients(policy, batch)
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_a_row_that_predicts_nothing_leaves_gradients_of_zero():
+    policy = tiny_policy()
+    mlp = policy.decoder.layers[-1].mlp
+    mlp.read = torch.empty(0, dtype=torch.int64)
+    inputs = torch.randn(1, 5, policy.decoder.config.hidden_size)
+    outputs = mlp(inputs)
+    assert torch.equal(outputs, torch.zeros_like(inputs))
+    outputs.sum().backward()
+    assert all(not weight.grad.any() for weight in mlp.parameters())
+
+
+def test_passes_without_a_packed_row_compute_all_tokens():
+    policy = tiny_policy()
+    ids = torch.arange(1, 9)[None]
+    expected = policy.hidden(ids)
+    policy.row_hidden(pack(random_samples(3), share=True))
+    assert torch.equal(policy.hidden(ids), expected)
+
+
+def logprobs_and_gradients(policy, batch):
+    logprobs, _ = policy.logprobs(batch, 1.0)
+    logprobs.sum().backward()
+    return [logprobs, *(weight.grad for weight in policy.model.parameters())]

@@ -270,7 +270,12 @@ def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, server
     at_once, total = servers.num_episodes, num_episodes(config)
     context = length(config) // 2
     read = _served_bytes(config, shape) + at_once * context * _cache_bytes(config, shape)
-    one = Size(num_tokens=at_once, num_contexts=at_once * context, num_predicted=at_once)
+    one = Size(
+        num_tokens=at_once,
+        num_contexts=at_once * context,
+        num_finished=at_once,
+        num_predicted=at_once,
+    )
     gpus = servers.gpus_each
     seconds = {
         "memory bandwidth": read / (gpu.memory_bytes_per_s * constant("bandwidth") * gpus),
@@ -283,7 +288,10 @@ def _rollout(config: RunConfig, shape: Shape, flops: FlopCount, gpu: Gpu, server
     rounds = total / (servers.num_servers * at_once)
     read_tokens = length(config) - reply_tokens(config)
     prompts = Size(
-        num_tokens=read_tokens * total, num_contexts=read_tokens * context * total, num_predicted=0
+        num_tokens=read_tokens * total,
+        num_contexts=read_tokens * context * total,
+        num_finished=read_tokens * total,
+        num_predicted=0,
     )
     prefill_rate = gpu.flops_per_s * constant("prefill") * gpus * servers.num_servers
     prefill_s = flops.forward(prompts) / prefill_rate
@@ -301,6 +309,7 @@ def _update(
     size = Size(
         num_tokens=total * tokens,
         num_contexts=total * tokens * (tokens + 1) // 2,
+        num_finished=total * reply_tokens(config),
         num_predicted=total * reply_tokens(config),
     )
     work = flops.forward_and_backward(size)

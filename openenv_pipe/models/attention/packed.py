@@ -35,7 +35,11 @@ class UnsupportedAttentionError(Exception):
 class PackedRow:
     """The layout of one packed row, passed as `packed_row` to each layer of a forward pass."""
 
-    def __init__(self, nodes: Sequence[Node], device: torch.device) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], device: torch.device, read: torch.Tensor | None = None
+    ) -> None:
+        """read: the tokens, each once, whose last hidden states are read; None: all of them."""
+        self.read = read
         self.plan: AttentionPlan | None = None
         self.block_mask: Any = None
         if device.type == "cpu":
