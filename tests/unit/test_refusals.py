@@ -22,6 +22,7 @@ from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.pipeline.servers import OwnServers
 from openenv_pipe.runs.folder import RunFolder
+from tests.ports import lasting_port
 
 CALLABLES = """
 def takes_nothing():
@@ -183,8 +184,8 @@ def test_check_finds_what_train_refuses_when_the_server_answers(folder, says, ov
 
 
 def test_a_used_port_is_found_before_there_is_a_folder(folder):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = lasting_port(2) + 1
+    with socket.create_server(("127.0.0.1", port)):
         overrides = [*SMOKE, f"host.port={port - 1}", "host.num_servers=2"]
         with pytest.raises(ConfigError, match=f"port {port} is used"):
             REQUIREMENTS["ports"](compose(overrides).config)
