@@ -18,7 +18,13 @@ import torch
 from torch.nn.functional import silu
 
 from openenv_pipe.models.attention.packed import PackedRow
-from openenv_pipe.models.products import Linear, is_by_onednn, product, weight_gradient
+from openenv_pipe.models.products import (
+    Linear,
+    is_by_onednn,
+    padded,
+    product,
+    weight_gradient,
+)
 
 _KINDS = ("LlamaMLP", "Qwen2MLP", "Qwen3MLP")
 _ACTIVATIONS = ("SiLU", "SiLUActivation")
@@ -83,7 +89,8 @@ class GatedMlp(torch.nn.Module):
             and is_by_onednn(inputs, *weights)
             and not torch.is_autocast_enabled("cpu")
         ):
-            return _GatedMlp.apply(inputs, *weights)
+            # Padded here, the wide matrices in between are not copied to be padded.
+            return padded(inputs, lambda rows_NH: _GatedMlp.apply(rows_NH, *weights))
         return super().forward(inputs)
 
 
@@ -91,33 +98,35 @@ class _GatedMlp(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        inputs: torch.Tensor,
+        inputs_NH: torch.Tensor,
         gate_IH: torch.Tensor,
         up_IH: torch.Tensor,
         down_HI: torch.Tensor,
     ) -> torch.Tensor:
-        gate, up = product(inputs, gate_IH), product(inputs, up_IH)
-        ctx.save_for_backward(inputs, gate, up, gate_IH, up_IH, down_HI)
-        return product(silu(gate).mul_(up), down_HI)
+        gate_NI, up_NI = product(inputs_NH, gate_IH), product(inputs_NH, up_IH)
+        ctx.save_for_backward(inputs_NH, gate_NI, up_NI, gate_IH, up_IH, down_HI)
+        return product(silu(gate_NI).mul_(up_NI), down_HI)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, gate, up, gate_IH, up_IH, down_HI = ctx.saved_tensors
+    def backward(ctx: Any, gradient_NH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs_NH, gate_NI, up_NI, gate_IH, up_IH, down_HI = ctx.saved_tensors
         needs_inputs, needs_gate, needs_up, needs_down = ctx.needs_input_grad
-        activated = silu(gate)
-        of_down = _of_weight(gradient, activated * up) if needs_down else None
-        of_product = product(gradient, down_HI.t())
-        up_gradient = activated.mul_(of_product)
-        gate_gradient = torch.ops.aten.silu_backward(of_product.mul_(up), gate)
-        return (
-            product(gate_gradient, gate_IH.t()).add_(product(up_gradient, up_IH.t()))
-            if needs_inputs
-            else None,
-            _of_weight(gate_gradient, inputs) if needs_gate else None,
-            _of_weight(up_gradient, inputs) if needs_up else None,
-            of_down,
+        activated_NI, work_NI = silu(gate_NI), torch.empty_like(gate_NI)
+        of_inputs = of_gate = of_up = of_down = None
+        if needs_down:
+            torch.mul(activated_NI, up_NI, out=work_NI)
+            of_down = weight_gradient(gradient_NH, work_NI)
+        of_product_NI = product(gradient_NH, down_HI.t())
+        of_gated_NI = torch.mul(of_product_NI, up_NI, out=work_NI)
+        up_gradient_NI = activated_NI.mul_(of_product_NI)
+        gate_gradient_NI = torch.ops.aten.silu_backward.grad_input(
+            of_gated_NI, gate_NI, grad_input=of_product_NI
         )
-
-
-def _of_weight(gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    return weight_gradient(gradient.flatten(0, -2), inputs.flatten(0, -2))
+        if needs_inputs:
+            of_inputs = product(gate_gradient_NI, gate_IH.t())
+            of_inputs += product(up_gradient_NI, up_IH.t())
+        if needs_gate:
+            of_gate = weight_gradient(gate_gradient_NI, inputs_NH)
+        if needs_up:
+            of_up = weight_gradient(up_gradient_NI, inputs_NH)
+        return of_inputs, of_gate, of_up, of_down

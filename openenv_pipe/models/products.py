@@ -75,7 +75,8 @@ def pad_rows(inputs: torch.Tensor) -> torch.Tensor:
     rows_NI = inputs.reshape(-1, inputs.shape[-1])
     num_rows = rows_NI.shape[0]
     step = max(16, 1 << max(num_rows.bit_length() - 4, 0))
-    return torch.nn.functional.pad(rows_NI, (0, 0, 0, -num_rows % step))
+    num_added = -num_rows % step
+    return torch.nn.functional.pad(rows_NI, (0, 0, 0, num_added)) if num_added else rows_NI
 
 
 class Linear(torch.nn.Linear):
