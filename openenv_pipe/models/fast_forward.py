@@ -11,9 +11,8 @@ piece, C capacity of a row in tokens, W tokens that a pass may look at, H query 
 heads, D head size, V vocabulary.
 """
 
-import math
-import mmap
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,8 @@ import torch
 from torch.nn.functional import embedding, linear, rms_norm
 
 from openenv_pipe.models.products import padded
+from openenv_pipe.models.row_attention import RowAttention, SharedBeginnings
+from openenv_pipe.models.row_store import RowStore
 from openenv_pipe.types import NO_PICTURES, Pictures
 
 MAX_PARAMETERS = 20_000_000  # products take most of the time of larger models anyway
@@ -29,11 +30,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on t
 BLOCK = (
     512  # tokens of a pass over prompts, so that what it computes stays in the processor's cache
 )
-_GROWTH = 64  # tokens at least, or a quarter: capacity grows in steps, so that copies are few
 _TYPICAL_ROWS = 64  # for which oneDNN packs the weights
-
-# From queries [N, H, D] and a layer's keys and values [R, K, C, 2 * D] to outputs [N, H * D].
-_Attend = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def unsupported_reason(model: Any, decoder: Any) -> str | None:
@@ -111,6 +108,13 @@ class PackedDecoder:
         self.norm = decoder.norm.weight.clone()
         self.head = _Product([head], precision)
 
+    def new_store(self) -> RowStore:
+        return RowStore(
+            num_layers=len(self.layers),
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+        )
+
     def _layer(self, layer: Any, precision: torch.dtype) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         qk_norm = None
@@ -145,43 +149,36 @@ class FastForward:
 
     def __init__(self, weights: PackedDecoder) -> None:
         self._weights = weights
-        self._num_rows = 0
-        self._capacity = 0
-        self._cache: list[torch.Tensor] = []  # of each layer, keys and values [R, K, C, 2 * D]
-        self._resize(0, _GROWTH)
+        self._rows = weights.new_store()
+        self._beginnings = weights.new_store()
+        self._beginning_of: list[int | None] = []  # of each row, the row of the other store
+        self._lengths: list[int] = []  # of the beginnings, in tokens
+        self._shared: dict[int, SharedBeginnings | None] = {}  # by the number of rows in a step
+        self._cos_C1D = self._sin_C1D = torch.empty(0)
 
     def reserve_rows(self, num_rows: int) -> None:
-        if num_rows > self._num_rows:
-            self._resize(num_rows, self._capacity)
+        self._rows.reserve(num_rows, 0)
+        self._beginning_of += [None] * (num_rows - len(self._beginning_of))
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        from_R, to_R = torch.tensor(sources), torch.tensor(targets)
-        for layer in self._cache:
-            layer[to_R] = layer[from_R]
-
-    def _reserve_tokens(self, width: int) -> None:
-        if width > self._capacity:
-            wanted = max(width, self._capacity * 5 // 4)
-            self._resize(self._num_rows, -(-wanted // _GROWTH) * _GROWTH)
-
-    def _resize(self, num_rows: int, capacity: int) -> None:
-        weights = self._weights
-        shape = (num_rows, weights.num_kv_heads, capacity, 2 * weights.head_size)
-        grown = [_zeros(shape) for _ in weights.layers]
-        for new, old in zip(grown, self._cache, strict=False):  # there is no old one at first
-            new[: self._num_rows, :, : self._capacity] = old
-        self._cache, self._num_rows, self._capacity = grown, num_rows, capacity
-        cos_1CD, sin_1CD = weights.rotary(weights.embedding[:1], torch.arange(capacity)[None])
-        half = weights.head_size // 2
-        self._cos_C1D, sin_C1D = cos_1CD[0, :, None], sin_1CD[0, :, None]
-        self._sin_C1D = torch.cat([-sin_C1D[..., :half], sin_C1D[..., half:]], dim=-1)
+        self._rows.copy_rows(sources, targets)
+        copied = [self._beginning_of[row] for row in sources]
+        for row, beginning in zip(targets, copied, strict=True):
+            self._beginning_of[row] = beginning
+        self._shared.clear()
 
     def step(self, token_ids_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
         """Feed one token to each of the first R rows; return the logits [R, V] after it."""
         num_rows = len(token_ids_R)
-        self._reserve_tokens(int(positions_R.max()) + 1)
-        attend = self._attention(slice(num_rows), positions_R[:, None], None)
-        hidden = self._hidden(token_ids_R, torch.arange(num_rows), positions_R, attend)
+        own_R = positions_R - torch.tensor([self._length(row) for row in range(num_rows)])
+        self._rows.reserve(num_rows, int(own_R.max()) + 1)
+        if num_rows not in self._shared:
+            self._shared[num_rows] = self._beginnings_of(range(num_rows))
+        attention = self._attention(
+            self._rows, slice(num_rows), own_R[:, None], shared=self._shared[num_rows]
+        )
+        places = self._rows.places(torch.arange(num_rows), own_R)
+        hidden = self._hidden(token_ids_R, positions_R, self._rows, places, [attention])
         return self._weights.head(hidden)
 
     def feed(
@@ -192,134 +189,172 @@ class FastForward:
     ) -> torch.Tensor:
         """Feed to each row r its new tokens, at least one, from position starts[r] on.
 
-        Returns the logits [R, V] after each row's last token. Of rows that begin with equal tokens,
-        one is computed, and the others are copies.
+        Returns the logits [R, V] after each row's last token. What several rows begin with is
+        computed and stored once.
         """
         assert not pictures, "this model reads text alone"
-        rows = list(zip(new_ids, starts, strict=True))
-        keys = [row if start else tuple(ids) for row, (ids, start) in enumerate(rows)]
-        first_of: dict[object, int] = {}
-        for row, key in enumerate(keys):
-            first_of.setdefault(key, row)
-        self._reserve_tokens(max(start + len(ids) for ids, start in rows))
-        logits = self._feed_rows([_Piece(row, *rows[row]) for row in first_of.values()])
-        if len(first_of) == len(rows):
-            return logits
-        copies = [(first_of[key], row) for row, key in enumerate(keys) if first_of[key] != row]
-        self.copy_rows(*zip(*copies, strict=True))
-        places = {key: place for place, key in enumerate(first_of)}
-        return logits[torch.tensor([places[key] for key in keys])]
+        self._shared.clear()
+        new_rows: dict[tuple[int, ...], list[int]] = {}
+        for row, (ids, start) in enumerate(zip(new_ids, starts, strict=True)):
+            if start < self._length(row):
+                self._own_beginning(row, start)
+            if not start:
+                new_rows.setdefault(tuple(ids), []).append(row)
+        begun = {ids: rows for ids, rows in new_rows.items() if len(rows) > 1}
+        is_begun = {row for rows in begun.values() for row in rows}
+        others = [row for row in range(len(new_ids)) if row not in is_begun]
+        order, parts = [*others], []
+        if others:
+            pieces = [_Piece(row, new_ids[row], starts[row]) for row in others]
+            parts.append(self._feed_rows(self._rows, pieces))
+        if begun:
+            logits = self._feed_rows(self._beginnings, self._begin(begun))
+            counts = torch.tensor([len(rows) for rows in begun.values()])
+            parts.append(logits.repeat_interleave(counts, dim=0))
+            order += [row for rows in begun.values() for row in rows]
+        return torch.cat(parts)[torch.tensor(order).argsort()]
 
-    def _feed_rows(self, rows: Sequence[_Piece]) -> torch.Tensor:
+    def _begin(self, begun: Mapping[tuple[int, ...], Sequence[int]]) -> list[_Piece]:
+        """Give a beginning to rows that have the same tokens; return those to feed."""
+        pieces = []
+        for ids, rows in begun.items():
+            used = set(self._beginning_of)
+            free = next(number for number in itertools.count() if number not in used)
+            self._lengths[free : free + 1] = [len(ids)]
+            for row in rows:
+                self._beginning_of[row] = free
+            pieces.append(_Piece(free, ids, 0))
+        self._beginnings.reserve(len(self._lengths), 0)
+        return pieces
+
+    def _length(self, row: int) -> int:
+        """Return the number of tokens of a row that are stored in its beginning."""
+        beginning = self._beginning_of[row]
+        return 0 if beginning is None else self._lengths[beginning]
+
+    def _own_beginning(self, row: int, width: int) -> None:
+        """Let a row have its first tokens itself, and forget all others."""
+        beginning = self._beginning_of[row]
+        assert beginning is not None
+        self._rows.copy_beginning(row, self._beginnings, beginning, width)
+        self._beginning_of[row] = None
+
+    def _beginnings_of(self, rows: Iterable[int]) -> SharedBeginnings | None:
+        beginnings = [self._beginning_of[row] for row in rows]
+        if all(each is None for each in beginnings):
+            return None
+        return SharedBeginnings(self._beginnings, beginnings, self._lengths)
+
+    def _feed_rows(self, store: RowStore, rows: Sequence[_Piece]) -> torch.Tensor:
         """Feed rows in blocks; return the logits [R, V] after each of them."""
         hidden, is_last = [], []
         for block in _blocks(rows):
-            hidden.append(self._feed_block(block))
+            hidden.append(self._feed_block(store, block))
             is_last += [piece.is_last for piece in block]
         return self._weights.head(torch.cat(hidden)[torch.tensor(is_last)])
 
-    def _feed_block(self, pieces: Sequence[_Piece]) -> torch.Tensor:
+    def _feed_block(self, store: RowStore, pieces: Sequence[_Piece]) -> torch.Tensor:
         """Feed pieces of different rows; return the hidden states [P, size] after each."""
+        is_of_rows = store is self._rows
         rows_P = torch.tensor([piece.row for piece in pieces])
         starts_P = torch.tensor([piece.start for piece in pieces])
         lengths_P = torch.tensor([len(piece.ids) for piece in pieces])
-        longest = int(lengths_P.max())
+        stored_P = torch.tensor([self._length(piece.row) if is_of_rows else 0 for piece in pieces])
+        own_P, longest = starts_P - stored_P, int(lengths_P.max())
+        store.reserve(0, int((own_P + lengths_P).max()))
         piece_N = torch.arange(len(pieces)).repeat_interleave(lengths_P)
         ends_P = lengths_P.cumsum(0)
         offset_N = torch.arange(len(piece_N)) - (ends_P - lengths_P)[piece_N]
         is_padded = len(piece_N) < len(pieces) * longest
         first, last = pieces[0].row, pieces[-1].row
-        hidden = self._hidden(
-            torch.tensor([token_id for piece in pieces for token_id in piece.ids]),
-            rows_P[piece_N],
-            starts_P[piece_N] + offset_N,
-            self._attention(
-                slice(first, last + 1) if last - first == len(pieces) - 1 else rows_P,
-                starts_P[:, None] + torch.arange(longest),
-                piece_N * longest + offset_N if is_padded else None,
-            ),
+        rows = slice(first, last + 1) if last - first == len(pieces) - 1 else rows_P
+        shared = self._beginnings_of(piece.row for piece in pieces) if is_of_rows else None
+        of_all = self._attention(
+            store,
+            rows,
+            own_P[:, None] + torch.arange(longest),
+            place_N=piece_N * longest + offset_N if is_padded else None,
+            shared=shared,
         )
-        return hidden[ends_P - 1]
+        of_last = self._attention(store, rows, (own_P + lengths_P - 1)[:, None], shared=shared)
+        return self._hidden(
+            torch.tensor([token_id for piece in pieces for token_id in piece.ids]),
+            starts_P[piece_N] + offset_N,
+            store,
+            store.places(rows_P[piece_N], own_P[piece_N] + offset_N),
+            [of_all, of_last],
+            ends_P - 1,
+        )
 
     def _attention(
         self,
+        store: RowStore,
         rows: slice | torch.Tensor,
         positions_PQ: torch.Tensor,
-        place_N: torch.Tensor | None,
-    ) -> _Attend:
-        """Return the attention of the tokens at these positions of the rows.
-
-        place_N: where each token is among the P * Q; None: none is padding.
-        """
-        weights, (num_pieces, longest) = self._weights, positions_PQ.shape
-        width = min(int(positions_PQ.max()) + 1, self._capacity)
-        kv_heads, size = weights.num_kv_heads, weights.head_size
-        groups = weights.num_heads // kv_heads
-        bias_PQW = torch.zeros(num_pieces, longest, width)
-        bias_PQW.masked_fill_(torch.arange(width) > positions_PQ[..., None], -torch.inf)
-        bias = bias_PQW[:, None, None].expand(-1, kv_heads, groups, -1, -1)
-        bias = bias.reshape(num_pieces * kv_heads, groups * longest, width)
-
-        def attend(queries: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-            if place_N is not None:
-                padded = queries.new_zeros(num_pieces * longest, *queries.shape[1:])
-                queries = padded.index_copy_(0, place_N, queries)
-            queries = queries.reshape(num_pieces, longest, kv_heads, groups, size)
-            queries = queries.permute(0, 2, 3, 1, 4).reshape(len(bias), -1, size)
-            seen = cache[rows, :, :width].flatten(0, 1)
-            keys, values = seen[..., :size], seen[..., size:]
-            scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=weights.scale)
-            output = torch.bmm(scores.softmax(-1), values)
-            output = output.view(num_pieces, kv_heads, groups, longest, size)
-            output = output.permute(0, 3, 1, 2, 4).reshape(num_pieces * longest, -1)
-            return output if place_N is None else output[place_N]
-
-        return attend
+        *,
+        shared: SharedBeginnings | None,
+        place_N: torch.Tensor | None = None,
+    ) -> RowAttention:
+        return RowAttention(
+            store,
+            rows,
+            positions_PQ,
+            num_heads=self._weights.num_heads,
+            scale=self._weights.scale,
+            place_N=place_N,
+            shared=shared,
+        )
 
     def _hidden(
         self,
         token_ids_N: torch.Tensor,
-        rows_N: torch.Tensor,
         positions_N: torch.Tensor,
-        attend: _Attend,
+        store: RowStore,
+        places: torch.Tensor,
+        attentions: Sequence[RowAttention],
+        last_P: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the last hidden states [N, size] of tokens, whose keys and values are cached."""
-        weights, capacity = self._weights, self._capacity
+        """Return the last hidden states of tokens, whose keys and values go to these places.
+
+        attentions: of all layers but the last one, and of the last one.
+        last_P: the tokens whose hidden states are read [P, size]; None: those of all [N, size].
+        """
+        weights = self._weights
         num_heads, num_kv_heads, size = weights.num_heads, weights.num_kv_heads, weights.head_size
-        cos_N1D, sin_N1D = self._cos_C1D[positions_N], self._sin_C1D[positions_N]
-        places = (rows_N * (num_kv_heads * capacity) + positions_N)[:, None]
-        places = (places + torch.arange(num_kv_heads) * capacity).flatten()  # [N * K]
+        cos_N1D, sin_N1D = self._angles(positions_N)
         hidden = embedding(token_ids_N, weights.embedding)
-        for layer, cache in zip(weights.layers, self._cache, strict=True):
+        for number, layer in enumerate(weights.layers):
             qkv = layer.qkv(self._normed(hidden, layer.attention_norm)).view(len(hidden), -1, size)
             qk, values = qkv.tensor_split([num_heads + num_kv_heads], dim=1)
             if layer.qk_norm is not None:
                 qk = self._normed(qk, layer.qk_norm)
             qk = torch.addcmul(qk * cos_N1D, qk.roll(size // 2, -1), sin_N1D)
             queries, keys = qk.tensor_split([num_heads], dim=1)
-            new = torch.cat([keys, values.float()], dim=-1).view(-1, 2 * size)
-            cache.view(-1, 2 * size).index_copy_(0, places, new)
-            hidden = hidden + layer.output(attend(queries, cache))
+            store.write(number, places, keys, values.float())
+            attention = attentions[0]
+            if layer is weights.layers[-1]:
+                attention = attentions[-1]
+                if last_P is not None:
+                    hidden, queries = hidden[last_P], queries[last_P]
+            hidden = hidden + layer.output(attention(number, queries))
             gate, up = layer.gate_up(self._normed(hidden, layer.mlp_norm)).chunk(2, dim=-1)
             hidden = hidden + layer.down(layer.activation(gate).mul_(up))
         return self._normed(hidden, weights.norm)
+
+    def _angles(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cosines and sines [N, 1, D] of positions, with the signs of a rotation."""
+        if (width := int(positions_N.max()) + 1) > len(self._cos_C1D):
+            weights, positions_1C = self._weights, torch.arange(width * 5 // 4)[None]
+            cos_1CD, sin_1CD = weights.rotary(weights.embedding[:1], positions_1C)
+            half = weights.head_size // 2
+            self._cos_C1D, sin_C1D = cos_1CD[0, :, None], sin_1CD[0, :, None]
+            self._sin_C1D = torch.cat([-sin_C1D[..., :half], sin_C1D[..., half:]], dim=-1)
+        return self._cos_C1D[positions_N], self._sin_C1D[positions_N]
 
     def _normed(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Normalize by the root mean square, rounding where transformers does."""
         exact = rms_norm(values.float(), values.shape[-1:], None, self._weights.eps)
         return weight * exact.to(values.dtype)
-
-
-def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """Return float32 zeros in a mapping of their own, which ends with the tensor.
-
-    malloc would keep the memory of each smaller cache, for each thread, after the cache has grown.
-    """
-    num_values = math.prod(shape)
-    if not num_values:
-        return torch.zeros(shape)
-    mapping = mmap.mmap(-1, 4 * num_values, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(mapping, dtype=torch.float32).view(shape)
 
 
 def _blocks(rows: Sequence[_Piece]) -> Iterator[list[_Piece]]:

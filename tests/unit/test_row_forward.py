@@ -15,6 +15,7 @@ from openenv_pipe.models import fast_forward
 from openenv_pipe.models.fast_forward import FastForward
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.row_forward import TransformersForward
+from openenv_pipe.models.row_store import RowStore
 from openenv_pipe.system.malloc import keep_freed_memory
 
 BOUND = {"float32": 1e-5, "bfloat16": 0.1}  # of a logit's difference
@@ -56,6 +57,17 @@ class Grower:
         for row, ids in zip(self.rows, new, strict=True):
             row += ids
         self._check(logits)
+
+    @torch.inference_mode()
+    def begin(self, new: list[list[int]]) -> None:
+        """Give these tokens to the rows."""
+        logits = self.forward.feed(new, [len(row) for row in self.rows])
+        self.rows = [row + ids for row, ids in zip(self.rows, new, strict=True)]
+        self._check(logits)
+
+    def cut(self, lengths: list[int]) -> None:
+        """Forget all but the first tokens of the rows."""
+        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
 
     @torch.inference_mode()
     def step(self, num_rows: int) -> None:
@@ -126,17 +138,45 @@ def test_rows_that_begin_with_equal_tokens_are_computed_once(monkeypatch):
     monkeypatch.setattr(
         FastForward,
         "_feed_block",
-        lambda self, block: blocks.append(block) or feed_block(self, block),
+        lambda self, store, block: blocks.append(block) or feed_block(self, store, block),
     )
     grower = Grower(policy, 5)
     with torch.inference_mode():
         prompts = [[5, 6, 7], [8, 9], [5, 6, 7], [8, 9], [8, 9]]
         logits = grower.forward.feed(prompts, [0] * 5)
-    assert [[piece.row for piece in block] for block in blocks] == [[0, 1]]
+    assert [[piece.ids for piece in block] for block in blocks] == [[(5, 6, 7), (8, 9)]]
     grower.rows = prompts
     grower._check(logits)
     grower.feed([1, 2, 3, 4, 5])
     grower.step(5)
+
+
+@pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
+def test_rows_with_equal_beginnings_go_on_as_all_others(kind, autocast):
+    """They are exchanged, cut before the end of what they share, and begun again."""
+    grower = Grower(policy_of(kind, autocast), 7, bound=BOUND[autocast])
+    grower.begin([[5, 6, 7] * 30, [8, 9], [5, 6, 7] * 30, [8, 9], [8, 9], [4], [5, 6, 7] * 30])
+    grower.step(7)
+    grower.feed([3, 1, 40, 1, 2, 70, 1])
+    grower.copy_rows([0, 6, 1], [6, 0, 3])
+    grower.step(4)
+    grower.cut([5, 2, 92, 1, 2, 3, 80])
+    grower.feed([1, 5, 2, 3, 30, 1, 1])
+    grower.step(7)
+    grower.cut([0, 0, len(grower.rows[2]), 2, 0, 1, 80])
+    others = [[7] * 3, [7] * 3, [3, 4], [5], [7] * 3, [9, 9], [2]]
+    grower.begin(others)
+    grower.step(7)
+    grower.step(3)
+
+
+def test_a_beginning_that_nobody_has_any_more_gives_its_place_to_another():
+    grower = Grower(policy_of("fast"), 4)
+    for number in range(5, 9):
+        grower.cut([0] * 4)
+        grower.begin([[number] * 9, [number] * 9, [number, 3], [number, 3]])
+        grower.step(4)
+    assert grower.forward._beginnings.num_rows <= 4
 
 
 @pytest.mark.parametrize(
@@ -218,7 +258,7 @@ def test_a_forward_pass_that_nobody_uses_is_freed_without_the_garbage_collector(
         grower.feed([3, 5])
         grower.step(2)
         if kind == "fast":
-            tensors = grower.forward._cache
+            tensors = [*grower.forward._rows.keys, *grower.forward._rows.values]
         else:
             tensors = [layer.keys for layer in grower.forward._cache.layers]
         seen = [weakref.ref(each) for each in (grower.forward, *tensors)]
@@ -238,11 +278,11 @@ def resident_kb():
 def test_a_cache_that_has_grown_leaves_no_memory_behind():
     """malloc kept twice the last size."""
     keep_freed_memory()
-    forward = tiny_policy().row_forwards(1)[0]
-    forward.reserve_rows(32)
+    store = RowStore(num_layers=2, num_kv_heads=4, head_size=32)
+    store.reserve(32, 1)
     before_kb = resident_kb()
     for width in range(64, 64 * 21, 64):
-        forward._resize(32, width)
-    size_kb = sum(layer.numel() * 4 for layer in forward._cache) / 1024
+        store.reserve(32, width)
+    size_kb = sum(layer.numel() * 4 for layer in (*store.keys, *store.values)) / 1024
     assert size_kb > 1 << 10
     assert resident_kb() - before_kb < 1.5 * size_kb

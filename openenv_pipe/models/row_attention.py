@@ -1,0 +1,153 @@
+"""Attention of new tokens to what their rows have cached, with beginnings that rows share.
+
+The members of a group begin with the same prompt, whose keys and values are stored once. The
+queries of all members are one product with them, in place of a product for each row, and the
+memory that a pass reads is that much smaller.
+
+Shape letters: N new tokens, P pieces of rows, Q tokens of the longest piece, K key-value heads,
+J query heads of each of them, D head size, W own tokens that a pass may look at, G beginnings, M
+pieces of the beginning that most of them have, L tokens of the longest beginning.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from openenv_pipe.models.row_store import RowStore
+
+
+class SharedBeginnings:
+    """The beginnings of the pieces of a pass."""
+
+    def __init__(
+        self, store: RowStore, beginnings_P: Sequence[int | None], lengths: Sequence[int]
+    ) -> None:
+        """beginnings_P: the row of the store that a piece begins with; None: it has all its tokens.
+
+        lengths: of each row of the store, in tokens.
+        """
+        members: dict[int | None, list[int]] = {}
+        for piece, beginning in enumerate(beginnings_P):
+            members.setdefault(beginning, []).append(piece)
+        longest = max(map(len, members.values()))
+        place_of = {
+            piece: number * longest + place
+            for number, pieces in enumerate(members.values())
+            for place, piece in enumerate(pieces)
+        }
+        self.shape_GM = len(members), longest
+        self._place_P = torch.tensor([place_of[piece] for piece in range(len(beginnings_P))])
+        padded = [pieces + pieces[:1] * (longest - len(pieces)) for pieces in members.values()]
+        self._piece_GM = torch.tensor(padded).flatten()
+        self._rows_G = torch.tensor([row or 0 for row in members])
+        lengths_G = torch.tensor([0 if row is None else lengths[row] for row in members])
+        self._width = int(lengths_G.max())
+        is_seen_GL = torch.arange(self._width) < lengths_G[:, None]
+        self.bias_GL = torch.zeros(is_seen_GL.shape).masked_fill_(~is_seen_GL, -torch.inf)
+        self._store = store
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """Return [G, K, L, D]."""
+        return self._store.keys[layer][self._rows_G, :, : self._width]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """Return [G, K, L, D]."""
+        return self._store.values[layer][self._rows_G, :, : self._width]
+
+    def gathered(self, values_PK: torch.Tensor) -> torch.Tensor:
+        """Return [P, K, J * Q, X] as [G, K, M * J * Q, X]."""
+        num_groups, num_members = self.shape_GM
+        _, kv_heads, num_queries, size = values_PK.shape
+        picked = values_PK.index_select(0, self._piece_GM)
+        picked = picked.view(num_groups, num_members, kv_heads, num_queries, size)
+        return picked.transpose(1, 2).reshape(num_groups, kv_heads, -1, size)
+
+    def scattered(self, values_GK: torch.Tensor) -> torch.Tensor:
+        """Return [G, K, M * J * Q, X] as [P, K, J * Q, X]."""
+        num_groups, num_members = self.shape_GM
+        _, kv_heads, _, size = values_GK.shape
+        parts = values_GK.view(num_groups, kv_heads, num_members, -1, size).transpose(1, 2)
+        return parts.flatten(0, 1).index_select(0, self._place_P)
+
+
+class RowAttention:
+    """The attention of the new tokens of a pass, which every layer computes."""
+
+    def __init__(
+        self,
+        store: RowStore,
+        rows: slice | torch.Tensor,
+        positions_PQ: torch.Tensor,
+        *,
+        num_heads: int,
+        scale: float,
+        place_N: torch.Tensor | None = None,
+        shared: SharedBeginnings | None = None,
+    ) -> None:
+        """positions_PQ: of the tokens among the row's own ones.
+
+        place_N: where each token is among the P * Q; None: none is padding. shared: None: the rows
+        have all of their tokens.
+        """
+        self._store = store
+        self._rows = rows
+        self._shape_PQ = num_pieces, longest = positions_PQ.shape
+        self._num_heads = num_heads
+        self._scale = scale
+        self._place_N = place_N
+        self._shared = shared
+        self._width = width = min(int(positions_PQ.max()) + 1, store.capacity)
+        is_hidden_PQW = torch.arange(width) > positions_PQ[..., None]
+        bias_PQW = torch.zeros(num_pieces, longest, width).masked_fill_(is_hidden_PQW, -torch.inf)
+        kv_heads = store.keys[0].shape[1]
+        per_head = num_heads // kv_heads
+        bias = bias_PQW[:, None, None].expand(-1, kv_heads, per_head, -1, -1)
+        self._bias = bias.reshape(num_pieces * kv_heads, per_head * longest, width)
+
+    def __call__(self, layer: int, queries_NHD: torch.Tensor) -> torch.Tensor:
+        """Return the outputs [N, H * D]."""
+        queries = self._heads_first(queries_NHD)
+        keys = self._store.keys[layer][self._rows, :, : self._width]
+        values = self._store.values[layer][self._rows, :, : self._width]
+        scores = torch.baddbmm(
+            self._bias,
+            queries.flatten(0, 1),
+            keys.flatten(0, 1).transpose(1, 2),
+            alpha=self._scale,
+        )
+        if self._shared is None:
+            output = torch.bmm(scores.softmax(-1), values.flatten(0, 1))
+            return self._tokens_first(output.view(queries.shape))
+        scores = scores.view(*queries.shape[:-1], -1)
+        of_shared = self._shared_scores(self._shared, layer, queries)
+        weights = torch.cat([of_shared, scores], dim=-1).softmax(-1)
+        shared_weights, own_weights = weights.split([of_shared.shape[-1], self._width], dim=-1)
+        output = torch.bmm(own_weights.flatten(0, 1), values.flatten(0, 1)).view(queries.shape)
+        gathered = self._shared.gathered(shared_weights)
+        output += self._shared.scattered(torch.matmul(gathered, self._shared.values(layer)))
+        return self._tokens_first(output)
+
+    def _shared_scores(
+        self, shared: SharedBeginnings, layer: int, queries: torch.Tensor
+    ) -> torch.Tensor:
+        """Return [P, K, J * Q, L]."""
+        keys = shared.keys(layer)
+        scores = torch.matmul(shared.gathered(queries * self._scale), keys.transpose(-1, -2))
+        return shared.scattered(scores + shared.bias_GL[:, None, None])
+
+    def _heads_first(self, queries_NHD: torch.Tensor) -> torch.Tensor:
+        """Return [P, K, J * Q, D]."""
+        (num_pieces, longest), size = self._shape_PQ, queries_NHD.shape[-1]
+        kv_heads = self._store.keys[0].shape[1]
+        if self._place_N is not None:
+            spread = queries_NHD.new_zeros(num_pieces * longest, *queries_NHD.shape[1:])
+            queries_NHD = spread.index_copy_(0, self._place_N, queries_NHD)
+        queries = queries_NHD.reshape(num_pieces, longest, kv_heads, -1, size)
+        return queries.permute(0, 2, 3, 1, 4).reshape(num_pieces, kv_heads, -1, size)
+
+    def _tokens_first(self, output: torch.Tensor) -> torch.Tensor:
+        """Return [P, K, J * Q, D] as [N, H * D]."""
+        (num_pieces, longest), kv_heads = self._shape_PQ, output.shape[1]
+        output = output.view(num_pieces, kv_heads, -1, longest, output.shape[-1])
+        output = output.permute(0, 3, 1, 2, 4).reshape(num_pieces * longest, -1)
+        return output if self._place_N is None else output[self._place_N]

@@ -1,0 +1,85 @@
+"""Keys and values of rows of tokens that grow at different rates, for a fast forward pass.
+
+Shape letters: R rows, K key-value heads, C capacity of a row in tokens, D head size, N tokens.
+"""
+
+import math
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+GROWTH = 64  # tokens at least, or a quarter: capacity grows in steps, so that copies are few
+
+
+class RowStore:
+    """The keys and the values of each layer, [R, K, C, D].
+
+    They are apart, because a pass that reads only one of them loads no memory of the other.
+    """
+
+    def __init__(self, *, num_layers: int, num_kv_heads: int, head_size: int) -> None:
+        self.num_rows = 0
+        self.capacity = 0
+        self._num_kv_heads = num_kv_heads
+        self._head_size = head_size
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self._num_layers = num_layers
+
+    def reserve(self, num_rows: int, width: int) -> None:
+        """Make room for at least so many rows of so many tokens."""
+        num_rows, capacity = max(num_rows, self.num_rows), self.capacity
+        if width > capacity:
+            capacity = -(-max(width, capacity * 5 // 4) // GROWTH) * GROWTH
+        if (num_rows, capacity) == (self.num_rows, self.capacity):
+            return
+        self.keys, self.values = (
+            self._grown(old, num_rows, capacity) for old in (self.keys, self.values)
+        )
+        self.num_rows, self.capacity = num_rows, capacity
+
+    def _grown(self, old: list[torch.Tensor], num_rows: int, capacity: int) -> list[torch.Tensor]:
+        shape = (num_rows, self._num_kv_heads, capacity, self._head_size)
+        grown = [_zeros(shape) for _ in range(self._num_layers)]
+        for new, layer in zip(grown, old, strict=False):  # there is no old one at first
+            new[: self.num_rows, :, : self.capacity] = layer
+        return grown
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Overwrite the target rows with the source rows as they were before the call."""
+        from_R, to_R = torch.tensor(sources), torch.tensor(targets)
+        for layer in (*self.keys, *self.values):
+            layer[to_R] = layer[from_R]
+
+    def copy_beginning(self, row: int, source: "RowStore", source_row: int, width: int) -> None:
+        """Overwrite the first tokens of a row with those of a row of another store."""
+        self.reserve(0, width)
+        for mine, theirs in ((self.keys, source.keys), (self.values, source.values)):
+            for to, layer in zip(mine, theirs, strict=True):
+                to[row, :, :width] = layer[source_row, :, :width]
+
+    def places(self, rows_N: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
+        """Return where the heads of tokens are, [N * K], for `write`."""
+        heads = torch.arange(self._num_kv_heads) * self.capacity
+        first_N = rows_N * (self._num_kv_heads * self.capacity) + positions_N
+        return (first_N[:, None] + heads).flatten()
+
+    def write(
+        self, layer: int, places: torch.Tensor, keys_NKD: torch.Tensor, values_NKD: torch.Tensor
+    ) -> None:
+        size = self._head_size
+        self.keys[layer].view(-1, size).index_copy_(0, places, keys_NKD.reshape(-1, size))
+        self.values[layer].view(-1, size).index_copy_(0, places, values_NKD.reshape(-1, size))
+
+
+def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """Return float32 zeros in a mapping of their own, which ends with the tensor.
+
+    malloc would keep the memory of each smaller store, for each thread, after the store has grown.
+    """
+    num_values = math.prod(shape)
+    if not num_values:
+        return torch.zeros(shape)
+    mapping = mmap.mmap(-1, 4 * num_values, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(mapping, dtype=torch.float32).view(shape)
