@@ -1,7 +1,7 @@
 """MLPs that compute and keep less in an update than transformers' modules.
 
-After the attention of the last layer only the tokens that predict a trained token are read, so that
-the MLP of that layer leaves out the others of a packed row.
+Of the last layer only the tokens that predict a trained token are read, so that its MLP leaves out
+the others of a packed row, and its attention leaves out a part of them.
 
 In float32 on a CPU, all MLPs keep half as much for their gradients. Autograd keeps four matrices of
 the intermediate size, which are most of a small model's memory in an update. These MLPs keep two
@@ -58,6 +58,8 @@ class LastLayer(torch.nn.Module):
     def forward(
         self, *inputs: Any, packed_row: PackedRow | None = None, **options: Any
     ) -> torch.Tensor:
+        if packed_row is not None:
+            packed_row = packed_row.of_last_layer()
         self.mlp.read = None if packed_row is None else packed_row.read
         outputs: torch.Tensor = super().forward(*inputs, packed_row=packed_row, **options)
         return outputs

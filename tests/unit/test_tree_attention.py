@@ -1,6 +1,7 @@
 """Attention over packed rows against attention with an explicit mask. Trap numbers:
 tests/README.md."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -10,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
+from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.algorithms.prefix_tree import flat, merged
 from openenv_pipe.models.attention import flex as flex_module
 from openenv_pipe.models.attention import tree as module
 from openenv_pipe.models.attention.flex import rule
 from openenv_pipe.models.attention.tree import plan_attention, tree_attention
+from openenv_pipe.types import Sample
 
 CPU = torch.device("cpu")
 HEADS, HEAD_SIZE = 2, 8
@@ -101,3 +104,49 @@ def test_a_long_shared_stretch_is_a_block_and_what_hangs_below_it_are_rows():
     (bucket,) = plan.buckets
     assert bucket.num_rows == 4
     assert len(bucket.places) == 40
+
+
+def test_tokens_that_nobody_reads_need_no_attention_to_shared_blocks():
+    """Outputs of tokens that are read, and all gradients, are those of a whole row."""
+    batch = pack(shared_samples(), share=True)
+    plan = plan_attention(batch.nodes)
+    read = batch.predictors.unique_consecutive()
+    assert plan.blocks and len(read) < len(batch.token_ids)
+    part = dataclasses.replace(plan, read=read)
+    below = torch.cat([torch.arange(b.end, b.subtree_end) for b in plan.blocks])
+    asked = torch.cat([part.below(block) for block in plan.blocks])
+    assert asked.tolist() == [place for place in below.tolist() if place in set(read.tolist())]
+    outputs = [attended(each, read, len(batch.token_ids)) for each in (plan, part)]
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
+
+
+def shared_samples():
+    """Return two groups of samples that begin with the same 40 tokens, and are trained in parts."""
+    draw = random.Random(0)
+    samples = []
+    for group in range(2):
+        prompt = [draw.randrange(250) for _ in range(40)]
+        for member in range(3):
+            ids = prompt + [draw.randrange(250) for _ in range(12 + member)]
+            mask = [place > 40 and place % 3 == 0 for place in range(len(ids))]
+            samples.append(
+                Sample(
+                    group=str(group),
+                    member=member,
+                    num_episode_tokens=sum(mask),
+                    token_ids=ids,
+                    loss_mask=mask,
+                    logprobs=[0.0] * len(ids),
+                    advantages=[0.0] * len(ids),
+                )
+            )
+    return samples
+
+
+def attended(plan, read, length):
+    """Return the outputs of the read tokens, and the gradients of a sum of them."""
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, 2, length, 8, generator=draw).requires_grad_() for _ in range(3)]
+    output = tree_attention(*given, plan, 0.3)[0, read]
+    (output * torch.randn(output.shape, generator=draw)).sum().backward()
+    return [output, *(each.grad for each in given)]

@@ -6,6 +6,8 @@ no fast bfloat16 backward there: on Wordle's shapes float32 takes a third of the
 included. Matrix products stay in bfloat16.
 """
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +50,13 @@ class PackedRow:
             from openenv_pipe.models.attention.flex import build_block_mask
 
             self.block_mask = build_block_mask(nodes, device)
+
+    def of_last_layer(self) -> "PackedRow":
+        """Return the same row for a layer whose outputs are read for some tokens only."""
+        row = copy.copy(self)
+        if self.plan is not None:
+            row.plan = dataclasses.replace(self.plan, read=self.read)
+        return row
 
 
 def _attention(

@@ -44,6 +44,16 @@ class AttentionPlan:
 
     blocks: list[Node]
     buckets: list[Bucket]
+    # int64, ascending: the tokens whose outputs are read, so that only their queries attend to
+    # blocks above them; None: all
+    read: torch.Tensor | None = None
+
+    def below(self, block: Node) -> slice | torch.Tensor:
+        """Return the tokens whose queries attend to a block above them."""
+        if self.read is None:
+            return slice(block.end, block.subtree_end)
+        ends = torch.tensor([block.end, block.subtree_end])
+        return self.read[slice(*torch.searchsorted(self.read, ends).tolist())]
 
 
 def plan_attention(nodes: Sequence[Node]) -> AttentionPlan:
@@ -134,10 +144,9 @@ class _TreeAttention(torch.autograd.Function):
             out, lse = _part(query_TAD, key_TAD, value_TAD, own, own, scale)
             out_TAD[own], lse_TA[own] = out, lse
         for block in plan.blocks:
-            below = slice(block.end, block.subtree_end)
-            own = slice(block.start, block.end)
+            below, own = plan.below(block), slice(block.start, block.end)
             out, lse = _part(query_TAD, key_TAD, value_TAD, below, own, scale)
-            _merge(out_TAD[below], lse_TA[below], out, lse)
+            _merge(out_TAD, lse_TA, below, out, lse)
         ctx.save_for_backward(query, key, value, out_TAD, lse_TA)
         ctx.plan, ctx.scale = plan, scale
         return out_TAD[None]
@@ -152,7 +161,7 @@ class _TreeAttention(torch.autograd.Function):
             _backward_bucket(bucket, given, grad_TAD, out_TAD, lse_TA, ctx.scale, grads)
         for block in ctx.plan.blocks:
             own = slice(block.start, block.end)
-            for queries in (own, slice(block.end, block.subtree_end)):
+            for queries in (own, ctx.plan.below(block)):
                 _backward_block(queries, own, given, grad_TAD, out_TAD, lse_TA, ctx.scale, grads)
         return (*(x.transpose(0, 1)[None] for x in grads), None, None)
 
@@ -181,7 +190,7 @@ def _backward_bucket(
 
 
 def _backward_block(
-    queries: slice,
+    queries: slice | torch.Tensor,
     keys: slice,
     given: list[torch.Tensor],
     grad_TAD: torch.Tensor,
@@ -194,7 +203,7 @@ def _backward_block(
     q, grad, out = (_heads(x[queries]) for x in (given[0], grad_TAD, out_TAD))
     k, v = (_heads(x[keys]) for x in given[1:])
     lse = lse_TA[queries].t()[None]
-    found = _backward_part(grad, q, k, v, out, lse, 0.0, queries == keys, scale=scale)
+    found = _backward_part(grad, q, k, v, out, lse, 0.0, queries is keys, scale=scale)
     for total, part, where in zip(grads, found, (queries, keys, keys), strict=True):
         total[where] += part[0].transpose(0, 1)
 
@@ -203,13 +212,13 @@ def _part(
     query_TAD: torch.Tensor,
     key_TAD: torch.Tensor,
     value_TAD: torch.Tensor,
-    queries: slice,
+    queries: slice | torch.Tensor,
     keys: slice,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend from one stretch to another, or causally to itself; returns [., A, D] and [., A]."""
     q, k, v = (_heads(x) for x in (query_TAD[queries], key_TAD[keys], value_TAD[keys]))
-    out, lse = _forward_part(q, k, v, 0.0, queries == keys, scale=scale)
+    out, lse = _forward_part(q, k, v, 0.0, queries is keys, scale=scale)
     return out[0].transpose(0, 1), lse[0].t()
 
 
@@ -229,10 +238,17 @@ def _put(target: torch.Tensor, bucket: Bucket, values_RS: torch.Tensor) -> None:
 
 
 def _merge(
-    out_TAD: torch.Tensor, lse_TA: torch.Tensor, part_TAD: torch.Tensor, part_TA: torch.Tensor
+    out_TAD: torch.Tensor,
+    lse_TA: torch.Tensor,
+    tokens: slice | torch.Tensor,
+    part: torch.Tensor,
+    part_lse: torch.Tensor,
 ) -> None:
-    """Merge one more part into an output and its logsumexp, in place."""
-    both_TA = torch.logaddexp(lse_TA, part_TA)
-    out_TAD.mul_(torch.exp(lse_TA - both_TA)[..., None])
-    out_TAD.addcmul_(part_TAD, torch.exp(part_TA - both_TA)[..., None])
-    lse_TA.copy_(both_TA)
+    """Merge one more part of these tokens' attention into an output and its logsumexp."""
+    out, lse = out_TAD[tokens], lse_TA[tokens]
+    both = torch.logaddexp(lse, part_lse)
+    out.mul_(torch.exp(lse - both)[..., None])
+    out.addcmul_(part, torch.exp(part_lse - both)[..., None])
+    lse.copy_(both)
+    if not isinstance(tokens, slice):  # a slice is a view
+        out_TAD[tokens], lse_TA[tokens] = out, lse
