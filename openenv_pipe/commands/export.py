@@ -7,6 +7,7 @@ from pathlib import Path
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.served_template import TEMPLATE_FILE, served_template
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.reports.model_card import model_card
 from openenv_pipe.runs.find import SelectedModel, find_model
@@ -44,5 +45,8 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
     Publication(policy).write_weights(folder)
     policy.save_tokenizer(folder)
     sees = policy.pictures is not None
+    if not sees:  # `served_template` is for messages of text.
+        template = folder / TEMPLATE_FILE
+        write_text(template, served_template(template.read_text()))
     card = model_card(subject.folder, checkpoint, name, sees_pictures=sees)
     write_text(folder / "README.md", card)

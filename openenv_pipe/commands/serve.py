@@ -12,8 +12,10 @@ from openenv_pipe.engines.vllm.install import find_build, find_installed, requir
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.models.load import load_policy, refuse_vision_model, select_device
+from openenv_pipe.models.served_template import TEMPLATE_FILE, served_template
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.runs.find import SelectedModel, find_model
+from openenv_pipe.system.files import write_text
 
 START_TIMEOUT_S = 1800.0  # enough for a large model, download included
 
@@ -80,9 +82,13 @@ def _served(
 ) -> Iterator[Served]:
     """Yield the checkpoint in vLLM's terms: a whole model, or an adapter on a base, which is
     written first if it is not a folder yet."""
-    config, template = subject.config, checkpoint / "chat_template.jinja"
-    model = config.model
+    config, model = subject.config, subject.config.model
     with weights_folder(None) as scratch:
+        template = checkpoint / TEMPLATE_FILE
+        if template.exists():
+            text = served_template(template.read_text())
+            template = scratch / TEMPLATE_FILE
+            write_text(template, text)
         path, revision = str(checkpoint), None
         is_tuned = model.lora.rank > 0
         if is_tuned and isinstance(model, HubModelConfig) and model.quantization == "none":

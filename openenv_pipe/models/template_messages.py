@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from openenv_pipe.types import Message, Tool
 
-_TOOLS_IN_WORDS = (
+TOOLS_IN_WORDS = (
     "You can call tools. Write each call as\n"
     '<tool_call>{"name": ..., "arguments": {...}}</tool_call>\nThe tools are:\n'
 )
@@ -16,7 +16,7 @@ def tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[M
     """Put the tools into the first message, because not every template has a system role."""
     first, *others = messages
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    return [{**first, "content": f"{_TOOLS_IN_WORDS}{lines}\n\n{first['content']}"}, *others]
+    return [{**first, "content": f"{TOOLS_IN_WORDS}{lines}\n\n{first['content']}"}, *others]
 
 
 def alternating(messages: Sequence[Message]) -> list[Message]:

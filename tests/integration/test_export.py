@@ -33,6 +33,11 @@ def test_an_adapter_is_merged_into_a_plain_folder_that_computes_the_same(adapter
     messages = [{"role": "user", "content": "guess"}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert policy.chat.first_ids(messages) == tokenizer(rendered).input_ids
+    call = {"type": "function", "function": {"name": "guess", "arguments": {"word": "crane"}}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert '"arguments": {"word": "crane"}' in tokenizer.apply_chat_template(
+        [*messages, said], tokenize=False
+    )
     card = (home / "models/words/README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert folder.record.id in card

@@ -27,6 +27,8 @@ from openenv_pipe.engines.vllm.server_command import (
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.environments.hosts.docker.start_guard import owner_label
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.served_template import TEMPLATE_FILE, served_template
+from openenv_pipe.models.tiny import CHAT_TEMPLATE
 from openenv_pipe.pipeline.requirements import REQUIREMENTS
 from openenv_pipe.system.process import free_port
 from openenv_pipe.system.process_id import ProcessId
@@ -262,10 +264,16 @@ def test_weights_that_no_guardian_has_removed_are_removed_by_the_next_run(tmp_pa
 
 
 def test_a_served_run_takes_tools_whatever_its_adapter(tmp_path):
-    """A program's model calls tools too, and vLLM refuses them without these arguments."""
+    """A program's model calls tools too, and vLLM refuses them without these arguments.
+
+    The template, which shows no `tool_calls`, is replaced by one that does.
+    """
     config = compose(["conf=echo"]).config
+    (tmp_path / TEMPLATE_FILE).write_text(CHAT_TEMPLATE)
     folder = SimpleNamespace(record=SimpleNamespace(id="echo/0001"))
     subject = SimpleNamespace(config=config, folder=folder)
     with _served(subject, tmp_path, None) as served:
         arguments = serving.serving_arguments(served, "cpu", "127.0.0.1", 8000, [])
+        template = Path(arguments[arguments.index("--chat-template") + 1])
+        assert template.read_text() == served_template(CHAT_TEMPLATE)
     assert "--enable-auto-tool-choice" in arguments
