@@ -15,7 +15,7 @@ from openenv_pipe.environments.adapters.base import UnusableReply
 from openenv_pipe.environments.adapters.tool_calls import tool_calls
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
-from openenv_pipe.types import TurnRole
+from openenv_pipe.types import Group, TurnRole
 from tests.commands import Command, run
 from tests.ports import lasting_port
 
@@ -100,15 +100,19 @@ def test_two_roles(tmp_path):
     code, _, err = run(agents, "train", "conf=two_roles", *shorter, likely, *SMALL)
     assert code == 0, err
     groups = read_episodes(episodes_path(agents / "runs" / "two_roles" / "0001", 1))
+    assert roles_that_called(groups) == {"plan", "write"}
+
+
+def roles_that_called(groups: list[Group]) -> set[str]:
+    """Return the roles of two_roles.py that have called its tool. All turns have to be theirs."""
     turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
     assert {turn.role for turn in turns} == {TurnRole.AGENT}
-    tokenizer, asked_tools = build_tokenizer(), set()
+    tokenizer, called = build_tokenizer(), set()
     for turn in turns:
         with suppress(UnusableReply):
-            for call in tool_calls(turn.reply):
-                assert call["tool_name"] == "say"
-                asked_tools.add(re.search("plan|write", tokenizer.decode(turn.prompt_ids)).group())
-    assert asked_tools == {"plan", "write"}
+            if any(call["tool_name"] == "say" for call in tool_calls(turn.reply)):
+                called.add(re.search("plan|write", tokenizer.decode(turn.prompt_ids)).group())
+    return called
 
 
 def test_game2048_client(tmp_path):
