@@ -11,7 +11,7 @@ from openenv_pipe.models import products
 from openenv_pipe.models.flop_count import FlopCount, Size
 from openenv_pipe.models.memory_estimate import model_shape
 
-LENGTH = 24
+LENGTH = 32  # as many rows as products of oneDNN have
 SIZE = Size(
     num_tokens=LENGTH, num_contexts=LENGTH * LENGTH, num_finished=LENGTH, num_predicted=LENGTH
 )
