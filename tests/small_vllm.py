@@ -33,6 +33,8 @@ class SmallServer:
         self.num_starts = 0
         self.num_drops = 0  # how many of the next requests lose their connection
         self.starts_dead = False
+        self.may_start = asyncio.Event()
+        self.may_start.set()
         self.loads_old_policies = False
         self.is_healthy = True
         self.is_paused = False
@@ -57,6 +59,7 @@ class SmallServer:
         return self._runner is not None
 
     async def start(self) -> None:
+        await self.may_start.wait()
         self.num_starts += 1
         self._dead = asyncio.Event()
         self.values = {"base": 0.0}

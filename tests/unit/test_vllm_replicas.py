@@ -259,10 +259,16 @@ async def test_a_server_that_has_missed_a_publish_plays_after_the_next(tmp_path)
 async def test_when_all_are_down_a_publish_waits(tmp_path):
     async with two_servers(tmp_path) as (engine, servers, policy_source, _):
         for server in servers:
+            server.may_start.clear()
             await server.stop()
         await until(lambda: not any(replica.is_up for replica in engine.replicas))
         policy_source.value = 0.5
-        await engine.publish(1)
+        publishing = asyncio.create_task(engine.publish(1))
+        done, _ = await asyncio.wait([publishing], timeout=0.05)
+        assert not done
+        for server in servers:
+            server.may_start.set()
+        await publishing
         # Of two servers, the publish reaches the one that came up first; the other gets it at its
         # restart.
         await until(lambda: all(replica.may_play for replica in engine.replicas))
