@@ -4,13 +4,17 @@ when workers, nodes, the driver or the cluster's head are lost."""
 import asyncio
 import gzip
 import json
+import os
 import re
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from fakes import CPU, LOSS_BOUND, random_samples
+from safetensors.torch import load_file
 
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.commands.preflight.cluster import check_cluster
@@ -18,6 +22,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.learner.distributed.build import (
     build_learner,
+    build_publication,
     build_workers,
     load_checked_policy,
 )
@@ -204,6 +209,7 @@ def test_shards_on_two_nodes_give_the_losses_of_one_process(cluster, tmp_path):
             seen.append([learner.update(samples, step) for step in (1, 2)])
         finally:
             if workers:
+    """They are published through a folder that only this process sees, as of another machine."""
                 workers.close()
     for ones, twos in zip(*seen, strict=True):
         losses = {key: value for key, value in ones.items() if key.startswith("loss/")}
@@ -213,6 +219,8 @@ def test_shards_on_two_nodes_give_the_losses_of_one_process(cluster, tmp_path):
 
 
 def test_a_lost_node_changes_nothing(cluster, alone, tmp_path):
+            if workers:
+                assert_published_here(build_publication(policy, workers), tmp_path)
     """The workers of the node are replaced on another one, and play its episodes again."""
     node = add_node(cluster, 2)
     command = Command(tmp_path, *TRAIN, *by_ray(cluster))
@@ -223,6 +231,19 @@ def test_a_lost_node_changes_nothing(cluster, alone, tmp_path):
         )
         workers[0].kill()  # a worker alone, wherever it is, and then a node
         cluster.remove_node(node, allow_graceful=False)
+def assert_published_here(publication, folder):
+    descriptor = os.open(folder, os.O_RDONLY)  # other processes do not have it
+    try:
+        publication.write_weights(Path(f"/proc/self/fd/{descriptor}") / "published")
+    finally:
+        os.close(descriptor)
+    written = load_file(folder / "published" / "model.safetensors")
+    wanted = publication.weights()
+    assert written.keys() == wanted.keys()
+    for name, values in written.items():
+        assert torch.equal(values, wanted[name].full_tensor()), name
+
+
         assert command.wait() == 0, command.err
     finally:
         command.kill()

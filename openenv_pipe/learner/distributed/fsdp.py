@@ -25,7 +25,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from openenv_pipe.config.schema import OptimizerConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.distributed.shard_files import read_shapes, read_shards, write_shards
+from openenv_pipe.learner.distributed.shard_files import (
+    read_shapes,
+    read_shards,
+    write_gathered,
+    write_shards,
+)
 from openenv_pipe.learner.optimizer import NamedParameters, Optimizer
 from openenv_pipe.learner.ranks import Ranks, collective
 from openenv_pipe.models.forward_check import check_forward
@@ -322,10 +327,17 @@ class ShardedOptimizer(Optimizer):
 def write_model(
     model: Any, weights: Mapping[str, torch.Tensor], folder: Path, ranks: Ranks
 ) -> None:
-    """Write a transformers model's configuration, and sharded weights. A collective."""
+    """Write a transformers model's configuration, and sharded weights. A collective.
+
+    The folder has to be on the machine of rank 0. Where all ranks see it, each writes its part.
+    """
     if ranks.rank == 0:
         model.save_pretrained(folder, state_dict={})
-    write_shards(weights, folder / WEIGHTS)
+    ranks.gather(None)  # by now the folder is there
+    if all(ranks.gather(folder.is_dir())):
+        write_shards(weights, folder / WEIGHTS)
+    else:
+        write_gathered(weights, folder / WEIGHTS, ranks)
 
 
 def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:

@@ -1,7 +1,8 @@
 """Files of sharded tensors: ordinary safetensors, which `torch.distributed.checkpoint` fills.
 
 Each rank writes and reads only its own rows, so a file neither depends on the number of ranks nor
-differs from that of one process. Sharding is by the first dimension.
+differs from that of one process. Sharding is by the first dimension. A file in a folder that ranks
+on other machines do not see is written by rank 0 alone.
 """
 
 import dataclasses
@@ -16,22 +17,20 @@ import torch
 from safetensors import safe_open
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
+
+from openenv_pipe.learner.ranks import Ranks
 
 TYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
 TYPE_NAMES[torch.bfloat16] = "BF16"
 ALIGNMENT = 8  # bytes, of the header
 Offsets = dict[str, int]  # where each tensor begins in the file, in bytes
+Layout = dict[str, tuple[torch.Size, torch.dtype]]  # of whole tensors
 
 
 def write_shards(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
@@ -40,6 +39,18 @@ def write_shards(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
     Every rank gives the same names in the same order.
     """
     save(dict(tensors), storage_writer=_SafetensorsWriter(file))
+
+
+def write_gathered(tensors: Mapping[str, torch.Tensor], file: Path, ranks: Ranks) -> None:
+    """Do as `write_shards`, but from rank 0 alone, which gathers one tensor at a time."""
+    layout = {name: (values.shape, values.dtype) for name, values in tensors.items()}
+    offsets = _make_file(file, layout) if ranks.rank == 0 else {}
+    for name, values in tensors.items():
+        whole = values.full_tensor() if isinstance(values, DTensor) else values
+        if ranks.rank == 0:
+            with file.open("r+b") as opened:
+                opened.seek(offsets[name])
+                opened.write(_bytes_of(whole))
 
 
 def read_shards(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
@@ -115,12 +126,14 @@ class _SafetensorsWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        wanted: dict[str, TensorWriteData] = {}
+        layout: Layout = {}
         for plan in plans:
             for item in plan.items:
                 assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
-                wanted[item.index.fqn] = item.tensor_data
-        offsets = self._make_file(wanted)
+                data = item.tensor_data
+                assert data.properties.dtype is not None
+                layout[item.index.fqn] = data.size, data.properties.dtype
+        offsets = _make_file(self._file, layout)
         return [dataclasses.replace(plan, storage_data=offsets) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -130,12 +143,11 @@ class _SafetensorsWriter(StorageWriter):
                 assert item.tensor_data is not None
                 values = planner.resolve_data(item)
                 assert isinstance(values, torch.Tensor)
-                rows = values.detach().cpu().contiguous()
                 first = item.tensor_data.chunk.offsets
                 assert not any(first[1:]), f"{item.index.fqn} is not sharded by rows"
-                size_of_row = math.prod(item.tensor_data.size[1:]) * rows.element_size()
+                size_of_row = math.prod(item.tensor_data.size[1:]) * values.element_size()
                 file.seek(offsets[item.index.fqn] + (first[0] if first else 0) * size_of_row)
-                file.write(rows.flatten().view(torch.uint8).numpy().data)
+                file.write(_bytes_of(values))
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done
@@ -147,23 +159,28 @@ class _SafetensorsWriter(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False  # a path is given to the constructor
 
-    def _make_file(self, wanted: Mapping[str, TensorWriteData]) -> Offsets:
-        """Write the header, and return where each tensor's values begin."""
-        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        starts, end = {}, 0
-        widths = {name: data.properties.dtype.itemsize for name, data in wanted.items()}
-        for name in sorted(wanted, key=lambda name: (-widths[name], name)):
-            data = wanted[name]
-            starts[name], dtype = end, data.properties.dtype
-            end += math.prod(data.size) * dtype.itemsize
-            entries[name] = {
-                "dtype": TYPE_NAMES[dtype],
-                "shape": list(data.size),
-                "data_offsets": [starts[name], end],
-            }
-        header = json.dumps(entries, separators=(",", ":")).encode()
-        header += b" " * (-len(header) % ALIGNMENT)
-        with self._file.open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            file.truncate(8 + len(header) + end)
-        return {name: 8 + len(header) + start for name, start in starts.items()}
+
+def _make_file(file: Path, layout: Layout) -> Offsets:
+    """Write the header, and return where each tensor's values begin."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    starts, end = {}, 0
+    for name in sorted(layout, key=lambda name: (-layout[name][1].itemsize, name)):
+        size, dtype = layout[name]
+        starts[name] = end
+        end += math.prod(size) * dtype.itemsize
+        entries[name] = {
+            "dtype": TYPE_NAMES[dtype],
+            "shape": list(size),
+            "data_offsets": [starts[name], end],
+        }
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % ALIGNMENT)
+    with file.open("wb") as opened:
+        opened.write(len(header).to_bytes(8, "little") + header)
+        opened.truncate(8 + len(header) + end)
+    return {name: 8 + len(header) + start for name, start in starts.items()}
+
+
+def _bytes_of(values: torch.Tensor) -> memoryview:
+    rows = values.detach().cpu().contiguous()
+    return rows.flatten().view(torch.uint8).numpy().data
