@@ -18,7 +18,8 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,6 +66,15 @@ class Command:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the process for the length of the block, so that it does not end meanwhile."""
+        self.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -29,6 +29,7 @@ from openenv_pipe.learner.distributed.build import (
 from openenv_pipe.learner.distributed.node_ranks import NodeRanks
 from openenv_pipe.learner.distributed.worker import Worker
 from openenv_pipe.rollout.cluster.workers import RolloutWorkers
+from openenv_pipe.runs.episodes import read_episodes
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.ray_cluster import RayCluster
 from tests.commands import LIMIT_S, SMALL, Command, ended_by, run, servers_of, wait_until
@@ -37,6 +38,7 @@ from tests.ray_cluster import add_node, ray_cluster
 
 EVAL = ("eval.baselines=false", "eval.greedy=false", "eval.num_tasks=2")
 ON_TWO_NODES = ("trainer.devices=2", "cluster.learner_nodes=2", "cluster.rollout_workers=1")
+WHOLE_NODE = "cluster.cpus_per_rank=2"  # so that the worker is on another node than the rank
 TRAIN = ("train", "conf=smoke", *SMALL, "trainer.steps=4", *EVAL)
 
 
@@ -80,12 +82,14 @@ def episodes(folder):
     return found
 
 
-def token_ids(folder):
-    return {
-        name: [[turn["completion_ids"] for turn in row["turns"]] for row in rows]
-        for name, rows in episodes(folder).items()
-        if not name.startswith("tokens_")
-    }
+def without_logprobs(folder):
+    """Return what was played, and the logprobs beside it."""
+    found = {name: rows for name, rows in episodes(folder).items() if name.startswith("step_")}
+    for turn in (turn for rows in found.values() for row in rows for turn in row["turns"]):
+        del turn["logprobs"]
+    groups = [group for name in found for group in read_episodes(folder / "episodes" / name)]
+    played = [turn for group in groups for each in group.episodes for turn in each.turns]
+    return found, [value for turn in played for value in turn.logprobs]
 
 
 def weights(folder):
@@ -148,11 +152,14 @@ def is_rank(process):
 
 
 def test_a_learner_on_two_nodes_is_that_of_one_and_outlives_a_lost_rank(cluster, alone, tmp_path):
-    """One rank is here and one on another node, where it is killed after the first step."""
-    command = Command(tmp_path, *TRAIN, *by_ray(cluster, *ON_TWO_NODES, "cluster.max_restarts=1"))
+    """The run, its second rank and its worker are on three nodes. The rank is killed after the
+    first step."""
+    given = (*ON_TWO_NODES, WHOLE_NODE, "cluster.max_restarts=1")
+    command = Command(tmp_path, *TRAIN, *by_ray(cluster, *given))
     try:
         wait_until(lambda: has_trained(tmp_path), "a step", command, limit_s=3 * LIMIT_S)
-        (rank,) = ranks_of(tmp_path)
+        (rank,), (worker,) = ranks_of(tmp_path), workers_of(tmp_path)
+        assert rank.ppid() != worker.ppid()
         rank.kill()
         assert command.wait(timeout=3 * LIMIT_S) == 0, command.err
     finally:
@@ -168,7 +175,10 @@ def assert_went_on(folder, command, alone):
     for ours, theirs in zip(numbers(run_folder), numbers(alone), strict=True):
         assert ours.pop("stage") == theirs.pop("stage")
         assert ours == pytest.approx(theirs, rel=LOSS_BOUND, abs=LOSS_BOUND)
-    assert token_ids(run_folder) == token_ids(alone)
+    played, logprobs = without_logprobs(run_folder)
+    expected, logprobs_alone = without_logprobs(alone)
+    assert played == expected
+    assert logprobs == pytest.approx(logprobs_alone, abs=LOSS_BOUND)
     wait_for_no_process(folder)
 
 
@@ -182,13 +192,14 @@ def test_a_learner_outlives_the_loss_of_its_second_node(cluster, alone, tmp_path
         (rank,) = ranks_of(tmp_path)
         lost = next(node for node in nodes if raylet_of(node) == rank.ppid())
         nodes.remove(lost)
-        cluster.remove_node(lost, allow_graceful=False)
+        with command.paused():
+            cluster.remove_node(lost, allow_graceful=False)
+            wait_until(lambda: not rank.is_running(), "the end of the rank")
         assert command.wait(timeout=3 * LIMIT_S) == 0, command.err
     finally:
         command.kill()
         for node in nodes:
             cluster.remove_node(node)
-    assert not rank.is_running()
     assert_went_on(tmp_path, command, alone)
 
 
@@ -198,6 +209,7 @@ def raylet_of(node):
 
 
 def test_shards_on_two_nodes_give_the_losses_of_one_process(cluster, tmp_path):
+    """They are published through a folder that only this process sees, as of another machine."""
     given = by_ray(cluster, *ON_TWO_NODES, "trainer.parallel=fsdp")
     samples, seen = random_samples(3, count=7), []
     for more in (("trainer.devices=1",), given):
@@ -207,9 +219,10 @@ def test_shards_on_two_nodes_give_the_losses_of_one_process(cluster, tmp_path):
             policy, _ = load_checked_policy(config, CPU, workers, None)
             learner = build_learner(policy, config, workers)
             seen.append([learner.update(samples, step) for step in (1, 2)])
+            if workers:
+                assert_published_here(build_publication(policy, workers), tmp_path)
         finally:
             if workers:
-    """They are published through a folder that only this process sees, as of another machine."""
                 workers.close()
     for ones, twos in zip(*seen, strict=True):
         losses = {key: value for key, value in ones.items() if key.startswith("loss/")}
@@ -218,19 +231,6 @@ def test_shards_on_two_nodes_give_the_losses_of_one_process(cluster, tmp_path):
         )
 
 
-def test_a_lost_node_changes_nothing(cluster, alone, tmp_path):
-            if workers:
-                assert_published_here(build_publication(policy, workers), tmp_path)
-    """The workers of the node are replaced on another one, and play its episodes again."""
-    node = add_node(cluster, 2)
-    command = Command(tmp_path, *TRAIN, *by_ray(cluster))
-    try:
-        wait_until(lambda: workers_of(tmp_path), "a worker", command)
-        workers = wait_until(
-            lambda: has_trained(tmp_path) and workers_of(tmp_path), "a step", command
-        )
-        workers[0].kill()  # a worker alone, wherever it is, and then a node
-        cluster.remove_node(node, allow_graceful=False)
 def assert_published_here(publication, folder):
     descriptor = os.open(folder, os.O_RDONLY)  # other processes do not have it
     try:
@@ -244,6 +244,18 @@ def assert_published_here(publication, folder):
         assert torch.equal(values, wanted[name].full_tensor()), name
 
 
+def test_a_lost_node_changes_nothing(cluster, alone, tmp_path):
+    """The workers of the node are replaced on another one, and play its episodes again."""
+    node = add_node(cluster, 2)
+    command = Command(tmp_path, *TRAIN, *by_ray(cluster))
+    try:
+        wait_until(lambda: workers_of(tmp_path), "a worker", command)
+        workers = wait_until(
+            lambda: has_trained(tmp_path) and workers_of(tmp_path), "a step", command
+        )
+        with command.paused():
+            workers[0].kill()  # a worker alone, wherever it is, and then a node
+            cluster.remove_node(node, allow_graceful=False)
         assert command.wait() == 0, command.err
     finally:
         command.kill()
