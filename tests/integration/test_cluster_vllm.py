@@ -1,30 +1,57 @@
-"""vLLM servers on the nodes of a simulated cluster: the run trains, and outlives a lost node."""
+"""vLLM servers on nodes of a simulated cluster, workers and ranks of the learner on others: the run
+trains, and outlives lost nodes; every way of publishing reaches a server on a node."""
 
 from contextlib import suppress
 
 import psutil
 import pytest
+from fakes import LOSS_BOUND
 
 from openenv_pipe.commands.findings import Result
 from openenv_pipe.commands.preflight.cluster import check_cluster
+from openenv_pipe.commands.reproduce.replaying import replay
 from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.launch import AttachedVllmServer
 from openenv_pipe.engines.vllm.placed_server import PlacedVllmServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.servers import placed_servers
 from openenv_pipe.errors import HostError
+from openenv_pipe.models.weights import Publication
+from openenv_pipe.pipeline.run import Attempt, RunControl
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import read_metrics
+from openenv_pipe.system.readiness import wait_until_healthy
 from tests.commands import Command, servers_of, wait_until
+from tests.fakes import all_episodes, collect
+from tests.integration.test_vllm_engine import change, largest_difference
 from tests.ray_cluster import ray_cluster
-from tests.vllm_runs import LIMIT_S, assert_trained_and_agreed, steps_of
-from tests.vllm_server import SMALL, installed_vllm
+from tests.vllm_runs import BOUND, LIMIT_S, assert_trained_and_agreed, steps_of
+from tests.vllm_server import (
+    LORA_RANK,
+    SMALL,
+    START_LIMIT_S,
+    Served,
+    installed_vllm,
+    opened,
+    small_policy,
+)
 
-TRAIN = ("train", *SMALL, "eval.num_tasks=2", "trainer.optimizer.lr=1e-2")
+# Not compiled, which takes half of the time of a server's start.
+EAGER = 'engine.arguments=["--enforce-eager"]'
+SETTINGS = (*SMALL, EAGER, "eval.num_tasks=2", "trainer.optimizer.lr=1e-2")
+ON_TWO_NODES = ("trainer.devices=2", "cluster.learner_nodes=2", "trainer.parallel=fsdp")
+MERGED = (f"model.lora.rank={LORA_RANK}", "engine.publish=merged")
+KEY = "a-key-of-this-test"
+END_LIMIT_S = 10.0  # after the driver's death
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Three nodes with one core each: for a worker, for a server, and for what replaces one."""
+    """Five nodes with one core each: for a worker, a server, a rank, and what replaces two."""
     if isinstance(reason := installed_vllm(), str):
         pytest.skip(reason)
-    with ray_cluster(1, 1, 1) as cluster:
+    with ray_cluster(1, 1, 1, 1, 1) as cluster:
         yield cluster
 
 
@@ -58,35 +85,94 @@ def node_of(cluster, process):
     )
 
 
-def test_a_run_with_a_server_on_a_node_outlives_that_node(cluster, tmp_path):
-    """Worker, server and learner are on three nodes; the server's is killed after a step."""
-    command = Command(tmp_path, *TRAIN, *on_nodes(cluster))
+def placed_of(folder):
+    """Return Ray's processes of the vLLM server, the rollout worker and the second rank."""
+    names = ("ray::NodeServer", "ray::RolloutWorker", "ray::Worker")
+    return [process for name in names for process in processes_of(folder, name)]
+
+
+def losses_of(folder):
+    """Return the learner's metrics of each step."""
+    return [
+        {key: value for key, value in line.items() if key.startswith(("loss/", "grad"))}
+        for line in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+def test_a_run_on_four_nodes_outlives_two_and_has_the_losses_of_one_process(cluster, tmp_path):
+    """Worker, server and the learner's two ranks, which have a shard each, are on four nodes. Those
+    of worker and server are killed in a step. One process then learns from the same episodes."""
+    given = (*ON_TWO_NODES, *MERGED)
+    command = Command(tmp_path, "train", *SETTINGS, *on_nodes(cluster, *given))
     try:
         wait_until(lambda: steps_of(tmp_path), "a step", command, limit_s=LIMIT_S)
-        (server,) = processes_of(tmp_path, "ray::NodeServer")
-        (worker,) = processes_of(tmp_path, "ray::RolloutWorker")
-        node = node_of(cluster, server)
-        assert node is not node_of(cluster, worker)
-        cluster.remove_node(node, allow_graceful=False)
+        *lost, rank = placed_of(tmp_path)
+        nodes = [node_of(cluster, process) for process in (*lost, rank)]
+        assert len({*nodes, cluster.head_node}) == 4
+        with command.paused():
+            for node in nodes[:2]:
+                cluster.remove_node(node, allow_graceful=False)
+            wait_until(lambda: not any(process.is_running() for process in lost), "the nodes' end")
         assert command.wait(timeout=LIMIT_S) == 0, command.err
     finally:
         command.kill()
     assert "restart 1 of" in command.err
     assert_trained_and_agreed(tmp_path)
     wait_until(lambda: not servers_of(tmp_path), "the end of all processes of the run")
-    log = next((tmp_path / "runs" / "smoke" / "0001" / "logs").rglob("engine.log"))
+    run_folder = tmp_path / "runs" / "smoke" / "0001"
+    log = next((run_folder / "logs").rglob("engine.log"))
     assert log.read_text().count("Application startup complete") == 2
+    composed = compose([*SETTINGS, *MERGED, f"runs_dir={tmp_path / 'alone'}"])
+    alone = RunFolder.create(composed.config, overrides=composed.overrides, command=["test"])
+    replay(Attempt(folder=alone, config=composed.config), run_folder, RunControl())
+    for ours, theirs in zip(losses_of(run_folder), losses_of(alone.path), strict=True):
+        assert ours and ours == pytest.approx(theirs, rel=LOSS_BOUND, abs=LOSS_BOUND)
 
 
-def test_a_killed_driver_leaves_no_server_on_any_node(cluster, tmp_path):
-    command = Command(tmp_path, *TRAIN, *on_nodes(cluster))
+def test_a_killed_driver_leaves_nothing_on_any_node(cluster, tmp_path):
+    command = Command(tmp_path, "train", *SETTINGS, *on_nodes(cluster, *ON_TWO_NODES))
     try:
         wait_until(
-            lambda: processes_of(tmp_path, "vllm.entrypoints"), "a server", command, limit_s=LIMIT_S
+            lambda: processes_of(tmp_path, "VLLM::Worker"), "a server", command, limit_s=LIMIT_S
         )
+        assert len({node_of(cluster, process) for process in placed_of(tmp_path)}) == 3
+        assert processes_of(tmp_path, "VLLM::EngineCore")
     finally:
         command.kill()
-    wait_until(lambda: not servers_of(tmp_path), "the end of all processes of the run")
+    wait_until(lambda: not servers_of(tmp_path), "the end of all processes", limit_s=END_LIMIT_S)
+
+
+async def test_every_way_of_publishing_reaches_a_divided_server_on_a_node(
+    cluster, tmp_path, monkeypatch
+):
+    """Its two processes (tensor parallelism) get copies of all files, on their node."""
+    given = ('engine.arguments=["--tensor-parallel-size=2"]', f"engine.api_key={KEY}")
+    config = compose([*SMALL, *on_nodes(cluster, *given)]).config
+    root, log = tmp_path / "run", tmp_path / "engine.log"
+    Publication(small_policy(config)).write_base(root / "base")
+    spec = ServerSpec(
+        model=str(root / "base"), revision=None, build="cpu", dtype="float32", lora_rank=LORA_RANK
+    )
+    (server,) = placed_servers(config.engine, spec, config.cluster, logs=tmp_path, weights_dir=root)
+    try:
+        await server.start()
+        async with VllmClient(server.url, api_key=KEY, request_timeout_s=60) as client:
+            await wait_until_healthy(server.url, timeout_s=START_LIMIT_S, check=client.check_health)
+        monkeypatch.setattr(AttachedVllmServer, "files", server.files)
+        served = Served(url=server.url, base=root / "base", log=log)
+        for way in (MERGED[:1], MERGED, ()):  # the adapter, merged and full weights
+            key = f"engine.api_key={KEY}"
+            async with opened(served, tmp_path, *way, key) as (engine, policy):
+                for version in (1, 2):
+                    change(policy)
+                    await engine.publish(version)
+                episodes = all_episodes(await collect(policy, engine=engine))
+                assert largest_difference(policy, episodes, 1.0) < BOUND
+                measured = await engine.metrics()
+                assert measured["canary/difference"] < BOUND < measured["canary/moved"]
+    finally:
+        await server.stop()
+    assert "tensor_parallel_size=2" in log.read_text()
 
 
 def test_check_finds_room_and_vllm(cluster):
