@@ -32,7 +32,7 @@ def _rows(plan: Plan) -> dict[str, str]:
     lora = config.model.lora.rank
     turns_per_s = num_episodes(config) * config.env.max_turns / plan.rollout.seconds
     tensor_parallel = (
-        f" (engine.arguments=[--tensor-parallel-size={servers.gpus_each}])"
+        f" ('engine.arguments=[\"--tensor-parallel-size={servers.gpus_each}\"]')"
         if servers.gpus_each > 1
         else ""
     )

@@ -51,7 +51,7 @@ class RayClusterConfig(Block):
     )
     gpus_per_vllm_server: NumProcesses = Field(
         description="GPUs that Ray gives each of these servers, if the learner is on a GPU; above "
-        "1, engine.arguments divide the model, as [--tensor-parallel-size=2]"
+        '1, engine.arguments divide the model, as ["--tensor-parallel-size=2"]'
     )
     start_timeout_s: Seconds = Field(
         description="how long a worker, a vLLM server or the learner waits for nodes with free "
