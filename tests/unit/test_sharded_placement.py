@@ -1,7 +1,8 @@
 """On which device the tensors of a sharded policy on GPUs are: a forward pass on pretended GPUs.
 
 A rank of four has a process group that sends nothing. Without a GPU's library torch cannot make the
-nodes of a backward pass for a weight, so the weights are frozen here.
+nodes of a backward pass for a weight, so the weights are frozen here; `pretended_device.py` has
+whole updates.
 """
 
 import importlib
