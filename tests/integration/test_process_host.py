@@ -5,11 +5,13 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from openenv_pipe.config.compose import compose
@@ -214,6 +216,35 @@ async def test_real_servers_play_episodes_side_by_side(package, tmp_path, monkey
         assert len(set(pids)) == 2
     assert not any(is_alive(pid) for pid in pids)
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"env-0.log", "env-1.log"}
+
+
+@pytest.mark.parametrize(("enabled", "status"), [("false", 404), ("true", 200)])
+async def test_the_web_page_is_served_where_it_is_asked_for(package, tmp_path, enabled, status):
+    parts = settings(package=package, variables={"ENABLE_WEB_INTERFACE": enabled})
+    async with (
+        running(parts, tmp_path) as host,
+        httpx.AsyncClient(base_url=host.urls[0], timeout=LIMIT_S) as client,
+    ):
+        assert (await client.get("/web/")).status_code == status
+
+
+# What a server imports: OpenEnv, then its web page, as an environment may do that has its own.
+IMPORTS = """
+import sys
+from openenv_pipe.environments.hosts.serve_package import LateWebPage
+sys.meta_path.insert(0, LateWebPage())
+from openenv.core.env_server import WebInterfaceManager, create_app
+assert "gradio" not in sys.modules
+from openenv.core.env_server.web_interface import WebInterfaceManager as Real, get_origin
+assert "gradio" in sys.modules
+assert type(Real) is type
+Real.__init__ = lambda self, text: None
+assert type(WebInterfaceManager("a")) is Real
+"""
+
+
+def test_the_web_page_is_imported_when_it_is_used():
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=LIMIT_S)
 
 
 async def test_a_real_server_with_one_session_is_refused_with_the_numbers(package, tmp_path):

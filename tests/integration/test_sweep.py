@@ -119,7 +119,7 @@ def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
     try:
         metrics = tmp_path / "runs/echo/0001/metrics.jsonl"
         wait_until(lambda: has_lines(metrics, "grpo", 1), "a step", process)
-        (server,) = uvicorns_of(process.pid)
+        (server,) = env_servers_of(process.pid)
         server.kill()
         _, err = process.communicate()
     finally:
@@ -128,12 +128,12 @@ def test_a_dead_server_is_started_again_for_the_job_that_has_it(tmp_path):
     assert servers_of(tmp_path) == []
 
 
-def uvicorns_of(pid: int) -> list[psutil.Process]:
+def env_servers_of(pid: int) -> list[psutil.Process]:
     """Return the environment servers below a process, without their guardians."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # the process has just ended
             text = " ".join(child.cmdline())
-            if "uvicorn" in text and "guard.py" not in text:
+            if "serve_package.py" in text and "guard.py" not in text:
                 found.append(child)
     return found

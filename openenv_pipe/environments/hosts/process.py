@@ -26,16 +26,7 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1"
 NUM_PORTS_TO_TRY = 4  # another program may take a free port before the server binds it
-# Modules of a package import each other by the package's name or, as in its container, from the
-# package's own folder. That folder is the last on the path, so that a `types.py` in it hides
-# nothing.
-RUN = """
-import os, sys, uvicorn
-package = sys.argv.pop(1)
-sys.path[0] = os.path.dirname(package)
-sys.path.append(package)
-uvicorn.main()
-"""
+SERVE = Path(__file__).with_name("serve_package.py")
 PACKAGE = "{package}"  # in env.command and env.variables: the package's folder
 NEVER_S = 86_400  # between the server's pings, which a busy event loop would answer too late
 
@@ -221,7 +212,7 @@ def server_command(env: "EnvConfig") -> list[str]:
         raise ConfigError(f"env {env.name!r} has neither env.package nor env.command; set one")
     package = find_env(env.package).absolute()
     return [
-        *(_interpreter(env), "-c", RUN, str(package), f"{package.name}.{manifest_app(package)}"),
+        *(_interpreter(env), str(SERVE), str(package), f"{package.name}.{manifest_app(package)}"),
         *("--host", "{host}", "--port", "{port}", "--log-level", "warning"),
         *("--ws-per-message-deflate", "false", "--ws-max-size", str(env.max_message_mb * 2**20)),
         *("--ws-ping-interval", str(NEVER_S), "--ws-ping-timeout", str(NEVER_S)),
