@@ -35,8 +35,14 @@ def count_lanes(
         or policy.has_dropout  # whose random numbers are drawn in the order of the computation
     ):
         return 1
-    num_tokens = sum(len(sample.token_ids) for sample in samples)
-    limits = (torch.get_num_threads(), tokens_per_batch // LANE_TOKENS, num_tokens // MIN_TOKENS)
+    lengths = [len(sample.token_ids) for sample in samples]
+    # A batch of one sample shares no prompt, and may be longer than the lane's part of the budget.
+    tokens_per_lane = max(LANE_TOKENS, 2 * max(lengths, default=0))
+    limits = (
+        torch.get_num_threads(),
+        tokens_per_batch // tokens_per_lane,
+        sum(lengths) // MIN_TOKENS,
+    )
     return max(1, min(limits))
 
 

@@ -83,7 +83,8 @@ class Linear(torch.nn.Linear):
     """A linear layer with these products, forward and backward."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if inputs.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        is_autocast = inputs.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        if is_autocast or _is_compiled(inputs):
             return padded(inputs, super().forward)
         if is_by_onednn(inputs, self.weight):
             return _Linear.apply(inputs, self.weight, self.bias)

@@ -5,8 +5,8 @@ queries of all members are one product with them, in place of a product for each
 memory that a pass reads is that much smaller.
 
 Shape letters: N new tokens, P pieces of rows, Q tokens of the longest piece, K key-value heads,
-J query heads of each of them, D head size, W own tokens that a pass may look at, G beginnings, M
-pieces of the beginning that most of them have, L tokens of the longest beginning.
+J query heads of each of them, D head size, W own tokens that a pass may look at, G groups of pieces
+with one beginning, M pieces of the largest group, L tokens of the longest beginning.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,23 @@ class SharedBeginnings:
         members: dict[int | None, list[int]] = {}
         for piece, beginning in enumerate(beginnings_P):
             members.setdefault(beginning, []).append(piece)
-        longest = max(map(len, members.values()))
+        size = _num_members([len(pieces) for pieces in members.values()])
+        groups = [
+            (row, pieces[first : first + size])
+            for row, pieces in members.items()
+            for first in range(0, len(pieces), size)
+        ]
         place_of = {
-            piece: number * longest + place
-            for number, pieces in enumerate(members.values())
+            piece: number * size + place
+            for number, (_, pieces) in enumerate(groups)
             for place, piece in enumerate(pieces)
         }
-        self.shape_GM = len(members), longest
+        self.shape_GM = len(groups), size
         self._place_P = torch.tensor([place_of[piece] for piece in range(len(beginnings_P))])
-        padded = [pieces + pieces[:1] * (longest - len(pieces)) for pieces in members.values()]
+        padded = [pieces + pieces[:1] * (size - len(pieces)) for _, pieces in groups]
         self._piece_GM = torch.tensor(padded).flatten()
-        self._rows_G = torch.tensor([row or 0 for row in members])
-        lengths_G = torch.tensor([0 if row is None else lengths[row] for row in members])
+        self._rows_G = torch.tensor([row or 0 for row, _ in groups])
+        lengths_G = torch.tensor([0 if row is None else lengths[row] for row, _ in groups])
         self._width = int(lengths_G.max())
         is_seen_GL = torch.arange(self._width) < lengths_G[:, None]
         self.bias_GL = torch.zeros(is_seen_GL.shape).masked_fill_(~is_seen_GL, -torch.inf)
@@ -68,6 +73,18 @@ class SharedBeginnings:
         _, kv_heads, _, size = values_GK.shape
         parts = values_GK.view(num_groups, kv_heads, num_members, -1, size).transpose(1, 2)
         return parts.flatten(0, 1).index_select(0, self._place_P)
+
+
+def _num_members(sizes: Sequence[int]) -> int:
+    """Return the number of members up to which a group is padded; larger ones are divided.
+
+    Reading the keys and values of a beginning costs as much as two members' products with them.
+    """
+
+    def cost(num_members: int) -> int:
+        return (num_members + 2) * sum(-(-size // num_members) for size in sizes)
+
+    return min(sorted(set(sizes), reverse=True), key=cost)
 
 
 class RowAttention:

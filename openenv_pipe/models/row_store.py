@@ -34,17 +34,14 @@ class RowStore:
             capacity = -(-max(width, capacity * 5 // 4) // GROWTH) * GROWTH
         if (num_rows, capacity) == (self.num_rows, self.capacity):
             return
-        self.keys, self.values = (
-            self._grown(old, num_rows, capacity) for old in (self.keys, self.values)
-        )
-        self.num_rows, self.capacity = num_rows, capacity
-
-    def _grown(self, old: list[torch.Tensor], num_rows: int, capacity: int) -> list[torch.Tensor]:
         shape = (num_rows, self._num_kv_heads, capacity, self._head_size)
-        grown = [_zeros(shape) for _ in range(self._num_layers)]
-        for new, layer in zip(grown, old, strict=False):  # there is no old one at first
-            new[: self.num_rows, :, : self.capacity] = layer
-        return grown
+        for layers in (self.keys, self.values):
+            for number in range(self._num_layers):  # so that only one layer is there twice
+                grown = _zeros(shape)
+                if number < len(layers):
+                    grown[: self.num_rows, :, : self.capacity] = layers[number]
+                layers[number : number + 1] = [grown]
+        self.num_rows, self.capacity = num_rows, capacity
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Overwrite the target rows with the source rows as they were before the call."""

@@ -1,5 +1,7 @@
 """Replies of the engine that are given once more when an episode is played again."""
 
+import asyncio
+
 import pytest
 
 from openenv_pipe.engines.base import Completion, MessageRequest, TextReply, TokenRequest
@@ -99,3 +101,26 @@ async def test_the_engines_error_is_raised():
     replies = EpisodeReplies(CountingEngine())
     with pytest.raises(EngineError, match="no answer"):
         await replies.reply(tokens(0, 1, seed=13))
+
+
+async def test_an_episode_whose_replay_ends_sooner_waits_for_the_engine():
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    class WaitingEngine(CountingEngine):
+        async def generate(self, request):
+            asked.set()
+            await answered.wait()
+            return await super().generate(request)
+
+    engine = WaitingEngine()
+    replies = EpisodeReplies(engine)
+    lost = asyncio.create_task(replies.reply(tokens(0, 1, 2)))
+    await asked.wait()
+    lost.cancel()  # with its worker
+    replies.repeat()
+    settling = asyncio.create_task(replies.settle())
+    await asyncio.sleep(0)
+    assert not settling.done()
+    answered.set()
+    await settling
+    assert engine.ids == [1, 2, 1002]

@@ -1,6 +1,7 @@
 """Batches that are computed in several threads at once give the update of one thread."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from openenv_pipe.learner.lanes import count_lanes, run_in_lanes
 from openenv_pipe.learner.ranks import SINGLE_RANK, Ranks
 from openenv_pipe.learner.supervised import WarmStart
 
-TOKENS_PER_BATCH = 400
+TOKENS_PER_BATCH = 1200
 
 
 @pytest.fixture
@@ -86,6 +87,13 @@ def test_one_lane_where_several_do_not_pay_off_or_would_change_random_numbers(
     assert count_lanes(dropping, samples, budget, SINGLE_RANK) == 2  # no dropout in GRPO
     with dropping.learning():
         assert count_lanes(dropping, samples, budget, SINGLE_RANK) == 1
+
+
+def test_one_lane_where_a_lane_has_no_room_for_two_of_the_longest_samples(in_lanes, samples):
+    policy, longest = tiny_policy(), max(len(sample.token_ids) for sample in samples)
+    long = [replace(sample, token_ids=sample.token_ids * 10) for sample in samples]
+    assert count_lanes(policy, long, 40 * longest, SINGLE_RANK) == 2
+    assert count_lanes(policy, long, 40 * longest - 1, SINGLE_RANK) == 1
 
 
 def test_a_warm_start_in_lanes_takes_the_step_of_one_thread(in_lanes, samples):

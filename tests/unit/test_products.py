@@ -93,6 +93,18 @@ def test_onednn_multiplies_few_numbers_of_rows():
     assert {max(shape) for shape in shapes} == {1024, 1152}
 
 
+def test_bfloat16_weights_multiply_few_numbers_of_rows():
+    layer, shapes = torch.nn.Linear(8, 4, dtype=torch.bfloat16), set()
+    use_products(torch.nn.Sequential(layer))
+    with torch.profiler.profile(record_shapes=True) as profile:
+        for num_rows in range(1000, 1065, 16):
+            layer(torch.ones(num_rows, 8, dtype=torch.bfloat16))
+    for event in profile.events():
+        if event.name == "aten::addmm":
+            shapes.add(tuple(event.input_shapes[1]))
+    assert {max(shape) for shape in shapes} == {1024, 1152}
+
+
 def test_padded_products_have_the_outputs_and_gradients_of_torchs():
     own = torch.nn.Linear(8, 4)
     padded = copy.deepcopy(own)

@@ -57,7 +57,7 @@ class AttentionPlan:
 
 
 def plan_attention(nodes: Sequence[Node]) -> AttentionPlan:
-    """AttentionPlan the attention of a row that consists of these nodes."""
+    """Plan the attention of a row that consists of these nodes."""
     is_inner = [False] * len(nodes)
     for node in nodes:
         if node.parent >= 0:

@@ -33,6 +33,11 @@ class EpisodeReplies:
         """Begin again with the first request."""
         self._place = 0
 
+    async def settle(self) -> None:
+        """Wait for the replies that were asked for: the engine is told of an episode's end last."""
+        if pending := [exchange.reply for exchange in self._exchanges if not exchange.reply.done()]:
+            await asyncio.wait(pending)
+
     def close(self) -> None:
         """Stop waiting for replies."""
         for exchange in self._exchanges:

@@ -130,7 +130,7 @@ class RolloutWorkers:
             while True:
                 worker = await self._take_place()
                 try:
-                    return await worker.play(
+                    played = await worker.play(
                         next(self._play_numbers),
                         replies,
                         group,
@@ -139,6 +139,8 @@ class RolloutWorkers:
                         temperature,
                         engine.capabilities,
                     )
+                    await replies.settle()
+                    return played
                 except WorkerLostError as error:
                     _log.warning("%s; an episode is played again", error)
                     replies.repeat()
