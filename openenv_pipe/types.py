@@ -380,7 +380,7 @@ class Batch:
     """Samples packed into one row of T tokens without padding; shared prefixes may be stored once.
 
     The N trained tokens are listed sample by sample. A trained token that several samples share is
-    listed once for each, but computed once: U <= N are computed.
+    listed once for each, but computed once: U <= N are computed, from F <= U tokens of the row.
     """
 
     token_ids: "torch.Tensor"  # [T] int64
@@ -388,6 +388,7 @@ class Batch:
     nodes: list[Node]  # depth first, covering the row
     predictors: "torch.Tensor"  # [U] int64: the indices in the row that predict trained tokens
     targets: "torch.Tensor"  # [U] int64: the trained tokens' ids
+    finished: "torch.Tensor"  # [F] int64: the predictors, each once, whose hidden states are used
     places: "torch.Tensor"  # [N] int64: the index in U of each trained token
     samples: "Sequence[Sample]"
     sample_index: "torch.Tensor"  # [N] int64: which of the batch's samples a token belongs to

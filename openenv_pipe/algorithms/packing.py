@@ -1,6 +1,6 @@
 """Pack samples into batches under a token budget, without padding; prefixes may be shared.
 
-Shape letters: T tokens of a batch's row, N trained tokens, U of them to compute.
+Shape letters: T tokens of a batch's row, N trained tokens, U of them to compute, from F tokens.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from openenv_pipe.algorithms.prefix_tree import Ids, common_prefix, flat, merged, sorted_rows
-from openenv_pipe.types import Batch, Sample
+from openenv_pipe.types import Batch, Node, Sample
 
 
 def prefix_reuse_fraction(samples: Sequence[Sample]) -> float:
@@ -100,6 +100,7 @@ def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str =
         nodes=trie.nodes,
         predictors=tensor(pairs_U // base),
         targets=tensor(pairs_U % base),
+        finished=tensor(np.unique(predictors_N)),
         places=tensor(places_N),
         samples=tuple(samples),
         sample_index=tensor(np.concatenate(sample_index)),
@@ -108,6 +109,12 @@ def pack(samples: Sequence[Sample], *, share: bool, device: torch.device | str =
         advantages=tensor(np.concatenate(advantages)),
         is_shared=share,
     )
+
+
+def num_contexts(nodes: Sequence[Node]) -> int:
+    """Sum over a row's tokens how many tokens each attends to, itself included."""
+    lengths = ((node, node.end - node.start) for node in nodes)
+    return sum(length * node.depth + length * (length + 1) // 2 for node, length in lengths)
 
 
 def _rows(samples: Sequence[Sample]) -> list[Ids]:

@@ -16,7 +16,7 @@ from openenv_pipe.models.row_forward import RowForward
 from openenv_pipe.types import Finish, Pictures
 
 Key = tuple[int, int]  # of a conversation: its episode and its branch
-_MOVED_SHARE = 8  # rows that are done leave the batch when they are an eighth of it
+_MIN_DONE_SHARE = 1 / 8  # rows that are done leave the batch when they are so much of it
 
 
 @dataclass(kw_only=True, slots=True)
@@ -137,7 +137,7 @@ class _Wave:
             is_done_A = self._lengths[places_A] > 0
             if is_done_A.all():
                 break
-            if _MOVED_SHARE * is_done_A.sum() >= num_rows:
+            if is_done_A.sum() >= _MIN_DONE_SHARE * num_rows:
                 order_A = self._move_done_rows(is_done_A)
                 num_rows -= is_done_A.sum()
                 ids_A, is_done_A = ids_A[order_A][:num_rows], is_done_A[order_A][:num_rows]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from openenv_pipe.algorithms.losses.normalization import Counts
+from openenv_pipe.algorithms.packing import num_contexts
 from openenv_pipe.algorithms.samples import by_episode
 from openenv_pipe.config.schema import PythonLossConfig, TrainerConfig
 from openenv_pipe.errors import TrainingError
@@ -191,8 +192,8 @@ def _size(batch: Batch) -> Size:
     """Return the size of a batch; tokens that samples share count once."""
     return Size(
         num_tokens=len(batch.token_ids),
-        num_contexts=int(batch.positions.sum()) + len(batch.positions),
-        num_finished=len(batch.predictors),
+        num_contexts=num_contexts(batch.nodes),
+        num_finished=len(batch.finished),
         num_predicted=len(batch.predictors),
     )
 

@@ -1,7 +1,7 @@
 """MLPs that compute and keep less in an update than transformers' modules.
 
 Of the last layer only the tokens that predict a trained token are read, so that its MLP leaves out
-the others of a packed row, and its attention leaves out a part of them.
+the others of a packed row, and its attention on a CPU leaves out most of their queries.
 
 In float32 on a CPU, all MLPs keep half as much for their gradients. Autograd keeps four matrices of
 the intermediate size, which are most of a small model's memory in an update. These MLPs keep two

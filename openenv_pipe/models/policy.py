@@ -18,9 +18,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from openenv_pipe.models.attention.packed import PackedRow
 from openenv_pipe.models.chat_template import ChatFormat, HistoryMode
 from openenv_pipe.models.embedding import embed
-from openenv_pipe.models.fast_forward import FastForward, PackedDecoder, unsupported_reason
+from openenv_pipe.models.fast_forward import FastForward
 from openenv_pipe.models.gated_mlp import leave_out_unread_tokens, use_gated_mlps
 from openenv_pipe.models.logprobs import token_logprobs
+from openenv_pipe.models.packed_decoder import PackedDecoder, unsupported_reason
 from openenv_pipe.models.products import use_products
 from openenv_pipe.models.quantization import num_values
 from openenv_pipe.models.row_forward import RowForward, TransformersForward
@@ -190,9 +191,7 @@ class Policy:
                 attention_mask=no_mask,
                 position_ids=batch.positions[None],
                 use_cache=False,
-                packed_row=PackedRow(
-                    batch.nodes, self.device, batch.predictors.unique_consecutive()
-                ),
+                packed_row=PackedRow(batch.nodes, self.device, batch.finished),
             ).last_hidden_state[0]
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Attention of new tokens to what their rows have cached, with beginnings that rows share.
+"""Attention of new tokens to what their rows have cached, with prefixes that rows share.
 
 The members of a group begin with the same prompt, whose keys and values are stored once. The
 queries of all members are one product with them, in place of a product for each row, and the
@@ -6,7 +6,7 @@ memory that a pass reads is that much smaller.
 
 Shape letters: N new tokens, P pieces of rows, Q tokens of the longest piece, K key-value heads,
 J query heads of each of them, D head size, W own tokens that a pass may look at, G groups of pieces
-with one beginning, M pieces of the largest group, L tokens of the longest beginning.
+with one prefix, M pieces of the largest group, L tokens of the longest prefix.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ import torch
 from openenv_pipe.models.row_store import RowStore
 
 
-class SharedBeginnings:
-    """The beginnings of the pieces of a pass."""
+class SharedPrefixes:
+    """The prefixes of the pieces of a pass."""
 
     def __init__(
-        self, store: RowStore, beginnings_P: Sequence[int | None], lengths: Sequence[int]
+        self, store: RowStore, prefixes_P: Sequence[int | None], lengths: Sequence[int]
     ) -> None:
-        """beginnings_P: the row of the store that a piece begins with; None: it has all its tokens.
+        """prefixes_P: the row of the store that a piece begins with; None: it has all its tokens.
 
         lengths: of each row of the store, in tokens.
         """
         members: dict[int | None, list[int]] = {}
-        for piece, beginning in enumerate(beginnings_P):
-            members.setdefault(beginning, []).append(piece)
+        for piece, prefix in enumerate(prefixes_P):
+            members.setdefault(prefix, []).append(piece)
         size = _num_members([len(pieces) for pieces in members.values()])
         groups = [
             (row, pieces[first : first + size])
@@ -41,7 +41,7 @@ class SharedBeginnings:
             for place, piece in enumerate(pieces)
         }
         self.shape_GM = len(groups), size
-        self._place_P = torch.tensor([place_of[piece] for piece in range(len(beginnings_P))])
+        self._place_P = torch.tensor([place_of[piece] for piece in range(len(prefixes_P))])
         padded = [pieces + pieces[:1] * (size - len(pieces)) for _, pieces in groups]
         self._piece_GM = torch.tensor(padded).flatten()
         self._rows_G = torch.tensor([row or 0 for row, _ in groups])
@@ -78,7 +78,7 @@ class SharedBeginnings:
 def _num_members(sizes: Sequence[int]) -> int:
     """Return the number of members up to which a group is padded; larger ones are divided.
 
-    Reading the keys and values of a beginning costs as much as two members' products with them.
+    Reading the keys and values of a prefix costs as much as two members' products with them.
     """
 
     def cost(num_members: int) -> int:
@@ -99,7 +99,7 @@ class RowAttention:
         num_heads: int,
         scale: float,
         place_N: torch.Tensor | None = None,
-        shared: SharedBeginnings | None = None,
+        shared: SharedPrefixes | None = None,
     ) -> None:
         """positions_PQ: of the tokens among the row's own ones.
 
@@ -113,7 +113,7 @@ class RowAttention:
         self._scale = scale
         self._place_N = place_N
         self._shared = shared
-        self._width = width = min(int(positions_PQ.max()) + 1, store.capacity)
+        self._width = width = min(int(positions_PQ.max()) + 1, store.width)
         is_hidden_PQW = torch.arange(width) > positions_PQ[..., None]
         bias_PQW = torch.zeros(num_pieces, longest, width).masked_fill_(is_hidden_PQW, -torch.inf)
         kv_heads = store.keys[0].shape[1]
@@ -145,7 +145,7 @@ class RowAttention:
         return self._tokens_first(output)
 
     def _shared_scores(
-        self, shared: SharedBeginnings, layer: int, queries: torch.Tensor
+        self, shared: SharedPrefixes, layer: int, queries: torch.Tensor
     ) -> torch.Tensor:
         """Return [P, K, J * Q, L]."""
         keys = shared.keys(layer)

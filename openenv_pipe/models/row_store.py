@@ -6,10 +6,13 @@ Shape letters: R rows, K key-value heads, C capacity of a row in tokens, D head 
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
-GROWTH = 64  # tokens at least, or a quarter: capacity grows in steps, so that copies are few
+# tokens; then capacity doubles, so that copies are few. Were it a power of two, a pass would look
+# for the tokens of all rows in the same places of the processor's cache.
+MIN_CAPACITY = 544
 
 
 class RowStore:
@@ -21,6 +24,7 @@ class RowStore:
     def __init__(self, *, num_layers: int, num_kv_heads: int, head_size: int) -> None:
         self.num_rows = 0
         self.capacity = 0
+        self.width = 0  # of the longest row so far, in tokens; there are zeros after it
         self._num_kv_heads = num_kv_heads
         self._head_size = head_size
         self.keys: list[torch.Tensor] = []
@@ -30,8 +34,11 @@ class RowStore:
     def reserve(self, num_rows: int, width: int) -> None:
         """Make room for at least so many rows of so many tokens."""
         num_rows, capacity = max(num_rows, self.num_rows), self.capacity
+        used, self.width = self.width, max(width, self.width)
         if width > capacity:
-            capacity = -(-max(width, capacity * 5 // 4) // GROWTH) * GROWTH
+            capacity = max(capacity, MIN_CAPACITY)
+            while capacity < width:
+                capacity *= 2
         if (num_rows, capacity) == (self.num_rows, self.capacity):
             return
         shape = (num_rows, self._num_kv_heads, capacity, self._head_size)
@@ -39,7 +46,7 @@ class RowStore:
             for number in range(self._num_layers):  # so that only one layer is there twice
                 grown = _zeros(shape)
                 if number < len(layers):
-                    grown[: self.num_rows, :, : self.capacity] = layers[number]
+                    grown[: self.num_rows, :, :used] = layers[number][:, :, :used]
                 layers[number : number + 1] = [grown]
         self.num_rows, self.capacity = num_rows, capacity
 
@@ -47,9 +54,10 @@ class RowStore:
         """Overwrite the target rows with the source rows as they were before the call."""
         from_R, to_R = torch.tensor(sources), torch.tensor(targets)
         for layer in (*self.keys, *self.values):
-            layer[to_R] = layer[from_R]
+            used = layer[:, :, : self.width]
+            used[to_R] = used[from_R]
 
-    def copy_beginning(self, row: int, source: "RowStore", source_row: int, width: int) -> None:
+    def copy_prefix(self, row: int, source: "RowStore", source_row: int, width: int) -> None:
         """Overwrite the first tokens of a row with those of a row of another store."""
         self.reserve(0, width)
         for mine, theirs in ((self.keys, source.keys), (self.values, source.values)):
@@ -73,10 +81,15 @@ class RowStore:
 def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
     """Return float32 zeros in a mapping of their own, which ends with the tensor.
 
-    malloc would keep the memory of each smaller store, for each thread, after the store has grown.
+    Capacity beyond the longest row takes no memory, because the system gives small pages when they
+    are written. malloc would keep the memory of each smaller store, for each thread, after the
+    store has grown.
     """
     num_values = math.prod(shape)
     if not num_values:
         return torch.zeros(shape)
     mapping = mmap.mmap(-1, 4 * num_values, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # a kernel that has no huge pages
+            mapping.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(mapping, dtype=torch.float32).view(shape)

@@ -8,7 +8,12 @@ from fakes import alike_samples, made_up_episode, made_up_turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openenv_pipe.algorithms.packing import pack, prefix_reuse_fraction, split_by_budget
+from openenv_pipe.algorithms.packing import (
+    num_contexts,
+    pack,
+    prefix_reuse_fraction,
+    split_by_budget,
+)
 from openenv_pipe.algorithms.prefix_tree import flat, merged
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.types import Sample
@@ -169,6 +174,9 @@ def test_a_row_holds_what_its_samples_hold(seed, share):
             assert seen_from(batch, predictor) == sample.token_ids[:place]
             assert batch.positions[predictor] == place - 1
     assert start == len(batch.sample_index)
+    assert batch.finished.tolist() == sorted(set(batch.predictors.tolist()))
+    contexts = [len(seen_from(batch, place)) for place in range(len(batch.token_ids))]
+    assert num_contexts(batch.nodes) == sum(contexts)
 
 
 def seen_from(batch, place):

@@ -11,7 +11,7 @@ import torch
 from fakes import tiny_policy
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from openenv_pipe.models import fast_forward
+from openenv_pipe.models import fast_forward, packed_decoder, row_store
 from openenv_pipe.models.fast_forward import FastForward
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.row_forward import TransformersForward
@@ -27,6 +27,12 @@ def policy_of(kind, autocast="float32"):
     if kind == "transformers":
         policy.slow_forward_reason = "this test is about transformers' modules"
     return policy
+
+
+@pytest.fixture(autouse=True)
+def _small_stores(monkeypatch):
+    """Let the stores of the fast pass grow several times with rows of some dozen tokens."""
+    monkeypatch.setattr(row_store, "MIN_CAPACITY", 8)
 
 
 @pytest.fixture(params=["transformers", "fast"])
@@ -103,6 +109,8 @@ def test_rows_of_different_lengths_equal_plain_forward_passes(kind, seed, autoca
         grower.step(4)
         grower.step(draw.randrange(1, 5))
     assert max(map(len, grower.rows)) > 64
+    if kind == "fast":
+        assert grower.forward._rows.capacity >= 128
 
 
 def test_long_rows_are_fed_in_blocks(kind, monkeypatch):
@@ -152,7 +160,7 @@ def test_rows_that_begin_with_equal_tokens_are_computed_once(monkeypatch):
 
 
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
-def test_rows_with_equal_beginnings_go_on_as_all_others(kind, autocast):
+def test_rows_with_equal_prefixes_go_on_as_all_others(kind, autocast):
     """They are exchanged, cut before the end of what they share, and begun again."""
     grower = Grower(policy_of(kind, autocast), 7, bound=BOUND[autocast])
     grower.begin([[5, 6, 7] * 30, [8, 9], [5, 6, 7] * 30, [8, 9], [8, 9], [4], [5, 6, 7] * 30])
@@ -170,13 +178,13 @@ def test_rows_with_equal_beginnings_go_on_as_all_others(kind, autocast):
     grower.step(3)
 
 
-def test_a_beginning_that_nobody_has_any_more_gives_its_place_to_another():
+def test_a_prefix_that_nobody_has_any_more_gives_its_place_to_another():
     grower = Grower(policy_of("fast"), 4)
     for number in range(5, 9):
         grower.cut([0] * 4)
         grower.begin([[number] * 9, [number] * 9, [number, 3], [number, 3]])
         grower.step(4)
-    assert grower.forward._beginnings.num_rows <= 4
+    assert grower.forward._prefixes.num_rows <= 4
 
 
 @pytest.mark.parametrize(
@@ -221,14 +229,14 @@ def test_other_architectures_with_shared_key_value_heads(architecture, config, a
     ],
 )
 def test_other_models_use_their_own_modules(changes, reason, monkeypatch):
-    monkeypatch.setattr(fast_forward, "MAX_PARAMETERS", changes.pop("limit", 10**6))
+    monkeypatch.setattr(packed_decoder, "MAX_PARAMETERS", changes.pop("limit", 10**6))
     rope, dtype = changes.pop("rope", None), changes.pop("dtype", None)
     policy = tiny_policy(**changes)
     if rope:
         policy.decoder.config.rope_parameters["rope_type"] = rope
     if dtype:
         policy.model.to(getattr(torch, dtype))
-    found = fast_forward.unsupported_reason(policy.model, policy.decoder)
+    found = packed_decoder.unsupported_reason(policy.model, policy.decoder)
     assert found is not None
     assert reason in found
     policy.slow_forward_reason = found
@@ -276,13 +284,16 @@ def resident_kb():
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads what Linux counts")
 def test_a_cache_that_has_grown_leaves_no_memory_behind():
-    """malloc kept twice the last size."""
+    """malloc kept twice the last size, and what no row uses takes nothing."""
     keep_freed_memory()
     store = RowStore(num_layers=2, num_kv_heads=4, head_size=32)
-    store.reserve(32, 1)
     before_kb = resident_kb()
-    for width in range(64, 64 * 21, 64):
+    for width in range(64, 64 * 22, 64):
         store.reserve(32, width)
-    size_kb = sum(layer.numel() * 4 for layer in (*store.keys, *store.values)) / 1024
-    assert size_kb > 1 << 10
-    assert resident_kb() - before_kb < 1.5 * size_kb
+        used = [layer[:, :, :width] for layer in (*store.keys, *store.values)]
+        for values in used:
+            values.fill_(1.0)
+    assert store.capacity > 1.5 * store.width
+    used_kb = sum(values.numel() * 4 for values in used) / 1024
+    assert used_kb > 1 << 10
+    assert resident_kb() - before_kb < 1.3 * used_kb

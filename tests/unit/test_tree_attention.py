@@ -1,13 +1,12 @@
 """Attention over packed rows against attention with an explicit mask. Trap numbers:
 tests/README.md."""
 
-import dataclasses
 import random
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -43,8 +42,13 @@ def visible(nodes):
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
-@given(seed=st.integers(0, 2**32), min_block=st.sampled_from([1, 3, 1000]), share=st.booleans())
-def test_output_and_gradients_are_those_of_a_mask(seed, min_block, share):
+@given(
+    seed=st.integers(0, 2**32),
+    min_block=st.sampled_from([1, 3, 1000]),
+    long_row=st.sampled_from([0, 5, 1024]),
+    share=st.booleans(),
+)
+def test_output_and_gradients_are_those_of_a_mask(seed, min_block, long_row, share):
     """Traps 10 and 25: also for blocks of one token, and for rows without queries."""
     draw = random.Random(seed)
     trie = (merged if share else flat)(random_rows(draw))
@@ -57,6 +61,7 @@ def test_output_and_gradients_are_those_of_a_mask(seed, min_block, share):
     upstream = torch.randn_like(expected)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MIN_BLOCK", min_block)
+        patch.setattr(module, "LONG_ROW", long_row)
         plan = plan_attention(trie.nodes)
     output = tree_attention(*given, plan, 0.3)
     assert torch.allclose(output, expected, atol=1e-5)
@@ -110,14 +115,53 @@ def test_tokens_that_nobody_reads_need_no_attention_to_shared_blocks():
     """Outputs of tokens that are read, and all gradients, are those of a whole row."""
     batch = pack(shared_samples(), share=True)
     plan = plan_attention(batch.nodes)
-    read = batch.predictors.unique_consecutive()
+    read = batch.finished
     assert plan.blocks and len(read) < len(batch.token_ids)
-    part = dataclasses.replace(plan, read=read)
+    part = plan.reading(read)
     below = torch.cat([torch.arange(b.end, b.subtree_end) for b in plan.blocks])
-    asked = torch.cat([part.below(block) for block in plan.blocks])
+    asked = torch.cat([tokens for _, tokens in part.asking])
     assert asked.tolist() == [place for place in below.tolist() if place in set(read.tolist())]
     outputs = [attended(each, read, len(batch.token_ids)) for each in (plan, part)]
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@example(seed=5, min_block=1, max_queries=64, long_row=1024, share=True)  # a block nobody asks
+@given(
+    seed=st.integers(0, 2**32),
+    min_block=st.sampled_from([1, 3, 1000]),
+    max_queries=st.sampled_from([1, 3, 64]),
+    long_row=st.sampled_from([0, 5, 1024]),
+    share=st.booleans(),
+)
+def test_whatever_is_read_has_the_outputs_and_gradients_of_a_mask(
+    seed, min_block, max_queries, long_row, share
+):
+    """Also where nothing of a bucket is read, or one token in all."""
+    draw = random.Random(seed)
+    trie = (merged if share else flat)(random_rows(draw))
+    length = len(trie.token_ids)
+    read = torch.tensor(sorted(draw.sample(range(length), draw.randrange(1, length + 1))))
+    torch.manual_seed(seed)
+    given = [torch.randn((1, HEADS, length, HEAD_SIZE), requires_grad=True) for _ in range(3)]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *given, attn_mask=visible(trie.nodes), scale=0.3
+    ).transpose(1, 2)[:, read]
+    upstream = torch.randn_like(expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MIN_BLOCK", min_block)
+        patch.setattr(module, "MAX_QUERIES", max_queries)
+        patch.setattr(module, "LONG_ROW", long_row)
+        plan = plan_attention(trie.nodes).reading(read)
+    output = tree_attention(*given, plan, 0.3)
+    assert output.isfinite().all()
+    torch.testing.assert_close(output[:, read], expected, rtol=0, atol=1e-5)
+    for seen, value in zip(
+        torch.autograd.grad(output[:, read], given, upstream),
+        torch.autograd.grad(expected, given, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(seen, value, rtol=0, atol=1e-4)
 
 
 def shared_samples():

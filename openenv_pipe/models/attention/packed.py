@@ -7,7 +7,6 @@ included. Matrix products stay in bfloat16.
 """
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,8 +53,8 @@ class PackedRow:
     def of_last_layer(self) -> "PackedRow":
         """Return the same row for a layer whose outputs are read for some tokens only."""
         row = copy.copy(self)
-        if self.plan is not None:
-            row.plan = dataclasses.replace(self.plan, read=self.read)
+        if self.plan is not None and self.read is not None:
+            row.plan = self.plan.reading(self.read)
         return row
 
 

@@ -1,15 +1,16 @@
 """Exact attention over a packed row of prefix trees, forward and backward, by few dense products.
 
 A long stretch that several samples share is a block: all tokens below it attend to it in one
-product without a mask. The rest of each sample is a short row in a padded, causal batch. A token's
-parts are merged by their logsumexp; the backward pass of each part, given the merged output and
-logsumexp, yields that part's share of the gradient (as in ring attention, arXiv:2310.01889). The
-kernel is torch's own for CPUs.
-Shape letters: T tokens of the row, A heads, D head size, R rows of a bucket, S tokens of a row.
+product without a mask. The rest of each sample is a short row in a padded batch, in which some
+queries at a time attend to the keys before them. A token's parts are merged by their logsumexp; the
+backward pass of each part, given the merged output and logsumexp, yields that part's share of the
+gradient (as in ring attention, arXiv:2310.01889). The kernel is torch's own for CPUs.
+Shape letters: T tokens of the row, A heads, D head size, R rows of a bucket, S tokens of a row, Q
+queries of a row, K keys of a row.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,41 +20,75 @@ from openenv_pipe.types import Node
 _forward_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-MIN_BLOCK = (
-    32  # tokens; shorter shared stretches are repeated in the rows, which is cheaper than a part
-)
+# tokens; shorter shared stretches are repeated in the rows, which is cheaper than a part
+MIN_BLOCK = 32
+MAX_QUERIES = 64  # of a row at once; the more there are, the more of their products are masked
+# tokens; for longer rows, masks cost more than the products that the kernel's own causal mode
+# computes in vain
+LONG_ROW = 1024
 BUCKET_SPAN = 0.8  # the shortest row of a bucket as a fraction of the longest
 UNSEEN = 1e30  # as a logsumexp it makes every probability and every gradient 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Queries:
+    """Some queries of a bucket, in its R rows of Q slots. A token of several rows asks in one."""
+
+    places: torch.Tensor  # [R * Q] int64: the token of the packed row; arbitrary for padding
+    own_slots: torch.Tensor  # [O] int64 into R * Q: the queries that count
+    own_places: torch.Tensor  # [O] int64 into T: their tokens
+    num_keys: int  # K: they see only the first ones of a row
+    # [R, Q] int64 into S, or [1, Q] for all rows: the last key that each of them sees; None: Q is
+    # K, and each sees the keys up to its own place
+    last_seen: torch.Tensor | None
+
+    def mask(self) -> torch.Tensor | None:
+        """Return [R or 1, 1, Q, K]: 0 for the keys that a query sees, else -inf."""
+        if self.last_seen is None:
+            return None
+        is_hidden = torch.arange(self.num_keys) > self.last_seen[:, None, :, None]
+        return torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Rows of similar length. A token of several rows is owned by one, where its query counts."""
+    """Rows of similar length."""
 
     places: torch.Tensor  # [R * S] int64: the token of the packed row; arbitrary for padding
     num_rows: int
-    own_slots: torch.Tensor  # [O] int64 into R * S: the queries that count
-    own_places: torch.Tensor  # [O] int64 into T: their tokens
-    used_slots: torch.Tensor | None  # keys without padding; None if these are the own ones
-    used_places: torch.Tensor | None
+    used_slots: torch.Tensor  # [U] int64 into R * S: those without padding
+    used_places: torch.Tensor  # [U] int64 into T: their tokens
+    query_slots: torch.Tensor  # those of used_slots where the token may ask, int64 into R * S
+    queries: list[Queries]  # those that are asked, in the order of positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionPlan:
     """The blocks and buckets that a packed row is computed with."""
 
-    blocks: list[Node]
+    blocks: list[Node]  # each attends to itself
+    asking: list[tuple[Node, slice | torch.Tensor]]  # a block, and the tokens below it that ask it
     buckets: list[Bucket]
-    # int64, ascending: the tokens whose outputs are read, so that only their queries attend to
-    # blocks above them; None: all
-    read: torch.Tensor | None = None
 
-    def below(self, block: Node) -> slice | torch.Tensor:
-        """Return the tokens whose queries attend to a block above them."""
-        if self.read is None:
-            return slice(block.end, block.subtree_end)
-        ends = torch.tensor([block.end, block.subtree_end])
-        return self.read[slice(*torch.searchsorted(self.read, ends).tolist())]
+    def reading(self, read: torch.Tensor) -> "AttentionPlan":
+        """Return the plan for a layer of whose outputs only those of these tokens are read.
+
+        Queries of others ask nothing of blocks above them, nor of their rows.
+
+        read: int64, ascending.
+        """
+        asking: list[tuple[Node, slice | torch.Tensor]] = []
+        for block in self.blocks:
+            ends = torch.searchsorted(read, torch.tensor([block.end, block.subtree_end]))
+            if len(tokens := read[slice(*ends.tolist())]):  # the kernel fails without a query
+                asking.append((block, tokens))
+        buckets = []
+        for bucket in self.buckets:
+            is_read = torch.isin(bucket.places[bucket.query_slots], read)
+            queries = _queries(bucket.places, bucket.num_rows, bucket.query_slots[is_read])
+            if queries:
+                buckets.append(replace(bucket, queries=queries))
+        return AttentionPlan(blocks=self.blocks, asking=asking, buckets=buckets)
 
 
 def plan_attention(nodes: Sequence[Node]) -> AttentionPlan:
@@ -74,7 +109,11 @@ def plan_attention(nodes: Sequence[Node]) -> AttentionPlan:
         if not is_inner[number]:
             rows.append(torch.cat(above[-1]))
     blocks = [node for node, chosen in zip(nodes, is_block, strict=True) if chosen]
-    return AttentionPlan(blocks=blocks, buckets=_buckets(rows, nodes[-1].end))
+    return AttentionPlan(
+        blocks=blocks,
+        asking=[(block, slice(block.end, block.subtree_end)) for block in blocks],
+        buckets=_buckets(rows, nodes[-1].end),
+    )
 
 
 def _buckets(rows: list[torch.Tensor], length: int) -> list[Bucket]:
@@ -100,18 +139,58 @@ def _bucket(rows: list[torch.Tensor], is_owned: torch.Tensor) -> Bucket:
         is_new[number, : len(row)] = ~is_owned[row]
         is_owned[row] = True
     places, is_used = places.flatten(), is_used.flatten()
-    used_slots = is_used.nonzero()[:, 0]
-    used_places = places[used_slots]
-    is_own = is_new.flatten()[used_slots]
-    repeats = not is_own.all()
+    used_slots, query_slots = is_used.nonzero()[:, 0], is_new.flatten().nonzero()[:, 0]
+    if width > LONG_ROW and len(query_slots) == len(used_slots):
+        queries = [_all_queries(places, width, used_slots)]
+    else:
+        queries = _queries(places, len(rows), query_slots)
     return Bucket(
         places=places,
         num_rows=len(rows),
-        own_slots=used_slots[is_own],
-        own_places=used_places[is_own],
-        used_slots=used_slots if repeats else None,
-        used_places=used_places if repeats else None,
+        used_slots=used_slots,
+        used_places=places[used_slots],
+        query_slots=query_slots,
+        queries=queries,
     )
+
+
+def _all_queries(places: torch.Tensor, width: int, slots: torch.Tensor) -> Queries:
+    """Return the queries of all slots of a bucket at once."""
+    return Queries(
+        places=places, own_slots=slots, own_places=places[slots], num_keys=width, last_seen=None
+    )
+
+
+def _queries(places: torch.Tensor, num_rows: int, slots: torch.Tensor) -> list[Queries]:
+    """Divide the queries at these slots of a bucket, ascending, among short rows."""
+    length = len(places) // num_rows
+    rows, positions = slots // length, slots % length
+    counts = torch.bincount(rows, minlength=num_rows)
+    ranks = torch.arange(len(slots)) - (counts.cumsum(0) - counts)[rows]
+    found = []
+    for first in range(0, int(counts.max()), MAX_QUERIES):
+        chosen = ((ranks >= first) & (ranks < first + MAX_QUERIES)).nonzero()[:, 0]
+        width = min(MAX_QUERIES, int(counts.max()) - first)
+        own_slots = rows[chosen] * width + ranks[chosen] - first
+        asked, last_seen = torch.zeros(2, num_rows * width, dtype=torch.int64)
+        asked[own_slots], last_seen[own_slots] = places[slots[chosen]], positions[chosen]
+        found.append(
+            Queries(
+                places=asked,
+                own_slots=own_slots,
+                own_places=asked[own_slots],
+                num_keys=int(last_seen.max()) + 1,
+                last_seen=_of_all_rows(last_seen.view(num_rows, width), own_slots),
+            )
+        )
+    return found
+
+
+def _of_all_rows(last_seen: torch.Tensor, own_slots: torch.Tensor) -> torch.Tensor:
+    """Return [1, Q] if the queries that count see the same keys in each row [R, Q]."""
+    highest = last_seen.amax(dim=0, keepdim=True)
+    is_same = highest.expand_as(last_seen).flatten() == last_seen.flatten()
+    return highest if is_same[own_slots].all() else last_seen
 
 
 def tree_attention(
@@ -132,21 +211,25 @@ class _TreeAttention(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         query_TAD, key_TAD, value_TAD = (x[0].transpose(0, 1) for x in (query, key, value))
-        out_TAD = torch.empty(query_TAD.shape, dtype=query.dtype)
+        out_TAD = torch.zeros(query_TAD.shape, dtype=query.dtype)  # what nobody asks stays finite
         lse_TA = torch.empty(query_TAD.shape[:2], dtype=torch.float32)
         for bucket in plan.buckets:
-            q, k, v = (_rows(x, bucket) for x in (query_TAD, key_TAD, value_TAD))
-            out, lse = _forward_part(q, k, v, 0.0, True, scale=scale)
-            _put(out_TAD, bucket, out.transpose(1, 2))
-            _put(lse_TA, bucket, lse.transpose(1, 2))
+            keys, values = (_rows(x, bucket.places, bucket.num_rows) for x in (key_TAD, value_TAD))
+            for asked in bucket.queries:
+                q = _rows(query_TAD, asked.places, bucket.num_rows)
+                k, v = (x[:, :, : asked.num_keys] for x in (keys, values))
+                mask = asked.mask()
+                out, lse = _forward_part(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scale)
+                _put(out_TAD, asked, out.transpose(1, 2))
+                _put(lse_TA, asked, lse.transpose(1, 2))
         for block in plan.blocks:
             own = slice(block.start, block.end)
             out, lse = _part(query_TAD, key_TAD, value_TAD, own, own, scale)
             out_TAD[own], lse_TA[own] = out, lse
-        for block in plan.blocks:
-            below, own = plan.below(block), slice(block.start, block.end)
-            out, lse = _part(query_TAD, key_TAD, value_TAD, below, own, scale)
-            _merge(out_TAD, lse_TA, below, out, lse)
+        for block, tokens in plan.asking:
+            own = slice(block.start, block.end)
+            out, lse = _part(query_TAD, key_TAD, value_TAD, tokens, own, scale)
+            _merge(out_TAD, lse_TA, tokens, out, lse)
         ctx.save_for_backward(query, key, value, out_TAD, lse_TA)
         ctx.plan, ctx.scale = plan, scale
         return out_TAD[None]
@@ -159,10 +242,12 @@ class _TreeAttention(torch.autograd.Function):
         grads = [torch.zeros(out_TAD.shape, dtype=out_TAD.dtype) for _ in range(3)]
         for bucket in ctx.plan.buckets:
             _backward_bucket(bucket, given, grad_TAD, out_TAD, lse_TA, ctx.scale, grads)
+        asked = [(slice(block.start, block.end), tokens) for block, tokens in ctx.plan.asking]
         for block in ctx.plan.blocks:
             own = slice(block.start, block.end)
-            for queries in (own, ctx.plan.below(block)):
-                _backward_block(queries, own, given, grad_TAD, out_TAD, lse_TA, ctx.scale, grads)
+            asked.append((own, own))
+        for own, tokens in asked:
+            _backward_block(tokens, own, given, grad_TAD, out_TAD, lse_TA, ctx.scale, grads)
         return (*(x.transpose(0, 1)[None] for x in grads), None, None)
 
 
@@ -176,17 +261,26 @@ def _backward_bucket(
     grads: list[torch.Tensor],
 ) -> None:
     """Add the bucket's contribution to the gradients of query, key and value."""
-    lse = lse_TA.new_full((len(bucket.places), lse_TA.shape[1]), UNSEEN)
-    lse[bucket.own_slots] = lse_TA[bucket.own_places]
-    lse = lse.view(bucket.num_rows, -1, lse.shape[1]).transpose(1, 2)
-    q, k, v, grad, out = (_rows(x, bucket) for x in (*given, grad_TAD, out_TAD))
-    found = _backward_part(grad, q, k, v, out, lse, 0.0, True, scale=scale)
-    for number, (total, part) in enumerate(zip(grads, found, strict=True)):
-        part = part.transpose(1, 2).reshape(-1, *total.shape[1:])
-        if number == 0 or bucket.used_slots is None or bucket.used_places is None:
-            total.index_copy_(0, bucket.own_places, part.index_select(0, bucket.own_slots))
-        else:
-            total.index_add_(0, bucket.used_places, part.index_select(0, bucket.used_slots))
+    keys, values = (_rows(x, bucket.places, bucket.num_rows) for x in given[1:])
+    grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
+    for asked in bucket.queries:
+        lse = lse_TA.new_full((len(asked.places), lse_TA.shape[1]), UNSEEN)
+        lse[asked.own_slots] = lse_TA[asked.own_places]
+        lse = lse.view(bucket.num_rows, -1, lse.shape[1]).transpose(1, 2)
+        q, grad, out = (
+            _rows(x, asked.places, bucket.num_rows) for x in (given[0], grad_TAD, out_TAD)
+        )
+        k, v = (x[:, :, : asked.num_keys] for x in (keys, values))
+        mask = asked.mask()
+        of_query, of_keys, of_values = _backward_part(
+            grad, q, k, v, out, lse, 0.0, mask is None, attn_mask=mask, scale=scale
+        )
+        _put(grads[0], asked, of_query.transpose(1, 2))
+        grad_keys[:, :, : asked.num_keys] += of_keys
+        grad_values[:, :, : asked.num_keys] += of_values
+    for total, part in zip(grads[1:], (grad_keys, grad_values), strict=True):
+        flat = part.transpose(1, 2).reshape(-1, *total.shape[1:])
+        total.index_add_(0, bucket.used_places, flat.index_select(0, bucket.used_slots))
 
 
 def _backward_block(
@@ -226,15 +320,16 @@ def _heads(values_TAD: torch.Tensor) -> torch.Tensor:
     return values_TAD.transpose(0, 1)[None]
 
 
-def _rows(values_TAD: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """Return the rows of a bucket, [R, A, S, D]."""
-    picked = values_TAD.index_select(0, bucket.places)
-    return picked.view(bucket.num_rows, -1, *values_TAD.shape[1:]).transpose(1, 2)
+def _rows(values_TAD: torch.Tensor, places: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return the values of these tokens as rows, [R, A, S, D] or [R, A, Q, D]."""
+    picked = values_TAD.index_select(0, places)
+    return picked.view(num_rows, -1, *values_TAD.shape[1:]).transpose(1, 2)
 
 
-def _put(target: torch.Tensor, bucket: Bucket, values_RS: torch.Tensor) -> None:
-    values = values_RS.reshape(-1, *target.shape[1:])
-    target.index_copy_(0, bucket.own_places, values.index_select(0, bucket.own_slots))
+def _put(target: torch.Tensor, queries: Queries, values_RQ: torch.Tensor) -> None:
+    """Write what was computed for queries to their tokens."""
+    values = values_RQ.reshape(-1, *target.shape[1:])
+    target.index_copy_(0, queries.own_places, values.index_select(0, queries.own_slots))
 
 
 def _merge(

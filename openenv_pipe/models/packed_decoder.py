@@ -1,0 +1,123 @@
+"""A copy of a small decoder's weights for `models.fast_forward`, in the form that is read fastest.
+
+Projections that read the same input are one matrix, and weights are cast and packed once. Decoders
+like Llama, Qwen2 and Qwen3 without an adapter have this form.
+
+Shape letters: H query heads, K key-value heads, D head size.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from openenv_pipe.models.products import padded
+from openenv_pipe.models.row_store import RowStore
+
+MAX_PARAMETERS = 20_000_000  # products take most of the time of larger models anyway
+ARCHITECTURES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
+_TYPICAL_ROWS = 64  # for which oneDNN packs the weights
+
+
+def unsupported_reason(model: Any, decoder: Any) -> str | None:
+    """Return why this model cannot be sampled with the pass; None if it can."""
+    parameters = list(model.parameters())
+    if type(decoder).__name__ not in ARCHITECTURES:
+        return f"its architecture is {type(decoder).__name__}"
+    if hasattr(model, "peft_config"):
+        return "it has an adapter"
+    if parameters[0].device.type != "cpu":
+        return f"it is on {parameters[0].device.type}"
+    if any(values.dtype != torch.float32 for values in parameters):
+        return "its weights are not float32"
+    if sum(values.numel() for values in parameters) > MAX_PARAMETERS:
+        return f"it has more than {MAX_PARAMETERS:,} parameters"
+    if (rope_type := decoder.config.rope_parameters["rope_type"]) not in ROPE_TYPES:
+        return f"its rope_type is {rope_type}"
+    return None
+
+
+class _Product:
+    """A linear layer, or several that read the same input, packed for oneDNN where torch has it."""
+
+    def __init__(self, modules: Sequence[torch.nn.Linear], precision: torch.dtype) -> None:
+        self._weight = torch.cat([module.weight for module in modules]).to(precision)
+        biases: list[torch.Tensor] = [module.bias for module in modules if module.bias is not None]
+        self._bias = torch.cat(biases).to(precision) if biases else None
+        self._precision = precision
+        self._is_packed = torch.backends.mkldnn.is_available() and (
+            precision is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
+        if self._is_packed:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, _TYPICAL_ROWS)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        inputs = inputs.to(self._precision)
+        if self._is_packed or self._precision is torch.bfloat16:
+            return padded(inputs, self._multiply)
+        return self._multiply(inputs)
+
+    def _multiply(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self._is_packed:
+            return torch.ops.mkldnn._linear_pointwise(
+                inputs, self._weight, self._bias, "none", [], ""
+            )
+        return linear(inputs, self._weight, self._bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    qkv: _Product
+    output: _Product
+    gate_up: _Product
+    down: _Product
+    activation: Callable[[torch.Tensor], torch.Tensor]
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    qk_norm: torch.Tensor | None  # [H + K, D]
+
+
+class PackedDecoder:
+    """A copy of the weights of a decoder and its head, which several passes may share."""
+
+    @torch.no_grad()
+    def __init__(self, decoder: Any, head: torch.nn.Linear, precision: torch.dtype) -> None:
+        attention = decoder.layers[0].self_attn
+        self.num_heads: int = decoder.config.num_attention_heads
+        self.num_kv_heads: int = decoder.config.num_key_value_heads
+        self.head_size: int = attention.head_dim
+        self.scale: float = attention.scaling
+        self.eps: float = decoder.config.rms_norm_eps
+        self.rotary = decoder.rotary_emb
+        self.embedding = decoder.embed_tokens.weight.clone()
+        self.layers = [self._layer(each, precision) for each in decoder.layers]
+        self.norm = decoder.norm.weight.clone()
+        self.head = _Product([head], precision)
+
+    def new_store(self) -> RowStore:
+        return RowStore(
+            num_layers=len(self.layers),
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+        )
+
+    def _layer(self, layer: Any, precision: torch.dtype) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        qk_norm = None
+        if hasattr(attention, "q_norm"):
+            of_queries = attention.q_norm.weight.expand(self.num_heads, -1)
+            of_keys = attention.k_norm.weight.expand(self.num_kv_heads, -1)
+            qk_norm = torch.cat([of_queries, of_keys])
+        return _Layer(
+            qkv=_Product([attention.q_proj, attention.k_proj, attention.v_proj], precision),
+            output=_Product([attention.o_proj], precision),
+            gate_up=_Product([mlp.gate_proj, mlp.up_proj], precision),
+            down=_Product([mlp.down_proj], precision),
+            activation=mlp.act_fn,
+            attention_norm=layer.input_layernorm.weight.clone(),
+            mlp_norm=layer.post_attention_layernorm.weight.clone(),
+            qk_norm=qk_norm,
+        )
