@@ -1,6 +1,7 @@
 """Makes the environment packages importable and Docker usable, gives the tests a state folder of
 their own, and turns avoidable skips in CI into failures."""
 
+import gc
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "envs"))
 # Reasons of skips that CI does not accept: pytest.importorskip's, and those of our own fixtures.
 UNWANTED = ("could not import", "not installed:", "broken:")
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+COLLECTIONS = gc.get_threshold()
 # A Docker daemon and a vLLM server each take so much that there is one of a kind at a time.
 SERVERS = ("docker", "vllm")
 
@@ -29,6 +31,13 @@ def _environment(tmp_path_factory):
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.delenv("COLUMNS", raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _usual_collections():
+    """Undo what a test before did that called the command line in this process: it lets Python
+    collect rarely."""
+    gc.set_threshold(*COLLECTIONS)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from openenv_pipe.cli.progress import build_progress
 from openenv_pipe.cli.signals import SignalStop
+from openenv_pipe.system.garbage import collect_as_usual
 
 if TYPE_CHECKING:
     from openenv_pipe.pipeline import RunControl
@@ -19,6 +20,7 @@ def controlled() -> "Iterator[RunControl]":
     try:
         with progress.phase("loading the libraries"):
             from openenv_pipe.pipeline import RunControl
+        collect_as_usual()
         stop = SignalStop(progress.note)
         with stop.exit_code():
             yield RunControl(progress=progress, stop=stop)

@@ -34,6 +34,7 @@ from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.progress import tell_person
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
 from openenv_pipe.system.foreign_text import for_people, visible
+from openenv_pipe.system.garbage import collect_rarely
 from openenv_pipe.system.secrets import redact
 
 # Errors about files that are not errors of this program.
@@ -345,14 +346,20 @@ def _print_traceback(error: Exception) -> NoReturn:
     sys.exit(FailureError.exit_code)
 
 
+def set_library_defaults() -> None:
+    """Set the variables that libraries read when they are imported."""
+    # torch's idle threads must sleep, not spin: the environment servers need those cores. Spinning
+    # made runs up to 20 times slower on a busy machine. Read once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. A PipeError becomes a message and its exit code.
 
     The traceback of any other error is printed without secrets.
     """
-    # torch's idle threads must sleep, not spin: the environment servers need those cores. Spinning
-    # made runs up to 20 times slower on a busy machine. Read once, when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    collect_rarely()  # until a run has loaded its libraries
+    set_library_defaults()
     if os.environ.get("_OPENENV_PIPE_COMPLETE") == "complete_bash" and complete_bash_value():
         return
     try:

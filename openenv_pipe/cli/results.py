@@ -10,6 +10,7 @@ from openenv_pipe.cli.arguments import Trust
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.progress import tell_person
 from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.garbage import collect_as_usual
 from openenv_pipe.system.progress import LineProgress
 
 
@@ -92,6 +93,7 @@ def evaluate(
         from openenv_pipe.pipeline import RunControl
         from openenv_pipe.reports.eval_table import eval_tables
 
+    collect_as_usual()
     control = RunControl(progress=progress)
     result = evaluate_words(subjects, ["openenv-pipe", *sys.argv[1:]], control, trust=trust)
     for table in eval_tables(result.shown, result.config.eval, result.config.seed):

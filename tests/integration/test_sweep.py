@@ -10,6 +10,7 @@ import pytest
 
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics, without_times
+from openenv_pipe.system.fork_server import can_fork
 from tests.commands import Command, ended_by, run, servers_of, wait_until
 from tests.integration.test_train import has_lines
 
@@ -68,7 +69,7 @@ def test_all_jobs_had_the_same_server(swept):
 
 def test_a_job_is_an_ordinary_run(swept, tmp_path):
     """The recorded command of a job gives the same bytes when it is run alone, with its own
-    server."""
+    server, and in a process that has imported the libraries itself."""
     job = runs_of(swept)[1]
     assert job.record.sweep == sweep_of(swept)["stamp"]
     assert job.written_config.host.type == "process"
@@ -80,7 +81,35 @@ def test_a_job_is_an_ordinary_run(swept, tmp_path):
         for each in (job, alone)
     )
     assert ours == theirs
+    names = ("checkpoints", "episodes", "eval")
+    ours, theirs = ({name: files_of(each.path / name) for name in names} for each in (job, alone))
+    assert ours == theirs
+    assert all(ours.values())
     assert "shared_servers" not in alone.record.facts
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@pytest.mark.skipif(not can_fork(), reason="forks are for Linux only")
+def test_runs_are_forked_from_a_process_that_ends_with_the_sweep(tmp_path):
+    second = tmp_path / "runs/echo/0002"
+    process = Command(tmp_path, "train", "-m", *TINY, "seed=0", "trainer.steps=1,1000000")
+    try:
+        metrics = second / "metrics.jsonl"
+        wait_until(lambda: has_lines(metrics, "grpo", 1), "a step of the second run", process)
+        run_process = psutil.Process(RunFolder.open(second).record.process.pid)
+        guardian, prepared, sweep = run_process.parents()[:3]
+        assert sweep.pid == process.pid
+        assert guardian.cmdline() == prepared.cmdline() == run_process.cmdline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM, process.err
+    finally:
+        process.kill()
+    assert not prepared.is_running()
+    assert servers_of(tmp_path) == []
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):

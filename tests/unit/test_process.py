@@ -163,6 +163,16 @@ def test_ctrl_c_is_left_to_the_parent(start, tmp_path):
     assert process.wait(0.2) is None
 
 
+def test_a_command_without_a_session_of_its_own_is_not_of_our_group(start, tmp_path):
+    """The terminal's Ctrl-C reaches our group only."""
+    code = "import os; print(os.getsid(0), os.getpgid(os.getppid()), os.getpgid(0))"
+    process = start(code, own_session=False)
+    assert process.wait(LIMIT_S) == 0
+    session, *groups = map(int, (tmp_path / "logs" / "log").read_text().split())
+    assert session == os.getsid(0)
+    assert os.getpgid(0) not in groups
+
+
 def test_the_command_starts_with_default_signals(start):
     code = (
         "import signal as s; "

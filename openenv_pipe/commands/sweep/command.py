@@ -18,6 +18,7 @@ from anyio.from_thread import start_blocking_portal
 
 from openenv_pipe.commands.sweep.folder import Job, SweepFolder, stop_all_mark
 from openenv_pipe.commands.sweep.job import Order, Orders
+from openenv_pipe.commands.sweep.prepared import end_prepared_process
 from openenv_pipe.commands.sweep.shared_servers import NAMES, SharedServers
 from openenv_pipe.commands.sweep.watch import SweepProgress, Watch
 from openenv_pipe.config.compose import compose
@@ -145,6 +146,8 @@ def _carry_out(
     except BaseException:
         folder.end("interrupted" if stopping.is_made else "failed")
         raise
+    finally:
+        end_prepared_process()
     return _conclude(folder, servers, watch, was_stopped=stopping.is_made)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openenv_pipe.commands.sweep.folder import JobFile, job_file, stop_all_mark, stop_mark
+from openenv_pipe.commands.sweep.prepared import prepared_process
 from openenv_pipe.config.compose import Composed, compose
 from openenv_pipe.config.secrets import restore_in_config, unwritten_secrets
 from openenv_pipe.errors import PipeError, UserError, last_lines
@@ -69,7 +70,7 @@ class Orders:
         self._write(job, **known)
         secrets = unwritten_secrets(composed.config.model_dump(mode="json"))
         log = self.sweep / "jobs" / f"{job.index:04d}.log"
-        exit_code = self._play(job, folder, os.environ | secrets, log)
+        exit_code = self._play(job, folder, secrets, log)
         if self._stopped(job):
             _close_stopped(folder.path)
         elif unrecorded := _unrecorded_error(folder.path, exit_code, log):
@@ -87,16 +88,30 @@ class Orders:
         )
 
     def _play(
-        self, job: Order, folder: RunFolder, environment: Mapping[str, str], log: Path
+        self, job: Order, folder: RunFolder, secrets: Mapping[str, str], log: Path
     ) -> int | None:
-        """Run the child process until it ends or the job is stopped; return its exit code."""
+        """Run the child process until it ends or the job is stopped; return its exit code.
+
+        secrets: variables to add to the environment.
+        """
         command = [sys.executable, "-m", "openenv_pipe.cli.main", "job", str(folder.path)]
         command.append("--trust")  # It is new, or the sweep has checked it before it went on.
         if job.folder is not None:
             command.append("--resume")
         if self.owner.host == socket.gethostname():
             command += ["--servers", str(self.servers)]
-        process = ManagedProcess(command, log=log, environment=environment, grace_s=STOP_LIMIT_S)
+        environment = os.environ | secrets
+        prepared = prepared_process(environment, other=secrets, sweep=self.owner)
+        while prepared is not None and not prepared.settled(POLL_S):
+            if self._stopped(job):
+                return None
+        process = ManagedProcess(
+            command,
+            log=log,
+            environment=environment,
+            grace_s=STOP_LIMIT_S,
+            fork_server=prepared,
+        )
         try:
             while process.wait(POLL_S) is None:
                 if self._stopped(job):
