@@ -7,6 +7,7 @@ import functools
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -25,6 +26,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 LONGEST_WAIT = timedelta(minutes=10)  # of a collective, for the slowest rank
+POLL_S = 0.05
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 INTERFACE = "GLOO_SOCKET_IFNAME"  # which network interface gloo uses
 Rendezvous = Path | tuple[str, int]  # a file on one machine, or address and port of rank 0
@@ -50,11 +52,13 @@ class Ranks:
         rendezvous: Rendezvous,
         device: torch.device,
         listener: socket.socket | None = None,
+        refuse_lost: Callable[[], None] | None = None,
     ) -> None:
         """Join the process group through `rendezvous`; block until all ranks have joined.
 
-        With a file, no port is open to other machines. listener: on rank 0, the socket at the
-        rendezvous' address, where it tells the ranks of other nodes how to connect.
+        With a file, no port is open to other machines. On rank 0, listener: the socket at the
+        rendezvous' address, where it tells the ranks of other nodes how to connect; refuse_lost:
+        raises an error if a rank is lost, and is called while others are on their way.
         """
         store: dist.Store
         if isinstance(rendezvous, Path):
@@ -71,6 +75,7 @@ class Ranks:
                 wait_for_workers=False,
                 timeout=LONGEST_WAIT,
             )
+        self._wait_for_others(store, refuse_lost)
         if INTERFACE not in os.environ:
             self._has_chosen_interface = True
             os.environ[INTERFACE] = interface
@@ -81,6 +86,22 @@ class Ranks:
             world_size=self.size,
             timeout=LONGEST_WAIT,
         )
+
+    def _wait_for_others(self, store: dist.Store, refuse_lost: Callable[[], None] | None) -> None:
+        """Tell that this rank is there; with `refuse_lost`, wait until all are.
+
+        `init_process_group` would wait up to LONGEST_WAIT for one that is lost.
+        """
+        store.set(f"here/{self.rank}", "")
+        if refuse_lost is None:
+            return
+        latest = time.monotonic() + LONGEST_WAIT.total_seconds()
+        names = [f"here/{rank}" for rank in range(self.size)]
+        while not store.check(names):
+            refuse_lost()
+            if time.monotonic() > latest:
+                raise TrainingError(f"the learner's ranks have not joined within {LONGEST_WAIT}")
+            time.sleep(POLL_S)
 
     def leave(self) -> None:
         if dist.is_initialized():

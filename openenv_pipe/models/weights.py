@@ -98,7 +98,7 @@ class Publication:
         before_PV = self.next_logprobs(prompts, temperature)
         size = _FIRST_PROBE_SIZE
         for _ in range(_MOST_DOUBLINGS):
-            with self._made_up_adapter(size):
+            with self._probe_adapter(size):
                 after_PV = self.next_logprobs(prompts, temperature)
                 if np.abs(after_PV - before_PV).max() >= moves:
                     self.write_adapter(folder)
@@ -166,7 +166,7 @@ class Publication:
         return np.stack(rows)
 
     @contextlib.contextmanager
-    def _made_up_adapter(self, size: float) -> Iterator[None]:
+    def _probe_adapter(self, size: float) -> Iterator[None]:
         """Within the block, replace the adapter's weights by fixed random ones.
 
         size: their standard deviation.

@@ -6,18 +6,17 @@ Ray is an optional package (the extra `ray`), which is imported when a connectio
 import asyncio
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import ConfigError, FailureError, HostError
 from openenv_pipe.system.extras import how_to_install
+from openenv_pipe.system.ray_join import answers, join
 
-CONNECT_TIMEOUT_S = 10.0
 SHUTDOWN_LIMIT_S = 15.0
 HEAD_CHECK_S = 3.0
 PLACE_AGAIN_S = 1.0  # after which a process that was lost before it ran is placed again
@@ -58,7 +57,7 @@ class RayCluster:
             if not is_open:
                 # In the main thread, Ray would replace the handler of SIGTERM.
                 with ThreadPoolExecutor(1) as thread:
-                    thread.submit(_connect, ray, address).result()
+                    thread.submit(join, ray, address).result()
             if _users or not is_open:
                 _users.append(self)
         self.head: str = ray.get_runtime_context().gcs_address
@@ -218,7 +217,7 @@ class RayCluster:
 
     def _head_answers(self) -> bool:
         host, _, port = self.head.rpartition(":")
-        return _answers(host.strip("[]"), int(port))
+        return answers(host.strip("[]"), int(port))
 
     def _head_lost(self, what: str) -> HostError:
         return HostError(
@@ -233,9 +232,20 @@ class RayCluster:
             if self not in _users:
                 return
             _users.remove(self)
-            if _users:
-                return
-        _call_in_bounded_time(self._ray.shutdown)
+            if not _users:  # with the lock, or another would take the connection that ends
+                _call_in_bounded_time(self._ray.shutdown)
+
+
+async def connected(address: str) -> RayCluster:
+    """Join a cluster without blocking the event loop. A cancellation leaves no connection."""
+    making = ThreadPoolExecutor(1)
+    connecting = making.submit(RayCluster, address)
+    making.shutdown(wait=False)
+    try:
+        return await asyncio.wrap_future(connecting)
+    except asyncio.CancelledError:
+        connecting.add_done_callback(_close_unwanted)
+        raise
 
 
 class PlacedProcess:
@@ -262,7 +272,7 @@ class PlacedProcess:
         try:
             return await getattr(self._actor, method).remote(*arguments)
         except self._ray.exceptions.RayError as error:
-            raise self._in_words(error) from None
+            raise self._as_pipe_error(error) from None
 
     def begin(self, method: str, *arguments: Any) -> "PlacedCall":
         """Call a method in the process, without waiting for its end."""
@@ -275,8 +285,14 @@ class PlacedProcess:
         except Exception as error:  # the head may be gone, and the process with it
             _log.debug("%s cannot be killed: %s", self.name, error)
 
-    def _in_words(self, error: Exception) -> FailureError | ConfigError:
+    def _as_pipe_error(self, error: Exception) -> FailureError | ConfigError:
         """Return a method's own error if it is the package's; else one that says what failed."""
+        if getattr(error, "actor_init_failed", False):  # it would fail on any node
+            reason = str(error).strip().splitlines()[-1]
+            return HostError(
+                f"{self.name} cannot be made: {reason}; every node needs the same versions of "
+                "Python, Ray and this package, and the packages that the configuration names"
+            )
         if not isinstance(error, self._ray.exceptions.RayTaskError):
             return WorkerLostError(f"{self.name} is lost: {_in_a_line(error)}")
         cause = getattr(error, "cause", None)
@@ -302,7 +318,7 @@ class PlacedCall:
         try:
             return self._process._ray.get(self._reference)
         except self._process._ray.exceptions.RayError as error:
-            raise self._process._in_words(error) from None
+            raise self._process._as_pipe_error(error) from None
 
 
 class Reservation:
@@ -341,6 +357,11 @@ class Reservation:
         _call_in_bounded_time(remove_placement_group, self._group)
 
 
+def _close_unwanted(connecting: "Future[RayCluster]") -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().close()
+
+
 def _call_in_bounded_time(function: Callable[..., object], *arguments: Any) -> None:
     """Call a function of Ray's, which may wait for ever where the cluster's head is lost.
 
@@ -356,32 +377,6 @@ def _call_in_bounded_time(function: Callable[..., object], *arguments: Any) -> N
     calling = threading.Thread(target=call, daemon=True, name="ray's end")
     calling.start()
     calling.join(SHUTDOWN_LIMIT_S)
-
-
-def _connect(ray: Any, address: str) -> None:
-    if address != "auto":
-        host, _, port = address.rpartition(":")
-        if not _answers(host.strip("[]"), int(port)):
-            raise HostError(
-                f"cluster.address={address}: no Ray cluster answers there; start one with `ray "
-                "start --head`, or set cluster.address to the address that it prints"
-            )
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise HostError(
-            f"cluster.address={address}: cannot join the Ray cluster: {error}; start one with "
-            "`ray start --head`, with the same versions of ray and Python on all nodes"
-        ) from error
-
-
-def _answers(host: str, port: int) -> bool:
-    """Return whether a TCP port accepts connections."""
-    try:
-        with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S):
-            return True
-    except OSError:
-        return False
 
 
 def _in_a_line(error: Exception) -> str:

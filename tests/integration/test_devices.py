@@ -22,7 +22,7 @@ from fakes import (
     tiny_model,
 )
 
-from openenv_pipe.errors import ConfigError, TrainingError
+from openenv_pipe.errors import ConfigError, RankLostError, TrainingError
 from openenv_pipe.learner.checkpoint import load_progress, save_progress
 from openenv_pipe.learner.distributed import workers as workers_module
 from openenv_pipe.learner.distributed.build import build_learner
@@ -179,7 +179,7 @@ def test_a_rank_whose_end_nobody_inside_a_kernel_sees_ends_the_run(workers, monk
 def test_the_end_of_a_rank_ends_the_update_with_its_log(workers):
     """The rank is suspended before its death, so that rank 0 is waiting for it.
 
-    Later tests start new workers.
+    This is the last test of these workers.
     """
     _, learner = learner_of(config_of(PLAIN, lora_rank=0), workers)
     learner.update(random_samples(1), 1)
@@ -191,6 +191,31 @@ def test_the_end_of_a_rank_ends_the_update_with_its_log(workers):
         learner.update(random_samples(2), 2)
     killing.join()
     workers.close()
+
+
+def test_a_rank_that_is_lost_before_it_joins_ends_the_start(tmp_path, monkeypatch):
+    workers = Workers(2, CPU, tmp_path, num_threads=1)
+    send = workers._send
+
+    def lose_and_send(order, *arguments):
+        (process,) = psutil.Process(workers._processes[0].pid).children()
+        process.kill()
+        process.wait(30)
+        send(order, *arguments)
+
+    monkeypatch.setattr(workers, "_send", lose_and_send)
+    with pytest.raises(RankLostError, match="rank 1"):
+        workers.try_collective(4)
+    workers.close()
+
+
+def test_ranks_do_not_start_after_the_run_has_ended(tmp_path):
+    """Its servers may fail while another thread loads the model, which the ranks follow."""
+    workers = Workers(2, CPU, tmp_path, num_threads=1)
+    workers.close()
+    with pytest.raises(TrainingError, match="the run ended"):
+        workers.try_collective(4)
+    assert not workers._processes
 
 
 def test_more_devices_than_there_are_are_refused(monkeypatch):

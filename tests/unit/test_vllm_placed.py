@@ -1,14 +1,15 @@
 """Servers on other machines: the files that they are sent, and the key that they ask for."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from openenv_pipe.engines.vllm import placed_server
 from openenv_pipe.engines.vllm.client import ServerGoneError, VllmClient
 from openenv_pipe.engines.vllm.inside.openenv_pipe_key import RequireKey
-from openenv_pipe.engines.vllm.node_server import NodeServer
-from openenv_pipe.engines.vllm.placed_server import NodeFiles
+from openenv_pipe.engines.vllm.node_server import MAX_LOG_BYTES, NodeServer, _read
+from openenv_pipe.engines.vllm.placed_server import NodeFiles, PlacedVllmServer
 from openenv_pipe.errors import ConfigError, EngineError, HostError
 from openenv_pipe.system.ray_cluster import WorkerLostError
 from tests.small_vllm import VALUE, SmallServer
@@ -120,3 +121,47 @@ def test_every_path_of_a_server_on_a_network_asks_for_the_key(headers, status, p
     asyncio.run(RequireKey(app)({**scope, "type": "websocket"}, None, send))
     passed = {200: "http.response.start", 401: "websocket.close"}
     assert answers[0]["type"] == passed[status]
+
+
+class LoggingProcess:
+    """Stands in for the `PlacedProcess` of a server that has written a log."""
+
+    name = "a server"
+
+    def __init__(self, log) -> None:
+        self._log = log
+        self._ended = asyncio.Event()
+
+    async def call(self, method, *arguments):
+        await asyncio.sleep(0)
+        if method == "died":
+            await self._ended.wait()
+            return "exit code 1"
+        if method == "stop":
+            self._ended.set()
+            await asyncio.sleep(0.01)  # for whoever waits for the end
+        content = _read(self._log, *arguments)
+        await asyncio.sleep(0.01)
+        return content
+
+    def kill(self):
+        pass
+
+
+@pytest.mark.parametrize("size", [3, MAX_LOG_BYTES + 5])
+async def test_the_log_of_a_server_that_is_stopped_is_copied_once_and_to_its_end(tmp_path, size):
+    content = b"x" * size + b"\nRuntimeError: out of memory\n"
+    (tmp_path / "node.log").write_bytes(content)
+    server = PlacedVllmServer(
+        SimpleNamespace(number=0),
+        small_config().engine,
+        SimpleNamespace(),
+        is_written=False,
+        log=tmp_path / "engine.log",
+    )
+    server._process = LoggingProcess(tmp_path / "node.log")
+    watching = asyncio.create_task(server.died())  # as the supervisor does
+    await asyncio.sleep(0)
+    await server.stop()
+    await watching
+    assert server.log.read_bytes() == content

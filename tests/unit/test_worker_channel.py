@@ -9,7 +9,7 @@ from shutil import which
 import pytest
 
 from openenv_pipe.errors import HostError
-from openenv_pipe.rollout.cluster.channel import KEY_BYTES, Listener, enter
+from openenv_pipe.rollout.cluster.channel import KEY_BYTES, Listener, connect
 
 LIMIT_S = 60.0
 LOOPBACK = "127.0.0.1"
@@ -24,9 +24,9 @@ async def listener():
 
 
 async def connected(listener):
-    door, coming = listener.expect()
-    inner = await enter(door)
-    return inner, await asyncio.wait_for(coming, LIMIT_S)
+    offer, accepted = listener.offer()
+    inner = await connect(offer)
+    return inner, await asyncio.wait_for(accepted, LIMIT_S)
 
 
 async def test_messages_arrive_in_order_in_both_directions(listener):
@@ -50,15 +50,15 @@ class Exploding:
 
 
 async def test_a_connection_without_the_key_is_closed_unread(listener):
-    door, coming = listener.expect()
-    stranger, writer = await asyncio.open_connection(door.address, door.port)
+    offer, accepted = listener.offer()
+    stranger, writer = await asyncio.open_connection(offer.address, offer.port)
     writer.write(bytes(KEY_BYTES) + pickle.dumps(Exploding()))
     assert await asyncio.wait_for(stranger.read(), LIMIT_S) == b""
     writer.close()
-    assert not coming.done()
-    inner = await enter(door)  # the worker itself is still let in, once
-    outer = await asyncio.wait_for(coming, LIMIT_S)
-    second = await enter(door)
+    assert not accepted.done()
+    inner = await connect(offer)  # the worker itself is still let in, once
+    outer = await asyncio.wait_for(accepted, LIMIT_S)
+    second = await connect(offer)
     with pytest.raises(EOFError):
         await asyncio.wait_for(second.receive(), LIMIT_S)
     for channel in (inner, outer, second):
@@ -68,10 +68,10 @@ async def test_a_connection_without_the_key_is_closed_unread(listener):
 async def test_a_port_that_cannot_be_reached_is_named():
     listener = Listener(LOOPBACK)
     await listener.start()
-    door, _ = listener.expect()
+    offer, _ = listener.offer()
     await listener.close()
-    with pytest.raises(HostError, match=rf"cannot reach .* {LOOPBACK}:{door.port} .*any TCP port"):
-        await enter(door)
+    with pytest.raises(HostError, match=rf"cannot reach .* {LOOPBACK}:{offer.port} .*any TCP port"):
+        await connect(offer)
 
 
 async def test_rays_own_tls_encrypts_the_connection(monkeypatch, tmp_path):
@@ -93,8 +93,8 @@ async def test_rays_own_tls_encrypts_the_connection(monkeypatch, tmp_path):
         assert await asyncio.wait_for(outer.receive(), LIMIT_S) == "a secret"
         assert isinstance(inner._writer.get_extra_info("ssl_object"), ssl.SSLObject)
         monkeypatch.setenv("RAY_USE_TLS", "0")
-        door, _ = listener.expect()
-        plain = await enter(door)  # the key is no TLS greeting
+        offer, _ = listener.offer()
+        plain = await connect(offer)  # the key is no TLS greeting
         with pytest.raises(EOFError):
             await asyncio.wait_for(plain.receive(), LIMIT_S)
         for channel in (inner, outer, plain):

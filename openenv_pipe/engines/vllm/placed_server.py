@@ -19,7 +19,7 @@ from openenv_pipe.engines.vllm.node_server import NodeFacts, NodeServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import EngineError, FailureError
 from openenv_pipe.system.process import KILL_MARGIN_S
-from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError
+from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError, connected
 
 PART_BYTES = 16 * 2**20  # of a file, in one call
 LOG_POLL_S = 0.5
@@ -123,7 +123,7 @@ class PlacedVllmServer:
         """
         settings, on_gpu = self._settings, self._spec.build == "cuda"
         num_gpus = settings.gpus_per_vllm_server if on_gpu else 0
-        self._cluster = await asyncio.to_thread(RayCluster, settings.address)
+        self._cluster = await connected(settings.address)
         process = self._cluster.place(
             NodeServer,
             *(self._config, Path.cwd()),
@@ -173,7 +173,9 @@ class PlacedVllmServer:
         if process is not None:
             limit_s = self._config.stop_timeout_s + KILL_MARGIN_S + STOP_MARGIN_S
             with suppress(TimeoutError, FailureError):
-                async with asyncio.timeout(limit_s):
+                async with asyncio.timeout(limit_s), self._copying:
+                    while await self._append(await process.call("read_log", self._log_size)):
+                        pass
                     await self._append(await process.call("stop", self._log_size))
             process.kill()
         if self._cluster is not None:
@@ -191,10 +193,12 @@ class PlacedVllmServer:
         async with self._copying:
             await self._append(await process.call("read_log", self._log_size))
 
-    async def _append(self, content: bytes) -> None:
+    async def _append(self, content: bytes) -> bool:
+        """Append to this machine's log, and return whether there was something."""
         if content:
+            self._log_size += len(content)  # first: a thread writes on if it is not waited for
             await asyncio.to_thread(_append, self.log, content)
-            self._log_size += len(content)
+        return bool(content)
 
 
 def _append(path: Path | None, content: bytes) -> None:

@@ -93,7 +93,7 @@ class Replica:
                 return answers
             return [replace(answer, versions=[str(serving.version)]) for answer in answers]
 
-        return await self._once(ask)
+        return await self._try_once(ask)
 
     async def send(self, published: Published) -> None:
         """Publish a policy to the server, or to its replacement. Raises EngineError."""
@@ -105,7 +105,7 @@ class Replica:
                 await self._publisher.send(client, published, paused=False)
             self._serving = published
 
-        await self._insist(give)
+        await self._with_retries(give)
 
     async def sleep(self, level: int) -> None:
         """Put the server to sleep until the next `send`. Raises EngineError."""
@@ -114,11 +114,11 @@ class Replica:
             await client.sleep(level)
             self._is_asleep = True
 
-        await self._insist(lay_down)
+        await self._with_retries(lay_down)
 
     async def check(self, when: str) -> None:
         """Compare logprobs with the trainer's. Raises TrainingError if they differ."""
-        await self._insist(lambda client: self._check(client, when))
+        await self._with_retries(lambda client: self._check(client, when))
 
     async def close(self, *, withdraw: bool) -> None:
         """Stop the server; `withdraw`: it keeps running, so remove this run's adapters from it."""
@@ -172,17 +172,17 @@ class Replica:
         expected_PV = self._serving.expected
         self.difference = await self._logprob_check.check(client, self.model, expected_PV, when)
 
-    async def _insist(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
+    async def _with_retries(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
         """Call again until this server, or its replacement, answers. Raises EngineError."""
         cause: Exception | None = None
         for _ in range(MAX_TRIES):
             try:
-                return await self._once(call)
+                return await self._try_once(call)
             except ServerGoneError as error:
                 cause = error
         raise EngineError(f"{MAX_TRIES} requests in a row got no answer, the last: {cause}")
 
-    async def _once(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
+    async def _try_once(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
         """Call once. If the call is cancelled, the server aborts the request."""
         client = await self.supervisor.serving()
         try:

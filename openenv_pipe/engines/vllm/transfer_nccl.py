@@ -95,7 +95,11 @@ class NcclLink:
                 group.abort()
 
     def _connect(self, device: torch.device) -> None:
-        num_workers = self._num_workers.result(2 * CALL_LIMIT_S)
+        limit_s = 2 * CALL_LIMIT_S
+        try:
+            num_workers = self._num_workers.result(limit_s)
+        except TimeoutError:
+            raise TransferError(f"the server did not connect within {limit_s:g} s") from None
         group = self._group = nccl_group(self._store, 1 + num_workers)
         # vLLM's workers begin with this sum, for which NCCL connects all ranks.
         group.allreduce(torch.zeros(1, device=device), timeout=LONGEST_WAIT).wait(LONGEST_WAIT)

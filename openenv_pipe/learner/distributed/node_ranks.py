@@ -75,7 +75,6 @@ class NodeRanks:
         """
         settings, per_node = self._settings, size // self.num_nodes
         num_gpus = 0.0 if self._device.type == "cpu" else 1.0
-        self._is_closed = False
         self._cluster = RayCluster(settings.address)
         self._reservation = self._cluster.reserve(
             self.num_nodes - 1,
@@ -83,6 +82,7 @@ class NodeRanks:
             num_gpus=num_gpus * per_node,
         )
         self._wait_for_nodes(self._cluster, self._reservation, per_node)
+        self._refuse_closed()
         for rank in range(per_node, size):
             self._ranks[rank] = self._reservation.place(
                 self._kind,
@@ -135,24 +135,23 @@ class NodeRanks:
         return _of_rank(errors[0]) if errors else None
 
     def close(self) -> None:
-        """End all ranks, whatever they are doing. A second call does nothing."""
+        """End all ranks for good, whatever they are doing. A second call does nothing."""
         self._is_closed = True
-        for process in self._ranks.values():
+        ranks, self._ranks, self._calls = self._ranks, {}, {}
+        for process in ranks.values():
             process.kill()
-        self._ranks, self._calls = {}, {}
-        if self._reservation is not None:
-            self._reservation.release()
-            self._reservation = None
-        if self._cluster is not None:
-            self._cluster.close()
-            self._cluster = None
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.release()
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close()
 
     def _wait_for_nodes(self, cluster: RayCluster, room: Reservation, per_node: int) -> None:
         settings = self._settings
         latest = time.monotonic() + settings.start_timeout_s
         while not room.is_ready(POLL_S):
-            if self._is_closed:
-                raise TrainingError("the run ended before its learner's ranks were placed")
+            self._refuse_closed()
             if time.monotonic() > latest:
                 kind = "cores" if self._device.type == "cpu" else "GPUs"
                 raise HostError(
@@ -164,11 +163,16 @@ class NodeRanks:
                     "lower cluster.learner_nodes or cluster.rollout_workers"
                 )
 
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise TrainingError("the run has ended, and the learner's ranks with it")
+
     def _results(self, order: str, limit_s: float) -> dict[int, Any]:
         """Wait for all ranks' last call, and return what they returned."""
         latest = time.monotonic() + limit_s
         waiting = dict(self._calls)
         while waiting:
+            self._refuse_closed()
             rank, call = next(iter(waiting.items()))
             if call.is_over(POLL_S):
                 del waiting[rank]

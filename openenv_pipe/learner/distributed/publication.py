@@ -75,15 +75,15 @@ class ShardedPublication(Publication):
             self.write_adapter_of(folder, adapter)
 
     @contextlib.contextmanager
-    def _made_up_adapter(self, size: float) -> Iterator[None]:
-        self.lend_made_up(size)
+    def _probe_adapter(self, size: float) -> Iterator[None]:
+        self.install_probe_adapter(size)
         try:
             yield
         finally:
-            self.take_back()
+            self.remove_probe_adapter()
 
     @collective("publication")
-    def lend_made_up(self, size: float) -> None:
+    def install_probe_adapter(self, size: float) -> None:
         """Replace the adapter's weights by fixed random ones."""
         trained = [values for _, values in self._policy.trained_parameters()]
         self._own = [own_part(values.detach()).clone() for values in trained]
@@ -93,7 +93,7 @@ class ShardedPublication(Publication):
             part.copy_(shard_like(made_up.to(part), values))
 
     @collective("publication")
-    def take_back(self) -> None:
+    def remove_probe_adapter(self) -> None:
         """Put the adapter's own weights back."""
         for (_, values), own in zip(self._policy.trained_parameters(), self._own, strict=True):
             own_part(values.detach()).copy_(own)

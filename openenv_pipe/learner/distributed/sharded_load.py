@@ -4,6 +4,7 @@ The model is built on torch's device `meta`, where it takes no memory, and is sh
 tiny model, which is drawn from its seed, is whole on each rank's CPU before its shards are cut out.
 """
 
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,12 @@ def load_sharded_policy(
 
     num_replicas: see `fsdp.shard`.
 
-    Rank 0 downloads a model that is not on this machine, before the others read it.
+    A rank downloads a model that is not on its machine, on this machine rank 0 before the others.
 
     Raises:
         ConfigError: the model cannot be read, or it cannot be sharded.
     """
-    if isinstance(config, HubModelConfig) and ranks.rank == 0:
-        _download_missing(config)
+    _download_missing(config)
     with ranks.joined("load_sharded", config, seed, num_replicas, checkpoint):
         return _load(config, seed, device, ranks, num_replicas, checkpoint)
 
@@ -120,10 +120,15 @@ def _load(
     return policy
 
 
-def _download_missing(config: HubModelConfig) -> None:
-    if find_model_folder(config) is None:
+def _download_missing(config: ModelConfig) -> None:
+    if isinstance(config, HubModelConfig) and find_model_folder(config) is None:
         with readable_errors(config):
             snapshot_download(config.path, revision=config.revision, allow_patterns=FILES)
+        if find_model_folder(config) is None:  # offline, what is there of it is returned
+            raise ConfigError(
+                f"the machine {platform.node()} has no *.safetensors of model.path={config.path}; "
+                "download the model there, or name a folder that all nodes have"
+            )
 
 
 def _fill_buffers(model: Any, device: torch.device) -> None:

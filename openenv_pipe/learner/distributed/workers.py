@@ -25,6 +25,7 @@ import torch.distributed as dist
 from openenv_pipe.errors import ConfigError, PipeError, RankLostError, TrainingError
 from openenv_pipe.learner.distributed.node_ranks import NodeRanks
 from openenv_pipe.learner.ranks import LONGEST_WAIT, Ranks, Rendezvous, try_collective
+from openenv_pipe.system.end_at_once import end_at_once
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import PACKAGE_DIR
 
@@ -77,6 +78,9 @@ class Workers:
         self.nodes = nodes
         self._num_local = num_devices // (nodes.num_nodes if nodes else 1)
         self._has_started = False
+        self._is_starting = False
+        self._is_closed = False
+        self._launching = threading.Lock()  # against `close`, which another thread may call
         self._processes: list[ManagedProcess] = []
         self._connections: list[Connection] = []
         self._folder: Path | None = None  # of the rendezvous, which every new group needs
@@ -91,9 +95,16 @@ class Workers:
             HostError: there is no room on other nodes.
         """
         try:
+            self._refuse_closed()
             if not self._has_started:
-                self._has_started = True
-                self._start()
+                self._has_started = self._is_starting = True
+                try:
+                    self._start()
+                finally:
+                    self._is_starting = False
+                    if self._is_closed:  # by another thread, before all of them were there
+                        self.close()
+                self._refuse_closed()
             with self._watch_for_deaths():
                 self._send(order, *arguments)
                 yield
@@ -105,19 +116,25 @@ class Workers:
             raise
 
     def close(self) -> None:
-        """End all workers, whatever they are doing. A second call does nothing."""
+        """End all workers for good, whatever they are doing. Another thread may be starting them.
+
+        A second call does nothing.
+        """
+        with self._launching:
+            self._is_closed = True
+            processes, self._processes = self._processes, []
         for connection in self._connections:
             connection.close()
-        for process in self._processes:
+        for process in processes:
             process.begin_stop(STOP_LIMIT_S)
-        for process in self._processes:
+        for process in processes:
             process.stop(STOP_LIMIT_S)
         if self.nodes:
             self.nodes.close()
         if self._has_started:
             self.ranks.leave()
-        self._connections, self._processes, self._has_started = [], [], False
-        if self._folder is not None:
+        self._connections, self._has_started = [], False
+        if self._folder is not None and not self._is_starting:  # The start may wait for its files.
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
@@ -137,17 +154,19 @@ class Workers:
         with socket.socket(socket.AF_UNIX) as orders:
             orders.bind(str(folder / "orders"))
             orders.listen(self.ranks.size)
-            self._processes = [
-                self._launch(rank, folder / "orders") for rank in range(1, self._num_local)
-            ]
-            connections = dict(self._accept(orders) for _ in self._processes)
+            ranks = range(1, self._num_local)
+            for rank in ranks:
+                with self._launching:
+                    self._refuse_closed()
+                    self._processes.append(self._launch(rank, folder / "orders"))
+            connections = dict(self._accept(orders) for _ in ranks)
             self._connections = [connection for _, connection in sorted(connections.items())]
         listener = self.nodes.listen() if self.nodes else None
         rendezvous: Rendezvous = folder / "rendezvous"
         if listener:
             rendezvous = listener.getsockname()[:2]
         self._send("join", rendezvous)
-        self.ranks.join(rendezvous, self._device, listener)
+        self.ranks.join(rendezvous, self._device, listener, self._refuse_lost)
         self._wait_until_done("join")
 
     def _launch(self, rank: int, socket_path: Path) -> ManagedProcess:
@@ -176,14 +195,22 @@ class Workers:
         """Wait for the next worker to connect; return its rank and the connection."""
         latest = time.monotonic() + START_LIMIT_S
         while not select.select([listener], [], [], POLL_S)[0]:
-            self._refuse_ended(wait_s=0.0)
+            self._refuse_lost()
             if time.monotonic() > latest:
                 raise TrainingError(
                     f"the learner's ranks did not start within {START_LIMIT_S:g} s",
-                    log=self._processes[0].log,
+                    log=self._logs / "rank-1.log",
                 )
         connection = Connection(listener.accept()[0].detach())
         return connection.recv(), connection  # a worker first sends its rank
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise TrainingError("the run ended before its learner's ranks had started")
+
+    def _refuse_lost(self) -> None:
+        self._refuse_closed()
+        self._refuse_ended(wait_s=0.0)
 
     def _send(self, order: str, *arguments: Any) -> None:
         for connection in self._connections:
@@ -259,12 +286,6 @@ class Workers:
             if time.monotonic() >= latest:
                 return
             time.sleep(POLL_S)
-
-
-def end_at_once(error: PipeError) -> None:
-    """Print the error and exit the whole process, from any thread. The run can be resumed."""
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    os._exit(error.exit_code)
 
 
 def refuse_missing_devices(num_devices: int, device: torch.device) -> None:

@@ -22,8 +22,8 @@ _LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Door:
-    """Where a worker connects to the run's process, and the key by which it is known there."""
+class ConnectionOffer:
+    """Where one worker connects to the run's process, and the key by which it is known there."""
 
     address: str
     port: int
@@ -63,13 +63,13 @@ class Channel:
 
 
 class Listener:
-    """Accepts the connections of workers that were sent a door; others are closed unread."""
+    """Accepts the connections of workers that were sent an offer; others are closed unread."""
 
     def __init__(self, address: str) -> None:
         """address: of this machine, as the workers' nodes reach it."""
         self._address = address
         self._server: asyncio.Server | None = None
-        self._expected: dict[bytes, asyncio.Future[Channel]] = {}
+        self._offered: dict[bytes, asyncio.Future[Channel]] = {}
         self._greeting: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -84,13 +84,14 @@ class Listener:
                 f"cluster: {error}"
             ) from error
 
-    def expect(self) -> tuple[Door, asyncio.Future[Channel]]:
-        """Return a door for one connection, and the channel to come."""
+    def offer(self) -> tuple[ConnectionOffer, asyncio.Future[Channel]]:
+        """Return an offer for one connection, and its channel once a worker has accepted it."""
         assert self._server is not None
         key = secrets.token_bytes(KEY_BYTES)
-        coming = self._expected[key] = asyncio.get_running_loop().create_future()
+        accepted = self._offered[key] = asyncio.get_running_loop().create_future()
+        accepted.add_done_callback(lambda _: self._offered.pop(key, None))  # also if given up
         port = self._server.sockets[0].getsockname()[1]
-        return Door(address=self._address, port=port, key=key), coming
+        return ConnectionOffer(address=self._address, port=port, key=key), accepted
 
     async def close(self) -> None:
         """Stop listening. Channels stay open."""
@@ -110,26 +111,27 @@ class Listener:
         with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
             async with asyncio.timeout(CONNECT_LIMIT_S):
                 key = await reader.readexactly(KEY_BYTES)
-            coming = self._expected.pop(key, None)
-            if coming is not None and not coming.done():
-                coming.set_result(Channel(reader, writer))
+            accepted = self._offered.pop(key, None)
+            if accepted is not None and not accepted.done():
+                accepted.set_result(Channel(reader, writer))
                 return
         writer.close()
 
 
-async def enter(door: Door) -> Channel:
+async def connect(offer: ConnectionOffer) -> Channel:
     """Connect to the run's process. Raises HostError."""
     try:
         async with asyncio.timeout(CONNECT_LIMIT_S):
             reader, writer = await asyncio.open_connection(
-                door.address, door.port, ssl=tls_context(ssl.Purpose.SERVER_AUTH)
+                offer.address, offer.port, ssl=tls_context(ssl.Purpose.SERVER_AUTH)
             )
     except (OSError, TimeoutError) as error:
         raise HostError(
-            f"cannot reach the run's process at {door.address}:{door.port} ({error or 'no answer'})"
-            "; the nodes of the cluster have to reach any TCP port of the machine of the run"
+            f"cannot reach the run's process at {offer.address}:{offer.port} "
+            f"({error or 'no answer'}); the nodes of the cluster have to reach any TCP port of the "
+            "machine of the run"
         ) from error
-    writer.write(door.key)
+    writer.write(offer.key)
     return Channel(reader, writer)
 
 

@@ -76,13 +76,34 @@ class RemoteWorker:
         return cls(process, listener)
 
     async def start(self) -> None:
-        """Start its environment servers, and connect to it. Raises HostError and ConfigError."""
+        """Start its environment servers, and connect to it.
+
+        Raises:
+            WorkerLostError: it is lost, or its connection does not begin with its key.
+            HostError, ConfigError: its servers do not start, or it cannot reach this process.
+        """
         self.facts = await self.process.call("start")
-        door, coming = self._listener.expect()
-        await self.process.call("connect", door)
-        async with asyncio.timeout(CONNECT_LIMIT_S):
-            self._channel = await coming
+        offer, accepted = self._listener.offer()
+        await self.process.call("connect", offer)
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                await accepted
+        except TimeoutError:
+            raise WorkerLostError(
+                f"{self.process.name} has connected to {offer.address}:{offer.port}, but sent no "
+                f"key within {CONNECT_LIMIT_S:g} s; RAY_USE_TLS has to be the same on all nodes"
+            ) from None
+        finally:  # `end` closes it, also if this task is cancelled
+            if accepted.done() and not accepted.cancelled():
+                self._channel = accepted.result()
         self.num_free = self.facts.capacity
+
+    def end(self) -> None:
+        """End the worker's process and the connection to it; nothing is played on it any more."""
+        self.is_lost = True
+        self.process.kill()
+        if self._channel is not None:
+            self._channel.close()
 
     async def play(
         self,
@@ -134,6 +155,8 @@ class RemoteWorker:
             self.is_lost = True
             serving.cancel()
             handling.cancel()
+            for answering in self._answering:  # a late one would change what is repeated
+                answering.cancel()
             self._channel.close()
         self.process.kill()  # it may be only unreachable
         self.end_all(lost)

@@ -22,7 +22,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
 from openenv_pipe.errors import ConfigError, FailureError, HostError
-from openenv_pipe.rollout.cluster.channel import Channel, Door, enter
+from openenv_pipe.rollout.cluster.channel import Channel, ConnectionOffer, connect
 from openenv_pipe.rollout.cluster.messages import (
     CancelOrder,
     EpisodeEnd,
@@ -74,9 +74,9 @@ class RolloutWorker:
         """Set what all episodes share. reads_messages: as `Scorer.reads_messages`."""
         self._chat, self._reads_messages = chat, reads_messages
 
-    async def connect(self, door: Door) -> None:
+    async def connect(self, offer: ConnectionOffer) -> None:
         """Connect to the run's process. Raises HostError."""
-        self._channel = await enter(door)
+        self._channel = await connect(offer)
 
     async def serve(self) -> None:
         """Follow the orders of the run's process until the connection ends."""

@@ -16,17 +16,21 @@ from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.tasks import Splits
 from openenv_pipe.environments.tasks.splits import KnownSets
-from openenv_pipe.errors import HostError, PipeError, raise_first
+from openenv_pipe.errors import HostError, PipeError
 from openenv_pipe.rollout.cluster.channel import Listener
 from openenv_pipe.rollout.cluster.remote_worker import RemoteWorker
 from openenv_pipe.rollout.cluster.replies import EpisodeReplies
 from openenv_pipe.rollout.context import Chat, PlayContext
 from openenv_pipe.rollout.episode import Player
+from openenv_pipe.system.end_at_once import end_at_once
 from openenv_pipe.system.http import OPEN, Access
-from openenv_pipe.system.ray_cluster import RayCluster, WorkerLostError
+from openenv_pipe.system.ray_cluster import RayCluster, WorkerLostError, connected
+from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group
 
+WITHOUT_HEAD_S = 15.0  # Ray ends a process after 60 s, of which the checks take up to 39
 CLOSE_LIMIT_S = 30.0  # for the workers' servers to stop
+LOST_CLOSE_LIMIT_S = 3.0  # without the head, so that a run ends before Ray ends its process
 _log = logging.getLogger(__name__)
 
 
@@ -51,14 +55,17 @@ class RolloutWorkers:
         self._workers: list[RemoteWorker] = []
         self._shared: tuple[Chat | None, bool] | None = None  # what `prepare` was called with
         self._num_lost = 0
+        self._num_earlier_deaths = 0  # of the environment servers of workers that were replaced
         self._failure: PipeError | None = None
+        self._has_head = True
         self._has_changed = asyncio.Condition()
         self._watching: list[asyncio.Task[None]] = []
         self._play_numbers = itertools.count()
 
     @property
     def num_deaths(self) -> int:
-        return self._num_lost + sum(worker.num_deaths for worker in self._workers)
+        deaths = sum(worker.num_deaths for worker in self._workers)
+        return self._num_lost + self._num_earlier_deaths + deaths
 
     @property
     def nodes(self) -> list[str]:
@@ -71,35 +78,47 @@ class RolloutWorkers:
     async def start(self) -> None:
         """See `Host.start`. Waits up to `cluster.start_timeout_s` for nodes with room."""
         settings = self._settings
-        self._cluster = await asyncio.to_thread(RayCluster, settings.address)
+        self._cluster = await connected(settings.address)
         self._watching.append(asyncio.create_task(self._watch_head(self._cluster)))
         self._listener = Listener(self._cluster.own_address())
         await self._listener.start()
+        started: dict[int, RemoteWorker] = {}
+
+        async def start(index: int) -> None:
+            started[index] = await self._started(index)
+
         try:
-            async with asyncio.TaskGroup() as starting:
-                started = [
-                    starting.create_task(self._started(index))
-                    for index in range(settings.rollout_workers)
-                ]
-        except BaseExceptionGroup as errors:
-            raise_first(errors)
-        self._workers = [each.result() for each in started]
+            await run_all(start(index) for index in range(settings.rollout_workers))
+        finally:  # `close` ends those that have started, also if another one has not
+            self._workers = [started[index] for index in sorted(started)]
         self.capacity = sum(worker.facts.capacity for worker in self._workers)
-        for place in range(len(self._workers)):
-            self._watching.append(asyncio.create_task(self._keep_up(place)))
+        for index in range(len(self._workers)):
+            self._watching.append(asyncio.create_task(self._serve_and_replace(index)))
         _log.info("%d rollout workers play on the nodes %s", len(started), ", ".join(self.nodes))
 
     async def open_splits(self, known: KnownSets) -> Splits:
         """Complete the task sets with those that the servers list. Raises ConfigError."""
-        splits: Splits = await self._workers[0].process.call("open_splits", known)
-        return splits
+        while True:
+            worker = await self._take_place()
+            try:
+                splits: Splits = await worker.process.call("open_splits", known)
+                return splits
+            except WorkerLostError:
+                worker.end()  # `_serve_and_replace` replaces it
+            finally:
+                worker.num_free += 1
 
     async def prepare(self, chat: Chat | None, *, reads_messages: bool) -> None:
         """Send all workers what their episodes share. Call it once, before the first episode."""
         self._shared = (chat, reads_messages)
-        await asyncio.gather(
-            *(worker.process.call("prepare", *self._shared) for worker in self._workers)
-        )
+        workers = list(self._workers)
+        preparing = [worker.process.call("prepare", *self._shared) for worker in workers]
+        results = await asyncio.gather(*preparing, return_exceptions=True)
+        for worker, result in zip(workers, results, strict=True):
+            if isinstance(result, WorkerLostError):
+                worker.end()  # The one that replaces it is prepared when it has started.
+            elif isinstance(result, BaseException):
+                raise result
 
     def session(self) -> AbstractAsyncContextManager[Session]:
         """Raise HostError: sessions are opened where their servers are."""
@@ -157,11 +176,11 @@ class RolloutWorkers:
             watching.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)
         with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_LIMIT_S):
+            async with asyncio.timeout(CLOSE_LIMIT_S if self._has_head else LOST_CLOSE_LIMIT_S):
                 closing = [worker.process.call("close") for worker in self._workers]
                 await asyncio.gather(*closing, return_exceptions=True)
         for worker in self._workers:
-            worker.process.kill()
+            worker.end()
         self._workers = []
         if self._listener is not None:
             await self._listener.close()
@@ -183,33 +202,50 @@ class RolloutWorkers:
             if self._shared is not None:
                 await worker.process.call("prepare", *self._shared)
         except BaseException:
-            worker.process.kill()
+            worker.end()
             raise
         return worker
 
-    async def _keep_up(self, place: int) -> None:
+    async def _serve_and_replace(self, index: int) -> None:
         """Serve a worker, and the ones that replace it, until the run ends or the budget does."""
+        try:
+            while True:
+                lost = await self._workers[index].serve()
+                worker = await self._replacement(index, lost)
+                self._num_earlier_deaths += self._workers[index].num_deaths
+                self._workers[index] = worker
+                await self._tell()
+        except PipeError as error:
+            await self._fail(error)
+        except Exception as error:  # reported, or whoever waits for the worker would wait forever
+            await self._fail(HostError(f"rollout worker {index} cannot be watched: {error!r}"))
+            raise
+
+    async def _replacement(self, index: int, lost: WorkerLostError) -> RemoteWorker:
+        """Start a worker, and another one if it is lost meanwhile. Raises HostError."""
         while True:
-            lost = await self._workers[place].serve()
             self._num_lost += 1
             _log.warning("%s", lost)
             if self._num_lost > self._settings.max_restarts:
-                await self._fail(
-                    HostError(
-                        f"{lost}; cluster.max_restarts={self._settings.max_restarts} lost workers "
-                        "are replaced, and no more; find out why they end, or raise it"
-                    )
+                raise HostError(
+                    f"{lost}; cluster.max_restarts={self._settings.max_restarts} lost workers "
+                    "are replaced, and no more; find out why they end, or raise it"
                 )
-                return
             try:
-                self._workers[place] = await self._started(place)
+                return await self._started(index)
+            except WorkerLostError as error:
+                lost = error
             except PipeError as error:
-                await self._fail(HostError(f"{lost}; it could not be replaced: {error}"))
-                return
-            await self._tell()
+                raise HostError(f"{lost}; it could not be replaced: {error}") from error
 
     async def _watch_head(self, cluster: RayCluster) -> None:
-        await self._fail(await cluster.watch_head())
+        error = await cluster.watch_head()
+        self._has_head = False
+        await self._fail(error)
+        # A run that plays ends now. One that waits for nodes or learns would not, and Ray would end
+        # it without a word.
+        await asyncio.sleep(WITHOUT_HEAD_S)
+        end_at_once(error)
 
     async def _fail(self, error: PipeError) -> None:
         """End all episodes with an error, and those that would be played later."""

@@ -1,0 +1,124 @@
+"""Connections to a Ray cluster, whose functions are fakes or reach nothing."""
+
+import asyncio
+import os
+import threading
+import types
+
+import pytest
+
+from openenv_pipe.errors import HostError
+from openenv_pipe.system import ray_cluster as module
+from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, connected
+from openenv_pipe.system.ray_join import ATTEMPTS, join
+from tests.ports import lasting_port
+
+ray = pytest.importorskip("ray")
+LIMIT_S = 30.0
+
+
+class FakeRay:
+    """Connects and ends when it is allowed to."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.num_ended = 0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.is_waiting = threading.Event()
+
+    def is_initialized(self):
+        return self.is_open
+
+    def init(self, **_):
+        self._wait()
+        self.is_open = True
+
+    def shutdown(self):
+        self._wait()
+        self.is_open = False
+        self.num_ended += 1
+
+    def get_runtime_context(self):
+        return types.SimpleNamespace(gcs_address="127.0.0.1:1")
+
+    def _wait(self):
+        self.is_waiting.set()
+        assert self.may_go_on.wait(LIMIT_S)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = FakeRay()
+    for name in ("is_initialized", "init", "shutdown", "get_runtime_context"):
+        monkeypatch.setattr(ray, name, getattr(fake, name))
+    monkeypatch.setattr(module, "_users", [])
+    return fake
+
+
+async def test_a_connection_whose_task_is_cancelled_is_closed(fake):
+    fake.may_go_on.clear()
+    task = asyncio.create_task(connected("auto"))
+    assert await asyncio.to_thread(fake.is_waiting.wait, LIMIT_S)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    fake.may_go_on.set()
+    async with asyncio.timeout(LIMIT_S):
+        while not fake.num_ended:
+            await asyncio.sleep(0.01)
+    later = await connected("auto")
+    later.close()
+    assert not fake.is_open
+
+
+def test_a_connection_that_is_made_while_another_one_ends_stays_open(fake):
+    first = RayCluster("auto")
+    fake.may_go_on.clear()
+    fake.is_waiting.clear()
+    ending = threading.Thread(target=first.close)
+    ending.start()
+    assert fake.is_waiting.wait(LIMIT_S)
+    made = []
+    making = threading.Thread(target=lambda: made.append(RayCluster("auto")))
+    making.start()
+    fake.may_go_on.set()
+    for thread in (ending, making):
+        thread.join(LIMIT_S)
+    assert fake.is_open
+    assert module._users == made
+
+
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_an_address_where_nothing_answers_is_refused_before_ray_tries(monkeypatch, is_variable):
+    address = f"127.0.0.1:{lasting_port()}"
+    if is_variable:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    never = types.SimpleNamespace(init=lambda **_: pytest.fail("Ray tries for minutes"))
+    with pytest.raises(HostError, match="no Ray cluster answers") as raised:
+        join(never, "auto" if is_variable else address)
+    assert address in str(raised.value)
+
+
+def test_ray_tries_once_to_join_what_is_no_cluster(monkeypatch):
+    monkeypatch.delenv(ATTEMPTS, raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    tried = []
+
+    def init(**_):
+        tried.append(os.environ.get(ATTEMPTS))
+        raise ConnectionError("no")
+
+    with pytest.raises(HostError, match="cannot join the Ray cluster: no"):
+        join(types.SimpleNamespace(init=init), "auto")
+    assert tried == ["1"]
+    assert ATTEMPTS not in os.environ
+
+
+def test_a_process_that_cannot_be_made_on_any_node_is_no_lost_one():
+    process = PlacedProcess.__new__(PlacedProcess)
+    process.name = "rollout worker 0"
+    error = types.SimpleNamespace(actor_init_failed=True)
+    words = process._as_pipe_error(error)
+    assert isinstance(words, HostError)
+    assert not isinstance(words, module.WorkerLostError)
+    assert "rollout worker 0 cannot be made" in str(words)
