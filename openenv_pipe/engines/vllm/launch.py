@@ -173,6 +173,7 @@ def server_process(
             environment={**variables, **environment, "TMPDIR": str(temporary)},
             grace_s=0.5,  # the server has nothing to save if this process dies
             scratch=temporary,
+            own_session=False,  # its processes poll for each other's messages
         )
     except OSError:
         temporary.rmdir()
