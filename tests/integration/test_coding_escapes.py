@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from coding import policies, problems
+from coding.sandbox.box import ROOTS
 from test_env_servers import Session, serve
 
 from tests.commands import wait_until
@@ -151,7 +152,8 @@ def test_an_escape_earns_an_error_and_a_penalty_and_the_server_lives(coding_port
 
     asyncio.run(scenario())
     assert not CANARY.exists() and not CANARY.is_symlink()
-    roots = Path("/tmp").glob("coding-*")  # each is named by its process, and gone before it ends
+    # each is named by its process, and gone before it ends
+    roots = [root for folder in ROOTS for root in folder.glob("coding-*-*")]
     assert not [root for root in roots if not psutil.pid_exists(int(root.name.split("-")[1]))]
     assert not sandboxes()
 

@@ -1,11 +1,12 @@
 """The sandbox of `coding`: what honest programs may do, and how the system call filter decides."""
 
+import signal
 import struct
 import sys
 
 import pytest
-from coding.sandbox import box
-from coding.sandbox.outcome import LIMIT, NOT_LOADED, RAN, VIOLATION
+from coding.sandbox import box, channel
+from coding.sandbox.outcome import LIMIT, NOT_LOADED, RAN, VIOLATION, SandboxError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 LAYERS = {"resource limits", "no new privileges", "system call filter"}
@@ -118,6 +119,40 @@ def test_time_memory_and_output_are_bounded():
     ):
         outcome = box.run(code, "f", CALLS, limits)
         assert (outcome.ending, outcome.detail) == (LIMIT, detail)
+
+
+def after(start: str) -> tuple[str, ...]:
+    """Return the child's command with other commands of a shell before it."""
+    return ("/bin/sh", "-c", f'{start}; exec "$@"', "sh", *box.COMMAND)
+
+
+def test_a_slow_start_is_not_the_submissions_fault(monkeypatch):
+    monkeypatch.setattr(box, "COMMAND", after("sleep 2"))
+    limits = box.Limits(wall_s=1.5)
+    assert box.run("def f(x): return x", "f", CALLS, limits).ending == RAN
+    outcome = box.run("while True: pass", "f", CALLS, box.Limits(cpu_s=100, wall_s=0.5))
+    assert (outcome.ending, outcome.detail) == (LIMIT, "time")
+
+
+def test_nothing_is_left_of_a_child_that_does_not_start(monkeypatch):
+    monkeypatch.setattr(box, "COMMAND", after("sleep 60"))
+    monkeypatch.setattr(channel, "START_LIMIT_S", 1.0)
+    started = []
+    start = box._start
+    monkeypatch.setattr(box, "_start", lambda: started.append(start()) or started[-1])
+    with pytest.raises(SandboxError, match="did not start within 1 seconds"):
+        box.run("def f(x): return x", "f", CALLS)
+    assert started[0].returncode == -signal.SIGKILL
+    assert not [root for folder in box.ROOTS for root in folder.glob(f"coding-{started[0].pid}-*")]
+
+
+def test_a_root_folder_is_made_where_there_is_room_for_it(monkeypatch, tmp_path):
+    for roots, has_root in (([tmp_path / "none", tmp_path], True), ([tmp_path / "none"], False)):
+        monkeypatch.setattr(box, "ROOTS", roots)
+        outcome = box.run("def f(x): return x", "f", CALLS)
+        assert outcome.ending == RAN
+        assert has_root or "empty root" not in outcome.layers
+        assert not list(tmp_path.iterdir())
 
 
 def test_an_answer_of_any_size_or_depth_is_survived():

@@ -2,7 +2,8 @@
 
 Each request and each answer is one line of JSON:
 
-    {"code", "function", "cpu_s", "memory_mb"}   ->  {"layers": [...]} once confined, and then
+    {"code", "function", "cpu_s", "memory_mb",
+     "root": path of an empty folder}            ->  {"layers": [...]} once confined, and then
                                                      {"loaded": true} or {"error": [class, message]}
     {"calls": [[argument, ...], ...]}            ->  {"results": [{"value"} or {"error"}, ...]}
 
@@ -37,6 +38,8 @@ from .outcome import (
 )
 
 COMMAND = (sys.executable, "-I", "-S", "-B", "-W", "ignore", str(Path(__file__).parent / "inside"))
+# for the children's root folders; the first one is in memory, as a disk may be busy for seconds
+ROOTS = (Path("/dev/shm"), Path("/tmp"))
 OUT_OF_RESOURCES = ("MemoryError", "RecursionError")
 FORBIDDEN_CALL = "a system call that no function needs"
 EXIT_WAIT_S = 1.0
@@ -66,20 +69,26 @@ def run(
 ) -> Outcome:
     """Load `code` in a child and call `function` with every argument list of every batch.
 
-    Waits until a process may start, then blocks for little more than `limits.wall_s`. Raises
-    SandboxError if the child cannot be confined.
+    Waits until a process may start and has started, then blocks for little more than
+    `limits.wall_s`. Raises SandboxError if the child cannot be confined.
     """
     outcome = Outcome()
     with _places:
         child = _start()
+        root = _make_root(child.pid)
+        request = {"code": code, "function": function, "root": str(root or "")}
+        request |= {"cpu_s": limits.cpu_s, "memory_mb": limits.memory_mb}
         try:
-            _converse(Channel(child, limits.wall_s), code, function, batches, limits, outcome)
+            _converse(Channel(child, limits.wall_s), request, batches, outcome)
         except Ended as end:
             outcome.ending, outcome.detail = end.ending, end.detail
         except Gone:
             outcome.ending, outcome.detail = _why_gone(child, outcome)
         finally:
             _stop(child)
+            if root is not None:
+                with suppress(OSError):  # The child has removed it, unless it was killed before.
+                    root.rmdir()
     return outcome
 
 
@@ -96,17 +105,24 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
+def _make_root(pid: int) -> Path | None:
+    """Make an empty folder, which a child enters and removes; None if there is room for none."""
+    for folder in ROOTS:
+        root = folder / f"coding-{pid}-{os.urandom(8).hex()}"
+        with suppress(OSError):
+            root.mkdir(0o700)
+            return root
+    return None
+
+
 def _converse(
     channel: Channel,
-    code: str,
-    function: str,
+    request: dict[str, Any],
     batches: Sequence[Sequence[list[Any]]],
-    limits: Limits,
     outcome: Outcome,
 ) -> None:
     """Exchange requests and answers, and fill in `outcome`. Raises Ended, Gone or SandboxError."""
-    request = {"code": code, "function": function}
-    channel.send(request | {"cpu_s": limits.cpu_s, "memory_mb": limits.memory_mb})
+    channel.send(request)
     answer = channel.receive()
     if "layers" not in answer:
         raise SandboxError(

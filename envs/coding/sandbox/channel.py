@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .outcome import LIMIT, Ended, garbled
+from .outcome import LIMIT, Ended, SandboxError, garbled
 
+START_LIMIT_S = 45.0  # until the child is confined; takes hundredths of a second on an idle machine
 MAX_ANSWER_BYTES = 1_000_000
 # A function that computes never sleeps. One that does would keep its place from other sessions'
 # programs until the deadline, and make their steps exceed the client's time limit.
@@ -22,19 +23,26 @@ class Gone(Exception):  # noqa: N818 - an outcome, not an error of the server
 
 
 class Channel:
-    """The two pipes of a child, with one deadline for the whole conversation."""
+    """The two pipes of a child, with a deadline for its start and one for the rest.
+
+    What the machine needs for the start is not the submission's fault, so it has its own limit.
+    """
 
     def __init__(self, child: subprocess.Popen[bytes], wall_s: float) -> None:
         assert child.stdin is not None and child.stdout is not None
         self._requests, self._answers = child.stdin.fileno(), child.stdout.fileno()
         os.set_blocking(self._requests, False)
         self._status = Path(f"/proc/{child.pid}/stat")
-        self._deadline_s = time.monotonic() + wall_s
+        self._wall_s = wall_s
+        self._deadline_s = time.monotonic() + START_LIMIT_S
         self._unread = bytearray()
         self._is_confined = False  # as the first answer says; before it, Python starts
 
     def send(self, request: dict[str, Any]) -> None:
-        """Write a request. Raises Ended at the deadline, Gone if the child closed its end."""
+        """Write a request. Raises Ended at the deadline, Gone if the child closed its end.
+
+        Raises SandboxError if the child is not confined in time.
+        """
         data = json.dumps(request).encode() + b"\n"
         while data:
             self._wait(self._requests, select.POLLOUT)
@@ -44,7 +52,7 @@ class Channel:
                 raise Gone from None
 
     def receive(self) -> dict[str, Any]:
-        """Read an answer. Raises Ended at a limit or for a malformed answer, else Gone."""
+        """Read an answer. Raises Ended at a limit or for a malformed answer, else as `send`."""
         while b"\n" not in self._unread:
             if len(self._unread) > MAX_ANSWER_BYTES:
                 raise Ended(LIMIT, "output")
@@ -60,7 +68,9 @@ class Channel:
             raise garbled() from None
         if type(answer) is not dict:
             raise garbled()
-        self._is_confined = True
+        if not self._is_confined:
+            self._is_confined = True
+            self._deadline_s = time.monotonic() + self._wall_s
         return answer
 
     def _wait(self, descriptor: int, event: int) -> None:
@@ -69,6 +79,8 @@ class Channel:
         num_asleep = 0
         while num_asleep < MAX_LOOKS_ASLEEP:
             left_s = self._deadline_s - time.monotonic()
+            if left_s <= 0 and not self._is_confined:
+                raise SandboxError(f"the sandbox did not start within {START_LIMIT_S:g} seconds")
             if left_s <= 0:
                 raise Ended(LIMIT, "time")
             if poll.poll(min(left_s, LOOK_S) * 1000):

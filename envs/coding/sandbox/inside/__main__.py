@@ -12,7 +12,7 @@ def main() -> None:
     request = receive()
     gate.load_modules(request["code"])
     try:
-        layers = confine(request["cpu_s"], request["memory_mb"])
+        layers = confine(request["cpu_s"], request["memory_mb"], request.pop("root"))
     except OSError as error:
         end(unavailable=str(error))
     gate.close(

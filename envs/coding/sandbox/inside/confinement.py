@@ -18,8 +18,11 @@ CLONE_NEWUSER, OTHER_NAMESPACES = 0x10000000, 0x4C000000  # uts, ipc, network
 CAPABILITY_VERSION_3 = 0x20080522
 
 
-def confine(cpu_s: int, memory_mb: int) -> list[str]:
-    """Apply all layers and return the names of those in force. Raises OSError."""
+def confine(cpu_s: int, memory_mb: int, root: str) -> list[str]:
+    """Apply all layers and return the names of those in force. Raises OSError.
+
+    root: the path of an empty folder, which is removed.
+    """
     if sys.platform != "linux":
         raise OSError(f"no sandbox for {sys.platform}, only for Linux")
     is_root = os.geteuid() == 0
@@ -29,7 +32,7 @@ def confine(cpu_s: int, memory_mb: int) -> list[str]:
     os.nice(10)
     optional: dict[str, Callable[[], bool]] = {
         "namespaces": lambda: _leave_namespaces(libc, is_root),
-        "empty root": _enter_an_empty_root,
+        "empty root": lambda: _enter_an_empty_root(root),
     }
     layers += [name for name, enter in optional.items() if enter()]
     if is_root:
@@ -64,13 +67,11 @@ def _leave_namespaces(libc: ctypes.CDLL, is_root: bool) -> bool:
     return libc.unshare(OTHER_NAMESPACES | (0 if is_root else CLONE_NEWUSER)) == 0
 
 
-def _enter_an_empty_root() -> bool:
+def _enter_an_empty_root(path: str) -> bool:
     """Enter a removed folder, which has no files and in which none can be made."""
-    path = f"/tmp/coding-{os.getpid()}-{os.urandom(8).hex()}"
     try:
-        os.mkdir(path, 0o700)  # noqa: PTH102 - importing pathlib takes longer than all of this
         os.chdir(path)
-        os.rmdir(path)  # noqa: PTH106
+        os.rmdir(path)  # noqa: PTH106 - importing pathlib takes longer than all of this
         os.chroot(".")
     except OSError:
         return False
