@@ -34,6 +34,8 @@ def result(rewards=None, exception=None):
         (result({"reward": "1"}), None, "expected a number"),
         (result({"reward": True}), None, "expected a number"),
         (result({"reward": float("nan")}), None, "expected a number"),
+        (result({"reward": 10**400}), None, "expected a number"),
+        (result({"reward": 1e300}), None, "expected a number"),
         ([], None, "the verifier wrote {}"),
     ],
 )

@@ -1,13 +1,13 @@
 """What the verifier of a Harbor task says of an episode, from the results that Harbor leaves."""
 
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openenv_pipe.environments.client.protocol import MAX_REWARD
 from openenv_pipe.system.foreign_json import parse_foreign
 from openenv_pipe.system.foreign_text import shortened
 
@@ -49,16 +49,18 @@ def read_verdict(data: bytes) -> Verdict:
     except ValueError as error:
         return Verdict(reward=None, problem=f"the result of Harbor's trial is no JSON: {error}")
     numbers = _member(_member(result, "verifier_result"), "rewards")
-    finite = {str(name): float(value) for name, value in numbers.items() if _is_number(value)}
-    if REWARD in finite:
-        return Verdict(reward=finite[REWARD], numbers=finite)
+    usable = {str(name): float(value) for name, value in numbers.items() if _is_number(value)}
+    if REWARD in usable:
+        return Verdict(reward=usable[REWARD], numbers=usable)
     exception = _member(result, "exception_info")
     if exception:
         said = f"{exception.get('exception_type')}: {exception.get('exception_message')}"
         return Verdict(reward=None, problem=shortened(said, MAX_LENGTH))
     seen = shortened(json.dumps(numbers), MAX_LENGTH)
     return Verdict(
-        reward=None, problem=f"the verifier wrote {seen}, expected a number named {REWARD}"
+        reward=None,
+        problem=f"the verifier wrote {seen}, expected a number named {REWARD}, "
+        f"of at most {MAX_REWARD:g} in size",
     )
 
 
@@ -68,4 +70,5 @@ def _member(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    """Return whether a value is a reward or a metric, as for rewards of environments."""
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) <= MAX_REWARD
