@@ -216,9 +216,17 @@ def test_a_person_and_the_model_play(address, page):
     page.get_by_role("button", name="Take it").first.click()
     expect(reply).not_to_have_value("")
     taken = reply.input_value()
+    late = []  # the answer to the page, which arrives after what the session did next
+    page.route("**/api/play/reply", lambda route: late.append((route, route.fetch())))
     page.get_by_role("button", name="I, with this text").click()
     turns = page.locator("article.turn", has_text="Reply by")
     expect(turns).to_have_count(1)
+    [(route, answer)] = late
+    with page.expect_response("**/api/play/reply") as arrived:
+        route.fulfill(response=answer)
+    arrived.value.finished()
+    page.unroute("**/api/play/reply")
+    page.evaluate("new Promise((done) => setTimeout(done))")  # The page has dealt with it.
     expect(turns.first).to_contain_text("Reply by you")
     expect(turns.first.locator(".said.model .text")).to_have_text(taken)
     page.get_by_role("button", name="The model").click()

@@ -20,11 +20,27 @@ export async function send(path, content = {}) {
   return found;
 }
 
-// Call `changed` whenever the run changes; returns a function that ends this.
+// Return a function that calls `work`, an async function, never twice at once: calls that come meanwhile
+// have it called once more afterwards. So what was asked for last is also what arrives last.
+export function oneAtATime(work) {
+  let going = null, isAsked = false;
+  async function workOff() {
+    try {
+      while (isAsked) { isAsked = false; await work(); }
+    } finally { going = null; }
+  }
+  return () => {
+    isAsked = true;
+    going ??= workOff();
+    return going;
+  };
+}
+
+// Call `changed`, an async function, whenever the run changes, one call at a time; returns a function that ends this.
 export function listen(path, changed) {
   if (window.bundle) return () => {};
   const source = new EventSource(`api${path}/events`);
-  source.onmessage = () => changed();
+  source.onmessage = oneAtATime(changed);
   return () => source.close();
 }
 

@@ -1,7 +1,7 @@
 // Play a checkpoint in its environment: at each turn the model replies, or the person does.
 
 import { h, fill, address, number, choice, field } from "./dom.js";
-import { ask, listen, runPath, send } from "./api.js";
+import { ask, listen, oneAtATime, runPath, send } from "./api.js";
 import { runTabs, facts } from "./run_page.js";
 import { conversation, said } from "./conversation.js";
 
@@ -28,10 +28,16 @@ export async function playPage(route, key) {
   const chosen = { checkpoint: parameters.checkpoint ?? "", split: parameters.split ?? "eval" };
   let state = await ask("/play"), isOpen = true;
 
+  const refresh = oneAtATime(async () => {
+    const found = await ask("/play").catch(() => null);
+    if (found && isOpen) { state = found; draw(); }
+  });
+
+  // The answer is left unread: it may arrive after the news of what the session did next.
   async function act(path, content) {
     problem.hidden = true;
-    try { state = await send(path, content); } catch (error) { fill(problem, error.message); problem.hidden = false; return; }
-    draw();
+    try { await send(path, content); } catch (error) { fill(problem, error.message); problem.hidden = false; return; }
+    await refresh();
   }
 
   function start() {
@@ -82,10 +88,7 @@ export async function playPage(route, key) {
 
   fill(place, problem, turns, controls);
   draw();
-  const stop = listen("/play", async () => {
-    const found = await ask("/play").catch(() => null);
-    if (found && isOpen) { state = found; draw(); }
-  });
+  const stop = listen("/play", refresh);
   return {
     title: `Play ${key}`, trail: [[key, address(`/run/${key}`)], ["Play", address(route.path, parameters)]],
     node: h("div", {}, h("div", { class: "bar" }, h("h1", {}, `Play ${key}`)), runTabs(key, "play"), place),
