@@ -55,7 +55,7 @@ DROPS_THOUGHTS = CHAT_TEMPLATE.replace(
 
 @cache
 def _shipped() -> dict[str, Any]:
-    plain = ("type=adamw", "schedule=constant", "final_lr_share=1.0")
+    plain = ("type=adamw", "schedule=constant", "final_lr_share=null")
     optimizer = [f"trainer.optimizer.{setting}" for setting in plain]
     return compose(["conf=echo", "trainer.advantage.discount=1.0", *optimizer]).config.model_dump()
 

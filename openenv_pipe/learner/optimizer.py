@@ -145,4 +145,5 @@ def rate_share(config: OptimizerConfig, step: int, num_steps: int) -> float:
     num_decaying = num_steps - config.lr_warmup_steps - 1  # the last step has the final rate
     done = min(1.0, (step - config.lr_warmup_steps) / max(1, num_decaying))
     left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return config.final_lr_share + (1.0 - config.final_lr_share) * left
+    final = config.final_lr_share or 0.0  # null: these schedules decay to 0
+    return final + (1.0 - final) * left

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.algorithms.packing import pack, prefix_reuse_fraction
 from openenv_pipe.algorithms.samples import build_samples
+from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner import batches
 from openenv_pipe.learner import batches as batches_module
@@ -384,6 +385,16 @@ def test_learning_rates_of_the_schedules():
     assert schedule("linear") == pytest.approx([1 / 3, 2 / 3, *linear, 0.1, 0.1, 0.1])
     cosine = [0.1 + 0.45 * (1 + math.cos(math.pi * step / 7)) for step in range(8)]
     assert schedule("cosine") == pytest.approx([1 / 3, 2 / 3, *cosine, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(("name", "last"), [("constant", 1.0), ("linear", 0.0), ("cosine", 0.0)])
+def test_a_schedule_decays_by_default(name, last):
+    """A schedule that is named acts, whatever the other keys of the shipped optimizer are."""
+    config = compose(["conf=smoke", f"trainer.optimizer.schedule={name}"]).config.trainer.optimizer
+    assert config.final_lr_share is None
+    rates = [rate_share(config, step, 10) for step in range(10)]
+    assert (rates[0], rates[-1]) == pytest.approx((1.0, last), abs=1e-12)
+    assert rates == sorted(rates, reverse=True)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

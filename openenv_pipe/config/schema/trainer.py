@@ -44,7 +44,10 @@ class OptimizerConfig(Block):
     lr_warmup_steps: Count = Field(
         description="first optimizer steps, in which the learning rate rises linearly"
     )
-    final_lr_share: Share = Field(description="the last step's learning rate as a fraction of lr")
+    final_lr_share: Share | None = Field(
+        description="the last step's learning rate as a fraction of lr; null: 0 for the schedules "
+        "that decay, 1 for constant"
+    )
 
 
 class WarmStartConfig(Block):
