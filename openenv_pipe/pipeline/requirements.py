@@ -32,6 +32,7 @@ from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.process import find_program
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
+from openenv_pipe.environments.tasks.sets import ListedRows
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.sharded_load import is_sharded
 from openenv_pipe.learner.distributed.workers import refuse_missing_devices
@@ -303,8 +304,13 @@ def _adapter(config: RunConfig) -> str:
 def _tasks(config: RunConfig) -> str:
     if isinstance(config.env.tasks.order, PythonOrderConfig):
         check_part("env.tasks.order", config.env.tasks.order, TaskOrder, 2)
-    known_splits(config)
-    return ""  # `check` reports the numbers of tasks, which it asks the server for
+    shown = []
+    for tasks in known_splits(config).values():
+        if isinstance(tasks, ListedRows):
+            keywords = tasks[0].reset.items()  # All rows of a CSV file have the same types.
+            types = ", ".join(f"{name} ({type(value).__name__})" for name, value in keywords)
+            shown.append(f"{tasks.source}: {types}")
+    return "; ".join(shown)
 
 
 def _rewards(config: RunConfig) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from pydantic import ValidationError
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import PythonOrderConfig
@@ -98,10 +99,60 @@ async def test_sub_folders_are_tasks_named_after_them(tmp_path, monkeypatch):
     assert "no sub-folder with a file other.toml" in refusal(empty)
 
 
-async def test_csv_cells_are_numbers_where_json_says_so(tmp_path):
-    path = write(tmp_path / "a.csv", "a,b,c,d,e", '007,7,true,"""x""",')
-    found = read_known_sets(configured(file_block(path), RANGE.model_dump()).env.tasks)
-    assert found["train"][0].reset == {"a": "007", "b": 7, "c": True, "d": '"x"', "e": ""}
+NOT_NUMBERS = ("1.10", "1e5", "null", " 5", "-0", "007", "1_000", "+1", "NaN", "inf", "1e400", "")
+NOT_HELD = ("12345678901234567.25", "9007199254740993", "9" * 5000, "\u0661", "True", "None", "[1]")
+
+
+@pytest.mark.parametrize("cell", [*NOT_NUMBERS, *NOT_HELD])
+def test_a_csv_column_keeps_its_cells_unless_all_print_back(tmp_path, cell):
+    path = write(tmp_path / "a.csv", "q,n,mixed", f"a,7,2.5\nb,8,{cell}")
+    tasks = read_known_sets(configured(file_block(path), RANGE.model_dump()).env.tasks)["train"]
+    assert [task.reset for task in tasks] == [
+        {"q": "a", "n": 7, "mixed": "2.5"},
+        {"q": "b", "n": 8, "mixed": cell},
+    ]
+
+
+def test_a_csv_column_of_numbers_or_booleans_has_its_type(tmp_path):
+    path = write(
+        tmp_path / "a.csv",
+        "n,share,yes,text,quoted",
+        '-7,2.5,true,true,"""x"""',
+        "0,-0.0,false,yes,",
+        "12,1e+16,true,1,",
+    )
+    tasks = read_known_sets(configured(file_block(path), RANGE.model_dump()).env.tasks)["train"]
+    columns = list(zip(*(task.reset.values() for task in tasks), strict=True))
+    assert columns[:3] == [(-7, 0, 12), (2.5, -0.0, 1e16), (True, False, True)]
+    assert columns[3:] == [("true", "yes", "1"), ('"x"', "", "")]
+    assert json.dumps(columns[1][1]) == "-0.0"
+
+
+def test_encodings_and_line_ends_of_a_file(tmp_path):
+    path = tmp_path / "a.csv"
+
+    def rows():
+        tasks = read_known_sets(configured(file_block(path), RANGE.model_dump()).env.tasks)
+        return [task.reset for task in tasks["train"]]
+
+    path.write_bytes('\ufeffq,n\r\n"a\r\nb\u2028",1\r\n'.encode())
+    assert rows() == [{"q": "a\r\nb\u2028", "n": 1}]
+    path.write_text(f"q\n{'x' * 200_000}\n")
+    assert len(rows()[0]["q"]) == 200_000
+    path.write_bytes("q\na\n\xe9\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"line 3 is not UTF-8 \(byte 0xe9\)"):
+        rows()
+    path.write_text(" q\n1\n")
+    with pytest.raises(ConfigError, match=r"line 1 names a column ' q'"):
+        rows()
+    lines = write(tmp_path / "a.jsonl", r'{"q": "\ud83d\ude00", "n": 0.10000000000000001}')
+    path = lines
+    assert rows() == [{"q": "\U0001f600", "n": 0.1}]
+
+
+def test_two_columns_cannot_become_one_keyword(tmp_path):
+    with pytest.raises(ValidationError, match="two columns to the reset keyword 'x'"):
+        configured(file_block("a.csv", columns={"a": "x", "b": "x"}), RANGE.model_dump())
 
 
 def test_a_seed_of_a_row_is_the_tasks_seed(tmp_path):
@@ -120,9 +171,23 @@ def test_a_seed_of_a_row_is_the_tasks_seed(tmp_path):
         ("a.jsonl", [{"q": 1}, "[1]"], ["line 2 is [1], expected a JSON object"]),
         ("a.jsonl", [], ["has no rows"]),
         ("a.jsonl", [{"q": 1}, {"r": 1}], ["line 2 has no 'q'; it has r"]),
-        ("a.csv", ["q,r", "1"], ["row 1 has more or fewer cells"]),
-        ("a.csv", ["q", "1,2"], ["row 1 has more or fewer cells"]),
+        ("a.csv", ["q,r", "1"], ["line 2 has more or fewer cells"]),
+        ("a.csv", ["q", "1,2"], ["line 2 has more or fewer cells"]),
         ("none.jsonl", None, ["No such file"]),
+        (
+            "a.jsonl",
+            [{"q": 1}, r'{"q": ["\ud800"]}'],
+            ["a.jsonl, line 2, column 'q'", "cannot be sent"],
+        ),
+        ("a.jsonl", ['{"q": ' + "[" * 70 + "]" * 70 + "}"], ["line 1, column 'q'", "64 levels"]),
+        ("a.jsonl", ['{"q": ' + "[" * 10**5], ["line 1"]),
+        ("a.jsonl", ['{"q": 1, "q": 2}'], ["line 1: 'q' is there twice"]),
+        ("a.jsonl", ['{"q": NaN}'], ["line 1: NaN is not JSON"]),
+        ("a.jsonl", ['{"q": 1e400}'], ["line 1: 1e400 is not what", "inf"]),
+        ("a.jsonl", ['{"q": 12345678901234567.25}'], ["line 1: 12345678901234567.25", "in quotes"]),
+        ("a.csv", ["q,q", "1,2"], ["line 1 names the column 'q' twice"]),
+        ("a.csv", ["q;r", "1;2"], ["line 1 is separated by ';'"]),
+        ("a.csv", ["q", '"1', "2"], ["line 3 is not CSV"]),
     ],
 )
 def test_a_file_that_is_not_as_said_is_explained(tmp_path, name, rows, expected):
@@ -159,6 +224,18 @@ async def test_a_local_data_set_is_read_by_split_and_column(tmp_path, monkeypatc
     assert "cannot load data set" in refusal(configured(block | {"split": "test"}, block))
 
 
+def test_a_data_set_of_csv_files_keeps_its_cells(tmp_path, monkeypatch):
+    pytest.importorskip("datasets", exc_type=ImportError)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = write(tmp_path / "a.csv", "text,n,share,yes", "007,1,2.5,true", "NA,2,0.5,false")
+    block = dataset_block(path="csv", data_files=str(path))
+    tasks = read_known_sets(configured(block, RANGE.model_dump()).env.tasks)["train"]
+    assert [task.reset for task in tasks] == [
+        {"text": "007", "n": 1, "share": 2.5, "yes": True},
+        {"text": "NA", "n": 2, "share": 0.5, "yes": False},
+    ]
+
+
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = refusal(configured(dataset_block(path="json"), RANGE.model_dump()))
@@ -193,7 +270,7 @@ def test_a_value_that_is_no_json_is_refused(tmp_path):
     from openenv_pipe.environments.tasks.splits import _identity
 
     task = SimpleNamespace(seed=0, reset={"image": b""}, id="train/3", split="train")
-    with pytest.raises(ConfigError, match=r"train/3 .*env\.tasks\.train\.columns"):
+    with pytest.raises(ConfigError, match=r"train/3, column 'image'.*env\.tasks\.train\.columns"):
         _identity(task)
 
 

@@ -1,6 +1,6 @@
 """`env.tasks`: the tasks of both splits, each a set of keywords for the environment's reset."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,13 +33,24 @@ class TaskRows(ListedTasks):
         description="maps columns to reset keywords; null: every column under its own name"
     )
 
+    @model_validator(mode="after")
+    def _keywords_differ(self) -> Self:
+        keywords = list((self.columns or {}).values())
+        for keyword in keywords:
+            if keywords.count(keyword) > 1:
+                raise ValueError(
+                    f"columns maps two columns to the reset keyword {keyword!r}; name another one"
+                )
+        return self
+
 
 class TaskFile(TaskRows):
     """A task for each row of a local file (conf/env/tasks/file.yaml)."""
 
     type: Literal["file"]
     path: str = Field(
-        description="a file of JSON objects, one per line, or .csv with a header line"
+        description="a file of JSON objects, one per line, or .csv with a header line, in which a "
+        "column is numbers or booleans if every cell prints back as it was read, else text"
     )
 
 

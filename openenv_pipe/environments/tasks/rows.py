@@ -1,67 +1,176 @@
 """Read rows of files and data sets as reset keywords, all before anything is started.
 
-A missing column, or a line that is not a JSON object, is an error.
+No value changes on its way: JSON keeps its types, and a CSV column is numbers or booleans only if
+every cell prints back as it was read. What cannot be sent to an environment is an error here.
 """
 
 import csv
+import io
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.schema import TaskDataset, TaskFile, TaskFolders
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.environments.client.protocol import request_frame
+from openenv_pipe.errors import ConfigError, StepRefusedError
 from openenv_pipe.system.extras import how_to_install
 
 Row = Mapping[str, Any]
+
+MAX_EXACT = 2**53  # Every reader of JSON holds whole numbers up to this exactly.
+BOOLEANS = {"true": True, "false": False}
 
 
 def read_file(config: TaskFile, key: str) -> list[Row]:
     """Read all rows of a JSONL or CSV file.
 
     Raises:
-        ConfigError: The file cannot be read; the message names the block's `key`.
+        ConfigError: The file cannot be read, or a row cannot be sent; the message names the
+            block's `key`, the line and the column.
     """
     path = Path(config.path).expanduser()
     read = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
     try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            return [
-                _chosen(row, config.columns, f"{key}: {path}, {place}")
-                for place, row in read(lines)
-            ]
-    except (OSError, ValueError, csv.Error) as error:
+        rows = []
+        for number, row in read(_text_of(path), config.columns):
+            where = f"{key}: {path}, line {number}"
+            rows.append(_chosen(row, config.columns, where))
+            require_sendable(rows[-1], where, key)
+        return rows
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{key}.path={config.path!r}: {error}") from error
 
 
-def _json_rows(lines: Iterator[str]) -> Iterator[tuple[str, Row]]:
-    for number, line in enumerate(lines, start=1):
+def _text_of(path: Path) -> str:
+    """Read a file as UTF-8, without its byte order mark. Raises OSError and ValueError."""
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = content[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"line {number} is not UTF-8 (byte {content[error.start]:#04x}); save the file as "
+            "UTF-8, as JSON lines or .csv (env.tasks of type dataset reads other formats)"
+        ) from error
+
+
+def _json_rows(text: str, columns: Mapping[str, str] | None) -> Iterator[tuple[int, Row]]:
+    decode = json.JSONDecoder(
+        object_pairs_hook=_object, parse_float=_float, parse_constant=_reject_constant
+    ).decode
+    for number, line in enumerate(io.StringIO(text, newline=""), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"line {number} is not JSON: {error}") from error
+            row = decode(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"line {number} is not JSON: {error}; expected one JSON object a line"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number}: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"line {number} is {line.strip()[:60]}, expected a JSON object")
-        yield f"line {number}", row
+        yield number, row
 
 
-def _csv_rows(lines: Iterator[str]) -> Iterator[tuple[str, Row]]:
-    """Yield rows; cells that are a JSON number, true, false or null are converted."""
-    for number, row in enumerate(csv.DictReader(lines, strict=True), start=1):
-        if None in row or None in row.values():
-            raise ValueError(f"row {number} has more or fewer cells than the header")
-        yield f"row {number}", {name: _cell(text) for name, text in row.items()}
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object of its members. Raises ValueError if two have the same name."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice, and only one value can be kept; remove one")
+    return members
 
 
-def _cell(text: str) -> Any:
+def _float(literal: str) -> float:
+    """Read a number that is not whole. Raises ValueError if a float cannot hold its digits."""
+    value = float(literal)
+    exact = Decimal(literal)
+    # Writers print floats with the fewest digits, with 17 digits, or with all of them.
+    if value in (float("inf"), float("-inf")) or exact not in (
+        Decimal(repr(value)),
+        Decimal(f"{value:.17g}"),
+        Decimal(value),
+    ):
+        raise ValueError(
+            f"{literal} is not what a floating-point number can hold, which is {value!r}; write "
+            "it as text, in quotes"
+        )
+    return value
+
+
+def _reject_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON, and cannot be sent; write null or a text")
+
+
+def _csv_rows(text: str, columns: Mapping[str, str] | None) -> Iterator[tuple[int, Row]]:
+    """Yield rows, with the line on which each ends."""
+    csv.field_size_limit(sys.maxsize)  # A prompt may be longer than the default of 128 KiB.
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return text if isinstance(value, str | list | dict) else value
+        header = next(reader, [])
+        _check_header(header, columns)
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num} is not CSV: {error}") from error
+    for number, row in rows:
+        if len(row) != len(header):
+            raise ValueError(
+                f"line {number} has more or fewer cells than the header: {len(row)}, and not "
+                f"{len(header)}"
+            )
+    typed = [read_column(cells) for cells in zip(*(row for _, row in rows), strict=True)]
+    for (number, _), values in zip(rows, zip(*typed, strict=True), strict=True):
+        yield number, dict(zip(header, values, strict=True))
+
+
+def read_column(cells: Sequence[str]) -> Sequence[Any]:
+    """Return the values of a CSV column.
+
+    They are numbers or booleans if every cell prints back as it was read, such as `7`, `2.5` and
+    `true`. Otherwise all of them are text: one `1.10`, `007` or empty cell decides for its column.
+    """
+    if all(cell in BOOLEANS for cell in cells):
+        return [BOOLEANS[cell] for cell in cells]
+    numbers = [_number(cell) for cell in cells]
+    return cells if None in numbers else numbers
+
+
+def _number(cell: str) -> int | float | None:
+    """Return the number that prints as the cell; None if there is none."""
+    with suppress(ValueError):
+        if str(whole := int(cell)) == cell and abs(whole) <= MAX_EXACT:
+            return whole
+    with suppress(ValueError):
+        if repr(number := float(cell)) == cell and math.isfinite(number):
+            return number
+    return None
+
+
+def _check_header(header: Sequence[str], columns: Mapping[str, str] | None) -> None:
+    """Raise ValueError for column names that two columns have, or that no reset keyword can have.
+
+    An environment drops keywords that it does not know without a word.
+    """
+    for name in header:
+        if header.count(name) > 1:
+            raise ValueError(f"line 1 names the column {name!r} twice; rename one of them")
+        if columns is None and (not name or name != name.strip()):
+            raise ValueError(
+                f"line 1 names a column {name!r}, expected a name without spaces around it; rename "
+                "it, or choose columns by `columns`"
+            )
+    if len(header) == 1 and (other := next((sign for sign in ";\t" if sign in header[0]), None)):
+        raise ValueError(f"line 1 is separated by {other!r}, expected commas: {header[0][:60]!r}")
 
 
 def _chosen(row: Row, columns: Mapping[str, str] | None, where: str) -> Row:
@@ -70,6 +179,25 @@ def _chosen(row: Row, columns: Mapping[str, str] | None, where: str) -> Row:
     if missing := [column for column in columns if column not in row]:
         raise ConfigError(f"{where} has no {missing[0]!r}; it has {', '.join(row) or 'nothing'}")
     return {keyword: row[column] for column, keyword in columns.items()}
+
+
+def require_sendable(row: Row, where: str, key: str) -> None:
+    """Raise ConfigError for a value that no message to an environment can carry.
+
+    Such as half of a surrogate pair, a date, or lists that nest too deep. key: of the task set.
+    """
+    try:
+        request_frame("reset", row, sys.maxsize)
+    except StepRefusedError:
+        for name, value in row.items():
+            try:
+                request_frame("reset", {name: value}, sys.maxsize)
+            except StepRefusedError as error:
+                raise ConfigError(
+                    f"{where}, column {name!r}: {value!r:.80} cannot be sent to an environment: "
+                    f"{str(error).partition('not sent: ')[2]}; change it, or choose other columns "
+                    f"by {key}.columns"
+                ) from error
 
 
 def read_folders(config: TaskFolders, key: str) -> list[Row]:
@@ -94,6 +222,8 @@ def read_folders(config: TaskFolders, key: str) -> list[Row]:
             f"{key}.path={config.path!r} has no sub-folder{what}, and so no tasks; name the folder "
             "that the folders of the tasks are in"
         )
+    for task in tasks:
+        require_sendable(task, key, key)  # A name that is not UTF-8 cannot be sent.
     return tasks
 
 
@@ -109,14 +239,18 @@ def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:
         raise ConfigError(
             f"{key}.type=dataset needs the package datasets; {how_to_install('datasets')}"
         ) from error
+    load = partial(
+        datasets.load_dataset,
+        config.path,
+        config.config,
+        split=config.split,
+        revision=config.revision,
+        data_files=config.data_files,
+    )
     try:
-        rows = datasets.load_dataset(
-            config.path,
-            config.config,
-            split=config.split,
-            revision=config.revision,
-            data_files=config.data_files,
-        )
+        rows = load()
+        if rows.info.builder_name == "csv":
+            rows = _csv_dataset(load, rows.column_names)
     except Exception as error:  # `datasets` raises many kinds: no such id, file, split, network
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"{key}: cannot load data set {config.path!r}: {first_line}") from error
@@ -129,3 +263,21 @@ def read_dataset(config: TaskDataset, key: str) -> Sequence[Row]:
     return rows.select_columns(list(config.columns)).rename_columns(
         {column: keyword for column, keyword in config.columns.items() if column != keyword}
     )
+
+
+def _csv_dataset(load: Callable[..., Any], names: Sequence[str]) -> Any:
+    """Load a data set of CSV files again, as text, and type its columns as those of a .csv file.
+
+    `datasets` would read 007 as 7, and NA as nothing.
+    """
+    from datasets import Features, Value
+
+    text = Features({name: Value("string") for name in names})
+    rows = load(features=text, keep_default_na=False, na_filter=False)
+    types = {bool: "bool", int: "int64", float: "float64"}
+    for name in names:
+        kinds = {type(value) for value in read_column(list(rows[name]))}
+        # A column of a data set has one type: with 7 and 2.5 in it, it stays text.
+        if len(kinds) == 1 and (kind := types.get(kinds.pop())):
+            rows = rows.cast_column(name, Value(kind))
+    return rows

@@ -14,7 +14,12 @@ from openenv_pipe.config.schema import (
     TasksConfig,
     TaskServer,
 )
-from openenv_pipe.environments.tasks.rows import read_dataset, read_file, read_folders
+from openenv_pipe.environments.tasks.rows import (
+    read_dataset,
+    read_file,
+    read_folders,
+    require_sendable,
+)
 from openenv_pipe.environments.tasks.server import server_rows
 from openenv_pipe.environments.tasks.sets import ListedRows, RangeTasks, TaskSet
 from openenv_pipe.errors import ConfigError
@@ -110,11 +115,9 @@ def _refuse_shared_tasks(splits: Splits) -> None:
 
 
 def _identity(task: Task) -> str:
-    """Return a key that is equal for tasks with equal resets. Raises ConfigError if not JSON."""
-    try:
-        return json.dumps([task.seed, task.reset], sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"task {task.id} cannot be sent to an environment as JSON: {error}; choose columns of "
-            f"text and numbers by env.tasks.{task.split}.columns"
-        ) from error
+    """Return a key that is equal for tasks with equal resets.
+
+    Raises ConfigError if the reset cannot be sent.
+    """
+    require_sendable(task.reset, f"task {task.id}", f"env.tasks.{task.split}")
+    return json.dumps([task.seed, task.reset], sort_keys=True)
