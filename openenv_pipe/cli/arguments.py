@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,3 +25,22 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+
+RunsDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs-dir",
+        metavar="DIR",
+        help="The folder of runs.  [default: that of the variable OPENENV_PIPE_RUNS_DIR, or runs; "
+        "and those that runs started here have used]",
+        show_default=False,
+    ),
+]
+
+
+def with_runs_dir(overrides: list[str], runs_dir: Path | None) -> list[str]:
+    """Return the overrides with `--runs-dir` as `runs_dir=`, which wins over an earlier one."""
+    if runs_dir is None:
+        return overrides
+    quoted = str(runs_dir).replace("\\", "\\\\").replace("'", "\\'")
+    return [*overrides, f"runs_dir='{quoted}'"]

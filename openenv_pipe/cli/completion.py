@@ -23,9 +23,11 @@ def complete_override(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Return the folders of runs and sweeps, below `runs/` or the typed path, that match."""
+    """Return the folders of runs and sweeps that match, of all runs or below the typed path."""
+    from openenv_pipe.runs.places import runs_folders
+
     typed = Path(incomplete)
-    bases = {Path("runs"), typed, typed.parent} if incomplete else {Path("runs")}
+    bases = {*runs_folders(), *([typed, typed.parent] if incomplete else [])}
     found = {
         str(path)
         for base in sorted(bases)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from openenv_pipe.cli.arguments import RunsDir
 from openenv_pipe.cli.completion import complete_run
 from openenv_pipe.cli.progress import tell_person
 
@@ -75,6 +76,7 @@ def show(
         Literal["text", "md", "json"],
         typer.Option("--format", help="Text, Markdown, or a line of JSON for each."),
     ] = "text",
+    runs_dir: RunsDir = None,
 ) -> None:
     """Show recorded episodes, what the environment and the model wrote.
 
@@ -100,7 +102,7 @@ def show(
     )
     selection = Selection(wanted=wanted, worst=worst, best=best, first=limit)
     num_shown = 0
-    for shown in as_text(find_episodes(find_run(run, Path("runs")), selection), form):
+    for shown in as_text(find_episodes(find_run(run, runs_dir), selection), form):
         print(shown)
         num_shown += 1
     if not num_shown:
@@ -133,6 +135,7 @@ def export(
     term: Term = None,
     text: Text = None,
     best: Best = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Write recorded episodes as a data set for other tools.
 
@@ -147,7 +150,7 @@ def export(
     wanted = _wanted(
         step, evaluation, task, status, success, min_reward, max_reward, term, text, is_scored=True
     )
-    folder = find_run(run, Path("runs"))
+    folder = find_run(run, runs_dir)
     output = output or default_output(folder, form)
     found = find_episodes(folder, Selection(wanted=wanted, best=best, first=None))
     count = export_episodes(folder, found, form, output)
@@ -189,6 +192,7 @@ def _wanted(
 def watch(
     run: Run = "latest",
     every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds.")] = 1.0,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Follow a run by its folder, until it ends. Ctrl-C leaves the run alone.
 
@@ -202,7 +206,7 @@ def watch(
     from openenv_pipe.reports.run_state import RunState
     from openenv_pipe.runs.find import find_run
 
-    state = RunState(find_run(run, Path("runs")).path)
+    state = RunState(find_run(run, runs_dir).path)
     if sys.stdout.isatty():
         _watch_live(state, every_s)
         return

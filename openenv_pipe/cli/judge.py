@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from openenv_pipe.cli.arguments import Trust
+from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_subject
 from openenv_pipe.cli.progress import tell_person
 
@@ -68,6 +68,7 @@ def check(
     ] = 0.05,
     output: Output = None,
     form: Form = "table",
+    runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
     """Measure a judge on recorded episodes: its agreement with the reward and with itself, what it
@@ -92,7 +93,7 @@ def check(
         max_length_bias=max_length_bias,
         max_failed_share=max_failed,
     )
-    recorded = judging.find_recorded(words, output, trust=trust)
+    recorded = judging.find_recorded(with_runs_dir(words, runs_dir), output, trust=trust)
     tell_person(f"episodes of {recorded.folder.path}; answers in {recorded.output}")
     work = judging.check_judge(
         recorded, limits, step=step, num_groups=groups, num_orders=orders, num_repeats=repeats
@@ -112,6 +113,7 @@ def score(
     step: Annotated[int, typer.Option(min=1, help="The step whose episodes are scored.")],
     output: Output = None,
     form: Form = "table",
+    runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
     """Score the recorded episodes of a step again, with another judge or another rubric.
@@ -125,7 +127,7 @@ def score(
     from openenv_pipe.cli.console import open_console
     from openenv_pipe.commands import judge as judging
 
-    recorded = judging.find_recorded(words, output, trust=trust)
+    recorded = judging.find_recorded(with_runs_dir(words, runs_dir), output, trust=trust)
     rescored = asyncio.run(judging.score_step(recorded, step))
     if form == "json":
         values = {name: {"run": before, "now": now} for name, before, now in rescored.rows}

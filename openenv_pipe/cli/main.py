@@ -27,7 +27,7 @@ from openenv_pipe.cli import (
     results,
     view,
 )
-from openenv_pipe.cli.arguments import Overrides, Trust
+from openenv_pipe.cli.arguments import Overrides, RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
@@ -96,6 +96,7 @@ def train(
             autocompletion=complete_run,
         ),
     ] = None,
+    runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
     """Train an agent, and evaluate it against where it started.
@@ -108,8 +109,9 @@ def train(
     openenv-pipe train -m conf=echo trainer.optimizer.lr=1e-3,3e-3 'seed=range(0,3)'
     """
     if multirun:
-        _sweep(overrides, resume, fork, trust=trust)
+        _sweep(overrides, resume, fork, runs_dir, trust=trust)
         return
+    overrides = with_runs_dir(overrides, runs_dir)
     if resume and fork:
         raise ConfigError("--resume continues a run, --fork makes a new one; use one of them")
     if resume or fork:
@@ -132,7 +134,14 @@ def train(
         pipeline.train(composed, command_line(), control, early)
 
 
-def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust: bool) -> None:
+def _sweep(
+    overrides: list[str],
+    resume: str | None,
+    fork: str | None,
+    runs_dir: Path | None,
+    *,
+    trust: bool,
+) -> None:
     if fork or (resume and overrides):
         raise ConfigError(
             "train -m takes no --fork, and with --resume SWEEP no overrides; a resumed sweep keeps "
@@ -146,9 +155,13 @@ def _sweep(overrides: list[str], resume: str | None, fork: str | None, *, trust:
     progress = SweepTable()
     stopping = SweepSignals(progress.note)
     if resume:
-        result = sweep_command.resume(Path(resume), progress, stopping, trust=trust)
+        from openenv_pipe.runs.find import find_folder
+
+        path = find_folder(resume, runs_dir)
+        result = sweep_command.resume(path, progress, stopping, trust=trust)
     else:
-        result = sweep_command.sweep(overrides, command_line(), progress, stopping)
+        words = with_runs_dir(overrides, runs_dir)
+        result = sweep_command.sweep(words, command_line(), progress, stopping)
     print_table(result.table)
     for note in result.notes:
         tell_person(note)
@@ -204,12 +217,12 @@ def reproduce(
             metavar="DIR", help="Run nothing: write a recording of the run, without weights."
         ),
     ] = None,
-    runs_dir: Annotated[
-        Path | None, typer.Option(help="The folder for the new run; default: the run's own.")
-    ] = None,
+    runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
     """Repeat a run and compare the two. Exit code 0: they are the same, 3: they differ.
+
+    The new run goes to the folder of runs that the run names, or to --runs-dir.
 
     \b
     openenv-pipe reproduce runs/wordle/0007 --steps 2
@@ -219,7 +232,7 @@ def reproduce(
     from openenv_pipe.commands import reproduce as reproducing
 
     if record is not None:
-        reproducing.record(run, record, steps=steps, runs_dir=runs_dir or Path("runs"))
+        reproducing.record(run, record, steps=steps, runs_dir=runs_dir)
         print(f"recorded; to test a change with it: openenv-pipe reproduce {record} --replay")
         return
     kinds = [kind.strip() for kind in allow.split(",") if kind.strip()]

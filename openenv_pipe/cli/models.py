@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from openenv_pipe.cli.arguments import Trust
+from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run
 from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.progress import tell_person
@@ -27,6 +27,7 @@ def export(
         Path | None,
         typer.Option(help="The folder to make.  [default: RUN/export/NAME]"),
     ] = None,
+    runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
     """Export a trained model: one Hugging Face folder, adapters merged, with a model card.
@@ -37,7 +38,7 @@ def export(
     """
     from openenv_pipe.commands.export import export_run
 
-    print(export_run(run, output, trust=trust))
+    print(export_run(run, output, runs_dir=runs_dir, trust=trust))
 
 
 def serve(
@@ -74,6 +75,7 @@ def serve(
         int | None,
         typer.Option(min=1, help="Tokens of a conversation.  [default: env.max_episode_tokens]"),
     ] = None,
+    runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
     """Serve a trained model for clients of OpenAI (chat completions, Responses) and Anthropic.
@@ -95,7 +97,9 @@ def serve(
                 "--max-model-len and --engine serve a trained model; with --train, set "
                 "env.max_episode_tokens and engine=local or engine=vllm as overrides"
             )
-        _train_clients([f"agent.host={host}", f"agent.port={port}", run, *extra])
+        _train_clients(
+            with_runs_dir([f"agent.host={host}", f"agent.port={port}", run, *extra], runs_dir)
+        )
         return
     from openenv_pipe.commands.serve import serve_run
 
@@ -106,6 +110,7 @@ def serve(
         engine=engine,
         max_model_len=max_model_len,
         extra=extra,
+        runs_dir=runs_dir,
         tell=tell_person,
         trust=trust,
     )

@@ -6,19 +6,21 @@ from typing import Annotated, Literal
 
 import typer
 
-from openenv_pipe.cli.arguments import Trust
+from openenv_pipe.cli.arguments import RunsDir, Trust, with_runs_dir
 from openenv_pipe.cli.completion import complete_run, complete_subject
 from openenv_pipe.cli.progress import tell_person
-from openenv_pipe.errors import RunFolderError
 from openenv_pipe.system.garbage import collect_as_usual
 from openenv_pipe.system.progress import LineProgress
 
 
 def runs(
-    runs_dir: Annotated[Path, typer.Argument(help="The folder of runs.")] = Path("runs"),
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="The same as --runs-dir DIR.")
+    ] = None,
     with_tag: Annotated[
         str | None, typer.Option("--tag", help="List only the runs with this tag.")
     ] = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """List the runs, with their status, results and tags.
 
@@ -26,15 +28,11 @@ def runs(
     openenv-pipe runs
     openenv-pipe runs --tag baseline
     """
-    if not runs_dir.is_dir():
-        raise RunFolderError(
-            f"there is no folder {str(runs_dir)!r}; `openenv-pipe train conf=wordle` makes the "
-            "first run, and `openenv-pipe runs DIR` lists those of another folder"
-        )
     from openenv_pipe.cli.console import print_table
     from openenv_pipe.reports.runs_table import list_runs, runs_table
+    from openenv_pipe.runs.places import existing_folders
 
-    rows = list_runs(runs_dir)
+    rows = list_runs(existing_folders(folder or runs_dir))
     print_table(runs_table([row for row in rows if with_tag is None or with_tag in row.tags]))
 
 
@@ -46,6 +44,7 @@ def tag(
     remove: Annotated[
         list[str] | None, typer.Option(metavar="TAG", help="A tag to remove; may be repeated.")
     ] = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Give a run tags, by which `runs --tag` and `view` find it, and print those that it has.
 
@@ -56,7 +55,7 @@ def tag(
     from openenv_pipe.runs.find import find_run
     from openenv_pipe.runs.tags import change_tags, read_tags
 
-    folder = find_run(run, Path("runs")).path
+    folder = find_run(run, runs_dir).path
     has_changes = bool(tags or remove)
     found = (
         change_tags(folder, add=tags or [], remove=remove or [])
@@ -76,6 +75,7 @@ def evaluate(
             autocompletion=complete_subject,
         ),
     ],
+    runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
     """Evaluate one or more runs on the same tasks, or an untrained model.
@@ -95,7 +95,8 @@ def evaluate(
 
     collect_as_usual()
     control = RunControl(progress=progress)
-    result = evaluate_words(subjects, ["openenv-pipe", *sys.argv[1:]], control, trust=trust)
+    words = with_runs_dir(subjects, runs_dir)
+    result = evaluate_words(words, ["openenv-pipe", *sys.argv[1:]], control, trust=trust)
     for table in eval_tables(result.shown, result.config.eval, result.config.seed):
         print_table(table)
     for folder in result.folders:
@@ -107,7 +108,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN...|SWEEP",
-            help="Run folders, or the folder of a sweep.",
+            help="Runs, by folder or id, or the folder of a sweep.",
             autocompletion=complete_run,
         ),
     ],
@@ -123,6 +124,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    runs_dir: RunsDir = None,
 ) -> None:
     """Compare runs: the settings that differ, and the results.
 
@@ -130,14 +132,14 @@ def compare(
     learning curves, and writes an HTML page that needs no network.
 
     \b
-    openenv-pipe compare runs/wordle/0003 runs/wordle/0004
+    openenv-pipe compare wordle/0003 wordle/0004
     openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --format md
     """
     from openenv_pipe.cli.console import print_table
     from openenv_pipe.reports import compare
     from openenv_pipe.reports.compare.text import as_table, as_text
 
-    comparison, page = compare.compare(targets, output)
+    comparison, page = compare.compare(targets, output, runs_dir)
     if form == "table":
         print_table(as_table(comparison))
     else:

@@ -5,20 +5,21 @@ from typing import Annotated
 
 import typer
 
-from openenv_pipe.cli.arguments import Trust
+from openenv_pipe.cli.arguments import RunsDir, Trust
 from openenv_pipe.cli.completion import complete_run
 from openenv_pipe.cli.progress import tell_person
 
 
 def view(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="[RUN|SWEEP|DIR]",
-            help="A run, a sweep, or the folder of all runs.",
+            help="A run, a sweep, or a folder of runs.  [default: the folder of runs]",
             autocompletion=complete_run,
+            show_default=False,
         ),
-    ] = "runs",
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="[default: 8090, or the next that is free]"),
@@ -30,6 +31,7 @@ def view(
         Path | None,
         typer.Option(help="Write the pages into this new folder, to send or to host them."),
     ] = None,
+    runs_dir: RunsDir = None,
     trust: Trust = False,
 ) -> None:
     """Show runs in the browser, while they go on and afterwards: curves, episodes, tokens.
@@ -44,7 +46,7 @@ def view(
     from openenv_pipe.commands import view as viewing
 
     if bundle is not None:
-        print(viewing.bundle(target, bundle, trust=trust))
+        print(viewing.bundle(target, bundle, runs_dir=runs_dir, trust=trust))
         return
 
-    viewing.view(target, host=host, port=port, trust=trust, tell=tell_person)
+    viewing.view(target, runs_dir=runs_dir, host=host, port=port, trust=trust, tell=tell_person)

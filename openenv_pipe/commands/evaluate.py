@@ -18,7 +18,7 @@ from openenv_pipe.pipeline.evaluate import evaluate_model, play_baselines
 from openenv_pipe.pipeline.run import RunControl
 from openenv_pipe.reports.eval_table import Row
 from openenv_pipe.runs.evals import Evaluation, read_reports, save_evaluation
-from openenv_pipe.runs.find import SelectedModel, find_model
+from openenv_pipe.runs.find import SelectedModel, find_model, is_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 
 
@@ -37,7 +37,8 @@ def evaluate(
 ) -> Evaluated:
     """Evaluate the runs that the words name (`RUN`, `RUN@40`, `RUN@best`, `RUN@start`).
 
-    The other words are overrides; without a run they describe the model to evaluate.
+    The other words are overrides; without a run they describe the model to evaluate. `runs_dir=DIR`
+    is where runs are looked for, and where the folder of a model that no run has trained goes.
     trust: also runs whose folders another user made, or that were changed since.
 
     Raises:
@@ -45,8 +46,9 @@ def evaluate(
         ConfigError: The overrides do not compose, or the runs cannot be compared.
         FailureError: A server or an engine failed.
     """
-    runs = [word for word in words if _is_run(word)]
-    overrides = [word for word in words if not _is_run(word)]
+    runs_dir = split_runs_dir(words)[0]
+    runs = [word for word in words if is_run(word, runs_dir)]
+    overrides = [word for word in words if word not in runs]
     for word in overrides:
         if "=" not in word:
             raise RunFolderError(
@@ -54,17 +56,10 @@ def evaluate(
                 "(`openenv-pipe runs` lists them), or overrides such as conf=wordle"
             )
     if runs:
-        models = [find_model(word, overrides, trust=trust) for word in runs]
+        changes = split_runs_dir(overrides)[1]
+        models = [find_model(word, changes, runs_dir=runs_dir, trust=trust) for word in runs]
         return _evaluate_runs(models, control)
     return _evaluate_config(compose(overrides), command, control)
-
-
-def _is_run(word: str) -> bool:
-    """True for a folder, an id or `latest`, with or without a checkpoint: RUN, RUN@40."""
-    names = {word, word.rpartition("@")[0]} - {""}
-    return any(
-        name == "latest" or Path(name).is_dir() or Path("runs", name).is_dir() for name in names
-    )
 
 
 def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluated:

@@ -14,16 +14,19 @@ from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import new_folder, write_text
 
 
-def export_run(word: str, output: Path | None, *, trust: bool) -> Path:
+def export_run(
+    word: str, output: Path | None, *, runs_dir: Path | None = None, trust: bool
+) -> Path:
     """Export what `RUN`, `RUN@40` or `RUN@best` names, and return its folder.
 
+    runs_dir: where runs are looked for, as for `find_run`.
     trust: also of a run whose folder another user made, or that was changed since.
 
     Raises:
         RunFolderError: The checkpoint does not exist or is damaged, or the output exists.
         ConfigError: The output cannot be written.
     """
-    subject = find_model(word, [], trust=trust)
+    subject = find_model(word, runs_dir=runs_dir, trust=trust)
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
     name = f"{subject.folder.record.id.replace('/', '-')}-{subject.checkpoint.name}"

@@ -173,7 +173,7 @@ class CheckpointPlay:
             assembled = await asyncio.to_thread(_load_pipeline)
             which = f"@{state.request.checkpoint}" if state.request.checkpoint else ""
             word = f"{self._runs_dir / state.request.run}{which}"
-            model = await asyncio.to_thread(find_model, word, [], trust=self._trust)
+            model = await asyncio.to_thread(find_model, word, trust=self._trust)
             state.model = model.name
             if model.config.agent.type != "loop":
                 raise ConfigError(

@@ -28,12 +28,14 @@ def serve_run(
     engine: Literal["vllm", "local"] | None,
     max_model_len: int | None,
     extra: Sequence[str],
+    runs_dir: Path | None,
     tell: Callable[[str], None],
     trust: bool,
 ) -> None:
     """Serve what `RUN`, `RUN@40` or `RUN@best` names until interrupted.
 
     engine: None: vLLM where it is installed.
+    runs_dir: where runs are looked for, as for `find_run`.
     tell: receives lines about the server's start.
     trust: also of a run whose folder another user made, or that was changed since.
 
@@ -42,7 +44,7 @@ def serve_run(
         ConfigError: vLLM cannot serve the model here.
         EngineError: The server did not start, or died.
     """
-    subject = find_model(word, [], trust=trust)
+    subject = find_model(word, runs_dir=runs_dir, trust=trust)
     if subject.checkpoint is None:
         raise RunFolderError(f"{word!r} names no checkpoint; RUN, RUN@STEP and RUN@best do")
     refuse_vision_model(subject.config.model, "serve")

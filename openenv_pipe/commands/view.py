@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openenv_pipe.commands.play_checkpoint import CheckpointPlay
-from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.find import find_folder, find_run, is_sweep
+from openenv_pipe.runs.places import existing_folders
 from openenv_pipe.viewer.access import LOOPBACK
 from openenv_pipe.viewer.bundle import write_bundle
 from openenv_pipe.viewer.comparisons import list_sweeps, show_sweep
@@ -14,16 +14,22 @@ from openenv_pipe.viewer.run_store import RunStore
 from openenv_pipe.viewer.server import build_app, open_socket, serve
 
 FIRST_PORT = 8090
-ALL_RUNS = Path("runs")
 RUN_PAGE, SWEEP_PAGE = "#/run/", "#/sweep/"  # beginnings of addresses
 
 
 def view(
-    target: str, *, host: str, port: int | None, trust: bool, tell: Callable[[str], None]
+    target: str | None,
+    *,
+    runs_dir: Path | None,
+    host: str,
+    port: int | None,
+    trust: bool,
+    tell: Callable[[str], None],
 ) -> None:
     """Serve until Ctrl-C, and tell the address.
 
-    target: a run, a sweep or a folder of runs. port: None takes one that is free.
+    target: a run, a sweep or a folder of runs; None: all runs. port: None takes one that is free.
+    runs_dir: where runs are looked for, as for `find_run`.
     host: one that other machines reach needs a token, which is part of the address.
     trust: also plays foreign runs, and reads tokenizers that their configurations name.
 
@@ -31,10 +37,12 @@ def view(
         RunFolderError: There is no such run, sweep or folder.
         ConfigError: The port cannot be used.
     """
-    runs_dir, page = find_target(target)
+    shown_dir, page, note = find_target(target, runs_dir)
+    if note:
+        tell(note)
     token = None if host in LOOPBACK or host == "::1" else secrets.token_urlsafe(24)
-    play = CheckpointPlay(runs_dir, trust=trust)
-    app = build_app(RunStore(runs_dir), token=token, trust=trust, play=play)
+    play = CheckpointPlay(shown_dir, trust=trust)
+    app = build_app(RunStore(shown_dir), token=token, trust=trust, play=play)
     listener = open_socket(host, port or FIRST_PORT, is_fixed=port is not None)
     number = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
@@ -43,15 +51,15 @@ def view(
     serve(app, listener)
 
 
-def bundle(target: str, folder: Path, *, trust: bool) -> Path:
+def bundle(target: str | None, folder: Path, *, runs_dir: Path | None, trust: bool) -> Path:
     """Write the pages of the target as static files, and return the page to open.
 
     Raises:
         RunFolderError: There is no such run, sweep or folder.
         ConfigError: The folder has files already, or cannot be written.
     """
-    runs_dir, page = find_target(target)
-    store = RunStore(runs_dir)
+    shown_dir, page, _ = find_target(target, runs_dir)
+    store = RunStore(shown_dir)
     keys, stamps = store.all_keys(), [each["stamp"] for each in list_sweeps(store)]
     if page.startswith(RUN_PAGE):
         keys, stamps = [page.removeprefix(RUN_PAGE)], []
@@ -64,23 +72,24 @@ def bundle(target: str, folder: Path, *, trust: bool) -> Path:
     return folder / "index.html"
 
 
-def find_target(target: str) -> tuple[Path, str]:
-    """Return the folder of runs, and the address of the page that shows the target.
+def find_target(target: str | None, runs_dir: Path | None) -> tuple[Path, str, str]:
+    """Return the folder of runs, the address of the page that shows the target, and a note.
+
+    The note says which other folders have runs, if all runs are shown.
 
     Raises:
         RunFolderError: There is no such run, sweep or folder.
     """
-    path = Path(target)
-    if (path / "sweep.json").is_file() or path.parent.name == "sweeps":
+    if target is None:
+        first, *others = existing_folders(runs_dir)
+        names = ", ".join(map(str, others))
+        note = f"shows the runs in {first}; more are in {names} (--runs-dir)" if others else ""
+        return first.resolve(), "", note
+    path = find_folder(target, runs_dir)
+    if is_sweep(path):
         path = path.resolve()
-        return path.parent.parent, f"{SWEEP_PAGE}{path.name}"
-    is_run = (path / "run.json").exists() or not path.is_dir() or path.is_symlink()
-    if is_run and not (path == ALL_RUNS and not path.exists()):
-        folder = find_run(target, ALL_RUNS).path.resolve()
-        return folder.parent.parent, f"{RUN_PAGE}{folder.parent.name}/{folder.name}"
-    if not path.is_dir():
-        raise RunFolderError(
-            f"there is no folder {target!r}; `openenv-pipe train conf=wordle` makes the first run, "
-            "and `openenv-pipe view DIR` shows those of another folder"
-        )
-    return path.resolve(), ""
+        return path.parent.parent, f"{SWEEP_PAGE}{path.name}", ""
+    if path.is_dir() and not path.is_symlink() and not (path / "run.json").exists():
+        return path.resolve(), "", ""
+    folder = find_run(target, runs_dir).path.resolve()
+    return folder.parent.parent, f"{RUN_PAGE}{folder.parent.name}/{folder.name}", ""

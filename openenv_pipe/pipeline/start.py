@@ -34,7 +34,7 @@ from openenv_pipe.runs.checkpoints import (
     newest_sound,
 )
 from openenv_pipe.runs.differences import Difference, find_differences
-from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.find import find_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.system.progress import Progress
@@ -108,7 +108,7 @@ def resume(
 
     Raises RunFolderError and ConfigError.
     """
-    runs_dir, overrides = _split_runs_dir(overrides)
+    runs_dir, overrides = split_runs_dir(overrides)
     folder = find_run(name, runs_dir)
     with folder.held():
         saved = folder.config_to_run(trust=trust)
@@ -202,7 +202,7 @@ def fork(
         ConfigError: the overrides do not fit the checkpoint.
     """
     run_name, _, which = name.partition("@")
-    source, progress = find_run(run_name, _split_runs_dir(overrides)[0]), control.progress
+    source, progress = find_run(run_name, split_runs_dir(overrides)[0]), control.progress
     saved = source.config_to_run(trust=trust)
     config = amend(saved, overrides)
     changed = changed_keys(saved, config)
@@ -305,10 +305,3 @@ def _refuse_other_model(source: RunFolder, changed: Changed) -> None:
 def _tell(progress: Progress, differences: Sequence[Difference]) -> None:
     for difference in differences:
         progress.note(f"different from before: {difference}")
-
-
-def _split_runs_dir(overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """Return `runs_dir`, where existing runs are looked for, and the other overrides."""
-    named = [each for each in overrides if each.startswith("runs_dir=")]
-    runs_dir = named[-1].partition("=")[2] if named else "runs"
-    return Path(runs_dir), [each for each in overrides if each not in named]

@@ -1,6 +1,6 @@
 """The table of all runs. A broken folder is shown as unreadable."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -45,12 +45,18 @@ class RunRow:
     tags: tuple[str, ...] = ()
 
 
-def list_runs(runs_dir: Path) -> list[RunRow]:
-    """One row for each run folder below `runs_dir`, by name and number; [] without any."""
-    folders = [
-        path for path in Path(runs_dir).glob("*/*") if path.name.isdecimal() and path.is_dir()
-    ]
-    return [_row(path) for path in sorted(folders, key=lambda p: (p.parent.name, int(p.name)))]
+def list_runs(folders: Sequence[Path]) -> list[RunRow]:
+    """One row for each run in the folders, by folder, name and number; [] without any.
+
+    The id of a run that is not in the first folder has its folder before it.
+    """
+    rows = []
+    for folder in folders:
+        paths = [path for path in folder.glob("*/*") if path.name.isdecimal() and path.is_dir()]
+        for path in sorted(paths, key=lambda path: (path.parent.name, int(path.name))):
+            name = f"{path.parent.name}/{path.name}"
+            rows.append(_row(path, name if folder == folders[0] else f"{folder}/{name}"))
+    return rows
 
 
 def runs_table(rows: list[RunRow]) -> Table:
@@ -74,8 +80,7 @@ def runs_table(rows: list[RunRow]) -> Table:
     return table
 
 
-def _row(path: Path) -> RunRow:
-    name = f"{path.parent.name}/{path.name}"
+def _row(path: Path, name: str) -> RunRow:
     try:
         folder = RunFolder.open(path)
         steps = [r for r in read_metrics(folder.metrics_path) if r.get("stage") == "grpo"]

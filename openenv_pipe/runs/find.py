@@ -1,14 +1,18 @@
-"""Find a run by the names that users give it: a folder, an id such as wordle/0007, `latest`."""
+"""Find a run by the names that users give it: a folder, an id such as wordle/0007, `latest`.
+
+All commands look runs up here, in the same folders (`runs_folders`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openenv_pipe.config.compose import amend
+from openenv_pipe.config.compose import amend, parse_overrides
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import StageStep, find_checkpoint
 from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.places import runs_folders
 
 AT_START = "untrained"  # the label of RUN@start; `start` belongs to the run's own first stage
 
@@ -28,32 +32,95 @@ class SelectedModel:
         return f"{self.folder.record.id} {self.label}"
 
 
-def find_run(name: str, runs_dir: Path) -> RunFolder:
-    """Open the run; `latest` is the newest in `runs_dir`. Raises RunFolderError."""
+def find_run(name: str, runs_dir: Path | None = None) -> RunFolder:
+    """Open the run; `latest` is the newest of all.
+
+    runs_dir: where ids and `latest` are looked up; None: in all of `runs_folders`.
+
+    Raises:
+        RunFolderError: There is no such run, or several folders have one of that id.
+    """
+    return RunFolder.open(find_folder(name, runs_dir))
+
+
+def find_folder(name: str, runs_dir: Path | None = None) -> Path:
+    """Return the folder of a run or a sweep.
+
+    runs_dir: as for `find_run`. Raises RunFolderError if no folder has it, or several have.
+    """
+    folders = runs_folders(runs_dir)
     if name == "latest":
-        return _newest(runs_dir)
-    if not Path(name).is_dir() and (runs_dir / name).is_dir():
-        return RunFolder.open(runs_dir / name)
-    return RunFolder.open(name)
+        return _newest(folders)
+    if Path(name).is_dir():
+        return Path(name)
+    found = [folder / name for folder in folders if (folder / name).is_dir()]
+    if len(found) > 1:
+        raise RunFolderError(
+            f"{name} is ambiguous: {' and '.join(map(str, found))} exist; name one of these "
+            "folders, or choose with --runs-dir"
+        )
+    if not found:
+        raise RunFolderError(
+            f"no folder {name}, neither here nor in {' or '.join(map(str, folders))}; "
+            "`openenv-pipe runs` lists the runs, and --runs-dir names another folder of runs"
+        )
+    return found[0]
 
 
-def _newest(runs_dir: Path) -> RunFolder:
+def is_sweep(path: Path) -> bool:
+    """True for the folder of a sweep, also of one whose sweep.json is gone."""
+    return (path / "sweep.json").is_file() or (
+        path.is_dir() and path.parent.name == "sweeps" and not (path / "run.json").exists()
+    )
+
+
+def is_run(word: str, runs_dir: Path | None = None) -> bool:
+    """True for a folder, an id or `latest`, with or without a checkpoint: RUN, RUN@40."""
+    names = {word, word.rpartition("@")[0]} - {""}
+    folders = [Path(), *runs_folders(runs_dir)]
+    return any(
+        name == "latest" or any((folder / name).is_dir() for folder in folders) for name in names
+    )
+
+
+def split_runs_dir(overrides: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Return the folder that `runs_dir=DIR` names, if there is one, and the other overrides.
+
+    Raises ConfigError if it cannot be read.
+    """
+    named = [each for each in overrides if each.startswith("runs_dir=")]
+    others = [each for each in overrides if each not in named]
+    return (Path(str(parse_overrides(named)[-1].value())) if named else None), others
+
+
+def _newest(folders: Sequence[Path]) -> Path:
     found = []
-    for record in runs_dir.glob("*/[0-9]*/run.json"):
+    for record in (each for folder in folders for each in folder.glob("*/[0-9]*/run.json")):
         try:
             found.append(RunFolder.open(record.parent))
         except RunFolderError:
-            continue  # `openenv-pipe runs` shows it as unreadable.
+            # `openenv-pipe runs` shows it as unreadable.
+            continue
     if not found:
-        raise RunFolderError(f"there is no run in {runs_dir}; name a run's folder")
-    return max(found, key=lambda folder: folder.record.created)
+        raise RunFolderError(
+            f"there is no run in {' or '.join(map(str, folders))}; name a run's folder, or the "
+            "folder of all runs with --runs-dir"
+        )
+    return max(found, key=lambda folder: folder.record.created).path
 
 
-def find_model(word: str, overrides: Sequence[str], *, trust: bool = False) -> SelectedModel:
+def find_model(
+    word: str,
+    overrides: Sequence[str] = (),
+    *,
+    runs_dir: Path | None = None,
+    trust: bool = False,
+) -> SelectedModel:
     """Find the run and checkpoint of `RUN`, `RUN@40`, `RUN@best` or `RUN@start`, to act on them.
 
     Without `@`, it is the newest sound checkpoint. `overrides` change the run's configuration. The
     label names the agent if it is not the type of agent that the run was trained with.
+    runs_dir: as for `find_run`.
     trust: also of a run whose folder another user made, or that was changed since.
 
     Raises:
@@ -63,7 +130,7 @@ def find_model(word: str, overrides: Sequence[str], *, trust: bool = False) -> S
     path, at, which = word.rpartition("@")
     if not at or Path(word).is_dir():
         path, which = word, ""
-    folder = find_run(path, Path("runs"))
+    folder = find_run(path, runs_dir)
     own = folder.config_to_run(trust=trust)
     config = amend(own, overrides)
     other = f"_{config.agent.type}" if config.agent.type != own.agent.type else ""

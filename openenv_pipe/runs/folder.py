@@ -41,6 +41,7 @@ from openenv_pipe.runs.allocation import (
     write_config,
 )
 from openenv_pipe.runs.checkpoints import all_checkpoints
+from openenv_pipe.runs.places import note_runs_folder
 from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, LineageKind, RunRecord
 from openenv_pipe.runs.trust import check_trust
 from openenv_pipe.system.file_lock import locked
@@ -101,6 +102,7 @@ class RunFolder:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         point_symlink(parent / "latest", path.name)
+        note_runs_folder(parent.parent)
         return cls(path, _read_record(path))
 
     @classmethod

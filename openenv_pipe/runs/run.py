@@ -126,9 +126,10 @@ class Run:
         return RunFolder.open(self.path)
 
 
-def open_run(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> Run:
+def open_run(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] | None = None) -> Run:
     """An existing run by its folder, its id such as `wordle/0007`, or `latest`.
 
-    runs_dir: where ids and `latest` are looked up. Raises RunFolderError.
+    runs_dir: where ids and `latest` are looked up; default: where the commands look them up.
+    Raises RunFolderError.
     """
-    return Run(find_run(os.fspath(name), Path(runs_dir)).path)
+    return Run(find_run(os.fspath(name), None if runs_dir is None else Path(runs_dir)).path)

@@ -18,7 +18,7 @@ MAX_TASKS = 2000
 
 def compare_runs(store: RunStore, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings in which runs differ, with their results. Raises RunFolderError."""
-    return _comparison(compare_settings(find_runs([store.path(key) for key in _keys(query)])))
+    return _comparison(compare_settings(find_runs([str(store.path(key)) for key in _keys(query)])))
 
 
 def list_sweeps(store: RunStore) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def show_sweep(store: RunStore, stamp: str) -> dict[str, Any]:
     path = store.runs_dir / "sweeps" / stamp
     if not NAME.fullmatch(stamp) or set(stamp) == {"."} or not path.is_dir():
         raise RunFolderError(f"there is no sweep {stamp!r:.80} in {store.runs_dir}")
-    return _comparison(compare_settings(find_runs([path])))
+    return _comparison(compare_settings(find_runs([str(path)])))
 
 
 def show_evaluations(store: RunStore, query: Mapping[str, str]) -> dict[str, Any]:

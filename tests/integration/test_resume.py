@@ -145,7 +145,7 @@ def test_a_full_disk_then_a_damaged_checkpoint(whole, small_disk):
     assert code == 1
     assert "No space left on device" in said and "--resume" in said
     assert "Traceback" not in said
-    (row,) = list_runs(small_disk)
+    (row,) = list_runs([small_disk])
     assert row.status in ("died", "failed")
     folder = small_disk / "smoke" / "0001"
     assert not list((folder / "checkpoints").glob(".*"))

@@ -24,7 +24,6 @@ from openenv_pipe.runs.checkpoints import (
 )
 from openenv_pipe.runs.episodes import episodes_path
 from openenv_pipe.runs.evals import read_reports
-from openenv_pipe.runs.find import find_run
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile, read_metrics
 from openenv_pipe.runs.record import Lineage
@@ -269,13 +268,3 @@ def test_the_order_of_keys_is_kept(tmp_path):
     turned = config.model_copy(update={"reward": config.reward.model_copy(update={"terms": terms})})
     folder = RunFolder.create(turned, overrides=[], command=[])
     assert list(RunFolder.open(folder.path).written_config.reward.terms) == list(terms)
-
-
-def test_runs_are_found_by_id_and_as_the_latest(tmp_path, folder):
-    newer = run_samples.create(tmp_path)
-    (tmp_path / "smoke" / "0003").mkdir()
-    (tmp_path / "smoke" / "0003" / "run.json").write_text("{")
-    assert find_run("smoke/0001", tmp_path).path == folder.path
-    assert find_run("latest", tmp_path).path == newer.path
-    with pytest.raises(RunFolderError, match="no folder"):
-        find_run("smoke/0009", tmp_path)

@@ -39,7 +39,7 @@ def make(runs_dir, lr=1e-5, seed=0, success=None, sweep=None):
 
 
 def compared(*folders):
-    return compare_settings(find_runs([folder.path for folder in folders]))
+    return compare_settings(find_runs([str(folder.path) for folder in folders]))
 
 
 def shown(capsys, form, *folders):
@@ -137,7 +137,7 @@ def test_runs_of_different_tasks_have_no_best(tmp_path):
 
 def test_a_run_is_taken_once_whatever_it_is_called(tmp_path):
     made = make(tmp_path, success=0.5)
-    found = find_runs([made.path, made.path.parent / "latest"])
+    found = find_runs([str(made.path), str(made.path.parent / "latest")])
     assert [run.id for run in found.runs] == ["smoke/0001"]
     assert found.home == tmp_path / "compare"
 
@@ -162,7 +162,7 @@ def test_the_runs_of_a_sweep_are_found_by_its_stamp(tmp_path):
         {"index": 1, "run": None, "overrides": ["seed=x"], "status": "failed", "cause": "no"},
     ]
     (sweep / "sweep.json").write_text(json.dumps({"jobs": jobs}))
-    found = find_runs([sweep])
+    found = find_runs([str(sweep)])
     assert [run.id for run in found.runs] == ["smoke/0001", "smoke/0003"]
     assert found.lost_jobs == ["job 1 (seed=x): failed, no"]
     assert (found.title, found.home) == (f"Sweep {STAMP}", sweep)
@@ -181,7 +181,7 @@ def test_what_is_no_run_and_no_sweep_is_refused(tmp_path, names, expected):
     make(tmp_path)
     (tmp_path / "sweeps" / "empty").mkdir(parents=True)
     with pytest.raises(RunFolderError, match=expected):
-        find_runs([tmp_path / name for name in names])
+        find_runs([str(tmp_path / name) for name in names])
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):

@@ -195,12 +195,12 @@ def with_odd_value(value, random: Random):
 def shown(run: Path) -> str:
     """Return what `runs` and `compare` print."""
     console = Console(file=StringIO(), width=200)
-    console.print(runs_table(list_runs(run.parents[1])))
+    console.print(runs_table(list_runs([run.parents[1]])))
     return console.file.getvalue()
 
 
 def compared(run: Path) -> None:
-    comparison = compare_settings(find_runs([run]))
+    comparison = compare_settings(find_runs([str(run)]))
     as_text(comparison, "json")
     Console(file=StringIO(), width=200).print(as_table(comparison))
 

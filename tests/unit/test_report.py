@@ -361,7 +361,7 @@ def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
         assert broken.record.id == f"smoke/000{number}"
     (tmp_path / "smoke" / "0009").mkdir()
     (tmp_path / "notes").mkdir()
-    rows = list_runs(tmp_path)
+    rows = list_runs([tmp_path])
     assert [row.status for row in rows] == ["finished", "running"] + ["unreadable"] * 4
     first = rows[0]
     assert (first.id, first.step, first.num_steps) == ("smoke/0001", 2, 2)
@@ -374,7 +374,7 @@ def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
 
 
 def test_a_folder_without_runs_lists_none(tmp_path):
-    assert list_runs(tmp_path / "missing") == []
+    assert list_runs([tmp_path / "missing"]) == []
 
 
 def test_evaluations_on_other_tasks_do_not_stop_the_report(folder):

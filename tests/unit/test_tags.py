@@ -60,7 +60,7 @@ def test_the_commands_and_the_viewer_show_them(folder, monkeypatch, capsys):
     assert run("runs", "--tag", "baseline") == 0
     shown = capsys.readouterr().out
     assert "smoke/0001" in shown and "baseline" in shown and "smoke/0002" not in shown
-    assert [row.tags for row in list_runs(folder.path.parents[1])] == [("baseline",), ()]
+    assert [row.tags for row in list_runs([folder.path.parents[1]])] == [("baseline",), ()]
     app = server.build_app(RunStore(folder.path.parents[1]))
     client = TestClient(app, base_url="http://127.0.0.1:8090")
     assert [each["tags"] for each in client.get("/api/runs").json()["runs"]] == [["baseline"], []]

@@ -115,7 +115,7 @@ def test_the_key_is_the_users_alone(tmp_path, monkeypatch):
     path = user_key.key_path()
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o077 == 0
-    assert [each.name for each in path.parent.iterdir()] == ["key"]
+    assert sorted(each.name for each in path.parent.iterdir()) == ["key", "runs_dirs"]
     path.chmod(0o644)
     assert "others may know the key" in refused(folder)
     path.chmod(0o600)
@@ -190,8 +190,8 @@ def test_reading_imports_nothing(tmp_path, monkeypatch):
     values = read_json(path) | {"engine": {"type": "python", "target": "spy:it", "options": {}}}
     write_json(path, values, sort_keys=False)
     assert Run(folder.path).config.engine.type == "python"
-    assert [row.status for row in list_runs(tmp_path)] == ["running"]
-    (found,) = find_runs([folder.path]).runs
+    assert [row.status for row in list_runs([tmp_path])] == ["running"]
+    (found,) = find_runs([str(folder.path)]).runs
     assert found.settings["engine.target"] == "spy:it"
     assert "engine.target: 'spy:it'" in refused(folder)
 

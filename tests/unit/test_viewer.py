@@ -205,16 +205,17 @@ def test_json_is_ascii_and_has_no_invisible_characters():
 def test_targets(folder, monkeypatch):
     runs_dir = folder.path.parents[1]
     monkeypatch.chdir(runs_dir.parent)
-    assert find_target(str(runs_dir)) == (runs_dir, "")
-    assert find_target(str(folder.path)) == (runs_dir, "#/run/smoke/0001")
-    assert find_target(str(runs_dir / "smoke" / "latest")) == (runs_dir, "#/run/smoke/0001")
+    assert find_target(str(runs_dir), None) == (runs_dir, "", "")
+    assert find_target(str(folder.path), None) == (runs_dir, "#/run/smoke/0001", "")
+    link = str(runs_dir / "smoke" / "latest")
+    assert find_target(link, None) == (runs_dir, "#/run/smoke/0001", "")
     sweep = runs_dir / "sweeps" / "2026"
     sweep.mkdir(parents=True)
     (sweep / "sweep.json").write_text("{}")
-    assert find_target(str(sweep)) == (runs_dir, "#/sweep/2026")
+    assert find_target(str(sweep), None) == (runs_dir, "#/sweep/2026", "")
     shutil.rmtree(runs_dir / "sweeps")
     with pytest.raises(RunFolderError, match="no folder"):
-        find_target("nothing")
+        find_target("nothing", None)
 
 
 def test_a_port_that_is_taken():

@@ -12,7 +12,7 @@ from openenv_pipe.rewards import Scorer
 from openenv_pipe.rewards.judges import open_judge
 from openenv_pipe.rollout.collector import group_seed
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
-from openenv_pipe.runs.find import find_run
+from openenv_pipe.runs.find import find_run, split_runs_dir
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system.tasks import run_all
 from openenv_pipe.types import Episode, Group
@@ -71,6 +71,7 @@ def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> 
     """
     runs = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
+    runs_dir = split_runs_dir(overrides)[0]
     has_experiment = any(word.startswith("conf=") for word in overrides)
     if len(runs) > 1 or not (runs or has_experiment):
         raise ConfigError(
@@ -79,11 +80,11 @@ def find_recorded(words: Sequence[str], output: Path | None, *, trust: bool) -> 
         )
     if has_experiment:
         config = compose(overrides).config
-        home = Path(config.runs_dir)
-        folder = find_run(runs[0] if runs else f"{config.name}/latest", home)
+        newest = Path(config.runs_dir, config.name, "latest")
+        folder = find_run(runs[0], runs_dir) if runs else RunFolder.open(newest)
     else:
-        folder = find_run(runs[0], Path("runs"))
-        config = amend(folder.config_to_run(trust=trust), overrides)
+        folder = find_run(runs[0], runs_dir)
+        config = amend(folder.config_to_run(trust=trust), split_runs_dir(overrides)[1])
     if config.judge.type == "none":
         raise ConfigError(
             "there is no judge; name one and the reward that asks it, as in: reward=ruler "

@@ -62,7 +62,7 @@ def reproduce(
         ConfigError: Its configuration cannot run here.
     """
     _refuse_unknown(allow)
-    recorded = find_run(name, runs_dir or Path("runs"))
+    recorded = find_run(name, runs_dir)
     _refuse_fork(recorded)
     config = recorded.config_to_run(trust=trust)
     if isinstance(config.agent, ClientAgentConfig) and not is_replay:

@@ -19,7 +19,7 @@ from openenv_pipe.runs.pictures import write_pictures
 from openenv_pipe.system.files import read_bytes, write_bytes, write_json, write_text
 
 
-def record(name: str, to: Path, *, steps: int | None, runs_dir: Path) -> None:
+def record(name: str, to: Path, *, steps: int | None, runs_dir: Path | None) -> None:
     """Write the recording of a run, or of its first steps. Raises RunFolderError."""
     folder = find_run(name, runs_dir)
     path = folder.metrics_path

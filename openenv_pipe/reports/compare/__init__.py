@@ -15,13 +15,15 @@ from openenv_pipe.reports.compare.load import find_runs
 from openenv_pipe.system.files import write_text
 
 
-def compare(targets: Sequence[str], output: Path | None) -> tuple[Comparison, Path]:
+def compare(
+    targets: Sequence[str], output: Path | None, runs_dir: Path | None = None
+) -> tuple[Comparison, Path]:
     """Compare runs and write compare.png and compare.html; return the path of the latter too.
 
     Raises:
         RunFolderError: A target is neither a run nor a sweep, or nothing can be written.
     """
-    found = find_runs([Path(target) for target in targets])
+    found = find_runs(targets, runs_dir)
     comparison = compare_settings(found)
     folder = output or found.home
     written = folder / "compare.html"

@@ -15,6 +15,7 @@ from openenv_pipe.config.diff import flat
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import read_during, read_reports, read_stages
+from openenv_pipe.runs.find import find_folder, find_run, is_sweep
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
 from openenv_pipe.system.files import read_json
@@ -55,26 +56,23 @@ class Found:
     home: Path
 
 
-def find_runs(targets: Sequence[Path]) -> Found:
-    """Load the named runs, or those of one sweep, each once. Raises RunFolderError."""
-    if len(targets) == 1 and _is_sweep(targets[0]):
-        return _find_sweep(targets[0])
-    folders = {_open(path).path.resolve(): None for path in targets}
+def find_runs(targets: Sequence[str], runs_dir: Path | None = None) -> Found:
+    """Load the named runs, or those of one sweep, each once.
+
+    runs_dir: where ids are looked up, as for `find_run`. Raises RunFolderError.
+    """
+    if len(targets) == 1 and is_sweep(path := find_folder(targets[0], runs_dir)):
+        return _find_sweep(path)
+    folders = {_open(name, runs_dir).path.resolve(): None for name in targets}
     runs = [_read(path) for path in folders]
     home = next(iter(folders)).parent.parent / "compare"
     return Found(title="Runs", runs=runs, lost_jobs=[], home=Path(short_path(home)))
 
 
-def _is_sweep(path: Path) -> bool:
-    return (path / "sweep.json").is_file() or (
-        path.is_dir() and path.parent.name == "sweeps" and not (path / "run.json").exists()
-    )
-
-
-def _open(path: Path) -> RunFolder:
-    if _is_sweep(path):
-        raise RunFolderError(f"{path} is a sweep; name it alone, or runs alone")
-    return RunFolder.open(path)
+def _open(name: str, runs_dir: Path | None) -> RunFolder:
+    if is_sweep(find_folder(name, runs_dir)):
+        raise RunFolderError(f"{name} is a sweep; name it alone, or runs alone")
+    return find_run(name, runs_dir)
 
 
 def _find_sweep(path: Path) -> Found:

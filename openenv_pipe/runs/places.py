@@ -1,0 +1,77 @@
+"""The folders in which runs are looked for.
+
+A run may go to any folder (`runs_dir`), so each one that is not the default is noted in the user's
+state folder, by the working directory that it was started from. Without that note `latest` would be
+an older run of the default folder.
+"""
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from openenv_pipe.errors import RunFolderError
+from openenv_pipe.system.resources import short_path
+from openenv_pipe.system.user_key import NoKeyError, key_path
+
+# conf/config.yaml takes the default of runs_dir from it, too.
+VARIABLE = "OPENENV_PIPE_RUNS_DIR"
+
+
+def default_folder() -> Path:
+    """Return the folder of runs of which no other one is named."""
+    return Path(os.environ.get(VARIABLE, "runs"))
+
+
+def runs_folders(named: Path | None = None) -> list[Path]:
+    """Return the folders in which runs are looked for, the default one first.
+
+    They are the default one, and those that runs started from this working directory have used.
+    named: only this one.
+    """
+    if named is not None:
+        return [named]
+    default = default_folder()
+    others = [path for path in map(Path, _noted()) if path.is_dir()]
+    own = default.resolve()
+    return [default, *(Path(short_path(path)) for path in others if path.resolve() != own)]
+
+
+def existing_folders(named: Path | None = None) -> list[Path]:
+    """Return those of `runs_folders` that exist. Raises RunFolderError if none does."""
+    folders = runs_folders(named)
+    found = [folder for folder in folders if folder.is_dir()]
+    if not found:
+        raise RunFolderError(
+            f"there is no folder {str(folders[0])!r}; `openenv-pipe train conf=wordle` makes the "
+            "first run, and --runs-dir DIR names another folder of runs"
+        )
+    return found
+
+
+def note_runs_folder(runs_dir: Path) -> None:
+    """Note a folder in which a run starts, so that all commands find the run.
+
+    Without a state folder it is not noted: `runs_folders` has only the default one then.
+    """
+    path = str(runs_dir.resolve())
+    if path in (str(default_folder().resolve()), *_noted()):
+        return
+    with suppress(OSError, NoKeyError):
+        file = _file()
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file.open("ab") as opened:
+            # A single write of a line: two processes that append do not mix their lines.
+            opened.write(os.fsencode(path) + b"\n")
+
+
+def _noted() -> list[str]:
+    try:
+        return list(dict.fromkeys(os.fsdecode(_file().read_bytes()).splitlines()))
+    except (OSError, NoKeyError):
+        return []
+
+
+def _file() -> Path:
+    here = hashlib.sha256(os.fsencode(Path.cwd())).hexdigest()[:32]
+    return key_path().parent / "runs_dirs" / here
