@@ -5,7 +5,10 @@ folder of an adapter, or of all weights, holds x. A completion is always the sam
 """
 
 import asyncio
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from aiohttp import web
@@ -51,6 +54,9 @@ class SmallServer:
         self.prompts: list[list[int]] = []
         self.calls: list[str] = []  # paths of requests that change the server, in order
         self.values: dict[str, float] = {}  # x of each loaded policy, by the name that requests use
+        self.version = "default"  # the label of the weights
+        # changes the answer of a completion, or replaces it by other bytes
+        self.spoil: Callable[[dict[str, Any]], bytes | None] | None = None
         self._runner: web.AppRunner | None = None
         self._dead = asyncio.Event()
 
@@ -63,6 +69,7 @@ class SmallServer:
         self.num_starts += 1
         self._dead = asyncio.Event()
         self.values = {"base": 0.0}
+        self.version = "default"
         self.asleep = set()
         with self.log.open("a") as file:
             print("ImportError: no such kernel" if self.starts_dead else "started", file=file)
@@ -80,7 +87,7 @@ class SmallServer:
         app.router.add_post("/pause", self._pause)
         app.router.add_post("/resume", self._resume)
         app.router.add_post("/collective_rpc", self._reload)
-        app.router.add_post("/update_weight_version", self._noted)
+        app.router.add_post("/update_weight_version", self._name_weights)
         app.router.add_post("/reset_prefix_cache", self._noted)
         app.router.add_post("/reset_encoder_cache", self._noted)
         app.router.add_post("/v1/load_lora_adapter", self._load)
@@ -110,6 +117,11 @@ class SmallServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in self.values]})
+
+    async def _name_weights(self, request: web.Request) -> web.Response:
+        self.calls.append(request.path)
+        self.version = (await request.json())["new_version"]
+        return web.Response()
 
     async def _noted(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
@@ -186,16 +198,27 @@ class SmallServer:
             return web.Response(status=404, text=f"no model {body.get('model')}")
         if wanted := sampling.get("logprob_token_ids"):
             logprobs = next_logprobs(value)
-            entries = [{"token_id": id, "logprob": logprobs[id]} for id in wanted]
+            entries = [
+                {"token_id": id, "logprob": -9999.0 if np.isnan(logprobs[id]) else logprobs[id]}
+                for id in wanted
+            ]
             content = [{**entries[0], "top_logprobs": entries}]
             return web.json_response({"choices": [{"logprobs": {"content": content}}]})
         self.prompts.append(body["token_ids"])
         await self.may_sample.wait()
-        content = [{"token_id": 7, "logprob": -9999.0}, {"token_id": 8, "logprob": -0.5}]
-        choice = {"token_ids": TOKENS, "logprobs": {"content": content}, "weight_versions": None}
+        ids = TOKENS[: sampling["max_tokens"]]
+        choice = {
+            "token_ids": ids,
+            "finish_reason": "stop" if ids == TOKENS else "length",
+            "logprobs": {"content": [{"token_id": id, "logprob": -0.5} for id in ids]},
+            "weight_versions": [{"version": self.version, "start": 0, "end": len(ids)}],
+        }
         seed, count = sampling.get("seed"), sampling.get("n", 1)
         self.seeds += [seed + i if seed is not None else seed for i in range(count)]
-        return web.json_response({"choices": [{**choice, "index": i} for i in range(count)]})
+        choices = [{**choice, "index": i} for i in range(count)]
+        answer = {"model": body["model"], "choices": choices}
+        spoilt = self.spoil(answer) if self.spoil is not None else None
+        return web.Response(body=spoilt or json.dumps(answer).encode())
 
 
 class SmallPolicySource:

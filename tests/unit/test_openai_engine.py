@@ -40,7 +40,8 @@ class Endpoint:
         self.bodies.append(await request.json())
         self.headers.append(request.headers)
         status, body, headers = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return web.Response(status=status, text=json.dumps(body), headers=headers)
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return web.Response(status=status, body=content, headers=headers)
 
 
 @contextmanager
@@ -220,6 +221,81 @@ def test_after_the_last_try_the_error_says_what_came(monkeypatch: pytest.MonkeyP
     with no_waiting(monkeypatch), pytest.raises(EngineError, match=r"in 3 tries.*503.*overloaded"):
         run(endpoint, story)
     assert len(endpoint.bodies) == 3
+
+
+def completion(message: Any, **choice: Any) -> Any:
+    return {"choices": [{"message": message, **choice}]}
+
+
+UNUSABLE = {
+    "half a JSON": (b'{"choices": [{"mess', "not JSON"),
+    "a deep JSON": (b"[" * 100_000, "not JSON"),
+    "no object": ([1], "of another form, at the answer"),
+    "an error": ({"error": {"message": "overloaded"}}, "an error with status 200.*overloaded"),
+    "an error beside a choice": ({**completion({"content": "x"}), "error": "no"}, "status 200"),
+    "no choices": ({}, "at choices"),
+    "choices of none": ({"choices": []}, "at choices"),
+    "choices by name": ({"choices": {"0": {}}}, "at choices"),
+    "a null choice": ({"choices": [None]}, r"at choices\.0"),
+    "no message": ({"choices": [{"text": "x"}]}, r"at choices\.0\.message"),
+    "parts for a text": (completion({"content": [{"text": "x"}]}), r"message\.content"),
+    "a number for a text": (completion({"content": 5}), r"message\.content"),
+    "a call without id": (
+        completion({"tool_calls": [{**CALL, "id": None}]}),
+        r"tool_calls\.0\.id",
+    ),
+    "a call without function": (completion({"tool_calls": [{"id": "c1"}]}), r"\.function"),
+    "arguments as an object": (
+        completion({"tool_calls": [{**CALL, "function": {"name": "look", "arguments": {}}}]}),
+        r"function\.arguments",
+    ),
+    "calls that are none": (completion({"tool_calls": "look"}), r"message\.tool_calls"),
+    "an interrupted reply": (completion({"content": "x"}, finish_reason="error"), "reason error"),
+    "an aborted reply": (completion({"content": "x"}, finish_reason="abort"), "reason abort"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_an_answer_of_another_form_is_asked_again_and_then_an_error(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    body, message = UNUSABLE[name]
+
+    async def story(engine: OpenAIEngine) -> str:
+        return (await engine.generate(request(user("hello")))).text
+
+    with no_waiting(monkeypatch):
+        assert run(Endpoint((200, body, {}), said("late")), story) == "late"
+    with no_waiting(monkeypatch), pytest.raises(EngineError, match=f"in 3 tries.*{message}"):
+        run(Endpoint((200, body, {})), story)
+
+
+def test_a_cached_answer_that_was_damaged_is_asked_for_again(tmp_path: Any) -> None:
+    async def story(engine: OpenAIEngine) -> str:
+        return (await engine.generate(request(user("hello")))).text
+
+    # The address is a part of the cache's key, and has to stay the same.
+    async def twice(engine: OpenAIEngine) -> list[str]:
+        first = await story(engine)
+        (path,) = tmp_path.rglob("*.json")
+        path.write_text('{"choices": [null]}')
+        engine.begin_collection(1, 1)
+        return [first, await story(engine)]
+
+    endpoint = Endpoint(said("one"), said("two"))
+    assert run(endpoint, twice, cache_dir=str(tmp_path)) == ["one", "two"]
+
+
+def test_a_usage_that_cannot_be_is_none() -> None:
+    status, answer, headers = said("fine")
+    usages = [{"prompt_tokens": 10**400}, {"prompt_tokens": True}, {"prompt_tokens": -1}, [1]]
+    endpoint = Endpoint(*((status, {**answer, "usage": usage}, headers) for usage in usages))
+
+    async def story(engine: OpenAIEngine) -> list[int | None]:
+        replies = [await engine.generate(request(user("hello"), turn=turn)) for turn in range(4)]
+        return [reply.num_prompt_tokens for reply in replies]
+
+    assert run(endpoint, story) == [None] * 4
 
 
 @pytest.mark.parametrize(

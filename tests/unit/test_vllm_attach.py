@@ -83,6 +83,6 @@ async def test_a_path_that_is_missing_is_said_with_what_adds_it(tmp_path):
     try:
         async with VllmClient(small.url, api_key=None, request_timeout_s=60) as client:
             with pytest.raises(EngineError, match=r"404.*--enable-scale-out.*engine command"):
-                await client.generate("nobody", [1], {})
+                await client.generate("nobody", [1], {"max_tokens": 2})
     finally:
         await small.stop()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from openenv_pipe.engines.vllm.client import Sampled
+from openenv_pipe.engines.vllm.answers import Sampled
 from openenv_pipe.engines.vllm.group_requests import GroupRequests, SharedRequest, consecutive
 from openenv_pipe.errors import EngineError
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from openenv_pipe.engines.vllm import placed_server
-from openenv_pipe.engines.vllm.client import ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.answers import ServerGoneError
+from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.inside.openenv_pipe_key import RequireKey
 from openenv_pipe.engines.vllm.node_server import MAX_LOG_BYTES, NodeServer, _read
 from openenv_pipe.engines.vllm.placed_server import NodeFiles, PlacedVllmServer

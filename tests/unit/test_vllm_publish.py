@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openenv_pipe.engines.vllm.client import BASE, ServerGoneError
+from openenv_pipe.engines.vllm.answers import ServerGoneError
+from openenv_pipe.engines.vllm.client import BASE
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Published
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
 from openenv_pipe.errors import EngineError

@@ -1,21 +1,64 @@
 """Chat completions over HTTP, with rate limits, retries and a cache."""
 
 import asyncio
-import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openenv_pipe.config.schema import EndpointBlock
 from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import EngineError, RequestRefusedError
+from openenv_pipe.system.foreign_json import parse_foreign
 from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import MAX_BYTES, Access, HttpClient
 from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
 from openenv_pipe.system.response_cache import ResponseCache
 
 _PATH = "/chat/completions"
+_GIVEN_UP = ("error", "abort")  # finish reasons of endpoints that have not finished
+_MAX_USAGE = 10**9  # tokens of one request; a larger number is not believed
+
+
+class _Part(BaseModel):
+    """Base of an answer's parts. Further keys are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Function(_Part):
+    name: str
+    arguments: str | None = None
+
+
+class _ToolCall(_Part):
+    id: str
+    function: _Function
+
+
+class _Message(_Part):
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(_Part):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Completion(_Part):
+    choices: Annotated[list[_Choice], Field(min_length=1)]
+
+
+def num_reported_tokens(answer: Mapping[str, Any], key: str) -> int | None:
+    """Return a number of tokens in the answer's `usage`; None if it has no usable one."""
+    usage = answer.get("usage")
+    count = usage.get(key) if isinstance(usage, Mapping) else None
+    return count if type(count) is int and 0 < count <= _MAX_USAGE else None
 
 
 class ChatClient:
@@ -44,7 +87,7 @@ class ChatClient:
         await self._http.__aexit__()
 
     async def complete(self, body: Mapping[str, Any], num_tokens: int) -> dict[str, Any]:
-        """Return the endpoint's JSON for this body.
+        """Return the endpoint's JSON for this body: it has a choice with a message.
 
         Args:
             num_tokens: what the request may cost at most, for the limit of tokens per minute.
@@ -54,7 +97,8 @@ class ChatClient:
             EngineError: there was no answer in `max_retries` further tries.
         """
         if self._cache and (known := self._cache.read(self.url, body)) is not None:
-            return known
+            with suppress(PassingError):  # a file that somebody has changed
+                return _checked(known)
         async with self._slots:
             response = await self._ask(body, num_tokens)
         if self._cache:
@@ -86,14 +130,12 @@ class ChatClient:
         if response.status != 200:
             self._refuse(response.status, content)
         try:
-            answer = json.loads(content)
+            answer = parse_foreign(content)
         except ValueError as error:
             raise PassingError(
-                f"an answer that is not JSON: {quoted(content, MAX_QUOTED)}"
+                f"an answer that is not JSON ({error}): {quoted(content, MAX_QUOTED)}"
             ) from error
-        if not isinstance(answer, dict) or not answer.get("choices"):
-            raise PassingError(f"an answer without choices: {quoted(content, MAX_QUOTED)}")
-        return answer
+        return _checked(answer)
 
     def _refuse(self, status: int, content: bytes) -> NoReturn:
         if status in (401, 403):
@@ -107,3 +149,22 @@ class ChatClient:
         raise RequestRefusedError(
             f"{self.url} answered {status}: {quoted(content, MAX_QUOTED)}; {expected}", status
         )
+
+
+def _checked(answer: Any) -> dict[str, Any]:
+    """Return the answer. Raises PassingError if it is not a whole completion with a message."""
+    seen = quoted(repr(answer), MAX_QUOTED)
+    if isinstance(answer, dict) and answer.get("error"):
+        raise PassingError(f"an error with status 200: {seen}")
+    try:
+        choice = _Completion.model_validate(answer).choices[0]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the answer"
+        raise PassingError(
+            f"an answer of another form, at {where}: {first['msg']}: {seen}"
+        ) from None
+    if choice.finish_reason in _GIVEN_UP:
+        raise PassingError(f"a reply that ended with finish_reason {choice.finish_reason}")
+    assert isinstance(answer, dict)
+    return answer

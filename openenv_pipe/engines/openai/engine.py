@@ -14,7 +14,7 @@ from openenv_pipe.engines.base import (
     estimate_tokens,
     turn_seed,
 )
-from openenv_pipe.engines.openai.client import ChatClient
+from openenv_pipe.engines.openai.client import ChatClient, num_reported_tokens
 from openenv_pipe.engines.openai.conversation import (
     Conversation,
     read_reply,
@@ -86,13 +86,6 @@ def _fields(reply: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, An
     return {
         "text": reply_text(reply),
         "finish": Finish.LENGTH if is_cut else Finish.STOP,
-        "num_prompt_tokens": _usage(answer, "prompt_tokens"),
-        "num_completion_tokens": _usage(answer, "completion_tokens"),
+        "num_prompt_tokens": num_reported_tokens(answer, "prompt_tokens"),
+        "num_completion_tokens": num_reported_tokens(answer, "completion_tokens"),
     }
-
-
-def _usage(answer: Mapping[str, Any], key: str) -> int | None:
-    """Return a number of tokens that the endpoint reports; None if it does not report it."""
-    usage = answer.get("usage")
-    count = usage.get(key) if isinstance(usage, Mapping) else None
-    return count if isinstance(count, int) and count > 0 else None

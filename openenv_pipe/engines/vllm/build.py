@@ -155,6 +155,7 @@ class _EngineSetup:
                 publisher=self._publisher,
                 logprob_check=self._logprob_check,
                 probe=probe,
+                vocabulary_size=self._policy_source.vocabulary_size,
                 tell=_teller(tell, number if len(servers) > 1 else None),
             )
             for number, server in enumerate(servers)

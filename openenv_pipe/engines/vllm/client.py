@@ -5,13 +5,23 @@ decides whether the server is started again.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from openenv_pipe.engines.vllm.answers import (
+    QUOTE,
+    Models,
+    RpcResults,
+    Sampled,
+    ServerGoneError,
+    ServerInfo,
+    WorldSize,
+    parse,
+    read_completions,
+    read_next_logprobs,
+)
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import Access, HttpClient, HttpError
@@ -19,21 +29,16 @@ from openenv_pipe.system.http import Access, HttpClient, HttpError
 BASE = "base"  # the name in requests of the model without an adapter
 KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer
 CALL_LIMIT_S = 120.0  # time limit of all calls except completions
-NO_LOGPROB = -9999.0  # what the server writes for NaN or a missing value
 REFUSED = range(400, 500)  # statuses of requests that the server refuses
+GENERATE = "/inference/v1/generate"
 # What a server was started without if it answers a path with 404.
 NEEDED = {
-    "/inference/v1/generate": f"--enable-scale-out and --served-model-name {BASE}",
+    GENERATE: f"--enable-scale-out and --served-model-name {BASE}",
     "/v1/load_lora_adapter": "--enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and the folder "
     "of the weights under the same path",
     **dict.fromkeys(("/pause", "/collective_rpc", "/sleep"), "VLLM_SERVER_DEV_MODE=1"),
 }
 Features = Mapping[str, Any]  # of pictures, in vLLM's format; see `picture_features.py`
-QUOTE = 500  # characters of an answer that an error message quotes
-
-
-class ServerGoneError(Exception):
-    """A request got no answer: the connection broke, or the server's engine has died."""
 
 
 class Files(Protocol):
@@ -44,15 +49,6 @@ class Files(Protocol):
 
     async def remove(self, folder: Path) -> None:
         """Remove a copy, by its path there."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
-    """One completion."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    versions: list[str]  # names of the weights that sampled it, in order
 
 
 class VllmClient:
@@ -92,19 +88,28 @@ class VllmClient:
         token_ids: Sequence[int],
         sampling: Mapping[str, Any],
         features: Features | None = None,
+        vocabulary_size: int | None = None,
     ) -> list[Sampled]:
         """Sample sampling["n"] completions of one prompt, in the order of their numbers.
 
         Args:
+            sampling: `max_tokens` is needed; `n` is 1 without it.
             features: the pictures in the prompt.
+            vocabulary_size: token ids have to be below it; None: any are accepted.
 
         Raises:
-            ServerGoneError: there was no answer.
-            EngineError: the server refused the request.
+            ServerGoneError: there was no usable answer.
+            EngineError: the server rejected the request, or answered with something else.
         """
-        answer = await self._generate(model, token_ids, {"logprobs": 0, **sampling}, features)
-        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        return [_sampled(choice) for choice in choices]
+        content = await self._generate(model, token_ids, {"logprobs": 0, **sampling}, features)
+        return read_completions(
+            content,
+            f"{self.url}{GENERATE}",
+            model=model,
+            prompt=token_ids,
+            sampling=sampling,
+            vocabulary_size=vocabulary_size,
+        )
 
     async def next_logprobs(
         self,
@@ -120,8 +125,8 @@ class VllmClient:
             features: the pictures in the prompt.
 
         Raises:
-            ServerGoneError: there was no answer.
-            EngineError: the server refused the request.
+            ServerGoneError: there was no usable answer.
+            EngineError: the server rejected the request, or answered with something else.
         """
         # The sampled id comes first in the answer, which is cut to the number of ids asked for.
         asked = [*wanted, wanted[0]]
@@ -131,10 +136,8 @@ class VllmClient:
             "logprobs": len(asked),
             "logprob_token_ids": asked,
         }
-        answer = await self._generate(model, token_ids, sampling, features)
-        (content,) = answer["choices"][0]["logprobs"]["content"]
-        found = {entry["token_id"]: _logprob(entry) for entry in content["top_logprobs"]}
-        return [found[id] for id in wanted]
+        content = await self._generate(model, token_ids, sampling, features)
+        return read_next_logprobs(content, f"{self.url}{GENERATE}", wanted)
 
     @property
     def is_closed(self) -> bool:
@@ -175,11 +178,8 @@ class VllmClient:
 
     async def adapters(self) -> dict[str, Path]:
         """Return the folder of each loaded adapter, by the adapter's name."""
-        status, content = await self._call("GET", "/v1/models", None, CALL_LIMIT_S)
-        if status != 200:
-            raise EngineError(f"{self.url}/v1/models answered with status {status}")
-        served = json.loads(content)["data"]
-        return {model["id"]: Path(model["root"]) for model in served if model["id"] != BASE}
+        served = parse(Models, await self._request("GET", "/v1/models"), f"{self.url}/v1/models")
+        return {model.id: Path(model.root or "") for model in served.data if model.id != BASE}
 
     async def reset_prefix_cache(self) -> None:
         """Drop all cached keys and values, including those of unfinished requests."""
@@ -250,7 +250,7 @@ class VllmClient:
         status, content = await self._call("GET", path, None, CALL_LIMIT_S)
         if status != 200:
             return False
-        return json.loads(content)["vllm_config"]["model_config"]["enable_sleep_mode"]
+        return parse(ServerInfo, content, self.url + path).vllm_config.model.enable_sleep_mode
 
     async def sleep(self, level: int) -> None:
         """Free the GPU's memory after unfinished requests; new ones wait until `wake`."""
@@ -261,8 +261,7 @@ class VllmClient:
         await self._post(f"/wake_up?tags={what}")
 
     async def metrics_text(self) -> str:
-        _, content = await self._call("GET", "/metrics", None, CALL_LIMIT_S)
-        return content.decode()
+        return (await self._request("GET", "/metrics")).decode(errors="replace")
 
     async def check_transfer(self, backend: str, learner: str) -> None:
         """Raise EngineError if vLLM's own weight transfer cannot connect to this learner.
@@ -275,10 +274,8 @@ class VllmClient:
 
     async def num_workers(self) -> int:
         """Return how many processes hold the server's weights, or parts of them."""
-        status, content = await self._call("GET", "/get_world_size", None, CALL_LIMIT_S)
-        if status != 200:
-            raise EngineError(f"{self.url}/get_world_size answered with status {status}")
-        return json.loads(content)["world_size"]
+        path = "/get_world_size"
+        return parse(WorldSize, await self._request("GET", path), self.url + path).world_size
 
     async def begin_transfer(self, init_info: Mapping[str, Any]) -> None:
         """Connect vLLM's own weight transfer to the learner."""
@@ -307,8 +304,9 @@ class VllmClient:
     async def _tell_workers(self, method: str, **arguments: Any) -> None:
         """Call a method of the worker extension in each worker. Raises EngineError."""
         body = {"method": method, "kwargs": arguments}
-        results = json.loads(await self._post("/collective_rpc", body))["results"]
-        if problems := [each["problem"] for each in results if each["problem"]]:
+        path = "/collective_rpc"
+        results = parse(RpcResults, await self._post(path, body), self.url + path).results
+        if problems := [each.problem for each in results if each.problem]:
             raise EngineError(f"{method} at {self.url}: {problems[0]}")
 
     async def _name_weights(self, version: str) -> None:
@@ -321,7 +319,7 @@ class VllmClient:
         token_ids: Sequence[int],
         sampling: Mapping[str, Any],
         features: Features | None,
-    ) -> dict[str, Any]:
+    ) -> bytes:
         body = {
             "model": model,
             "token_ids": list(token_ids),
@@ -329,8 +327,7 @@ class VllmClient:
         }
         if features is not None:
             body["features"] = features
-        content = await self._post("/inference/v1/generate", body, self._request_timeout_s)
-        return json.loads(content)
+        return await self._post(GENERATE, body, self._request_timeout_s)
 
     async def _post(
         self,
@@ -339,8 +336,18 @@ class VllmClient:
         limit_s: float = CALL_LIMIT_S,
         accepted: Container[int] = (),
     ) -> bytes:
+        return await self._request("POST", path, body, limit_s, accepted)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        limit_s: float = CALL_LIMIT_S,
+        accepted: Container[int] = (),
+    ) -> bytes:
         """Return the content of an answer with status 200 or one of those accepted."""
-        status, content = await self._call("POST", path, body, limit_s)
+        status, content = await self._call(method, path, body, limit_s)
         if status == 200 or status in accepted:
             return content
         seen = f"status {status}: {quoted(content, QUOTE)}"
@@ -368,23 +375,3 @@ class VllmClient:
         """Whether the server still answers a second after an internal error."""
         await asyncio.sleep(1.0)
         return await self.is_healthy(5.0)
-
-
-def _logprob(entry: Mapping[str, Any]) -> float:
-    """Return the logprob; NaN where the server writes -9999, for NaN or a missing value."""
-    return entry["logprob"] if entry["logprob"] > NO_LOGPROB else float("nan")
-
-
-def _sampled(choice: Mapping[str, Any]) -> Sampled:
-    content = choice["logprobs"]["content"]
-    for token_id, entry in zip(choice["token_ids"], content, strict=True):
-        if token_id != entry["token_id"]:
-            raise EngineError(
-                f"the server sampled token {token_id} but returned the logprob of token "
-                f"{entry['token_id']}; use the version of vLLM that docs/vllm.md names"
-            )
-    return Sampled(
-        token_ids=choice["token_ids"],
-        logprobs=[_logprob(entry) for entry in content],
-        versions=[span["version"] for span in choice["weight_versions"] or ()],
-    )

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
-from openenv_pipe.engines.vllm.client import Features, Sampled, ServerGoneError
+from openenv_pipe.engines.vllm.answers import Sampled, ServerGoneError
+from openenv_pipe.engines.vllm.client import Features
 from openenv_pipe.engines.vllm.group_requests import GroupRequests, SharedRequest
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.picture_features import PictureEncoder
@@ -158,7 +159,7 @@ class VllmEngine:
                 return sampled
             except ServerGoneError as error:
                 cause = error
-        raise EngineError(f"{MAX_TRIES} requests in a row got no answer, the last: {cause}")
+        raise EngineError(f"{MAX_TRIES} requests in a row got no usable answer, the last: {cause}")
 
     async def _computed(self, function: Callable[[], Result]) -> Result:
         """Run a function in torch's thread."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from openenv_pipe.engines.vllm.client import Sampled
+from openenv_pipe.engines.vllm.answers import Sampled
 from openenv_pipe.types import Pictures
 
 LINGER_S = 0.003  # wait for further members after each one; all ask at about the same time

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.client import Files, ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.answers import ServerGoneError
+from openenv_pipe.engines.vllm.client import Files, VllmClient
 from openenv_pipe.engines.vllm.install import python_path
 from openenv_pipe.engines.vllm.server_command import (
     ServerSpec,

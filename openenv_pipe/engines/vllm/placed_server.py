@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
-from openenv_pipe.engines.vllm.client import Files, ServerGoneError
+from openenv_pipe.engines.vllm.answers import ServerGoneError
+from openenv_pipe.engines.vllm.client import Files
 from openenv_pipe.engines.vllm.node_server import NodeFacts, NodeServer
 from openenv_pipe.engines.vllm.server_command import ServerSpec
 from openenv_pipe.errors import EngineError, FailureError

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.client import BASE, Features, Sampled, ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.answers import Sampled, ServerGoneError
+from openenv_pipe.engines.vllm.client import BASE, Features, VllmClient
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.publish import Published, Publisher
@@ -50,6 +51,7 @@ class Replica:
         publisher: Publisher,
         logprob_check: LogprobCheck,
         probe: Probe | None,
+        vocabulary_size: int,
         tell: Callable[[str], None],
     ) -> None:
         self.number = number
@@ -59,6 +61,7 @@ class Replica:
         self.is_late = False  # it was down at the last publish and does not have that version yet
         self._publisher = publisher
         self._logprob_check = logprob_check
+        self._vocabulary_size = vocabulary_size
         self._probe = probe  # None once it has been checked
         self._serving: Published | None = None  # None: the weights that the server started with
         self._is_asleep = False
@@ -88,7 +91,9 @@ class Replica:
 
         async def ask(client: VllmClient) -> list[Sampled]:
             serving, model = self._serving, self.model
-            answers = await client.generate(model, prompt, sampling, features)
+            answers = await client.generate(
+                model, prompt, sampling, features, self._vocabulary_size
+            )
             if model == BASE or serving is None:  # the server itself labels each token's version
                 return answers
             return [replace(answer, versions=[str(serving.version)]) for answer in answers]
@@ -180,7 +185,7 @@ class Replica:
                 return await self._try_once(call)
             except ServerGoneError as error:
                 cause = error
-        raise EngineError(f"{MAX_TRIES} requests in a row got no answer, the last: {cause}")
+        raise EngineError(f"{MAX_TRIES} requests in a row got no usable answer, the last: {cause}")
 
     async def _try_once(self, call: Callable[[VllmClient], Awaitable[Result]]) -> Result:
         """Call once. If the call is cancelled, the server aborts the request."""
@@ -197,5 +202,5 @@ class Replica:
             return None
         try:
             return await client.metrics_text()
-        except ServerGoneError:
+        except (ServerGoneError, EngineError):  # metrics of the server end no run
             return None

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-_LINE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_LINE = re.compile(r"^vllm:(\w+)(?:\{[^}]*\})? (\d+(?:\.\d+)?(?:e[+-]?\d+)?)$", re.MULTILINE)
 LOOK_EVERY_S = 1.0
 GAUGES = {  # our name: the server's; the maximum is kept
     "engine/running_max": "num_requests_running",

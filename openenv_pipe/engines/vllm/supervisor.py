@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.client import BASE, ServerGoneError, VllmClient
+from openenv_pipe.engines.vllm.answers import ServerGoneError
+from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.start_progress import StartProgress
 from openenv_pipe.errors import EngineError, PipeError

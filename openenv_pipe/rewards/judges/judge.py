@@ -203,7 +203,8 @@ async def open_judge(
 
 def _text(answer: Mapping[str, Any]) -> str:
     """Return the text of an endpoint's answer; empty if it has none."""
-    choice = answer["choices"][0] if isinstance(answer.get("choices"), list) else None
+    choices = answer.get("choices")  # of a file that somebody may have changed
+    choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, Mapping) else None
     content = message.get("content") if isinstance(message, Mapping) else None
     return content if isinstance(content, str) else ""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openenv_pipe.config.schema.judge import VerdictsBlock
+from openenv_pipe.engines.openai import num_reported_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +40,8 @@ class Spending:
 
     def price(self, answer: Mapping[str, Any]) -> Price:
         """Return what an answer cost, by the usage that the endpoint reports; without it 0."""
-        usage = answer.get("usage")
-        usage = usage if isinstance(usage, Mapping) else {}
-        num_prompt, num_answer = (
-            max(0, count) if isinstance(count := usage.get(key), int) else 0
-            for key in ("prompt_tokens", "completion_tokens")
-        )
+        num_prompt = num_reported_tokens(answer, "prompt_tokens") or 0
+        num_answer = num_reported_tokens(answer, "completion_tokens") or 0
         config = self._config
         cost = (
             num_prompt * config.price_per_million_prompt_tokens
