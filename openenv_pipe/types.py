@@ -240,7 +240,7 @@ class Episode:
     error: str | None = None
     reward: float = 0.0  # weighted sum of the reward terms
     whole_reward: float = 0.0  # the part of it that the episode gets as a whole
-    turn_rewards: list[float] = field(default_factory=list)  # the part that each turn gets
+    turn_rewards: list[float] = field(default_factory=list)  # the part that each trained turn gets
     reward_terms: dict[str, float] = field(default_factory=dict)  # unweighted, for the log
     success: bool = False
     judgements: dict[str, Judgement] = field(default_factory=dict)  # by reward term

@@ -9,25 +9,32 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import fmean
 
+from openenv_pipe.algorithms.credit import trained_turn_rewards, trained_turns
 from openenv_pipe.types import Episode, Group
 
 STD_EPSILON = 1e-4  # as in TRL and verl: keeps the quotient bounded where rewards barely differ
 ZERO_SPREAD = 1e-8  # differences below this are rounding, not signal
 
-Values = list[list[float]]  # for each episode: one value per turn, or a single one
+Values = list[list[float]]  # for each episode: one value per trained turn, or a single one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupAdvantages:
-    """A group and the advantages of its scored episodes: one value for each turn."""
+    """A group and the advantages of its episodes: one value for each turn."""
 
     group: Group
+    compared: Sequence[Episode]  # those that are in baselines, divisors and means of the loss
     by_member: Mapping[int, list[float]]  # by the episode's number; empty: nothing to learn from
 
     @property
     def has_signal(self) -> bool:
-        """True if members of the group have different advantages, so that they teach something."""
-        return bool(self.by_member)
+        """True if a trained turn has another advantage than 0, so that it teaches something."""
+        return any(
+            self.by_member[episode.member][index] != 0.0
+            for episode in self.compared
+            if episode.member in self.by_member
+            for index in trained_turns(episode)
+        )
 
     def of(self, episode: Episode) -> list[float] | None:
         """The advantages of an episode's turns; None for an episode that is not trained on."""
@@ -51,17 +58,20 @@ def step_advantages(
 
     With per-turn rewards each turn is judged by itself: its value is the discounted sum of its
     own and later per-turn rewards, plus the episode's part of the reward; its baseline the mean
-    over the episodes that reached the same turn; the divisor the root mean square.
+    over the episodes that reached the same turn; the divisor the root mean square. All of this is
+    about trained turns: a retry or an auxiliary call is no turn here, and has the advantage 0.
 
-    Failed episodes count nowhere. A group without any spread has no signal, and neither has one
-    with fewer than two scored episodes, unless it is compared with all others.
+    Failed episodes and those without a trained turn count nowhere. A group without any spread has
+    no signal, and neither has one with fewer than two episodes that count, unless it is compared
+    with all others.
     """
     alone = 1 if baseline == "batch" else 2
-    counted = [group.scored if len(group.scored) >= alone else [] for group in groups]
-    by_turn = any(episode.turn_rewards for episodes in counted for episode in episodes)
+    counted = [[episode for episode in group.scored if trained_turns(episode)] for group in groups]
+    compared = [episodes if len(episodes) >= alone else [] for episodes in counted]
+    by_turn = any(episode.turn_rewards for episodes in compared for episode in episodes)
     values = [
-        _turn_values(episodes, discount) if by_turn else [[e.reward] for e in episodes]
-        for episodes in counted
+        [_turn_values(e, discount) if by_turn else [e.reward] for e in episodes]
+        for episodes in compared
     ]
     if baseline == "batch":
         centred = _divided(_centred(_joined(values)), values)
@@ -73,8 +83,8 @@ def step_advantages(
     elif scale == "group":
         centred = [_scaled(each, ddof=ddof) for each in centred]
     return [
-        GroupAdvantages(group=group, by_member=_by_member(episodes, each, by_turn=by_turn))
-        for group, episodes, each in zip(groups, counted, centred, strict=True)
+        GroupAdvantages(group=group, compared=episodes, by_member=_by_member(episodes, each))
+        for group, episodes, each in zip(groups, compared, centred, strict=True)
     ]
 
 
@@ -84,15 +94,22 @@ def has_signal(group: Group, *, discount: float) -> bool:
     return found.has_signal
 
 
-def _by_member(
-    episodes: Sequence[Episode], advantages_G: Values, *, by_turn: bool
-) -> dict[int, list[float]]:
+def _by_member(episodes: Sequence[Episode], advantages_G: Values) -> dict[int, list[float]]:
     if not any(any(values) for values in advantages_G):
         return {}
     return {
-        episode.member: values if by_turn else values * len(episode.turns)
+        episode.member: _by_turn(episode, values)
         for episode, values in zip(episodes, advantages_G, strict=True)
     }
+
+
+def _by_turn(episode: Episode, values: Sequence[float]) -> list[float]:
+    """Return a value for each turn: a single value is that of all trained turns."""
+    found, trained = [0.0] * len(episode.turns), trained_turns(episode)
+    of_turns = values if len(values) == len(trained) else list(values) * len(trained)
+    for index, value in zip(trained, of_turns, strict=True):
+        found[index] = value
+    return found
 
 
 def _joined(values: Sequence[Values]) -> Values:
@@ -105,16 +122,13 @@ def _divided(joined: Values, like: Sequence[Values]) -> list[Values]:
     return [[next(rest) for _ in group] for group in like]
 
 
-def _turn_values(episodes: Sequence[Episode], discount: float) -> Values:
-    """Return one value per turn: the episode's whole reward plus the turn's discounted return."""
-    values_G = []
-    for episode in episodes:
-        following, values = 0.0, []
-        for reward in reversed(episode.turn_rewards):
-            following = reward + discount * following
-            values.append(episode.whole_reward + following)
-        values_G.append(values[::-1])
-    return values_G
+def _turn_values(episode: Episode, discount: float) -> list[float]:
+    """Return a value per trained turn: the whole episode's reward plus the discounted return."""
+    rewards, following, values = trained_turn_rewards(episode), 0.0, []
+    for index in reversed(trained_turns(episode)):
+        following = (rewards[index] if rewards else 0.0) + discount * following
+        values.append(episode.whole_reward + following)
+    return values[::-1]
 
 
 def _centred(values_G: Values, *, alone: bool = False) -> Values:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
+from openenv_pipe.algorithms.credit import trained_turns
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.types import Group
 
@@ -17,8 +18,8 @@ class CustomAdvantages(Protocol):
     def __call__(self, groups: Sequence[Group], **options: Any) -> Sequence[GroupValues | None]:
         """Return, for each group, a list for each episode of `group.scored`, in that order.
 
-        Such a list has one number per turn of the episode. None stands for a group that is
-        not trained on.
+        Such a list has one number per turn of the episode; those of turns that are not trained
+        have no effect. None stands for a group that is not trained on.
         """
 
 
@@ -31,7 +32,11 @@ def custom_advantages(function: CustomAdvantages, groups: Sequence[Group]) -> li
     found = function(groups)
     _check_length("one entry per group", found, len(groups))
     return [
-        GroupAdvantages(group=group, by_member={} if values is None else _by_member(group, values))
+        GroupAdvantages(
+            group=group,
+            compared=[episode for episode in group.scored if trained_turns(episode)],
+            by_member={} if values is None else _by_member(group, values),
+        )
         for group, values in zip(groups, found, strict=True)
     ]
 

@@ -17,12 +17,12 @@ from openenv_pipe.types import (
 
 
 def build_samples(advantages: Sequence[GroupAdvantages]) -> list[Sample]:
-    """Build the samples of groups with a signal; an episode without turns gives none."""
+    """Build the samples of the episodes that are compared, in groups with a signal."""
     return [
         sample
         for each in advantages
         if each.has_signal
-        for episode in each.group.scored
+        for episode in each.compared
         for sample in episode_samples(each.group.id, episode, each.by_member[episode.member])
     ]
 

@@ -39,6 +39,7 @@ class GrpoStage:
         """stop_after: the step to stop after; None: the last that the configuration asks for."""
         self.stop_reason: str | None = None  # why training ended before its last step
         self._step = 0
+        self._has_warned = False
         self._in_step = False  # True while a step changes the weights, which cannot be saved then
         self._context = context
         self._config = context.components.config
@@ -128,6 +129,7 @@ class GrpoStage:
         metrics = summarise_groups(groups) | summarise_staleness(
             groups, version=context.publisher.version
         )
+        self._warn_of_untrained(step, metrics["episodes/untrained"])
         metrics |= summarise_reported(groups, self._config.env.metrics)
         num_signals = sum(each.has_signal for each in advantages)
         metrics |= summarise_signal(num_signals, len(advantages), metrics)
@@ -149,6 +151,17 @@ class GrpoStage:
         metrics["time/learner_s"] = ended - collected
         metrics["time/tokens_per_s"] = metrics["tokens/sampled"] / (ended - started)
         context.metrics_log.write("grpo", step, metrics, started, groups)
+
+    def _warn_of_untrained(self, step: int, num_untrained: float) -> None:
+        """Warn once if episodes of a step have a reward and no trained token."""
+        if num_untrained and not self._has_warned:
+            self._has_warned = True
+            self._context.metrics_log.note(
+                f"{num_untrained:g} episodes of step {step} have no token that can be trained, so "
+                "nothing is learned from them and no other episode is compared with them: their "
+                "prompts leave no room for a reply (env.max_episode_tokens), or all their calls "
+                "are retries or auxiliary"
+            )
 
 
 def build_advantages(

@@ -60,6 +60,19 @@ def _failed(steps: Sequence[Record]) -> Alarm | None:
     )
 
 
+def _untrained(steps: Sequence[Record]) -> Alarm | None:
+    share = _share(steps, "episodes/untrained", "episodes/count")
+    if share is None or share < 0.05:
+        return None
+    return Alarm(
+        metric="episodes/untrained",
+        what=f"{share:.0%} of the last episodes have a reward, but no token that can be trained; "
+        "they teach nothing",
+        advice="raise env.max_episode_tokens if prompts leave no room for a reply; with "
+        "agent=program, see in the episodes why all calls are retries or auxiliary",
+    )
+
+
 def _judge(steps: Sequence[Record]) -> Alarm | None:
     share = _share(steps, "judge/failed", "episodes/count")
     if share is None or share < 0.05:
@@ -173,7 +186,17 @@ def _memory(steps: Sequence[Record]) -> Alarm | None:
 
 
 CHECKS: Sequence[Callable[[Sequence[Record]], Alarm | None]] = (
-    *(_not_finite, _failed, _judge, _no_signal, _entropy, _mismatch, _clipped, _truncated),
+    *(
+        _not_finite,
+        _failed,
+        _untrained,
+        _judge,
+        _no_signal,
+        _entropy,
+        _mismatch,
+        _clipped,
+        _truncated,
+    ),
     *(_unusable, _memory),
 )
 

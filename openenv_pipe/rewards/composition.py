@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
+from openenv_pipe.algorithms.credit import trained_turn_rewards
 from openenv_pipe.config.schema import (
     ClipTransform,
     MultiplyTransform,
@@ -49,6 +50,8 @@ def compose_rewards(config: RewardConfig, group: Group, values: Mapping[str, Val
                 _add(episode, term, credited, total)
     for episode, factor in factors:  # after all terms have been added
         _multiply(episode, factor)
+    for episode in group.scored:
+        episode.turn_rewards = trained_turn_rewards(episode)
 
 
 def reason_of(name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from openenv_pipe.algorithms.agreement import agreement_of
+from openenv_pipe.algorithms.credit import trained_turns
 from openenv_pipe.types import PREVIOUS, Episode, Finish, Group, Status, TurnRole
 
 
@@ -22,6 +23,7 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         "episodes/count": len(everyone),
         "episodes/failed": sum(episode.failed for episode in everyone),
         "episodes/truncated": sum(episode.truncated for episode in scored),
+        "episodes/untrained": sum(not trained_turns(episode) for episode in scored),
         "tokens/sampled": sum(episode.num_completion_tokens for episode in everyone),
     }
     metrics |= _summarise_judging(everyone) | _summarise_clients(groups)

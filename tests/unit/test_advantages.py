@@ -162,15 +162,18 @@ def test_the_part_of_the_whole_episode_is_added_to_every_turn():
     assert values == {0: [-6.0, -6.0], 1: [6.0, 6.0]}
 
 
-def test_an_episode_without_turns_counts_in_its_group():
-    """The prompt alone exceeded the token budget: the episode has a reward, but nothing to train
-    on."""
-    group = made_up_group([0.0, 1.0])
+def test_an_episode_without_a_trained_turn_counts_nowhere():
+    """The prompt alone exceeded the token budget, or the model wrote nothing: there is a reward,
+    but nothing to train on, and the others are not compared with it."""
+    group = made_up_group([9.0, 0.0, 1.0, -9.0])
     group.episodes[0].turns = []
     group.episodes[0].status = Status.TOKEN_LIMIT
-    values = advantages(group, scale="none")
-    assert values == {0: [], 1: [0.5]}
-    assert len(build_samples(of_groups(group))) == 1
+    group.episodes[3].turns = [made_up_turn([5], [])]
+    assert advantages(group, scale="none") == {1: [-0.5], 2: [0.5]}
+    assert [sample.member for sample in build_samples(of_groups(group))] == [1, 2]
+    assert advantages(group, baseline="batch", scale="none") == {1: [-0.5], 2: [0.5]}
+    del group.episodes[1]
+    assert advantages(group) == {}
 
 
 def test_shipped_configurations_name_a_known_scale():

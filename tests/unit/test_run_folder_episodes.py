@@ -76,7 +76,9 @@ def test_equal_episodes_give_equal_bytes_whenever_they_were_played(path):
 def test_one_json_line_an_episode_with_advantages_where_it_was_trained_on(path):
     groups = run_samples.groups(2, 3)
     by_member = {0: [0.5, -1.0], 2: [1.0, 0.25]}
-    write_episodes(path, groups, [GroupAdvantages(group=groups[0], by_member=by_member)])
+    compared = [groups[0].episodes[member] for member in by_member]
+    advantages = GroupAdvantages(group=groups[0], compared=compared, by_member=by_member)
+    write_episodes(path, groups, [advantages])
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         rows = [json.loads(line) for line in file]
     trained = [by_member[0], None, by_member[2]]
