@@ -91,6 +91,7 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
     config = composed.config
     _check_agent(config)
     folder = RunFolder.create(config, overrides=composed.overrides, command=command)
+    config = folder.with_template_time(config)
     label = "start" if config.engine.capabilities.can_train else config.engine.type
     subject = SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)
     try:

@@ -16,12 +16,13 @@ Where the model sees pictures, tokens of its own stand behind the note of each p
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.template_messages import alternating, results_as_user, tools_in_words
+from openenv_pipe.system.time_limit import run_limited
 from openenv_pipe.types import Message, Picture, Tool
 
 if TYPE_CHECKING:
@@ -55,7 +56,12 @@ _NO_IDS: Mapping[int, Sequence[int]] = MappingProxyType({})
 _Frozen = tuple[tuple[tuple[str, Any], ...], ...]  # messages as a cache key
 _NUM_FIRST = 64  # cached beginnings, one for each of this many concurrent groups
 _NUM_CACHED = 4096  # cached later messages and replies
+RENDER_LIMIT_S = 10.0  # of one prompt, which takes a template about a millisecond
 _LONG_TEXT = 4096  # characters from which the cache of beginnings is for a text
+
+
+class EndlessTemplateError(ConfigError):
+    """A template was interrupted, because it takes too long."""
 
 
 class ChatFormat:
@@ -263,14 +269,21 @@ class ChatFormat:
         self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Tool] = ()
     ) -> str:
         messages = messages if self._takes_runs else alternating(messages)
+        rendering = partial(
+            self._tokenizer.apply_chat_template,
+            list(messages),
+            list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=prompt,
+        )
         try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), list(tools) or None, tokenize=False, add_generation_prompt=prompt
-            )
+            return run_limited(rendering, RENDER_LIMIT_S)
         except Exception as error:  # whatever an expression of the template raises
             roles = ", ".join(message["role"] for message in messages)
-            raise ConfigError(
-                f"the chat template cannot render messages of the roles {roles}: {error}; set "
+            of = f" of {self._tokenizer.name_or_path!r}" if self._tokenizer.name_or_path else ""
+            kind = EndlessTemplateError if isinstance(error, TimeoutError) else ConfigError
+            raise kind(
+                f"the chat template{of} cannot render messages of the roles {roles}: {error}; set "
                 "model.chat_template to one that can"
             ) from error
 
@@ -324,6 +337,8 @@ class ChatFormat:
         """Tell whether the template accepts several user messages in a row."""
         try:
             self._render((_user("one"), _user("two")), prompt=True)
+        except EndlessTemplateError:
+            raise
         except ConfigError:
             return False
         return True
@@ -342,6 +357,8 @@ class ChatFormat:
                     or self._only_grows(_CALL, [[_RESULT, _RESULT], [_user("second")]], [_TOOL])
                 )
             )
+        except EndlessTemplateError:
+            raise
         except ConfigError:  # The template does not know a role.
             return False
 

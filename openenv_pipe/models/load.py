@@ -4,6 +4,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from openenv_pipe.models.safetensors_only import (
     model_class,
     read_model,
 )
+from openenv_pipe.models.template_clock import pinned_template
 
 if TYPE_CHECKING:
     from openenv_pipe.models.picture_format import PictureFormat
@@ -148,7 +150,10 @@ def find_model_folder(config: HubModelConfig) -> Path | None:
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """Load the tokenizer, with `model.chat_template` if it is set. Raises ConfigError."""
+    """Load the tokenizer, with `model.chat_template` if it is set, and pin its template's clock.
+
+    Raises ConfigError.
+    """
     if isinstance(config, TinyModelConfig):
         tokenizer: Any = tiny.build_tokenizer()
     else:
@@ -158,6 +163,10 @@ def load_tokenizer(config: ModelConfig) -> Any:
             )
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
+    if isinstance(tokenizer.chat_template, str):
+        time = config.template_time
+        moment = datetime.now() if time is None else datetime.fromisoformat(time)
+        tokenizer.chat_template = pinned_template(tokenizer.chat_template, moment)
     return tokenizer
 
 

@@ -73,7 +73,8 @@ def train(
         check_requirements(composed.config)
     control.stop.run(prepare(composed.config, control.progress.note))
     folder = RunFolder.create(composed.config, overrides=composed.overrides, command=command)
-    attempt = Attempt(folder=folder, config=composed.config, servers=OwnServers(early))
+    config = folder.with_template_time(composed.config)
+    attempt = Attempt(folder=folder, config=config, servers=OwnServers(early))
     _run_with_restarts(attempt, command, control)
     return folder
 

@@ -144,7 +144,18 @@ class RunFolder:
                 recorded_paths=self.record.local_code,
                 signature=self.record.signature,
             )
-        return self._validate(restore_in_config(values))
+        return self.with_template_time(self._validate(restore_in_config(values)))
+
+    def with_template_time(self, config: RunConfig) -> RunConfig:
+        """Return the run's configuration with the time that its chat template reads.
+
+        It is the same in all processes that ever render a prompt of this run.
+        """
+        if config.model.template_time is not None:
+            return config
+        time = self.record.created.replace(tzinfo=None).isoformat(timespec="seconds")
+        model = config.model.model_copy(update={"template_time": time})
+        return config.model_copy(update={"model": model})
 
     @property
     def written_config(self) -> RunConfig:

@@ -10,6 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models import chat_template
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 
@@ -323,6 +324,24 @@ def test_a_special_token_without_a_role_of_its_own_is_broken_up_too():
     tokenizer.add_tokens(["<|start_header_id|>"], special_tokens=True)
     ids = ChatFormat(tokenizer).first_ids([{"role": "user", "content": "<|start_header_id|>"}])
     assert tokenizer.convert_tokens_to_ids("<|start_header_id|>") not in ids
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["true", "messages | length > 1", "messages[-1].role == 'tool'"],
+    ids=["always", "in later turns", "with tools"],
+)
+def test_an_endless_template_is_interrupted_and_its_folder_named(where, monkeypatch):
+    """Whatever probe meets the loop."""
+    monkeypatch.setattr(chat_template, "RENDER_LIMIT_S", 0.2)
+    tokenizer = build_tokenizer()
+    tokenizer.name_or_path = "models/bomb"
+    tokenizer.chat_template = f"{{% if {where} %}}{ENDLESS}{{% endif %}}{tokenizer.chat_template}"
+    with pytest.raises(ConfigError, match=r"'models/bomb' cannot render .* not done after 0\.2 s"):
+        ChatFormat(tokenizer)
 
 
 @pytest.mark.parametrize("template", ["{% if", "{{ raise_exception('no system role') }}"])

@@ -114,6 +114,7 @@ def profile(
         update = {"runs_dir": str(folder), "tracker": {}}
         config = config.model_copy(update=update)
         run_folder = RunFolder.create(config, overrides=composed.overrides, command=command)
+        config = run_folder.with_template_time(config)
         attempt = Attempt(folder=run_folder, config=config, stop_after=FIRST + num_steps)
         watch = _StepWatch()
         try:

@@ -1,8 +1,9 @@
 """`model`: the model that is trained."""
 
+from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from openenv_pipe.config.schema.base import (
     Block,
@@ -12,6 +13,19 @@ from openenv_pipe.config.schema.base import (
     Seed,
     ShareBelowOne,
 )
+
+
+def _time(text: str) -> str:
+    try:
+        is_time = datetime.fromisoformat(text).tzinfo is None
+    except ValueError:
+        is_time = False
+    if not is_time:
+        raise ValueError(
+            f"{text!r:.40} is no time; expected one without a time zone, such as "
+            "2026-04-30T12:00:00"
+        )
+    return text
 
 
 class LoraConfig(Block):
@@ -42,6 +56,11 @@ class _Model(Block):
         description="recompute each layer in the backward pass: slower, with less memory"
     )
     chat_template: str | None = Field(description="Jinja chat template; null: the tokenizer's own")
+    template_time: Annotated[str, AfterValidator(_time)] | None = Field(
+        description="the time that a chat template reads from the clock, the same in all prompts "
+        "of a run; null: when the run was created, in UTC (run.json), or for a fork or a "
+        "reproduction that of the run it comes from"
+    )
     history: Literal["append", "rerender"] = Field(
         description="append: prompts only grow, by the template's text between two replies; "
         "rerender: the template renders all messages for each prompt, and what it changes begins "
