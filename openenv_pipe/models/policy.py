@@ -5,6 +5,7 @@ Shape letters: B rows, T tokens, N trained tokens of a batch, U of them to compu
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,9 @@ class Policy:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.decoder = inner.get_decoder()
         leave_out_unread_tokens(self.decoder)
+        # transformers 5.24 renamed the argument, model by model.
+        arguments = inspect.signature(self.decoder.forward).parameters
+        self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
         self._embedding, self._head = inner.get_input_embeddings(), inner.get_output_embeddings()
         text = inner.config.get_text_config()
         self.num_layers = text.num_hidden_layers
@@ -129,8 +133,8 @@ class Policy:
                 input_ids=token_ids,
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=cache,
                 use_cache=cache is not None,
+                **{self._cache_argument: cache},
             ).last_hidden_state
 
     @property

@@ -53,8 +53,8 @@ class VisionPolicy(Policy):
                 inputs_embeds=self._embedded(token_ids, pictures),
                 position_ids=positions,
                 attention_mask=mask,
-                past_key_values=cache,
                 use_cache=cache is not None,
+                **{self._cache_argument: cache},
             ).last_hidden_state
 
     def positions_of(self, token_ids: torch.Tensor, pictures: Pictures) -> torch.Tensor:

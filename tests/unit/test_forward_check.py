@@ -79,16 +79,18 @@ def with_fixed_arguments(own_forward):
         attention_mask=None,
         position_ids=None,
         past_key_values=None,
+        cache=None,
         inputs_embeds=None,
         use_cache=None,
     ):
+        caches = {"past_key_values": past_key_values, "cache": cache}
         return own_forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            **{name: given for name, given in caches.items() if given is not None},
         )
 
     return forward
