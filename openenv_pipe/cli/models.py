@@ -38,7 +38,7 @@ def export(
     """
     from openenv_pipe.commands.export import export_run
 
-    print(export_run(run, output, runs_dir=runs_dir, trust=trust))
+    print(export_run(run, output, runs_dir=runs_dir, trust=trust, tell=tell_person))
 
 
 def serve(

@@ -1,30 +1,46 @@
 """`export`: write a checkpoint as a Hugging Face folder with its adapter merged and a model card.
 
-The folder is written beside its place and renamed, so it is complete or absent.
+The folder is written beside its place, read back and compared with the trained policy, and renamed,
+so it is complete and right, or absent.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
-from openenv_pipe.errors import RunFolderError
+import numpy as np
+import torch
+
+from openenv_pipe.errors import RunFolderError, TrainingError
+from openenv_pipe.models.forward_check import BOUNDS
 from openenv_pipe.models.load import load_policy, select_device
+from openenv_pipe.models.safetensors_only import read_model
 from openenv_pipe.models.served_template import TEMPLATE_FILE, served_template
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.reports.model_card import model_card
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import new_folder, write_text
 
+PROBES = (1, 12, 40)  # tokens of the prompts that are compared
+
 
 def export_run(
-    word: str, output: Path | None, *, runs_dir: Path | None = None, trust: bool
+    word: str,
+    output: Path | None,
+    *,
+    runs_dir: Path | None = None,
+    trust: bool,
+    tell: Callable[[str], None],
 ) -> Path:
     """Export what `RUN`, `RUN@40` or `RUN@best` names, and return its folder.
 
     runs_dir: where runs are looked for, as for `find_run`.
     trust: also of a run whose folder another user made, or that was changed since.
+    tell: gets a line about what was compared.
 
     Raises:
         RunFolderError: The checkpoint does not exist or is damaged, or the output exists.
         ConfigError: The output cannot be written.
+        TrainingError: The files do not compute what the policy computes.
     """
     subject = find_model(word, runs_dir=runs_dir, trust=trust)
     if subject.checkpoint is None:
@@ -34,18 +50,24 @@ def export_run(
     if target.exists():
         raise RunFolderError(f"{target} exists and is not overwritten; name another --output")
     with new_folder(target, "--output") as aside:
-        _write(subject, subject.checkpoint, aside, target.name)
+        difference = _write(subject, subject.checkpoint, aside, target.name)
         for file in aside.iterdir():
             file.chmod(0o644)
+    tell(
+        f"read back: logprobs after {len(PROBES)} prompts differ from the policy's by at most "
+        f"{difference:.1g} nats"
+    )
     return target
 
 
-def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) -> None:
+def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) -> float:
+    """Write the folder; return the largest difference of a logprob when it is read back."""
     config = subject.config
     policy = load_policy(
         config.model, seed=config.seed, device=select_device("cpu"), checkpoint=checkpoint
     )
-    Publication(policy).write_weights(folder)
+    publication = Publication(policy)
+    publication.write_weights(folder)
     policy.save_tokenizer(folder)
     sees = policy.pictures is not None
     if not sees:  # `served_template` is for messages of text.
@@ -53,3 +75,30 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
         write_text(template, served_template(template.read_text()))
     card = model_card(subject.folder, checkpoint, name, sees_pictures=sees)
     write_text(folder / "README.md", card)
+    prompts = [list(range(1, num_tokens + 1)) for num_tokens in PROBES]
+    expected_PV = publication.next_logprobs(prompts, temperature=1.0)
+    bound = BOUNDS[policy.precision]
+    del policy, publication  # so that one copy of the weights is in memory, not two
+    return _compare(folder, prompts, expected_PV, bound)
+
+
+def _compare(
+    folder: Path, prompts: list[list[int]], expected_PV: np.ndarray, bound: float
+) -> float:
+    """Read the written model with transformers alone; return how far its logprobs [P, V] differ.
+
+    Raises:
+        TrainingError: They differ by more than `bound`, in nats.
+    """
+    model = read_model(str(folder))
+    with torch.inference_mode():
+        rows = [model(input_ids=torch.tensor([prompt])).logits[0, -1].float() for prompt in prompts]
+    written_PV = torch.log_softmax(torch.stack(rows), dim=-1).numpy()
+    difference = float(np.abs(written_PV - expected_PV).max())
+    if not difference <= bound:  # also rejects NaN
+        raise TrainingError(
+            f"the exported model's logprobs differ from the policy's by {difference:.3g} nats, "
+            f"where {bound:g} is allowed; nothing was exported. Please report the architecture, "
+            f"{type(model).__name__}"
+        )
+    return difference

@@ -13,6 +13,7 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora.layer import ParamWrapper
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
 from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TinyModelConfig
@@ -26,6 +27,7 @@ from openenv_pipe.models.safetensors_only import (
     VISION_MODELS,
     load_adapter,
     model_class,
+    plain_name,
     read_model,
 )
 from openenv_pipe.models.template_clock import pinned_template
@@ -73,9 +75,7 @@ def load_policy(
         quantize(model, precision=DTYPES[config.autocast], device=device)
     if config.lora.rank:
         torch.manual_seed(seed)
-        with warnings.catch_warnings():  # peft 0.21 uses an old name of transformers 5
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-            model = with_adapter(model, config, checkpoint)
+        model = with_adapter(model, config, checkpoint)
     options: dict[str, Any] = {
         "device": device,
         "autocast": DTYPES[config.autocast],
@@ -89,10 +89,12 @@ def load_policy(
     return VisionPolicy(model, tokenizer, pictures=pictures, **options)
 
 
-def check_architecture(config: RunConfig) -> None:
+def check_architecture(config: RunConfig) -> Any:
     """Check whether the model can be trained as configured, without its weights.
 
     A model of the hub has to be on this machine (see `find_model_folder`).
+
+    Returns the model with its adapter, on torch's device `meta`.
 
     Raises:
         ConfigError: the architecture cannot be trained, the adapter fits none of its layers, or
@@ -104,8 +106,12 @@ def check_architecture(config: RunConfig) -> None:
     refuse_long_episodes(config, find_max_length(model))
     if config.model.quantization == "nf4":
         find_quantizable(model.get_decoder())
-    if config.model.lora.rank:
-        with_adapter(model, config.model, None)
+    return with_adapter(model, config.model, None) if config.model.lora.rank else model
+
+
+def adapts_experts(model: Any) -> bool:
+    """Return whether a model's adapter adds to the experts of a mixture, or to its router."""
+    return any(isinstance(module, ParamWrapper) for module in model.modules())
 
 
 def find_max_length(model: Any) -> int | None:
@@ -310,6 +316,11 @@ def refuse_sliding_attention(model: Any) -> None:
 
 
 def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:
+    """Add the adapter that `model.lora` describes, with the weights of a checkpoint if given.
+
+    Raises:
+        ConfigError: the adapter does not fit the model.
+    """
     lora = LoraConfig(
         r=config.lora.rank,
         lora_alpha=config.lora.alpha,  # type: ignore[arg-type]  # fractions work
@@ -319,12 +330,44 @@ def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> An
         exclude_modules=VISION_MODULES if model.config.model_type in VISION_MODELS else None,
     )
     try:
-        model = get_peft_model(model, lora)
+        with warnings.catch_warnings():
+            # peft 0.21 asks transformers by an old name.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+            # peft 0.21 looks among modules for the experts that it gives other ranks, but they are
+            # parameters, which do get these ranks.
+            warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern keys did not")
+            # Of this, `_refuse_tied_adapter` makes an error.
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied")
+            model = get_peft_model(model, lora)
     except (ValueError, re.error) as error:
+        advice = "all-linear fits every model"
+        if config.lora.dropout and "lora_dropout" in str(error):
+            advice = "set model.lora.dropout=0, because adapters of experts have none"
         raise ConfigError(
             f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: "
-            f"{str(error).splitlines()[0]:.200}; all-linear fits every model"
+            f"{str(error).splitlines()[0]:.200}; {advice}"
         ) from None
+    _refuse_tied_adapter(model, config)
     if checkpoint is not None:
         load_adapter(model, checkpoint, "cpu")
     return model
+
+
+def _refuse_tied_adapter(model: Any, config: ModelConfig) -> None:
+    """Raise ConfigError if a matrix has an adapter in one of two modules that share it.
+
+    Merged, the matrix would no longer be one, and config.json says that it is.
+    """
+    names: dict[int, list[str]] = {}
+    for name, values in model.get_base_model().named_parameters(remove_duplicate=False):
+        names.setdefault(id(values), []).append(name)
+    for shared in names.values():
+        adapted = next((name for name in shared if ".base_layer." in name), None)
+        if adapted is not None and len(shared) > 1:
+            other = next(name for name in shared if name != adapted)
+            raise ConfigError(
+                f"model.lora.target_modules={config.lora.target_modules!r} adapts "
+                f"{plain_name(adapted)}, which is one matrix with {plain_name(other)} in this "
+                "model (tie_word_embeddings), so that the two would differ after training; leave "
+                "it out, or set model.lora.rank=0"
+            )

@@ -28,14 +28,27 @@ def read_model(path: str, *, revision: str | None = None, **options: Any) -> Any
     `options` go to transformers.
 
     Raises:
-        ConfigError: It is an adapter, or names weights in another format.
+        ConfigError: It is an adapter, names weights in another format, or lacks weights, which
+            transformers would draw at random.
         OSError, ValueError: It cannot be read.
     """
     refuse_other_weights(path, revision)
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-    return model_class(config).from_pretrained(
-        path, revision=revision, use_safetensors=True, trust_remote_code=False, **options
+    model, found = model_class(config).from_pretrained(
+        path,
+        revision=revision,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        **options,
     )
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"{path} lacks {len(missing)} weights of its architecture "
+            f"({type(model).__name__}), such as {missing[0]}; expected all of them, or a "
+            "config.json of the architecture that they are of"
+        )
+    return model
 
 
 def model_class(config: Any) -> Any:
@@ -83,6 +96,11 @@ def load_adapter(model: Any, folder: Path, device: Any) -> None:
             f"cannot load {folder / ADAPTER} (pickles such as adapter_model.bin are not read): "
             f"{problem}"
         )
+
+
+def plain_name(name: str) -> str:
+    """Return the name that a weight has without adapters. Peft nests its layers, also twice."""
+    return ".".join(part for part in name.split(".") if part != "base_layer")
 
 
 def _find_file(path: str, name: str, revision: str | None) -> Path | None:

@@ -4,6 +4,7 @@ Shape letters: P prompts, V vocabulary.
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from peft.tuners.lora import Linear, LoraLayer
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, TrainingError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import dense_state
+from openenv_pipe.models.safetensors_only import plain_name
 from openenv_pipe.types import NO_PICTURES, Picture, Pictures
 
 _PROBE_SEED = 20_230_614
@@ -44,9 +46,16 @@ class Publication:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._adapter = getattr(policy.model, "peft_config", {}).get("default")
+        self._shapes, self._tied = _base_shapes(self._base)
+        # The adapters' layers, by the name of the weight that each adds to.
+        self._adapted: dict[str, Any] = {
+            plain_name(f"{path}.{getattr(module, 'parameter_name', 'weight')}"): module
+            for path, module in self._base.named_modules()
+            if isinstance(module, LoraLayer)
+        }
         self.lora_rank: int = self._adapter.r if self._adapter else 0
         self.precision = "bfloat16" if policy.precision is torch.bfloat16 else "float32"
-        self.vocabulary_size: int = policy.model.get_input_embeddings().num_embeddings
+        self.vocabulary_size: int = len(policy.model.get_input_embeddings().weight)
         self.end_id = policy.end_id
         self.placeholder_id: int | None = None
         self.probe_pictures: Pictures = NO_PICTURES
@@ -70,8 +79,7 @@ class Publication:
 
         Weights without a merged adapter are the policy's own tensors, not copies.
         """
-        base = self._base
-        return revert_weight_conversion(base, _plain_weights(base, with_adapter=True))
+        return revert_weight_conversion(self._base, self._plain_weights(with_adapter=True))
 
     def write_adapter(self, folder: Path) -> None:
         """Write the adapter alone, in peft's format."""
@@ -85,6 +93,7 @@ class Publication:
         tensors = get_peft_model_state_dict(
             self._policy.model, state_dict=adapter, save_embedding_layers=False
         )
+        self._check_adapter(tensors)
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
@@ -112,10 +121,8 @@ class Publication:
         Raises:
             ConfigError: the adapter of this module is no product of two matrices.
         """
-        if self._adapter is None or not name.endswith(".weight"):
-            return None
-        layer: Any = self._base.get_submodule(name.removesuffix(".weight"))
-        if not isinstance(layer, LoraLayer):
+        layer = self._adapted.get(name)
+        if layer is None:
             return None
         if type(layer) is not Linear:
             raise ConfigError(
@@ -182,8 +189,55 @@ class Publication:
                 parameter.data = values
 
     def _write_model(self, folder: Path, *, with_adapter: bool) -> None:
-        base = self._base
-        base.save_pretrained(folder, state_dict=_plain_weights(base, with_adapter))
+        self._base.save_pretrained(folder, state_dict=self._plain_weights(with_adapter))
+
+    @torch.no_grad()
+    def _plain_weights(self, with_adapter: bool) -> dict[str, torch.Tensor]:
+        """Return the weights by transformers' names; `with_adapter`: with the adapter merged in."""
+        state = dense_state(self._base).items()
+        plain = {plain_name(name): tensor for name, tensor in state if ".lora_" not in name}
+        self.check_names(plain)
+        for name, layer in self._adapted.items() if with_adapter else ():
+            product = layer.get_delta_weight("default")
+            plain[name] = (plain[name].float() + product.float()).to(plain[name])
+        return {name: plain[name] for name in self._shapes}
+
+    def check_names(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Check that weights have the names and shapes of the base model; tied ones may be there.
+
+        Raises:
+            TrainingError: They differ. A server or a reader would draw missing weights at random.
+        """
+        shapes = {name: tuple(each.shape) for name, each in weights.items()}
+        known = {*self._shapes, *self._tied}
+        odd = [f"missing {name}" for name in self._shapes if name not in shapes]
+        odd += [f"unknown {name}" for name in shapes if name not in known]
+        odd += [
+            f"{name} has shape {list(shapes[name])} instead of {list(shape)}"
+            for name, shape in self._shapes.items()
+            if shapes.get(name, shape) != shape
+        ]
+        if odd:
+            raise TrainingError(
+                f"{len(odd)} weights do not fit {type(self._base).__name__}: {', '.join(odd[:5])}; "
+                "whoever reads them would draw missing ones at random, so nothing was written"
+            )
+
+    def _check_adapter(self, adapter: Mapping[str, torch.Tensor]) -> None:
+        """Check that each matrix of an adapter in peft's format fits a matrix of the base model.
+
+        Raises:
+            TrainingError: A server would not know the module, or read the matrix as another one.
+        """
+        for name, values in adapter.items():
+            path, _, matrix = name.removeprefix("base_model.model.").partition(".lora_")
+            shape = self._shapes.get(f"{path}.weight")
+            side = {"A.weight": 1, "B.weight": 0}.get(matrix)  # the dimension that the two share
+            if shape is None or (side is not None and values.shape[side] != shape[side]):
+                raise TrainingError(
+                    f"the adapter's {name} {list(values.shape)} fits no matrix of "
+                    f"{type(self._base).__name__} (found: {shape}); set engine.publish=merged"
+                )
 
     @property
     def _base(self) -> Any:
@@ -199,20 +253,11 @@ def made_up_values(shapes: Sequence[torch.Size], size: float) -> Iterator[torch.
         yield torch.randn(shape, generator=draw) * size
 
 
-@torch.no_grad()
-def _plain_weights(base: Any, with_adapter: bool) -> dict[str, torch.Tensor]:
-    """Return the weights by transformers' names; `with_adapter`: with the adapter merged in."""
-    products = {
-        f"{name}.weight": module.get_delta_weight("default")  # type: ignore[attr-defined]  # all of peft's have it
-        for name, module in base.named_modules()
-        if with_adapter and isinstance(module, LoraLayer)
-    }
-    tied = set(getattr(base, "all_tied_weights_keys", ()) or ())
-    plain = {}
-    for name, tensor in dense_state(base).items():
-        if ".lora_" in name or name in tied:
-            continue
-        name = name.replace(".base_layer.", ".")
-        product = products.get(name)
-        plain[name] = tensor if product is None else (tensor.float() + product.float()).to(tensor)
-    return plain
+def _base_shapes(base: Any) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Return names and shapes of a new model of the same configuration, and the names of weights
+    that are tied to one of these."""
+    with torch.device("meta"):
+        empty = type(base)(copy.deepcopy(base.config))
+    tied = set(empty.all_tied_weights_keys or ())
+    state = empty.state_dict()
+    return {name: tuple(state[name].shape) for name in state if name not in tied}, tied

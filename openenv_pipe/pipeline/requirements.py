@@ -27,6 +27,7 @@ from openenv_pipe.engines.scripted import replies_of
 from openenv_pipe.engines.vllm.check import check_settings
 from openenv_pipe.engines.vllm.install import Build, find_build, require_installed
 from openenv_pipe.engines.vllm.launch_docker import require_docker
+from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.base import Host
@@ -34,10 +35,11 @@ from openenv_pipe.environments.hosts.process import find_program
 from openenv_pipe.environments.tasks import TaskOrder, known_splits
 from openenv_pipe.environments.tasks.sets import ListedRows
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.learner.distributed.sharded_load import is_sharded
+from openenv_pipe.learner.distributed.sharded_load import check_shardable, is_sharded
 from openenv_pipe.learner.distributed.workers import refuse_missing_devices
 from openenv_pipe.learner.objective import Objective
 from openenv_pipe.models.load import (
+    adapts_experts,
     check_architecture,
     find_model_folder,
     is_vision_model,
@@ -125,6 +127,7 @@ def _sharding(config: RunConfig) -> str:
             f"trainer.warm_start.optimizer.type={kind} with trainer.parallel=fsdp: it needs whole "
             "matrices; set trainer.warm_start.optimizer.type=adamw or trainer.parallel=data"
         )
+    check_shardable(config.model)
     num_shards = trainer.devices // trainer.replicas
     return f"each of {trainer.devices} devices holds one of {num_shards} shards of all weights"
 
@@ -191,7 +194,18 @@ def _model(config: RunConfig) -> str:
     if folder is None:
         return ""  # it has to be downloaded first
     shape = read_folder_shape(model, folder)
-    check_architecture(config)
+    empty, engine = check_architecture(config), config.engine
+    if (
+        isinstance(engine, VllmEngineConfig)
+        and adapts_experts(empty)
+        and choose_publish_mode(engine, model.lora.rank) == "adapter"
+    ):
+        raise ConfigError(
+            f"engine.publish={engine.publish} with model.lora.target_modules="
+            f"{model.lora.target_modules!r}, which adapts the experts of a mixture: vLLM does not "
+            "read such adapters; set engine.publish=merged, or name other modules, such as "
+            "[q_proj, k_proj, v_proj, o_proj]"
+        )
     where = "folder" if Path(model.path).expanduser().is_dir() else "cache"
     size = f", {shape.num_parameters / 1e9:.2f} billion parameters" if shape else ""
     return f"{model.path} ({where}){size}"

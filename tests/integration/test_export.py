@@ -12,7 +12,8 @@ from tests.commands import run
 def test_an_adapter_is_merged_into_a_plain_folder_that_computes_the_same(adapter_run):
     folder, home = RunFolder.open(adapter_run), adapter_run.parents[2]
     code, out, err = run(home, "export", "runs/smoke/latest", "--output", "models/words")
-    assert (code, out.strip(), err) == (0, "models/words", "")
+    assert (code, out.strip()) == (0, "models/words")
+    assert err.startswith("read back: logprobs after 3 prompts differ from the policy's by at most")
 
     policy = load_policy(
         folder.written_config.model,

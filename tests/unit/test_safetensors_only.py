@@ -2,11 +2,13 @@
 
 import json
 import pickle
+import re
 import shutil
 
 import pytest
 import torch
 from fakes import CPU, tiny_model, tiny_policy
+from safetensors.torch import load_file, save_file
 
 from openenv_pipe.config.schema import HubModelConfig
 from openenv_pipe.errors import ConfigError
@@ -112,3 +114,15 @@ def test_weights_that_the_configuration_names_are_safetensors(model):
     (model / "config.json").write_text(json.dumps(config | {"transformers_weights": "weights.bin"}))
     with pytest.raises(ConfigError, match="names the weights"):
         load_policy(hub_model(model), seed=0, device=CPU)
+
+
+def test_weights_that_a_folder_lacks_are_not_drawn_at_random(model):
+    file = model / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if "q_proj" in name)
+    del weights[name]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=rf"lacks 1 weights .*such as {re.escape(name)}"):
+        load_policy(hub_model(model), seed=0, device=CPU)
+    with pytest.raises(ConfigError, match="lacks 1 weights"):
+        load_weights(model, tiny_policy())

@@ -1,11 +1,20 @@
-"""The published weights of a policy are the same in memory and in files."""
+"""The published weights of a policy are the same in memory and in files, and the base model's own
+in their names."""
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from openenv_pipe.commands.export import PROBES, _compare
+from openenv_pipe.errors import ConfigError, TrainingError
+from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.weights import Publication
+from openenv_pipe.pipeline.requirements import REQUIREMENTS
+from tests.families import EXPERTS, family_policy, family_run, make_family
 from tests.vllm_server import small_config, small_policy
+
+PROMPT = list(range(1, 31))
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -28,3 +37,108 @@ def test_weights_are_those_of_the_files_and_an_adapter_is_merged_into_them(tmp_p
     assert all("proj" in name for name in changed)
     after = policy.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A mixture whose first layer is dense."""
+    options = {"mlp_only_layers": [0], "tie_word_embeddings": False}
+    folder = tmp_path_factory.mktemp("mixture") / "qwen3_moe"
+    return make_family(folder, "Qwen3MoeConfig", **EXPERTS, **options)
+
+
+def test_adapters_of_experts_are_merged_and_all_names_are_the_base_models(mixture, tmp_path):
+    policy = family_policy(mixture, "model.lora.rank=2")
+    publication = Publication(policy)
+    publication.write_weights(tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    base = load_file(mixture / "model.safetensors")
+    assert {name: each.shape for name, each in written.items()} == {
+        name: each.shape for name, each in base.items()
+    }
+    changed = {name for name in base if not torch.equal(base[name], written[name])}
+    for part in ("q_proj", "experts.0.gate_proj", "experts.3.down_proj", "mlp.gate.weight"):
+        assert any(part in name for name in changed), part
+    sent = publication.weights()
+    assert all(torch.equal(sent[name], written[name]) for name in written)
+
+    model, found = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not found["missing_keys"] and not found["unexpected_keys"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPT])).logits[0, -1]
+    expected = torch.from_numpy(publication.next_logprobs([PROMPT], 1.0))[0]
+    torch.testing.assert_close(torch.log_softmax(logits, -1), expected, atol=1e-4, rtol=0)
+
+
+def test_a_checkpoint_of_a_mixture_gives_its_adapter_back(mixture, tmp_path):
+    policy = family_policy(mixture, "model.lora.rank=2")
+    policy.save_model(tmp_path)
+    model = family_run(mixture, "model.lora.rank=2").model
+    loaded = load_policy(model, seed=1, device=policy.device, checkpoint=tmp_path)
+    pairs = zip(policy.trained_parameters(), loaded.trained_parameters(), strict=True)
+    assert all(mine[0] == theirs[0] and torch.equal(mine[1], theirs[1]) for mine, theirs in pairs)
+
+
+def test_an_adapter_of_experts_is_not_given_to_a_server_that_cannot_read_it(mixture, tmp_path):
+    run = family_run(mixture, "model.lora.rank=2", "engine=vllm")
+    with pytest.raises(ConfigError, match=r"experts of a mixture.*engine\.publish=merged"):
+        REQUIREMENTS["model"](run)
+    for fitting in ("engine.publish=merged", "model.lora.target_modules=[q_proj,v_proj]"):
+        REQUIREMENTS["model"](family_run(mixture, "model.lora.rank=2", "engine=vllm", fitting))
+    with pytest.raises(TrainingError, match=r"experts.*engine\.publish=merged"):
+        Publication(family_policy(mixture, "model.lora.rank=2")).write_adapter(tmp_path)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_experts_have_no_dropout_and_the_message_says_so(mixture):
+    with pytest.raises(ConfigError, match=r"set model\.lora\.dropout=0"):
+        family_policy(mixture, "model.lora.rank=2", "model.lora.dropout=0.1")
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_one_of_two_modules_that_share_a_matrix_is_rejected(target):
+    adapter = ("model.lora.rank=2", f"model.lora.target_modules=[q_proj,{target}]")
+    run = small_config(*adapter)
+    with pytest.raises(ConfigError, match=rf"adapts .*{target}.* is one matrix with .*leave it"):
+        REQUIREMENTS["model"](run)
+    with pytest.raises(ConfigError, match="is one matrix with"):
+        small_policy(run)
+
+
+def test_an_adapter_on_a_head_of_its_own_is_merged_into_it(mixture, tmp_path):
+    adapter = ("model.lora.rank=2", "model.lora.target_modules=[lm_head,embed_tokens,o_proj]")
+    publication = Publication(family_policy(mixture, *adapter))
+    publication.write_weights(tmp_path)
+    prompts = [PROMPT[:num] for num in PROBES]
+    expected = publication.next_logprobs(prompts, 1.0)
+    assert _compare(tmp_path, prompts, expected, 1e-4) < 1e-4
+
+
+def test_weights_with_other_names_or_shapes_are_not_written(tmp_path):
+    policy = small_policy(small_config())
+    publication = Publication(policy)
+    norm = policy.model.model.norm
+    norm.weight = torch.nn.Parameter(norm.weight[:-1])
+    with pytest.raises(TrainingError, match=r"norm\.weight has shape \[127\] instead of \[128\]"):
+        publication.write_weights(tmp_path)
+    norm.renamed = norm.weight
+    del norm.weight
+    for publish in (lambda: publication.write_weights(tmp_path), publication.weights):
+        with pytest.raises(TrainingError, match=r"missing model\.norm\.weight, unknown .*renamed"):
+            publish()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_computes_something_else_fails(tmp_path):
+    publication = Publication(small_policy(small_config()))
+    publication.write_weights(tmp_path)
+    prompts = [PROMPT[:num] for num in PROBES]
+    expected = publication.next_logprobs(prompts, 1.0)
+    assert _compare(tmp_path, prompts, expected, 1e-4) < 1e-4
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if "q_proj" in name)
+    weights[name] = torch.randn_like(weights[name])
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(TrainingError, match="logprobs differ from the policy's by"):
+        _compare(tmp_path, prompts, expected, 1e-4)

@@ -35,7 +35,7 @@ from openenv_pipe.learner.optimizer import NamedParameters, Optimizer
 from openenv_pipe.learner.ranks import Ranks, collective
 from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
-from openenv_pipe.models.safetensors_only import ADAPTER
+from openenv_pipe.models.safetensors_only import ADAPTER, plain_name
 from openenv_pipe.types import Batch
 
 Result = TypeVar("Result")
@@ -199,7 +199,7 @@ class ShardedPolicy(Policy):
     def named_shards(self) -> dict[str, torch.Tensor]:
         """Return the weights as files name them, sharded; tied weights once."""
         return {
-            name.removeprefix("base_model.model.").replace(".base_layer.", "."): values.detach()
+            plain_name(name.removeprefix("base_model.model.")): values.detach()
             for name, values in self.model.named_parameters()
             if ".lora_" not in name
         }

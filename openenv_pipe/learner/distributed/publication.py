@@ -52,16 +52,16 @@ class ShardedPublication(Publication):
     def write_shards(self, folder: Path, with_adapter: bool) -> None:
         """Write the model from all ranks."""
         weights = self._sharded.named_shards()
+        self.check_names(weights)
         if with_adapter:
             weights = {name: self._merged(name, part) for name, part in weights.items()}
         write_model(self._base, weights, folder, self._ranks)
 
     def weights(self) -> Mapping[str, Any]:
         """Return what `write_weights` writes, as tensors that are gathered when they are sent."""
-        return {
-            name: WholeOnDemand(self, name, values)
-            for name, values in self._sharded.named_shards().items()
-        }
+        shards = self._sharded.named_shards()
+        self.check_names(shards)
+        return {name: WholeOnDemand(self, name, values) for name, values in shards.items()}
 
     @collective("publication")
     def whole(self, name: str) -> torch.Tensor:

@@ -36,7 +36,7 @@ from openenv_pipe.models.load import (
     refuse_sliding_attention,
     with_adapter,
 )
-from openenv_pipe.models.safetensors_only import refuse_other_weights
+from openenv_pipe.models.safetensors_only import plain_name, refuse_other_weights
 
 Values = Mapping[str, torch.Tensor]
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # of a hub's repository
@@ -81,6 +81,7 @@ def _load(
     transformers.logging.disable_progress_bar()
     tokenizer = load_tokenizer(config)
     model = build_empty(config)
+    _refuse_saved_buffers(model)
     refuse_sliding_attention(model)
     use_packed_attention(model)
     drawn, folder = None, checkpoint if config.lora.rank == 0 else None
@@ -193,9 +194,7 @@ def _fill(root: Root, device: torch.device) -> dict[str, torch.Tensor]:
         state[name] = made[id(values)]
     root.load_state_dict(state, strict=False, assign=True)
     return {
-        name.removeprefix("model.")
-        .removeprefix("base_model.model.")
-        .replace(".base_layer.", "."): values.detach()
+        plain_name(name.removeprefix("model.").removeprefix("base_model.model.")): values.detach()
         for name, values in root.named_parameters()
         if ".lora_" not in name
     }
@@ -211,12 +210,40 @@ def _copy_shards(shards: Values, whole: Values) -> None:
 def _read_folder(shards: Values, folder: Path) -> None:
     """Read the shards from a folder in transformers' format."""
     refuse_other_weights(str(folder))
+    _check_names(shards, folder)
+    read_shards(shards, folder)
+
+
+def _check_names(weights: Values, folder: Path) -> None:
+    """Raise ConfigError if a folder's files do not have the weights under their own names."""
     found = read_shapes(folder)
-    unfit = next((n for n, each in shards.items() if found.get(n) != tuple(each.shape)), None)
+    unfit = next((n for n, each in weights.items() if found.get(n) != tuple(each.shape)), None)
     if unfit is not None:
         raise ConfigError(
             f"trainer.parallel=fsdp reads weights part by part, and {folder} has no tensor "
-            f"{unfit!r} of shape {list(shards[unfit].shape)} (found: {found.get(unfit)}): "
+            f"{unfit!r} of shape {list(weights[unfit].shape)} (found: {found.get(unfit)}): "
             "transformers converts the weights of this architecture; set trainer.parallel=data"
         )
-    read_shards(shards, folder)
+
+
+def check_shardable(config: ModelConfig) -> None:
+    """Check whether a model's weights can be read part by part, if it is on this machine.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    folder = find_model_folder(config) if isinstance(config, HubModelConfig) else None
+    if folder is not None:
+        model = build_empty(config)
+        _refuse_saved_buffers(model)
+        _check_names(dict(model.named_parameters()), folder)
+
+
+def _refuse_saved_buffers(model: Any) -> None:
+    """Raise ConfigError if the model's files have more than parameters, which alone are read."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if buffers := [name for name in model.state_dict() if name not in parameters]:
+        raise ConfigError(
+            f"trainer.parallel=fsdp reads parameters alone, and this model's files also have "
+            f"{len(buffers)} buffers, such as {buffers[0]}; set trainer.parallel=data"
+        )
