@@ -91,7 +91,7 @@ def evaluate(
         from openenv_pipe.cli.console import print_table
         from openenv_pipe.commands.evaluate import evaluate as evaluate_words
         from openenv_pipe.pipeline import RunControl
-        from openenv_pipe.reports.eval_table import eval_tables
+        from openenv_pipe.reports.eval_table import eval_tables, eval_warnings
 
     collect_as_usual()
     control = RunControl(progress=progress)
@@ -99,6 +99,9 @@ def evaluate(
     result = evaluate_words(words, ["openenv-pipe", *sys.argv[1:]], control, trust=trust)
     for table in eval_tables(result.shown, result.config.eval, result.config.seed):
         print_table(table)
+    for row in result.played:
+        for warning in eval_warnings(row.report, row.folder):
+            tell_person(f"{row.name}: {warning}")
     for folder in result.folders:
         print(f"{folder}/eval")
 

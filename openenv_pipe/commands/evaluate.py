@@ -76,8 +76,9 @@ def _evaluate_runs(models: list[SelectedModel], control: RunControl) -> Evaluate
         baselines += played.baselines
     shown = played_rows = [*rows, *baselines]
     if len(subjects) == 1:  # The table also has the run's earlier evaluations.
-        earlier = read_reports(subjects[0].folder.path)
-        shown = [Row(name=name, report=report) for name, report in earlier.items()]
+        path = subjects[0].folder.path
+        earlier = read_reports(path)
+        shown = [Row(name=name, report=report, folder=path) for name, report in earlier.items()]
     return Evaluated(
         played=played_rows,
         shown=shown,
@@ -188,10 +189,12 @@ async def _play(
                 baselines = await play_baselines(subject.config, rollout)
         for evaluation in baselines:
             save_evaluation(subject.folder.path, evaluation)
+    path, run = subject.folder.path, subject.folder.record.id
     return _Played(
         own=[
-            Row(name=f"{subject.folder.record.id} {each.report.label}", report=each.report)
-            for each in own
+            Row(name=f"{run} {each.report.label}", report=each.report, folder=path) for each in own
         ],
-        baselines=[Row(name=each.report.label, report=each.report) for each in baselines],
+        baselines=[
+            Row(name=each.report.label, report=each.report, folder=path) for each in baselines
+        ],
     )

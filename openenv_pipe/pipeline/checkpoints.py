@@ -130,6 +130,8 @@ class Saver:
             if record["stage"] == "grpo"
         }
         for report in read_during(self._folder):
+            if not report.is_representative:
+                continue
             found = {"eval/success": report.success, "eval/reward": report.reward}
             means = {name: interval.mean for name, interval in found.items() if interval}
             records[report.step] = {**records.get(report.step, {}), **means}

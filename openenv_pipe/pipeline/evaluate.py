@@ -101,15 +101,17 @@ def stop_reason(config: RunConfig, report: EvalReport) -> str | None:
     """Return the reason if this evaluation ends training; None if training continues."""
     stop = config.eval.during.stop
     interval = report.success if stop.measure == "success" else report.reward
-    if stop.at is None or interval is None:
+    if stop.at is None or interval is None or not report.is_representative:
         return None
-    reached = interval.low if stop.bound == "low" else interval.mean
-    if reached < stop.at:
+    # Rewards that are equal in all tasks have no interval.
+    has_low = stop.bound == "low" and interval.low is not None
+    reached = interval.low if has_low else interval.mean
+    if reached is None or reached < stop.at:
         return None
     return (
         f"stopped early: after step {report.step} the evaluation's {stop.measure} was "
-        f"{interval.mean:.3f} ({interval.low:.3f}..{interval.high:.3f}), and its {stop.bound} "
-        f"had to be at least eval.during.stop.at={stop.at:g}"
+        f"{interval:.3f} on {report.on_tasks}, and its {stop.bound} had to be at least "
+        f"eval.during.stop.at={stop.at:g}"
     )
 
 
@@ -145,6 +147,7 @@ async def _play(
         [episode for group in groups for episode in group.episodes],
         config.eval,
         config.seed,
+        reward=config.reward,
         model=model,
         step=step,
         temperature=temperature if config.engine.capabilities.samples else None,

@@ -9,10 +9,12 @@ from openenv_pipe.pipeline.evaluate import (
     play_baselines,
     stop_reason,
 )
+from openenv_pipe.reports.eval_table import eval_warnings, scores_text
 from openenv_pipe.rollout import RolloutContext
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.runs.evals import (
     BASELINE,
+    DURING,
     Evaluation,
     read_during,
     read_reports,
@@ -44,6 +46,7 @@ class Evaluations:
         self._folder = folder.path
         self._progress = progress
         self._during = config.eval.during
+        self._num_warnings = 0  # of the evaluation before; those during training repeat none
 
     async def baselines(self) -> None:
         """Evaluate the scripted players."""
@@ -84,15 +87,12 @@ class Evaluations:
                 self._trackers.log_evaluation(evaluation)
 
     def _tell(self, report: EvalReport) -> None:
-        success, reward = report.success, report.reward
-        if report.error is not None:
-            self._progress.note(f"eval {report.label}: {report.error}")
-        if success is not None and reward is not None:
-            self._progress.note(
-                f"eval {report.label}: success {success.mean:.1%} "
-                f"({success.low:.1%}..{success.high:.1%}), reward {reward.mean:.3f} "
-                f"({reward.low:.3f}..{reward.high:.3f})"
-            )
+        self._progress.note(f"eval {report.label}: {report.error or scores_text(report)}")
+        warnings = eval_warnings(report, self._folder)
+        is_repeated = report.label.startswith(DURING) and len(warnings) == self._num_warnings
+        for warning in () if is_repeated else warnings:
+            self._progress.note(f"eval {report.label}: {warning}")
+        self._num_warnings = len(warnings)
 
 
 class NoEvaluations:

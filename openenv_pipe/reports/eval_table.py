@@ -1,22 +1,26 @@
-"""The tables of evaluations: their scores, and the differences of each to the first."""
+"""Evaluations for a terminal: tables of scores and of differences, sentences, and warnings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from openenv_pipe.config.schema import EvalConfig
 from openenv_pipe.errors import UserError
+from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
 from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports
 from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.markdown import UNKNOWN
+from openenv_pipe.system.resources import short_path
 from openenv_pipe.system.tables import Column, Fit, Table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A report and the name of what was evaluated."""
+    """A report, the name of what was evaluated, and the folder of its run."""
 
     name: str
     report: EvalReport
+    folder: Path
 
 
 def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Table]:
@@ -28,15 +32,52 @@ def eval_tables(rows: Sequence[Row], config: EvalConfig, seed: int) -> list[Tabl
     return [_scores(rows)]
 
 
+def scores_text(report: EvalReport) -> str:
+    """Return the means of a report, and over how many tasks they are, in one line."""
+    parts = [
+        f"{name} {interval:{form}}"
+        for name, interval, form in (
+            ("success", report.success, ".1%"),
+            ("reward", report.reward, ".3f"),
+            ("the environment's own reward", report.env_reward, ".3f"),
+        )
+        if interval is not None
+    ]
+    if report.success is not None and report.reward is None:
+        parts.insert(1, "reward not measured (it compares the episodes of a group)")
+    return f"{', '.join(parts) or 'nothing was scored'}, on {report.on_tasks}"
+
+
+def eval_warnings(report: EvalReport, folder: Path) -> list[str]:
+    """Return what makes the scores of a report doubtful, with the command that shows examples.
+
+    folder: of its run.
+    """
+    command = f"`openenv-pipe episodes {short_path(folder)} --eval {report.label}"
+    warnings = []
+    if report.error is None and report.num_tasks and not report.is_representative:
+        warnings.append(
+            f"only {report.num_scored_tasks} of {report.num_tasks} tasks were scored, too few for "
+            "an interval, a comparison or a decision (eval.min_scored_share); most often the "
+            f"episodes failed: {command} --status error` shows why"
+        )
+    if report.unusable is not None and report.unusable >= MANY_UNUSABLE:
+        warnings.append(f"{unusable_text(report.unusable, 'replies')}; {command}` shows some")
+    return warnings
+
+
 def _scores(rows: Sequence[Row]) -> Table:
     ks = sorted({k for row in rows for k in row.report.pass_at})
+    has_env_reward = any(row.report.env_reward is not None for row in rows)
     table = Table(
         Column("eval"),
         Column("model", drop=5, fit=Fit.FOLD),
         Column("success"),
         *(Column(f"pass@{k}", drop=3) for k in ks),
         Column("reward", drop=1),
+        *([Column("env's reward", drop=1)] if has_env_reward else []),
         Column("turns", drop=4),
+        Column("tasks scored"),
         Column("failed", drop=2),
     )
     for row in rows:
@@ -45,12 +86,14 @@ def _scores(rows: Sequence[Row]) -> Table:
             report.success,
             *(report.pass_at.get(k) for k in ks),
             report.reward,
+            *([report.env_reward] if has_env_reward else []),
             report.turns,
         ]
         table.add_row(
             row.name,
             report.model,
             *map(_text, intervals),
+            f"{report.num_scored_tasks} of {report.num_tasks}",
             _failed(report),
         )
     return table
@@ -67,7 +110,7 @@ def _differences(
 ) -> Table:
     table = Table(
         Column(f"less {first}"),
-        Column("tasks", drop=2),
+        Column("tasks scored", drop=2),
         Column("success"),
         Column("reward", drop=1),
         Column("turns", drop=3),
@@ -77,8 +120,9 @@ def _differences(
         if change is None:
             table.add_row(name, "none in common", *[UNKNOWN] * 3)
         else:
-            changes = (change.success, change.reward, change.turns)
-            table.add_row(name, str(change.num_tasks), *map(_signed, changes))
+            changes = (change.success, change.reward or change.env_reward, change.turns)
+            tasks = f"{change.num_scored_tasks} of {change.num_tasks}"
+            table.add_row(name, tasks, *map(_signed, changes))
     return table
 
 
@@ -92,13 +136,10 @@ def _difference(
 
 
 def _text(interval: Interval | None) -> str:
-    if interval is None:
-        return UNKNOWN
-    return f"{interval.mean:.3f} ({interval.low:.2f}..{interval.high:.2f})"
+    return UNKNOWN if interval is None else f"{interval:.3f}"
 
 
 def _signed(interval: Interval | None) -> str:
     if interval is None:
         return UNKNOWN
-    mark = "*" if interval.excludes_zero else ""
-    return f"{interval.mean:+.3f} ({interval.low:+.2f}..{interval.high:+.2f}){mark}"
+    return f"{interval:+.3f}{'*' if interval.excludes_zero else ''}"

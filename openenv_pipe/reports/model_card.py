@@ -73,14 +73,15 @@ def _results(folder: RunFolder) -> str:
             name,
             interval_text(report.success, percent=True),
             interval_text(report.reward),
+            f"{report.num_scored_tasks} of {report.num_tasks}",
+            str(report.samples_per_task),
             "" if report.temperature is None else f"{report.temperature:g}",
-            f"{report.num_tasks} × {report.samples_per_task}",
         ]
         for name, report in reports.items()
     ]
-    titles = ["evaluation", "success", "reward", "temperature", "tasks × samples"]
+    titles = ["evaluation", "success", "reward", "tasks scored", "samples each", "temperature"]
     confidence = folder.written_config.eval.confidence
-    return f"{table(titles, rows)}\n\nMeans with {confidence:.0%} bootstrap intervals."
+    return f"{table(titles, rows)}\n\nMeans over the scored tasks with {confidence:.0%} intervals."
 
 
 def _use(config: RunConfig, name: str, sees_pictures: bool) -> str:

@@ -158,7 +158,8 @@ def _draw_eval_points(axis: "Axes", reports: Sequence[EvalReport], measure: str)
         if interval is None or report.step is None:
             continue
         colour, marker, label = looks.get(report.label, during)
-        bars = [[interval.mean - interval.low], [interval.high - interval.mean]]
+        low, high = (interval.mean if x is None else x for x in (interval.low, interval.high))
+        bars = [[interval.mean - low], [high - interval.mean]]
         axis.errorbar(
             [report.step], [interval.mean], yerr=bars, fmt=marker, color=colour,
             label=None if label in labelled else label,

@@ -22,6 +22,7 @@ from openenv_pipe.config.schema import (
 )
 from openenv_pipe.errors import UserError
 from openenv_pipe.reports.clients import clients_text
+from openenv_pipe.reports.eval_table import eval_warnings
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
 from openenv_pipe.reports.rewards import parts_table
 from openenv_pipe.reports.signal import signal_text
@@ -29,7 +30,7 @@ from openenv_pipe.reports.unscored import reason, unscored_text
 from openenv_pipe.reports.unusable import unusable_warning
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.episodes import last_episodes_path, read_episodes
-from openenv_pipe.runs.eval_report import EvalReport, ReportDifference, compare_reports
+from openenv_pipe.runs.eval_report import EvalReport, compare_reports
 from openenv_pipe.runs.evals import BASELINE, GREEDY, STAGES, read_during, read_reports, read_stages
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -68,7 +69,7 @@ def write_report(folder: RunFolder) -> Path:
         _unusable(config, records),
         _unscored(folder.path, records, reports),
         clients_text(records),
-        _scores_table(config, reports),
+        _scores_table(folder.path, config, reports),
         _pictures(folder.path, config, records, stages),
         parts_table(config.reward, records),
         signal_text(records),
@@ -127,63 +128,90 @@ def _change(config: RunConfig, before: EvalReport, after: EvalReport) -> str:
         change = compare_reports(before, after, config.eval, config.seed)
     except UserError:  # A resume with other tasks of evaluation, or a damaged report.
         return "The two evaluations have no task in common: there is nothing to compare."
-    if not (change.success and change.reward):
-        return "No episode of an evaluation has a reward: there is nothing to compare."
-    success, reward = change.success, change.reward
-    assert before.success and before.reward and after.success and after.reward
-    verdict = _verdict(success, reward)
-    return (
+    if change.success is None:
+        return "No task has a scored episode in both evaluations: there is nothing to compare."
+    assert before.success and after.success
+    texts = [
         f"**success rate {before.success.mean:.0%} → {after.success.mean:.0%}** "
-        f"({100 * success.mean:+.0f} points, {config.eval.confidence:.0%} interval "
-        f"{100 * success.low:+.0f} to {100 * success.high:+.0f}) and "
-        f"reward {before.reward.mean:.3f} → {after.reward.mean:.3f} "
-        f"({reward.mean:+.3f}, {reward.low:+.3f} to {reward.high:+.3f}) "
-        f"{_on_tasks(change, after)}.{verdict}"
-    )
-
-
-def _verdict(success: Interval, reward: Interval) -> str:
-    """Say which of the two changes are not proved: their intervals include 0."""
-    if success.excludes_zero and reward.excludes_zero:
-        return ""
-    if reward.excludes_zero:
-        return " The success rate's interval includes 0: only the reward has provably changed."
-    if success.excludes_zero:
-        return " The reward's interval includes 0: only the success rate has provably changed."
-    return " Both intervals include 0: no proof of a change."
-
-
-def _on_tasks(change: ReportDifference, after: EvalReport) -> str:
+        f"({_change_text(change.success, 100, 0, ' points')})"
+    ]
+    measured = {"success rate": change.success}
+    for name, measure in (("reward", "reward"), ("environment's own reward", "env_reward")):
+        first, last, found = (getattr(each, measure) for each in (before, after, change))
+        if first is not None and last is not None and found is not None:
+            measured[name] = found
+            texts.append(
+                f"{name} {first.mean:.3f} → {last.mean:.3f} ({_change_text(found, 1, 3, '')})"
+            )
     samples = after.samples_per_task
-    return f"on {change.num_tasks} eval tasks, {samples} sample{'s' * (samples != 1)} each"
+    on = f"on {change.on_tasks}, {samples} sample{'s' * (samples != 1)} each"
+    has_limits = any(found.low is not None for found in measured.values())
+    confidence = f", with {config.eval.confidence:.0%} intervals" if has_limits else ""
+    return f"{' and '.join(texts)}{confidence}, {on}. {_verdict(measured)}".rstrip()
 
 
-def _scores_table(config: RunConfig, reports: Reports) -> str:
+def _change_text(change: Interval, scale: float, digits: int, unit: str) -> str:
+    mean = f"{scale * change.mean:+.{digits}f}{unit}"
+    if change.low is None or change.high is None:
+        return mean
+    low, high = (f"{scale * each:+.{digits}f}" for each in (change.low, change.high))
+    return f"{mean}, {low} to {high}"
+
+
+def _verdict(changes: Mapping[str, Interval]) -> str:
+    """Say which changes are not proved, because an interval includes 0 or does not exist."""
+    if all(change.low is None for change in changes.values()):
+        return "Too few tasks were scored in both for an interval: no proof of a change."
+    proven = [name for name, change in changes.items() if change.excludes_zero]
+    if len(proven) == len(changes):
+        return ""
+    if not proven:
+        return "The intervals include 0: no proof of a change."
+    others = " and ".join(name for name in changes if name not in proven)
+    return f"Only the {' and '.join(proven)} has provably changed, not the {others}."
+
+
+def _scores_table(path: Path, config: RunConfig, reports: Reports) -> str:
     if not reports:
         return ""
     ks = sorted({k for report in reports.values() for k in report.pass_at})
+    has_env_reward = any(report.env_reward is not None for report in reports.values())
     rows = [
         [
             f"[{for_markdown(_title(name))}](eval/{quote(name)}.md)",
             interval_text(report.success, percent=True),
             *(interval_text(report.pass_at.get(k), percent=True) for k in ks),
             interval_text(report.reward),
+            *([interval_text(report.env_reward)] if has_env_reward else []),
             interval_text(report.turns),
-            f"{report.num_tasks} × {report.samples_per_task}",
+            f"{report.num_scored_tasks} of {report.num_tasks}",
+            str(report.samples_per_task),
             UNKNOWN if report.temperature is None else f"{report.temperature:g}",
             _failures(report),
         ]
         for name, report in reports.items()
     ]
     passes = [f"pass@{k}" for k in ks]
-    counts = ["tasks × samples", "temperature", "without success"]
-    titles = ["model", "success", *passes, "reward", "turns", *counts]
+    counts = ["tasks scored", "samples each", "temperature", "without success"]
+    own = ["environment's own reward"] * has_env_reward
+    titles = ["model", "success", *passes, "reward", *own, "turns", *counts]
     caption = (
-        f"Means over eval tasks with {config.eval.confidence:.0%} bootstrap intervals. Each row "
+        f"Means over the scored tasks with {config.eval.confidence:.0%} intervals. Each row "
         "leads to its tasks and its best and worst episodes. A failed episode (status error) or "
         "one without a reward counts in no mean."
     )
-    return f"{table(titles, rows)}\n\n{caption}"
+    if has_env_reward:
+        relative = ", ".join(map(for_markdown, config.reward.relative))
+        caption += (
+            f" The reward compares the episodes of a group ({relative}), so single episodes have "
+            "none."
+        )
+    warnings = [
+        f"**Warning:** {for_markdown(_title(name))}: {warning}."
+        for name, report in reports.items()
+        for warning in eval_warnings(report, path)
+    ]
+    return "\n\n".join([table(titles, rows), caption, *warnings])
 
 
 def _title(name: str) -> str:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from openenv_pipe.reports.alarms import find_alarms
+from openenv_pipe.reports.eval_table import eval_warnings, scores_text
 from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import read_metrics
@@ -54,11 +55,9 @@ class RunState:
             lines.append(" · ".join(step_numbers(records[-1])))
             lines += _curves(steps)
         for label, report in read_reports(folder.path).items():
-            if report.success is not None and report.reward is not None:
-                lines.append(
-                    f"eval {label}: success {report.success.mean:.1%}, "
-                    f"reward {report.reward.mean:.3f}"
-                )
+            if report.error is None:
+                lines.append(f"eval {label}: {scores_text(report)}")
+            lines += [f"! eval {label}: {each}" for each in eval_warnings(report, folder.path)]
         lines += [f"! {alarm.what}; {alarm.advice}" for alarm in find_alarms(records)]
         return [for_people(line) for line in lines]
 

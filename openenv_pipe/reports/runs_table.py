@@ -39,8 +39,8 @@ class RunRow:
     duration_s: float | None = None
     step: int = 0  # GRPO steps done
     num_steps: int | None = None
-    success_start: float | None = None
-    success_trained: float | None = None
+    success_start: str = UNKNOWN
+    success_trained: str = UNKNOWN
     last_reward: float | None = None
     tags: tuple[str, ...] = ()
 
@@ -102,14 +102,19 @@ def _row(path: Path, name: str) -> RunRow:
         return RunRow(id=name, status="unreadable", problem=str(error))
 
 
-def _success(reports: Mapping[str, EvalReport], name: str) -> float | None:
+def _success(reports: Mapping[str, EvalReport], name: str) -> str:
+    """Return an evaluation's success, with the number of tasks if some were not scored."""
     report = reports.get(name)
-    return report.success.mean if report and report.success else None
+    if report is None or report.success is None:
+        return UNKNOWN
+    is_partial = report.num_scored_tasks < report.num_tasks
+    on = f" on {report.num_scored_tasks}/{report.num_tasks} tasks" if is_partial else ""
+    return f"{report.success.mean:.0%}{on}"
 
 
 def _cells(row: RunRow) -> list[str | Text]:
     style = STATUS_STYLES[row.status]
-    start, trained = _share(row.success_start), _share(row.success_trained)
+    start, trained = row.success_start, row.success_trained
     return [
         row.id,
         Text(row.status, style),
@@ -120,7 +125,3 @@ def _cells(row: RunRow) -> list[str | Text]:
         UNKNOWN if row.last_reward is None else f"{row.last_reward:.3f}",
         (row.problem or "").partition("\n")[0],
     ]
-
-
-def _share(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0%}"

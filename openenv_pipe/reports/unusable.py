@@ -8,7 +8,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 METRIC = "replies/unusable"
+MANY_UNUSABLE = 0.5  # fraction of replies from which on it is worth a warning
 MARGIN = 0.1  # of a rise that is more than the noise of a step
+
+
+def unusable_text(share: float, what: str) -> str:
+    """Say how many replies are unusable, and the usual cause.
+
+    what: the replies that are meant, such as `replies of the last steps`.
+    """
+    return (
+        f"{share:.0%} of the {what} could not be turned into an action; most often the model does "
+        "not know the form of a reply (describe it in env.adapter.system, or begin with a warm "
+        "start), or the reply is cut before its end (env.max_reply_tokens)"
+    )
 
 
 class UnusableWatch:

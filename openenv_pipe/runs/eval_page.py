@@ -34,9 +34,14 @@ def _figures(report: EvalReport) -> str:
         [f"pass@{k}", interval_text(found, percent=True)]
         for k, found in sorted(report.pass_at.items())
     ]
-    rows += [["reward", interval_text(report.reward)], ["turns", interval_text(report.turns)]]
+    rows.append(["reward", interval_text(report.reward)])
+    if report.env_reward is not None:
+        rows.append(["the environment's own reward", interval_text(report.env_reward)])
+    rows.append(["turns", interval_text(report.turns)])
     how = "a scripted player" if report.temperature is None else _temperature(report.temperature)
-    text = f"{report.num_tasks} tasks, {report.samples_per_task} episodes each, {how}."
+    text = f"{report.on_tasks}, {report.samples_per_task} episodes each, {how}."
+    if report.unusable:
+        text += f" {report.unusable:.0%} of the replies could not be turned into an action."
     if report.num_unscored:
         text += f" {report.num_unscored} episodes have no reward, and count in no mean."
     return f"{text}\n\n{table(['', 'mean over tasks [interval]'], rows)}"
@@ -87,13 +92,12 @@ def _tasks(name: str, report: EvalReport) -> str:
 
 
 def _task_row(task: TaskScores) -> list[str]:
-    scored = bool(task.rewards)
     return [
         for_markdown(task.task),
         str(task.task_seed),
         f"{sum(task.successes)} of {len(task.successes)}",
-        f"{fmean(task.rewards):.3f}" if scored else UNKNOWN,
-        f"{fmean(task.turns):.1f}" if scored else UNKNOWN,
+        f"{fmean(task.rewards):.3f}" if task.rewards else UNKNOWN,
+        f"{fmean(task.turns):.1f}" if task.turns else UNKNOWN,
         ", ".join(dict.fromkeys(task.statuses)) or UNKNOWN,
         str(task.num_failed),
     ]

@@ -14,9 +14,17 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from openenv_pipe.config.schema import EvalConfig
+from openenv_pipe.algorithms.agreement import environment_reward
+from openenv_pipe.config.schema import EvalConfig, RewardConfig
 from openenv_pipe.errors import UserError
-from openenv_pipe.system.intervals import Interval, bootstrap_interval, paired_difference, pass_at_k
+from openenv_pipe.system.intervals import (
+    FRACTIONS,
+    Bounds,
+    Interval,
+    bootstrap_interval,
+    paired_difference,
+    pass_at_k,
+)
 from openenv_pipe.types import Episode, Task
 
 
@@ -25,7 +33,8 @@ class _Frozen(BaseModel):
 
 
 def _finite(interval: Interval) -> Interval:
-    if not all(map(math.isfinite, (interval.mean, interval.low, interval.high))):
+    values = (interval.mean, interval.low, interval.high)
+    if not all(math.isfinite(value) for value in values if value is not None):
         raise ValueError("the interval is not finite")
     return interval
 
@@ -34,7 +43,10 @@ FiniteInterval = Annotated[Interval, AfterValidator(_finite)]
 
 
 class TaskScores(_Frozen):
-    """The episodes of one task that have a reward; each list has an entry per episode."""
+    """The episodes of one task that count; each list has an entry per episode.
+
+    `rewards` lacks those whose reward says only how the episodes of a group compare.
+    """
 
     task: str
     task_seed: int
@@ -43,6 +55,7 @@ class TaskScores(_Frozen):
     seeds: list[int]
     successes: list[bool]
     rewards: list[float]
+    env_rewards: list[float] = []  # the environment's own, if the reward has relative terms
     turns: list[int]
     statuses: list[str]
 
@@ -53,7 +66,8 @@ class TaskScores(_Frozen):
 
 
 class EvalReport(_Frozen):
-    """One model on the eval tasks. An interval is None if every episode failed."""
+    """One model on the eval tasks. An interval is None if every episode failed, and has no
+    limits if too few tasks were scored (`eval.min_scored_share`)."""
 
     label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # start, warm_start, trained, ...
     model: str
@@ -66,15 +80,37 @@ class EvalReport(_Frozen):
     unsuccessful: dict[str, int]  # counts over those without success, failed ones included
     success: FiniteInterval | None
     reward: FiniteInterval | None
+    env_reward: FiniteInterval | None = None  # the environment's own, where `reward` is relative
     turns: FiniteInterval | None
     pass_at: dict[int, FiniteInterval]  # for k = 2, 4, 8, ... and samples_per_task
     tasks: list[TaskScores]
+    unusable: float | None = None  # fraction of the replies that could not become an action
     error: str | None = None  # why nothing could be played; of baselines only
 
     @property
     def num_unscored(self) -> int:
         """The number of episodes that did not fail and have no reward."""
         return sum(task.num_failed for task in self.tasks) - self.num_failed
+
+    @property
+    def num_scored_tasks(self) -> int:
+        """The number of tasks that have an episode that counts: the means are over these."""
+        return sum(bool(task.successes) for task in self.tasks)
+
+    @property
+    def is_representative(self) -> bool:
+        """True if enough tasks were scored for a decision: their success has an interval.
+
+        An evaluation of a single task has none by choice.
+        """
+        if self.success is None:
+            return False
+        return self.success.low is not None or self.num_tasks == 1
+
+    @property
+    def on_tasks(self) -> str:
+        """The tasks that the means are over, for sentences."""
+        return tasks_text(self.num_scored_tasks, self.num_tasks)
 
 
 class ReportDifference(_Frozen):
@@ -83,9 +119,23 @@ class ReportDifference(_Frozen):
     before: str
     after: str
     num_tasks: int
+    num_scored_tasks: int  # of these, in both reports
     success: Interval | None
     reward: Interval | None
+    env_reward: Interval | None
     turns: Interval | None
+
+    @property
+    def on_tasks(self) -> str:
+        """The tasks that the differences are over, for sentences."""
+        return tasks_text(self.num_scored_tasks, self.num_tasks)
+
+
+def tasks_text(num_scored: int, num_tasks: int) -> str:
+    """Say on how many tasks a mean is: `50 tasks`, or `1 of 10 tasks scored`."""
+    if num_scored < num_tasks:
+        return f"{num_scored} of {num_tasks} tasks scored"
+    return f"{num_tasks} task{'s' * (num_tasks != 1)}"
 
 
 def summarise(
@@ -94,23 +144,28 @@ def summarise(
     config: EvalConfig,
     seed: int,
     *,
+    reward: RewardConfig,
     model: str,
     step: int | None,
     temperature: float | None,
 ) -> EvalReport:
     """Group episodes by task and compute means with intervals. `seed` is the bootstrap's."""
-    tasks = _scores_by_task(episodes)
+    tasks = _scores_by_task(episodes, reward)
     samples_per_task = max(len(task.seeds) + task.num_failed for task in tasks)
 
-    def interval(values_of: Callable[[TaskScores], Sequence[float]]) -> Interval | None:
+    def interval(
+        values_of: Callable[[TaskScores], Sequence[float]], bounds: Bounds | None = None
+    ) -> Interval | None:
         return bootstrap_interval(
             [values_of(task) for task in tasks],
             num_resamples=config.num_resamples,
             confidence=config.confidence,
             seed=seed,
+            bounds=bounds,
+            min_share=config.min_scored_share,
         )
 
-    pass_at = {k: interval(partial(_pass_at_k, k=k)) for k in _ks(samples_per_task)}
+    pass_at = {k: interval(partial(_pass_at_k, k=k), FRACTIONS) for k in _ks(samples_per_task)}
     return EvalReport(
         label=label,
         model=model,
@@ -121,11 +176,18 @@ def summarise(
         num_failed=sum(episode.failed for episode in episodes),
         statuses=_count_statuses(episodes),
         unsuccessful=_count_statuses([episode for episode in episodes if not _succeeded(episode)]),
-        success=interval(lambda task: task.successes),
+        success=interval(lambda task: task.successes, FRACTIONS),
         reward=interval(lambda task: task.rewards),
+        # An environment that reports no reward is one whose rewards are all 0.
+        env_reward=(
+            interval(lambda task: task.env_rewards)
+            if any(any(task.env_rewards) for task in tasks)
+            else None
+        ),
         turns=interval(lambda task: task.turns),
         pass_at={k: found for k, found in pass_at.items() if found is not None},
         tasks=tasks,
+        unusable=_unusable_share(episodes),
     )
 
 
@@ -166,21 +228,27 @@ def compare_reports(
             "compare reports of the same environment, split and seeds"
         )
 
-    def difference(values_of: Callable[[TaskScores], Sequence[float]]) -> Interval | None:
+    def difference(
+        values_of: Callable[[TaskScores], Sequence[float]], bounds: Bounds | None = None
+    ) -> Interval | None:
         return paired_difference(
             [values_of(first) for first, _ in pairs],
             [values_of(second) for _, second in pairs],
             num_resamples=config.num_resamples,
             confidence=config.confidence,
             seed=seed,
+            bounds=bounds,
+            min_share=config.min_scored_share,
         )
 
     return ReportDifference(
         before=before.label,
         after=after.label,
         num_tasks=len(pairs),
-        success=difference(lambda task: task.successes),
+        num_scored_tasks=sum(bool(first.successes and second.successes) for first, second in pairs),
+        success=difference(lambda task: task.successes, FRACTIONS),
         reward=difference(lambda task: task.rewards),
+        env_reward=difference(lambda task: task.env_rewards),
         turns=difference(lambda task: task.turns),
     )
 
@@ -205,16 +273,21 @@ def _count_statuses(episodes: Sequence[Episode]) -> dict[str, int]:
     return dict(sorted(Counter(str(episode.status) for episode in episodes).items()))
 
 
-def _scores_by_task(episodes: Sequence[Episode]) -> list[TaskScores]:
+def _unusable_share(episodes: Sequence[Episode]) -> float | None:
+    turns = [turn for episode in episodes if episode.is_scored for turn in episode.turns]
+    return sum(turn.unusable is not None for turn in turns) / len(turns) if turns else None
+
+
+def _scores_by_task(episodes: Sequence[Episode], reward: RewardConfig) -> list[TaskScores]:
     """Return the scores of each task, in the order of task indices and members."""
     by_task: dict[tuple[int, str, int], list[Episode]] = {}
     for episode in episodes:
         task = episode.task
         by_task.setdefault((task.index, task.id, task.seed), []).append(episode)
-    return [_scores(played) for _, played in sorted(by_task.items())]
+    return [_scores(played, reward) for _, played in sorted(by_task.items())]
 
 
-def _scores(episodes: Sequence[Episode]) -> TaskScores:
+def _scores(episodes: Sequence[Episode], reward: RewardConfig) -> TaskScores:
     scored = sorted((e for e in episodes if e.is_scored), key=lambda episode: episode.member)
     task = episodes[0].task
     return TaskScores(
@@ -224,10 +297,20 @@ def _scores(episodes: Sequence[Episode]) -> TaskScores:
         num_failed=len(episodes) - len(scored),
         seeds=[episode.seed for episode in scored],
         successes=[episode.success for episode in scored],
-        rewards=[episode.reward for episode in scored],
+        rewards=[episode.reward for episode in scored if _has_measured_reward(episode, reward)],
+        env_rewards=[environment_reward(each) for each in scored] if reward.relative else [],
         turns=[len(episode.turns) for episode in scored],
         statuses=[str(episode.status) for episode in scored],
     )
+
+
+def _has_measured_reward(episode: Episode, reward: RewardConfig) -> bool:
+    """Return whether the episode's reward says something by itself.
+
+    A term that compares episodes has no value where there is nothing to compare.
+    """
+    has_all = all(name in episode.reward_terms for name in reward.relative)
+    return has_all and not reward.standardised
 
 
 def _reset_digest(task: Task) -> str:

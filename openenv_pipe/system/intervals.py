@@ -2,9 +2,12 @@
 
 Intervals over tasks use the percentile bootstrap. Samples of one task are correlated, so tasks, not
 samples, are resampled (cluster bootstrap). Every task counts the same, however many of its samples
-failed. Intervals over a few runs use Student's t, because the bootstrap of three values is far too
-narrow. Over a handful of tasks the bootstrap is unreliable too.
+failed. Over a few tasks or runs the bootstrap is far too narrow: these intervals use Student's t.
+Where all tasks have one value, both have no width. The interval is then the exact binomial one for
+how often another value occurs (Clopper and Pearson), times the furthest that such a value can lie.
 
+C. J. Clopper, E. S. Pearson, The use of confidence or fiducial limits illustrated in the case of
+the binomial, Biometrika 26, 1934.
 B. Efron, R. Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13.
 C. Field, A. Welsh, Bootstrapping clustered data, J. R. Stat. Soc. B 69, 2007.
 M. Chen et al., Evaluating Large Language Models Trained on Code, 2021, arXiv:2107.03374.
@@ -18,7 +21,12 @@ from statistics import fmean, stdev
 
 import numpy
 
+MIN_BOOTSTRAP = 10  # tasks; over fewer the percentile bootstrap is too narrow
+ROUNDING = 1e-9  # relative difference below which means of tasks are equal
+
 ValuesByTask = Sequence[Sequence[float]]
+Bounds = tuple[float, float]  # between which all values lie
+FRACTIONS: Bounds = (0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,26 +34,56 @@ class Interval:
     """A mean and the limits of its confidence interval, in the values' unit."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None  # None, as `high`: the values allow no interval
+    high: float | None
 
     @property
     def excludes_zero(self) -> bool:
+        if self.low is None or self.high is None:
+            return False
         return self.low > 0.0 or self.high < 0.0
+
+    def __format__(self, spec: str) -> str:
+        """Return the mean and the limits, each in the format `spec`: `0.500 (0.300..0.700)`."""
+        if self.low is None or self.high is None:
+            return f"{self.mean:{spec}}"
+        return f"{self.mean:{spec}} ({self.low:{spec}}..{self.high:{spec}})"
 
 
 def bootstrap_interval(
-    values_by_task: ValuesByTask, *, num_resamples: int, confidence: float, seed: int
+    values_by_task: ValuesByTask,
+    *,
+    num_resamples: int,
+    confidence: float,
+    seed: int,
+    bounds: Bounds | None = None,
+    min_share: float = 0.0,
 ) -> Interval | None:
     """Return the mean over tasks of each task's mean; tasks without values are left out.
 
-    None if no task has a value.
+    None if no task has a value. It has no limits if fewer than two tasks, or than `min_share` of
+    them, have values, or if all have the same one and no bounds are known.
 
     Raises:
         ValueError: A value is not finite.
     """
     means_N = numpy.array([numpy.mean(values) for values in values_by_task if len(values)])
-    return _interval(means_N, num_resamples, confidence, seed)
+    if not means_N.size:
+        return None
+    _refuse_not_finite(means_N)
+    mean = float(means_N.mean())
+    if means_N.size < max(2.0, min_share * len(values_by_task)):
+        return Interval(mean=mean, low=None, high=None)
+    if numpy.ptp(means_N) <= ROUNDING * numpy.abs(means_N).max():
+        return _interval_of_equals(mean, means_N.size, confidence, bounds)
+    if means_N.size < MIN_BOOTSTRAP:
+        return interval_over_runs(means_N.tolist(), confidence, bounds)
+    draws_RN = numpy.random.default_rng(seed).integers(
+        means_N.size, size=(num_resamples, means_N.size)
+    )
+    tail = (1.0 - confidence) / 2.0
+    low, high = numpy.quantile(means_N[draws_RN].mean(axis=1), [tail, 1.0 - tail])
+    return Interval(mean=mean, low=float(low), high=float(high))
 
 
 def paired_difference(
@@ -55,23 +93,33 @@ def paired_difference(
     num_resamples: int,
     confidence: float,
     seed: int,
+    bounds: Bounds | None = None,
+    min_share: float = 0.0,
 ) -> Interval | None:
     """Return the mean over tasks of (after - before); row i of both is the same task.
 
     Pairing removes the tasks' difficulty from the interval. Tasks that lack values on either side
-    are left out; None if all do.
+    are left out; None if all do. The limits are as in `bootstrap_interval`. `bounds` are those of
+    the values; None: the lowest and the highest of both sides.
 
     Raises:
         ValueError: A value is not finite.
     """
-    differences_N = numpy.array(
+    pairs = list(zip(before_by_task, after_by_task, strict=True))
+    seen = [value for values in (*before_by_task, *after_by_task) for value in values] or [0.0]
+    lowest, highest = bounds or (min(seen), max(seen))
+    width = float(highest - lowest)
+    return bootstrap_interval(
         [
-            numpy.mean(after) - numpy.mean(before)
-            for before, after in zip(before_by_task, after_by_task, strict=True)
-            if len(before) and len(after)
-        ]
+            [float(numpy.mean(after) - numpy.mean(before))] if len(before) and len(after) else []
+            for before, after in pairs
+        ],
+        num_resamples=num_resamples,
+        confidence=confidence,
+        seed=seed,
+        bounds=(-width, width),
+        min_share=min_share,
     )
-    return _interval(differences_N, num_resamples, confidence, seed)
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
@@ -87,14 +135,17 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_successes, k) / math.comb(num_samples, k)
 
 
-def interval_over_runs(values: Sequence[float], confidence: float) -> Interval | None:
+def interval_over_runs(
+    values: Sequence[float], confidence: float, bounds: Bounds | None = None
+) -> Interval | None:
     """Return the mean of independent runs with Student's t interval; None for fewer than two."""
     if len(values) < 2:
         return None
     _refuse_not_finite(numpy.array(values))
     mean = fmean(values)
     half = _t_quantile(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Interval(mean=mean, low=mean - half, high=mean + half)
+    lowest, highest = bounds or (-math.inf, math.inf)
+    return Interval(mean=mean, low=max(mean - half, lowest), high=min(mean + half, highest))
 
 
 def _t_quantile(confidence: float, num_degrees: int) -> float:
@@ -127,17 +178,12 @@ def _refuse_not_finite(values_N: numpy.ndarray) -> None:
         raise ValueError("an interval needs finite values; got NaN or infinity")
 
 
-def _interval(
-    values_N: numpy.ndarray, num_resamples: int, confidence: float, seed: int
-) -> Interval | None:
-    """Return the mean with its percentile interval. N: tasks, R: resamples."""
-    if not values_N.size:
-        return None
-    _refuse_not_finite(values_N)
-    draws_RN = numpy.random.default_rng(seed).integers(
-        values_N.size, size=(num_resamples, values_N.size)
-    )
-    means_R = values_N[draws_RN].mean(axis=1)
-    tail = (1.0 - confidence) / 2.0
-    low, high = numpy.quantile(means_R, [tail, 1.0 - tail])
-    return Interval(mean=float(values_N.mean()), low=float(low), high=float(high))
+def _interval_of_equals(
+    value: float, num_tasks: int, confidence: float, bounds: Bounds | None
+) -> Interval:
+    """Return the interval of a mean over tasks that all have one value, as the module describes."""
+    if bounds is None or bounds[0] == bounds[1]:
+        return Interval(mean=value, low=None, high=None)
+    share = ((1.0 - confidence) / 2.0) ** (1.0 / num_tasks)  # of tasks that have it, at least
+    low, high = (share * value + (1.0 - share) * bound for bound in bounds)
+    return Interval(mean=value, low=low, high=high)

@@ -22,5 +22,7 @@ def interval_text(interval: Interval | None, *, percent: bool = False) -> str:
     if interval is None:
         return UNKNOWN
     form = "{:.0%}" if percent else "{:.2f}"
+    if interval.low is None or interval.high is None:
+        return form.format(interval.mean)
     mean, low, high = (form.format(x) for x in (interval.mean, interval.low, interval.high))
     return f"{mean} [{low}, {high}]"

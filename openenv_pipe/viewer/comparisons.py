@@ -70,7 +70,7 @@ def show_evaluations(store: RunStore, query: Mapping[str, str]) -> dict[str, Any
         config = store.folder(keys[0]).written_config
         try:
             found = compare_reports(reports[before], reports[after], config.eval, config.seed)
-            difference = found.model_dump(mode="json")
+            difference = found.model_dump(mode="json") | {"on": found.on_tasks}
         except PipeError as error:
             problem = str(error)
     return {
@@ -124,6 +124,8 @@ def _report(name: str, report: EvalReport) -> dict[str, Any]:
         "step": report.step,
         "temperature": report.temperature,
         "num_tasks": report.num_tasks,
+        "num_scored_tasks": report.num_scored_tasks,
+        "unusable": report.unusable,
         "samples_per_task": report.samples_per_task,
         "num_failed": report.num_failed,
         "statuses": report.statuses,
@@ -134,6 +136,7 @@ def _report(name: str, report: EvalReport) -> dict[str, Any]:
             for measure, interval in (
                 ("success", report.success),
                 ("reward", report.reward),
+                ("env_reward", report.env_reward),
                 ("turns", report.turns),
             )
         },
@@ -157,6 +160,6 @@ def _scores(scores: TaskScores) -> dict[str, Any]:
     return {
         "success": mean(scores.successes),
         "reward": mean(scores.rewards),
-        "num_episodes": len(scores.rewards),
+        "num_episodes": len(scores.successes),
         "num_failed": scores.num_failed,
     }

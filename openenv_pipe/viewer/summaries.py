@@ -1,6 +1,7 @@
 """What the table of runs and the head of a run's page say."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -83,10 +84,10 @@ def _mean(steps: Sequence[Record], name: str) -> float | None:
     return fmean(values) if values else None
 
 
-def _success(report: EvalReport | None) -> dict[str, float] | None:
+def _success(report: EvalReport | None) -> dict[str, Any] | None:
     if report is None or report.success is None:
         return None
-    return {"mean": report.success.mean, "low": report.success.low, "high": report.success.high}
+    return {**asdict(report.success), "on": report.on_tasks}
 
 
 def _value(config: Any, *names: str) -> Any:

@@ -28,8 +28,10 @@ def config(runs_dir: Path) -> RunConfig:
     return _smoke().model_copy(update={"runs_dir": str(runs_dir)})
 
 
-def create(runs_dir: Path) -> RunFolder:
-    return RunFolder.create(config(runs_dir), overrides=["conf=smoke"], command=["openenv-pipe"])
+def create(runs_dir: Path, changed: RunConfig | None = None) -> RunFolder:
+    """Create a run folder. changed: the configuration; None: that of `config`."""
+    made = changed or config(runs_dir)
+    return RunFolder.create(made, overrides=["conf=smoke"], command=["openenv-pipe"])
 
 
 def turn(random: Random, num_tokens: int = 6) -> Turn:
@@ -111,6 +113,7 @@ def evaluation(
         episodes,
         folder.written_config.eval,
         0,
+        reward=folder.written_config.reward,
         model="tiny",
         step=step,
         temperature=1.0,

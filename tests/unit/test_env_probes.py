@@ -232,7 +232,8 @@ def test_learning_is_proven_by_what_training_adds_to_the_start(gain, result):
         episodes = [run_samples.episode(random.Random(n), n, 0, False) for n in range(12)]
         for each in episodes:
             each.reward = reward
-        return summarise(label, episodes, SMOKE.eval, 0, model="tiny", step=None, temperature=1.0)
+        facts = {"reward": SMOKE.reward, "model": "tiny", "step": None, "temperature": 1.0}
+        return summarise(label, episodes, SMOKE.eval, 0, **facts)
 
     evals = {"start": report("start", 0.25), "trained": report("trained", 0.25 + gain)}
     line = learning_line(evals, SMOKE.eval, num_steps=40)

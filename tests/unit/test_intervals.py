@@ -7,6 +7,7 @@ import numpy
 import pytest
 
 from openenv_pipe.system.intervals import (
+    FRACTIONS,
     bootstrap_interval,
     interval_over_runs,
     paired_difference,
@@ -44,13 +45,63 @@ def test_tasks_count_the_same_however_many_samples_they_have():
     assert interval.mean == 0.5
 
 
-def test_equal_values_have_an_interval_of_no_width():
-    interval = bootstrap_interval([[0.25]] * 8, **SETTINGS)
-    assert (interval.mean, interval.low, interval.high) == (0.25, 0.25, 0.25)
+@pytest.mark.parametrize(("num_tasks", "low"), [(2, 0.1581), (10, 0.6915), (50, 0.9289)])
+def test_equal_fractions_have_the_binomial_interval(num_tasks, low):
+    """Of Clopper and Pearson: the tables' limits for n successes of n, and for none."""
+    all_of_them = bootstrap_interval([[True]] * num_tasks, bounds=FRACTIONS, **SETTINGS)
+    assert (all_of_them.mean, all_of_them.high) == (1.0, 1.0)
+    assert all_of_them.low == pytest.approx(low, abs=1e-4)
+    none = bootstrap_interval([[False] * 3] * num_tasks, bounds=FRACTIONS, **SETTINGS)
+    assert (none.mean, none.low, none.high) == (0.0, 0.0, pytest.approx(1 - low, abs=1e-4))
+    halves = bootstrap_interval([[True, False]] * num_tasks, bounds=FRACTIONS, **SETTINGS)
+    assert halves.low == pytest.approx(low / 2, abs=1e-4)
+    assert halves.high == pytest.approx(1 - low / 2, abs=1e-4)
+
+
+def test_equal_values_without_known_bounds_have_no_interval():
+    interval = bootstrap_interval([[0.1 + 0.2], *[[0.3]] * 7], **SETTINGS)  # equal but for rounding
+    assert (interval.mean, interval.low, interval.high) == (pytest.approx(0.3), None, None)
+    assert f"{interval:.2f}" == "0.30" and not interval.excludes_zero
+
+
+@pytest.mark.parametrize("values", [[[1.0]], [[1.0], [], []], [[0.0, 1.0, 0.5]]])
+def test_one_task_has_a_mean_and_no_interval(values):
+    interval = bootstrap_interval(values, bounds=FRACTIONS, **SETTINGS)
+    assert (interval.low, interval.high) == (None, None)
+    change = paired_difference(values, [[each + 1 for each in task] for task in values], **SETTINGS)
+    assert (change.mean, change.low, change.high) == (1.0, None, None)
+    assert not change.excludes_zero
+
+
+def test_too_few_scored_tasks_have_no_interval():
+    values = [[0.0], [1.0], [1.0], [0.0]] * 4 + [[]] * 4
+    assert bootstrap_interval(values, min_share=0.8, **SETTINGS).low is not None
+    assert bootstrap_interval(values, min_share=0.81, **SETTINGS).low is None
+    up = [[each + 1 for each in task] for task in values]
+    assert paired_difference(values, [[], *up[1:]], min_share=0.8, **SETTINGS).low is None
+
+
+def test_a_change_of_all_tasks_is_proved_from_as_many_as_a_sign_test_needs():
+    def proves(num_tasks):
+        change = paired_difference([[0.0]] * num_tasks, [[1.0]] * num_tasks, **SETTINGS)
+        return change.excludes_zero
+
+    assert [proves(number) for number in range(2, 9)] == [2 / 2**n < 0.05 for n in range(2, 9)]
+    same = paired_difference([[True]] * 9, [[True]] * 9, bounds=FRACTIONS, **SETTINGS)
+    assert same.low < same.mean == 0.0 < same.high
+
+
+def test_a_few_tasks_have_the_interval_of_student():
+    values = [0.4, 0.5, 0.9]
+    interval = bootstrap_interval([[value] for value in values], **SETTINGS)
+    assert interval == interval_over_runs(values, SETTINGS["confidence"])
+    assert not paired_difference([[0.0], [0.0]], [[0.4], [0.5]], **SETTINGS).excludes_zero
+    bounded = bootstrap_interval([[0.0], [1.0]], bounds=FRACTIONS, **SETTINGS)
+    assert (bounded.low, bounded.high) == FRACTIONS
 
 
 def test_the_same_seed_gives_the_same_interval():
-    values = [[float(i)] for i in range(9)]
+    values = [[float(i)] for i in range(12)]
     assert bootstrap_interval(values, **SETTINGS) == bootstrap_interval(values, **SETTINGS)
     assert bootstrap_interval(values, **SETTINGS | {"seed": 1}) != bootstrap_interval(
         values, **SETTINGS

@@ -111,7 +111,7 @@ def test_the_report_says_how_many_episodes_have_no_reward(folder):
     text = write_report(folder).read_text()
     assert "8 of 8 in training, 8 of 8 in the evaluation `trained`, because a judge" in text
     assert "One of the reasons: term 'ruler'" in text and "<b>" not in text
-    assert "No episode of an evaluation has a reward: there is nothing to compare." in text
+    assert "No task has a scored episode in both evaluations: there is nothing to compare." in text
     assert "8 episodes have no reward" in (folder.path / "eval/trained.md").read_text()
 
 
@@ -262,7 +262,7 @@ def test_the_report_of_a_finished_run_says_what_training_changed(folder):
     folder.update(num_parameters=1_234_567)
     folder.finish("finished")
     text = write_report(folder).read_text()
-    assert "success rate 10% → 90%** (+80 points, 95% interval +" in text
+    assert "success rate 10% → 90%** (+80 points, +" in text
     assert "success rate 40% → 90%" in text
     assert "| [after the warm start](eval/warm_start.md) | 40% [" in text
     assert "1,234,567 parameters" in text
@@ -287,7 +287,7 @@ def test_a_proved_change_of_one_measure_is_not_denied_because_of_the_other(folde
             episode.reward = reward
         save_evaluation(folder.path, run_samples.evaluation(folder, label, played))
     text = write_report(folder).read_text()
-    assert "only the reward has provably changed" in text
+    assert "Only the reward has provably changed, not the success rate." in text
     assert "no proof of a change" not in text
 
 
@@ -365,7 +365,7 @@ def test_runs_are_listed_and_a_broken_one_does_not_matter(tmp_path):
     assert [row.status for row in rows] == ["finished", "running"] + ["unreadable"] * 4
     first = rows[0]
     assert (first.id, first.step, first.num_steps) == ("smoke/0001", 2, 2)
-    assert (first.success_start, first.success_trained) == (0.2, 0.6)
+    assert (first.success_start, first.success_trained) == ("20%", "60%")
     assert first.last_reward == pytest.approx(run_samples.record(2)["reward/mean"])
     console = Console(file=StringIO(), width=120)
     console.print(runs_table(rows))

@@ -1,6 +1,7 @@
 """Which checkpoints a run keeps, judged by its own metrics."""
 
 from contextlib import closing
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,9 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.pipeline.checkpoints import Saver
 from openenv_pipe.runs.checkpoints import StageStep
+from openenv_pipe.runs.evals import save_evaluation
 from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.types import Status
 
 SOURCE = SimpleNamespace(save=lambda folder: None)
 
@@ -28,9 +31,8 @@ def run(folder, values, *, metric="reward/mean", direction="max", keep_last=1):
     keep = {"every": 1, "every_minutes": None, "num_resumable": 1}
     keep |= {"keep_last": keep_last, "best": best}
     said = []
-    saver = Saver(
-        run_config({"trainer.checkpoint": keep}), folder, tiny_policy(), SOURCE, said.append
-    )
+    config = run_config({"trainer.checkpoint": keep, "eval.during.every": 1})
+    saver = Saver(config, folder, tiny_policy(), SOURCE, said.append)
     with closing(MetricsFile(folder.metrics_path)) as metrics:
         for step, value in enumerate(values, start=1):
             measured = {} if value is None else {"reward/mean": value}
@@ -70,6 +72,19 @@ def test_a_wrong_name_deletes_nothing_and_is_said_once(folder):
     (text,) = said
     assert "did you mean reward/mean" in text
     assert not (folder.path / "checkpoints" / "best").exists()
+
+
+def test_an_evaluation_of_few_scored_tasks_names_no_best_checkpoint(folder):
+    for step, num_scored in ((1, 10), (2, 1)):
+        played = [run_samples.episode(Random(0), i, 0, success=step == 2) for i in range(10)]
+        for each in played[num_scored:]:
+            each.status = Status.ERROR
+        save_evaluation(
+            folder.path, run_samples.evaluation(folder, f"during_00000{step}", played, step)
+        )
+    kept, _ = run(folder, [0.1, 0.2, 0.3], metric="eval/success")
+    assert best_of(folder) == 1
+    assert kept == [1, 2, 3], "what was not measured is not deleted"
 
 
 def test_the_best_by_an_evaluation_needs_evaluations():

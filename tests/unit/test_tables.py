@@ -71,7 +71,8 @@ def test_the_tables_of_evaluations_fit_eighty_columns(tmp_path):
     folder = run_samples.create(tmp_path)
     run_samples.evaluate(folder, "start", 0.2)
     run_samples.evaluate(folder, "trained", 0.6)
-    rows = [Row(name=f"smoke/0001@{n}", report=r) for n, r in read_stages(folder.path).items()]
+    reports, path = read_stages(folder.path), folder.path
+    rows = [Row(name=f"smoke/0001@{n}", report=r, folder=path) for n, r in reports.items()]
     config = run_config()
     for table in eval_tables(rows, config.eval, config.seed):
         text = shown(table, 80)

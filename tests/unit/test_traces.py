@@ -224,7 +224,7 @@ def test_episodes_of_evaluations_are_traced_as_such(tmp_path, collector):
         ("during_000004", 4, "tiny"),
     ):
         episodes = groups[0].episodes
-        facts = {"model": model, "step": step, "temperature": 1.0}
+        facts = {"reward": config.reward, "model": model, "step": step, "temperature": 1.0}
         report = summarise(label, episodes, config.eval, config.seed, **facts)
         trackers.log_evaluation(Evaluation(report=report, groups=groups))
     trackers.close("finished", {})

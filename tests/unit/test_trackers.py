@@ -50,8 +50,9 @@ def attempt(folder, steps, status="finished", tell=pytest.fail, groups=()):
         if step not in EVALUATED:
             continue
         group = made_up_group([step / 10])
-        label, model = f"{DURING}{step:06d}", {"model": "tiny", "step": step, "temperature": 1.0}
-        report = summarise(label, group.episodes, config.eval, config.seed, **model)
+        facts = {"reward": config.reward, "model": "tiny", "step": step, "temperature": 1.0}
+        label = f"{DURING}{step:06d}"
+        report = summarise(label, group.episodes, config.eval, config.seed, **facts)
         trackers.log_evaluation(Evaluation(report=report, groups=[group]))
     trackers.close(status, SUMMARY)
 

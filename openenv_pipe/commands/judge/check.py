@@ -1,7 +1,7 @@
 """`judge check`: measure a judge on recorded episodes, beside the environment's own reward."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -12,9 +12,16 @@ from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.judge.subject import Recorded, judged_terms, score_again
 from openenv_pipe.config.schema import RewardConfig, RulerTerm
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.system.intervals import Interval, bootstrap_interval
+from openenv_pipe.system.intervals import FRACTIONS, Bounds, Interval, bootstrap_interval
 from openenv_pipe.types import Episode, Group, Judgement
 
+CORRELATIONS: Bounds = (-1.0, 1.0)
+MEASURES: Mapping[str, Bounds] = {  # of `agreement_of`, with the bounds of their values
+    "rank_correlation": CORRELATIONS,
+    "auc": FRACTIONS,
+    "length_bias": (-2.0, 2.0),  # a difference of two correlations
+    "position_bias": CORRELATIONS,
+}
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
 
@@ -122,27 +129,32 @@ def _failures(groups: Sequence[Group], limits: Limits) -> Line:
 
 
 def _agreement(groups: Sequence[Group], term: str, limits: Limits) -> list[Line]:
-    found = {name: _interval(values) for name, values in agreement_of(groups, term).items()}
+    values = agreement_of(groups, term)
+    found = {name: _interval(values[name], MEASURES[name]) for name in values}
+    over = {name: _over(len(values[name])) for name in values}
     lines = []
     auc, correlation = found.get("auc"), found.get("rank_correlation")
     if auc and correlation:
         text = (
-            f"rank correlation {_text(correlation)} with the environment's reward; of two episodes "
-            f"the better one is preferred in {_text(auc)} of the pairs (AUC)"
+            f"rank correlation {correlation:.3f} with the environment's reward; of two episodes "
+            f"the better one is preferred in {auc:.3f} of the pairs (AUC), {over['auc']}"
         )
         numbers = _numbers("rank_correlation", correlation) | _numbers("auc", auc)
         lines.append(_line(f"{term}: agreement", auc.mean < limits.min_auc, text, numbers))
     else:
         lines.append(_unmeasured(f"{term}: agreement", "no group whose rewards differ"))
     if bias := found.get("position_bias"):
-        text = f"showing an episode last instead of first changes its score by {_text(bias, '+')}"
+        text = (
+            f"showing an episode last instead of first changes its score by {bias:+.3f}, "
+            f"{over['position_bias']}"
+        )
         is_bad = abs(bias.mean) > limits.max_position_bias
         numbers = _numbers("position_bias", bias)
         lines.append(_line(f"{term}: position bias", is_bad, text, numbers))
     if bias := found.get("length_bias"):
         text = (
             f"rank correlation with the length of what the model wrote, beyond that of the "
-            f"environment's reward: {_text(bias, '+')}"
+            f"environment's reward: {bias:+.3f}, {over['length_bias']}"
         )
         is_bad = abs(bias.mean) > limits.max_length_bias
         numbers = _numbers("length_bias", bias)
@@ -168,11 +180,11 @@ def _with_itself(
     lines = []
     for kind, compared in pairs.items():
         correlations = [_self_correlation(a, b) for a, b in compared if len(a) > 1]
-        if (correlation := _interval(correlations)) is None:
+        if (correlation := _interval(correlations, CORRELATIONS)) is None:
             continue
         differences = [abs(x - y) for a, b in compared for x, y in zip(a, b, strict=True)]
         text = (
-            f"rank correlation {_text(correlation)} with itself, scores differ by "
+            f"rank correlation {correlation:.3f} with itself, scores differ by "
             f"{fmean(differences):.3f} on average"
         )
         numbers = _numbers("rank_correlation", correlation)
@@ -217,18 +229,24 @@ def _one_order(episode: Episode, term: str, name: str) -> float:
     return float(amount) / max(1, len(judgement.scores))
 
 
-def _interval(values: Sequence[float]) -> Interval | None:
+def _interval(values: Sequence[float], bounds: Bounds) -> Interval | None:
     """Return the mean over groups with its interval; None without values."""
     return bootstrap_interval(
-        [[value] for value in values], num_resamples=NUM_RESAMPLES, confidence=CONFIDENCE, seed=0
+        [[value] for value in values],
+        num_resamples=NUM_RESAMPLES,
+        confidence=CONFIDENCE,
+        seed=0,
+        bounds=bounds,
     )
 
 
-def _text(interval: Interval, sign: str = "") -> str:
-    return f"{interval.mean:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+def _over(num_groups: int) -> str:
+    return f"over {num_groups} groups" if num_groups > 1 else "in one group, so without an interval"
 
 
 def _numbers(name: str, interval: Interval) -> dict[str, float]:
+    if interval.low is None or interval.high is None:
+        return {name: interval.mean}
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 

@@ -10,6 +10,7 @@ from openenv_pipe.config.schema.base import (
     Count,
     Number,
     NumEpisodes,
+    Share,
     refuse_too_many,
 )
 
@@ -67,6 +68,11 @@ class EvalConfig(Block):
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         description="confidence level of the intervals"
     )
+    min_scored_share: Share = Field(
+        description="fraction of the tasks that have to be scored, which means that one of their "
+        "episodes has a reward, for an interval, a proof of a change, an early stop and the best "
+        "checkpoint"
+    )
     during: DuringConfig
 
     @model_validator(mode="after")
@@ -85,6 +91,14 @@ class EvalConfig(Block):
         refuse_too_many(
             *("num_resamples", self.num_resamples, "num_tasks", self.num_tasks), limit=10**8
         )
+        stop = self.during.stop
+        if stop.at is not None and stop.bound == "low":
+            num_tasks = self.during.num_tasks or self.num_tasks
+            if num_tasks == 1:
+                raise ValueError(
+                    f"during.stop.at={stop.at:g} with stop.bound=low and one task: an interval "
+                    "needs at least two; set more tasks, or during.stop.bound=mean"
+                )
         if (self.during.num_tasks or 0) > self.num_tasks:
             raise ValueError(
                 f"during.num_tasks={self.during.num_tasks} is more than num_tasks={self.num_tasks}"

@@ -91,6 +91,26 @@ class RewardConfig(Block):
                 _refuse_weight(key, self.terms[name])
         return self
 
+    @property
+    def counted(self) -> list[str]:
+        """The names of the terms that the reward depends on: a weight of 0 makes a mere metric."""
+        return [name for name, term in self.terms.items() if term.weight]
+
+    @property
+    def standardised(self) -> list[str]:
+        """The names of counted terms that are standardised, whose mean over a group is always 0."""
+        return [
+            name
+            for name in self.counted
+            if any(isinstance(each, StandardiseTransform) for each in self.transforms.get(name, []))
+        ]
+
+    @property
+    def relative(self) -> list[str]:
+        """The names of counted terms that say only how the episodes of a group compare."""
+        rulers = [name for name in self.counted if isinstance(self.terms[name], RulerTerm)]
+        return list(dict.fromkeys([*rulers, *self.standardised]))
+
 
 def _refuse_turns(key: str, kind: str, term: Term) -> None:
     if term.per_turn:

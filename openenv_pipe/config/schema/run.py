@@ -65,6 +65,7 @@ class RunConfig(Document):
             )
         if self.host.type == "none":
             self._check_no_environment()
+        self._check_measured_reward()
         best = self.trainer.checkpoint.best
         if best and best.metric.startswith("eval/") and not self.eval.during.every:
             raise ValueError(
@@ -104,6 +105,24 @@ class RunConfig(Document):
                     f"trainer.group_size={self.trainer.group_size}; set it to 2 or more"
                 )
         return self
+
+    def _check_measured_reward(self) -> None:
+        """Reject decisions by the reward of evaluations in which it is not measured."""
+        during, reward, best = self.eval.during, self.reward, self.trainer.checkpoint.best
+        num_samples = during.samples_per_task or self.eval.samples_per_task
+        terms = reward.relative if num_samples == 1 else reward.standardised
+        uses = {
+            "eval.during.stop.measure=reward": during.stop.at is not None
+            and during.stop.measure == "reward",
+            "trainer.checkpoint.best.metric=eval/reward": best is not None
+            and best.metric == "eval/reward",
+        }
+        if terms and (key := next((key for key, is_used in uses.items() if is_used), None)):
+            raise ValueError(
+                f"{key} with reward.terms.{terms[0]}: its values compare the episodes of a group, "
+                "so evaluations do not measure the reward; use success"
+                + ("" if reward.standardised else ", or set eval.samples_per_task=2 or more")
+            )
 
     @property
     def ranks_per_node(self) -> int:

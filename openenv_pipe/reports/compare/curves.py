@@ -92,8 +92,10 @@ def _draw_evals(axis: "Axes", setting: Setting, look: Mapping[str, Any], label: 
     points = []
     for step, intervals in sorted(by_step.items()):
         mean = float(numpy.mean([interval.mean for interval in intervals]))
-        low = min(interval.low if single else interval.mean for interval in intervals)
-        high = max(interval.high if single else interval.mean for interval in intervals)
+        low = min(interval.mean for interval in intervals)
+        high = max(interval.mean for interval in intervals)
+        if single and intervals[0].low is not None and intervals[0].high is not None:
+            low, high = intervals[0].low, intervals[0].high
         points.append((step, mean, max(mean - low, 0.0), max(high - mean, 0.0)))
     steps, means, below, above = zip(*points, strict=True) if points else [()] * 4
     axis.errorbar(

@@ -13,7 +13,12 @@ from typing import Any
 
 from openenv_pipe.reports.compare.load import Found, FoundRun
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.system.intervals import Interval, interval_over_runs, paired_difference
+from openenv_pipe.system.intervals import (
+    FRACTIONS,
+    Interval,
+    interval_over_runs,
+    paired_difference,
+)
 
 CONFIDENCE = 0.95  # of intervals over seeds, and of paired differences
 NUM_RESAMPLES = 2000
@@ -89,7 +94,8 @@ def compare_settings(found: Found) -> Comparison:
     settings = [_measure(runs, keys, labels) for runs in groups.values()]
     settings.sort(key=_rank)
     alike = _have_the_same_tasks(settings)
-    best = settings[0] if settings and "success" in settings[0].figures and alike else None
+    first = settings[0] if settings and "success" in settings[0].figures else None
+    best = first if alike and first is not None and _is_representative(first) else None
     present = {name for setting in settings for name in setting.figures}
     return Comparison(
         title=found.title,
@@ -100,7 +106,7 @@ def compare_settings(found: Found) -> Comparison:
         best=best,
         best_run=_best_run(best) if best else None,
         not_told_apart=[s for s in settings if best and s is not best and _may_equal(best, s)],
-        notes=[] if alike else [DIFFERENT_TASKS],
+        notes=[*([] if alike else [DIFFERENT_TASKS]), *_partly_scored(settings)],
         unreadable=[run for run in found.runs if run.status == "unreadable"],
         lost_jobs=found.lost_jobs,
     )
@@ -191,18 +197,33 @@ def _over_seeds(measure: str, figures: Sequence[Figure]) -> Figure:
         return figures[0]
     if measure == TIME:  # It depends on the machine.
         return _plain(fmean(figure.mean for figure in figures))
-    interval = interval_over_runs([figure.mean for figure in figures], CONFIDENCE)
+    bounds = FRACTIONS if measure == "success" or measure.startswith("pass@") else None
+    interval = interval_over_runs([figure.mean for figure in figures], CONFIDENCE, bounds)
     assert interval is not None
-    low, high = interval.low, interval.high
-    if measure == "success" or measure.startswith("pass@"):  # fractions: within 0 and 1
-        low, high = max(low, 0.0), min(high, 1.0)
-    return Figure(mean=interval.mean, low=low, high=high, over="seeds")
+    return Figure(mean=interval.mean, low=interval.low, high=interval.high, over="seeds")
 
 
-def _rank(setting: Setting) -> tuple[bool, float, float]:
-    """Sort by success, then by reward; settings without either come last."""
+def _rank(setting: Setting) -> tuple[bool, bool, float, float]:
+    """Sort by success, then by reward; those that were scored on too few tasks come last."""
     success, reward = setting.figures.get("success"), setting.figures.get("reward")
-    return success is None, -(success.mean if success else 0), -(reward.mean if reward else 0)
+    is_partial = not _is_representative(setting)
+    means = -(success.mean if success else 0), -(reward.mean if reward else 0)
+    return success is None, is_partial, *means
+
+
+def _is_representative(setting: Setting) -> bool:
+    return all(run.final.is_representative for run in setting.counted if run.final)
+
+
+def _partly_scored(settings: Sequence[Setting]) -> list[str]:
+    """Name the runs whose means are over a part of their tasks."""
+    finals = [(run.id, run.final) for setting in settings for run in setting.counted if run.final]
+    return [
+        f"{name}: on {final.on_tasks}"
+        + ("" if final.is_representative else ", too few for an interval or a comparison")
+        for name, final in finals
+        if final.num_scored_tasks < final.num_tasks
+    ]
 
 
 def _best_run(best: Setting) -> FoundRun:
@@ -227,6 +248,8 @@ def _may_equal(best: Setting, other: Setting) -> bool:
     ours, theirs = best.figures.get("success"), other.figures.get("success")
     if ours is None or theirs is None:
         return False
+    if not _is_representative(other):
+        return True
     if len(best.counted) == len(other.counted) == 1:
         difference = _paired(best.counted[0], other.counted[0])
         return difference is None or not difference.excludes_zero
@@ -242,4 +265,5 @@ def _paired(first: FoundRun, second: FoundRun) -> Interval | None:
         num_resamples=NUM_RESAMPLES,
         confidence=CONFIDENCE,
         seed=0,
+        bounds=FRACTIONS,
     )

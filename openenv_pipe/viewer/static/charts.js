@@ -121,7 +121,7 @@ export class Chart {
     for (const point of this.points) {
       if (point.colour) ctx.strokeStyle = ctx.fillStyle = point.colour;
       const x = plot.valToPos(point.x, "x", true);
-      const [y, low, high] = [point.mean, point.low, point.high].map((value) => plot.valToPos(value, "y", true));
+      const [y, low, high] = [point.mean, point.low ?? point.mean, point.high ?? point.mean].map((value) => plot.valToPos(value, "y", true));
       ctx.beginPath();
       ctx.moveTo(x, low);
       ctx.lineTo(x, high);

@@ -110,7 +110,8 @@ export async function sweepPage(route, stamp) {
 }
 
 function interval(value, show) {
-  return value ? h("span", {}, show(value.mean), " ", h("span", { class: "muted small" }, `${show(value.low)} to ${show(value.high)}`)) : NONE;
+  if (!value) return NONE;
+  return value.low === null ? show(value.mean) : h("span", {}, show(value.mean), " ", h("span", { class: "muted small" }, `${show(value.low)} to ${show(value.high)}`));
 }
 
 // key: of the run whose tab this is; without it, the runs of the address.
@@ -119,10 +120,12 @@ export async function evaluationsPage(route, key) {
   const found = await ask("/evaluations", { runs, before: parameters.before, after: parameters.after });
   const link = (changes) => address(route.path, { ...parameters, ...changes }), names = found.reports.map((each) => each.name);
   const measure = parameters.measure || "success", show = measure === "success" ? percent : number;
+  const hasOwn = found.reports.some((each) => each.env_reward);
   const reports = h("div", { class: "wide" }, h("table", { class: "list" },
-    h("thead", {}, h("tr", {}, ["Evaluation", "Model", "Step", "Temperature", "Success", "Reward", "Turns", "Tasks", "Failed"].map((title, index) => h("th", { class: index > 1 ? "num" : null, scope: "col" }, title)))),
+    h("thead", {}, h("tr", {}, ["Evaluation", "Model", "Step", "Temperature", "Success", "Reward", ...(hasOwn ? ["Environment's reward"] : []), "Turns", "Tasks scored", "Unusable replies", "Failed"].map((title, index) => h("th", { class: index > 1 ? "num" : null, scope: "col" }, title)))),
     h("tbody", {}, found.reports.map((each) => h("tr", {}, h("td", {}, key ? h("a", { href: address(`/run/${key}/episodes`, { source: `eval/${each.name}` }) }, each.name) : each.name), h("td", { class: "line" }, each.model), h("td", { class: "num" }, each.step ?? NONE), h("td", { class: "num" }, each.temperature ?? NONE),
-      h("td", { class: "num" }, interval(each.success, percent)), h("td", { class: "num" }, interval(each.reward, number)), h("td", { class: "num" }, number(each.turns?.mean, 2)), h("td", { class: "num" }, count(each.num_tasks)), h("td", { class: each.num_failed ? "num bad" : "num" }, each.error ?? each.num_failed))))));
+      h("td", { class: "num" }, interval(each.success, percent)), h("td", { class: "num" }, interval(each.reward, number)), hasOwn ? h("td", { class: "num" }, interval(each.env_reward, number)) : null, h("td", { class: "num" }, number(each.turns?.mean, 2)),
+      h("td", { class: each.num_scored_tasks < each.num_tasks ? "num bad" : "num" }, `${count(each.num_scored_tasks)} of ${count(each.num_tasks)}`), h("td", { class: each.unusable >= 0.5 ? "num bad" : "num" }, percent(each.unusable)), h("td", { class: each.num_failed ? "num bad" : "num" }, each.error ?? each.num_failed))))));
   const gain = (each) => {
     const [from, to] = [each.scores[found.before]?.[measure], each.scores[found.after]?.[measure]];
     return from === null || from === undefined || to === null || to === undefined ? null : to - from;
@@ -135,9 +138,10 @@ export async function evaluationsPage(route, key) {
       return h("span", { class: value > 0 ? "good" : value < 0 ? "bad" : null }, value === null ? NONE : `${value > 0 ? "+" : ""}${number(value, 2)}`);
     } },
   ];
-  const differences = found.difference ? ["success", "reward", "turns"].filter((name) => found.difference[name]).map((name) => {
-    const value = found.difference[name], way = name === "success" ? percent : number, sure = value.low > 0 || value.high < 0 || value.low === value.high;
-    return h("div", {}, h("dt", {}, `Difference in ${name}`), h("dd", {}, `${value.mean > 0 ? "+" : ""}${way(value.mean)} `, h("span", { class: "muted small" }, `${way(value.low)} to ${way(value.high)}${sure ? "" : ", may be chance"}`)));
+  const differences = found.difference ? ["success", "reward", "env_reward", "turns"].filter((name) => found.difference[name]).map((name) => {
+    const value = found.difference[name], way = name === "success" ? percent : number, sure = value.low > 0 || value.high < 0;
+    const limits = value.low === null ? "no interval" : `${way(value.low)} to ${way(value.high)}`;
+    return h("div", {}, h("dt", {}, `Difference in ${name === "env_reward" ? "the environment's reward" : name}`), h("dd", {}, `${value.mean > 0 ? "+" : ""}${way(value.mean)} `, h("span", { class: "muted small" }, `${limits} on ${found.difference.on}${sure ? "" : ", may be chance"}`)));
   }) : [];
   const options = names.map((name) => [name, name]), trail = key ? [[key, address(`/run/${key}`)], ["Evaluations", address(route.path)]] : [["Evaluations", address(route.path, parameters)]];
   const body = names.length ? [reports,

@@ -17,7 +17,9 @@ export function tagChips(run) {
 }
 
 export function interval(value) {
-  return value ? `${percent(value.mean)} (${percent(value.low)} to ${percent(value.high)})` : null;
+  if (!value) return null;
+  const limits = value.low === null ? "" : ` (${percent(value.low)} to ${percent(value.high)})`;
+  return `${percent(value.mean)}${limits} on ${value.on}`;
 }
 
 function successCell(run) {

@@ -15,7 +15,6 @@ from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.pipeline import RunControl, train
 from openenv_pipe.runs.eval_report import EvalReport, compare_reports
 from openenv_pipe.runs.run import Run
-from openenv_pipe.system.intervals import Interval
 from openenv_pipe.system.progress import LineProgress
 
 LEARNING = "learning"  # the name of the line
@@ -82,19 +81,21 @@ def learning_line(evals: Mapping[str, EvalReport], config: EvalConfig, *, num_st
         start, change = getattr(before, name), getattr(difference, name)
         if start is None or change is None:
             continue
-        parts.append(f"{name} {start.mean:.3f}, then {_text(change)} more")
+        parts.append(f"{name} {start.mean:.3f}, then {change:+.3f} more")
         measured |= {f"{name}_start": start.mean, f"{name}_added": change.mean}
-        measured |= {f"{name}_added_low": change.low, f"{name}_added_high": change.high}
+        if change.low is not None and change.high is not None:
+            measured |= {f"{name}_added_low": change.low, f"{name}_added_high": change.high}
     changes = [difference.reward, difference.success]
-    is_proven = any(change is not None and change.low > 0.0 for change in changes)
-    text = f"in {num_steps} steps: {'; '.join(parts) or 'every episode failed'}"
+    is_proven = any(
+        change is not None and change.excludes_zero and change.mean > 0.0 for change in changes
+    )
+    text = (
+        f"in {num_steps} steps: {'; '.join(parts) or 'every episode failed'}, on "
+        f"{difference.on_tasks}"
+    )
     if is_proven:
         return Line(LEARNING, Result.OK, text, measured)
     return Line(LEARNING, Result.WARN, f"nothing was proven to be learnt {text}", measured)
-
-
-def _text(interval: Interval) -> str:
-    return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
 
 
 def _num_steps(run: Run) -> int:

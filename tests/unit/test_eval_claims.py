@@ -1,0 +1,223 @@
+"""What is claimed of evaluations: no more than the scored tasks and measured rewards allow."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import run_samples
+from starlette.testclient import TestClient
+
+from openenv_pipe.commands.env.check.learning import learning_line
+from openenv_pipe.commands.findings import Result
+from openenv_pipe.config.compose import amend, compose
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.pipeline.evaluate import stop_reason
+from openenv_pipe.reports.compare.grouping import compare_settings
+from openenv_pipe.reports.compare.load import find_runs
+from openenv_pipe.reports.compare.text import verdict
+from openenv_pipe.reports.eval_table import eval_warnings, scores_text
+from openenv_pipe.reports.run_report import write_report
+from openenv_pipe.reports.run_state import RunState
+from openenv_pipe.reports.runs_table import list_runs
+from openenv_pipe.runs.eval_report import compare_reports
+from openenv_pipe.runs.evals import read_stages, save_evaluation
+from openenv_pipe.types import Status
+from openenv_pipe.viewer import server
+from openenv_pipe.viewer.run_store import RunStore
+
+RULER = ["reward=ruler", "judge=openai", "judge.model=m", "judge.base_url=http://127.0.0.1:1/v1"]
+RULER.append("judge.api_key=null")
+
+
+def survivors(folder, label, num_scored, success, step=0, num_tasks=10):
+    """An evaluation of which only the first tasks were scored: the other episodes failed."""
+    episodes = [run_samples.episode(Random(0), i, 0, success=success) for i in range(num_tasks)]
+    for each in episodes[num_scored:]:
+        each.status, each.error = Status.ERROR, "the server died"
+    return run_samples.evaluation(folder, label, episodes, step)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run whose evaluations have one scored task of ten, which succeeds after training."""
+    made = run_samples.create(tmp_path)
+    run_samples.train(made)
+    save_evaluation(made.path, survivors(made, "start", 1, success=False))
+    save_evaluation(made.path, survivors(made, "trained", 1, success=True, step=2))
+    made.finish("finished")
+    return made
+
+
+def test_one_scored_task_of_ten_proves_nothing_in_the_report(folder):
+    text = write_report(folder).read_text()
+    assert "success rate 0% → 100%** (+100 points)" in text
+    assert "on 1 of 10 tasks scored" in text and "no proof of a change" in text
+    assert "provably changed" not in text and "[100%, 100%]" not in text
+    assert "Warning:** after GRPO: only 1 of 10 tasks were scored" in text
+
+
+def test_every_line_about_an_evaluation_says_how_many_tasks_were_scored(folder):
+    trained = read_stages(folder.path)["trained"]
+    assert scores_text(trained).startswith("success 100.0%, reward 1.")
+    assert scores_text(trained).endswith("on 1 of 10 tasks scored")
+    (warning,) = eval_warnings(trained, folder.path)
+    assert f"episodes {folder.path} --eval trained --status error`" in warning
+    state = "\n".join(RunState(folder.path).picture())
+    assert "eval trained: success 100.0%" in state and "! eval trained: only 1 of 10" in state
+    (row,) = list_runs(folder.path.parent.parent)
+    assert row.success_trained == "100% on 1/10 tasks"
+    page = (folder.path / "eval" / "trained.md").read_text()
+    assert "1 of 10 tasks scored" in page and "[" not in page.split("success |")[1].split("\n")[0]
+
+
+def test_the_viewer_shows_no_interval_of_one_task(folder):
+    app = server.build_app(RunStore(folder.path.parent.parent))
+    client = TestClient(app, base_url="http://127.0.0.1")
+    found = client.get("/api/evaluations", params={"runs": "smoke/0001"}).json()
+    assert [each["num_scored_tasks"] for each in found["reports"]] == [1, 1]
+    assert found["reports"][1]["success"] == {"mean": 1.0, "low": None, "high": None}
+    assert found["difference"]["success"] == {"mean": 1.0, "low": None, "high": None}
+    assert found["difference"]["on"] == "1 of 10 tasks scored"
+    (run,) = client.get("/api/runs").json()["runs"]
+    assert run["success_trained"] == {
+        "mean": 1.0,
+        "low": None,
+        "high": None,
+        "on": "1 of 10 tasks scored",
+    }
+
+
+@pytest.mark.parametrize(("num_scored", "stops"), [(1, False), (7, False), (8, True), (10, True)])
+@pytest.mark.parametrize("measure", ["success", "reward"])
+@pytest.mark.parametrize("bound", ["low", "mean"])
+def test_training_stops_only_by_enough_scored_tasks(tmp_path, num_scored, stops, measure, bound):
+    folder = run_samples.create(tmp_path)
+    report = survivors(folder, "during_000005", num_scored, success=True, step=5).report
+    words = [f"eval.during.stop.measure={measure}", f"eval.during.stop.bound={bound}"]
+    words += ["eval.during.every=5", "eval.during.stop.at=0.6"]
+    reason = stop_reason(amend(folder.written_config, words), report)
+    assert (reason is not None) == stops
+    assert reason is None or f"on {report.on_tasks}" in reason
+
+
+def test_equal_rewards_have_no_lower_end_and_their_mean_decides(tmp_path):
+    folder = run_samples.create(tmp_path)
+    episodes = [run_samples.episode(Random(0), i, 0, success=True) for i in range(10)]
+    for each in episodes:
+        each.reward = 1.0
+    report = run_samples.evaluation(folder, "during_000005", episodes, 5).report
+    assert (report.reward.low, report.reward.high) == (None, None)
+    words = ["eval.during.every=5", "eval.during.stop.at=0.9", "eval.during.stop.measure=reward"]
+    assert "reward was 1.000 on 10 tasks" in stop_reason(
+        amend(folder.written_config, words), report
+    )
+
+
+def test_an_evaluation_of_one_task_has_no_lower_end_to_stop_at():
+    words = ["conf=smoke", "eval.num_tasks=1", "eval.during.every=5", "eval.during.stop.at=0.9"]
+    with pytest.raises(ConfigError, match=r"stop\.bound=low and one task"):
+        compose(words)
+    assert compose([*words, "eval.during.stop.bound=mean"])
+
+
+def test_few_scored_tasks_are_never_the_best_of_a_comparison(tmp_path):
+    runs = []
+    for number, (num_scored, success) in enumerate([(1, True), (10, False)]):
+        config = run_samples.config(tmp_path)
+        trainer = config.trainer.model_copy(update={"tasks_per_step": 2 + number})
+        folder = run_samples.create(tmp_path, config.model_copy(update={"trainer": trainer}))
+        run_samples.train(folder)
+        report = survivors(folder, "trained", num_scored, success=success, step=2)
+        save_evaluation(folder.path, report)
+        folder.finish("finished")
+        runs.append(folder)
+    found = compare_settings(find_runs([folder.path for folder in runs]))
+    assert found.best_run.id == "smoke/0002"
+    assert [setting.name for setting in found.not_told_apart] == ["tasks_per_step=2"]
+    assert any("smoke/0001: on 1 of 10 tasks scored, too few" in line for line in verdict(found))
+
+
+def test_the_probe_of_learning_proves_nothing_by_one_task(folder):
+    line = learning_line(read_stages(folder.path), folder.written_config.eval, num_steps=2)
+    assert line.result is Result.WARN
+    assert "on 1 of 10 tasks scored" in line.text and "success_added_low" not in line.measured
+
+
+def relative(tmp_path, words, num_samples=1):
+    """The report of an expert that succeeds in half of the tasks, under a reward by comparison."""
+    config = amend(run_samples.config(tmp_path), words)
+    folder = run_samples.create(tmp_path, config)
+    episodes = []
+    for index in range(10):
+        for member in range(num_samples):
+            each = run_samples.episode(Random(0), index, member, success=index % 2 == 0)
+            each.reward, each.reward_terms = 0.0, {"env": float(each.success)}
+            for turn in each.turns:
+                is_last = turn is each.turns[-1]
+                turn.steps = [replace(turn.steps[0], reward=float(each.success and is_last))]
+            episodes.append(each)
+    return folder, run_samples.evaluation(folder, "baseline_expert", episodes)
+
+
+def test_a_reward_that_compares_episodes_is_not_measured_by_single_ones(tmp_path):
+    folder, evaluation = relative(tmp_path, RULER)
+    report = evaluation.report
+    assert report.reward is None and report.env_reward.mean == report.success.mean == 0.5
+    assert "reward not measured (it compares the episodes of a group)" in scores_text(report)
+    assert "the environment's own reward 0.500" in scores_text(report)
+    save_evaluation(folder.path, evaluation)
+    text = write_report(folder).read_text()
+    assert "| environment's own reward |" in text and "(ruler), so single episodes" in text
+    row = next(line for line in text.splitlines() if "baseline_expert" in line)
+    assert "| – | 0.50 [" in row and "0.00 [" not in row
+    change = compare_reports(report, report, folder.written_config.eval, 0)
+    assert change.reward is None and change.env_reward.mean == 0.0
+
+
+def test_a_verdict_on_several_samples_is_a_reward_and_a_standardised_one_never_is(tmp_path):
+    _, evaluation = relative(tmp_path / "a", RULER, num_samples=2)
+    judged = [each for group in evaluation.groups for each in group.episodes]
+    for each in judged:
+        each.reward, each.reward_terms["ruler"] = 0.7, 0.7
+    folder = run_samples.create(tmp_path / "b", amend(run_samples.config(tmp_path / "b"), RULER))
+    assert run_samples.evaluation(folder, "start", judged).report.reward.mean == pytest.approx(0.7)
+    judged[0].reward_terms.pop("ruler")  # The other sample of its task failed.
+    report = run_samples.evaluation(folder, "start", judged).report
+    assert [len(task.rewards) for task in report.tasks][:2] == [1, 2]
+    words = ["reward=env", "+reward.transforms.env=[{type: standardise}]"]
+    words += ["reward.terms.env.per_turn=false"]
+    _, evaluation = relative(tmp_path / "c", words, num_samples=2)
+    assert evaluation.report.reward is None and evaluation.report.env_reward.mean == 0.5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval.during.every=2", "eval.during.stop.at=0.5", "eval.during.stop.measure=reward"],
+        [
+            "eval.during.every=2",
+            "trainer.checkpoint.best={metric: eval/reward, direction: max}",
+        ],
+    ],
+)
+def test_a_reward_that_evaluations_do_not_measure_decides_nothing(words):
+    with pytest.raises(ConfigError, match=r"ruler.* compare"):
+        compose(["conf=smoke", *RULER, *words])
+    assert compose(["conf=smoke", *RULER, *words, "eval.samples_per_task=2"])
+
+
+def test_unusable_replies_of_an_evaluation_are_said_with_their_usual_cause(tmp_path):
+    folder = run_samples.create(tmp_path)
+    run_samples.train(folder)
+    episodes = [run_samples.episode(Random(0), i, 0, success=False) for i in range(10)]
+    for each in episodes:
+        for turn in each.turns:
+            turn.unusable = "it is no JSON"
+    evaluation = run_samples.evaluation(folder, "start", episodes)
+    (warning,) = eval_warnings(evaluation.report, folder.path)
+    assert "100% of the replies could not be turned into an action" in warning
+    assert f"`openenv-pipe episodes {folder.path} --eval start`" in warning
+    save_evaluation(folder.path, evaluation)
+    assert "Warning:** before training: 100% of the replies" in write_report(folder).read_text()
+    page = (folder.path / "eval" / "start.md").read_text()
+    assert "100% of the replies could not be turned into an action" in page
