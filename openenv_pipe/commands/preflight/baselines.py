@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from openenv_pipe.algorithms.agreement import environment_reward
 from openenv_pipe.commands.findings import Line, Result
-from openenv_pipe.config.schema import RunConfig
+from openenv_pipe.config.schema import RewardConfig, RunConfig
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.adapters import Adapter
 from openenv_pipe.environments.hosts.base import Host
@@ -49,7 +50,7 @@ async def try_baselines(
         except ConfigError as error:
             yield Line(label, Result.WARN, f"{policy} cannot be played: {error}")
         else:
-            yield _line(label, episode)
+            yield _line(label, episode, config.reward)
 
 
 async def _play(seed: int, rollout: RolloutContext) -> Episode:
@@ -65,7 +66,7 @@ async def _play(seed: int, rollout: RolloutContext) -> Episode:
     return group.episodes[0]
 
 
-def _line(label: str, episode: Episode) -> Line:
+def _line(label: str, episode: Episode, reward: RewardConfig) -> Line:
     if episode.failed:
         text = (
             f"its episode failed: {episode.error}; if it is its actions that raise on the server, "
@@ -73,6 +74,9 @@ def _line(label: str, episode: Episode) -> Line:
         )
         return Line(label, Result.WARN, text)
     text = f"reward {episode.reward:.3g} after {len(episode.turns)} turns"
+    if any(name not in episode.reward_terms for name in reward.counted):  # of a judge, or relative
+        own = environment_reward(episode)
+        text = f"the environment's own reward {own:.3g} after {len(episode.turns)} turns"
     if (unusable := next((t.unusable for t in episode.turns if t.unusable), None)) is not None:
         text = f"{text}; a reply of it is unusable: {unusable:.200}"
         return Line(label, Result.WARN, text)
