@@ -16,7 +16,7 @@ from openenv_pipe.engines.vllm.launch import MODULE
 from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, hub_cache
 from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, transfer_backend
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
-from openenv_pipe.engines.vllm.weights_folder import parent_folder
+from openenv_pipe.engines.vllm.weights_folder import IN_MEMORY, parent_folder
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.load import is_vision_model
 
@@ -89,7 +89,9 @@ def _shell_command(spec: ServerSpec, engine: VllmEngineConfig, address: SplitRes
 def _service(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -> Mapping[str, Any]:
     """Return one service of a compose file."""
     port, model, weights = address.port or 80, Path(spec.model), parent_folder(engine.weights_dir)
-    volumes = [f"{INSIDE}:{INSIDE_CONTAINER}:ro", f"{weights}:{weights}:ro"]
+    volumes = [f"{INSIDE}:{INSIDE_CONTAINER}:ro"]
+    if weights != IN_MEMORY:  # which `ipc: host` shares
+        volumes.append(f"{weights}:{weights}:ro")
     volumes.append(f"{model}:{model}:ro" if model.is_dir() else f"{hub_cache()}:{HUB_CACHE}")
     variables = server_variables(spec, engine, INSIDE_CONTAINER)
     environment = {name: value.replace("$", "$$") for name, value in variables.items()}

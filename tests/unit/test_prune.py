@@ -1,16 +1,19 @@
 """`openenv-pipe prune` removes what dead runs have left, and nothing of living ones."""
 
+import os
+
 import pytest
 
 from openenv_pipe.commands.prune import prune
 from openenv_pipe.engines.vllm import weights_folder
 from openenv_pipe.system.process_id import ProcessId
 
+PREFIX = f"openenv-pipe-{os.getuid()}-"
 LIVING = ProcessId.of_this_process()
 OWNERS = {
-    "run-dead": LIVING.model_copy(update={"started_s": 0.0}),
-    "run-living": LIVING,
-    "run-elsewhere": LIVING.model_copy(update={"host": "another machine", "started_s": 0.0}),
+    f"{PREFIX}dead": LIVING.model_copy(update={"started_s": 0.0}),
+    f"{PREFIX}living": LIVING,
+    f"{PREFIX}elsewhere": LIVING.model_copy(update={"host": "another machine", "started_s": 0.0}),
 }
 
 
@@ -34,9 +37,10 @@ def pruned(*, dry_run):
 
 
 def test_weights_of_dead_runs_are_listed_then_removed(weights):
-    dead = weights / "run-dead"
+    dead = weights / f"{PREFIX}dead"
     assert pruned(dry_run=True) == [f"would be removed: weights in {dead}"]
     assert dead.exists()
     assert pruned(dry_run=False) == [f"removed: weights in {dead}"]
-    assert sorted(path.name for path in weights.iterdir()) == ["run-elsewhere", "run-living"]
+    left = sorted(path.name for path in weights.iterdir())
+    assert left == [f"{PREFIX}elsewhere", f"{PREFIX}living"]
     assert pruned(dry_run=False) == ["dead runs have left nothing"]

@@ -1,8 +1,10 @@
 """The command and environment of a vLLM server, and the settings that are refused."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.base import turn_seed
 from openenv_pipe.engines.vllm import endpoint as serving
 from openenv_pipe.engines.vllm import launch
+from openenv_pipe.engines.vllm import weights_folder as weights_folder_module
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.launch_docker import docker_command
@@ -251,7 +254,7 @@ def test_weights_of_a_killed_trainer_are_removed_by_its_guardian(tmp_path):
 
 
 def test_weights_that_no_guardian_has_removed_are_removed_by_the_next_run(tmp_path):
-    left = tmp_path / "run-1"
+    left = tmp_path / f"openenv-pipe-{os.getuid()}-1"
     left.mkdir()
     dead = ProcessId.of_this_process().model_copy(update={"started_s": 0.0})
     (left / "owner.json").write_text(dead.model_dump_json())
@@ -261,6 +264,85 @@ def test_weights_that_no_guardian_has_removed_are_removed_by_the_next_run(tmp_pa
         with weights_folder(str(tmp_path)) as other:
             assert folder.exists() and other != folder
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def shared_place():
+    """A folder like /dev/shm: every user may write, and only rename or remove what is his."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o1777)
+        yield place
+
+
+def as_another_user(script: str, *arguments: object) -> str:
+    """Run shell commands as the user nobody, and return what they print."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *map(str, arguments)],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_another_user_can_neither_take_over_nor_read_the_weights(shared_place, monkeypatch):
+    """He makes every folder that he can guess, and links to a folder of this user."""
+    monkeypatch.setattr(weights_folder_module, "IN_MEMORY", shared_place)
+    victim = shared_place / "victim"
+    victim.mkdir(mode=0o755)
+    dead = ProcessId.of_this_process().model_copy(update={"started_s": 0.0}).model_dump_json()
+    (victim / "owner.json").write_text(dead)
+    plant = """
+        cd "$1"; umask 0
+        for name in openenv-pipe-$2 openenv-pipe-$2-1 run-1; do
+            mkdir -m 777 $name; printf %s "$3" > $name/owner.json
+        done
+        ln -s "$1/victim" openenv-pipe-$2-2
+    """
+    as_another_user(plant, shared_place, os.getuid(), dead)
+    with weights_folder(None) as folder:
+        (folder / "step-1").mkdir()
+        attack = """
+            ls "$1" || echo denied
+            cat "$1/owner.json" || echo denied
+            mv "$1" "$1-mine" || echo denied
+            mv "$1/step-1" "$1/step-2" || echo denied
+            rmdir "$1" || echo denied
+            mkdir "$1/x" || echo denied
+            ln -s / "$1/link" || echo denied
+        """
+        assert as_another_user(attack, folder).split() == ["denied"] * 7
+        assert folder.parent == shared_place
+    assert (victim / "owner.json").exists()  # no link of his made us remove it
+    assert (shared_place / f"openenv-pipe-{os.getuid()}-1" / "owner.json").exists()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: folder.chmod(0o777),
+        pytest.param(
+            lambda folder: os.chown(folder, 65534, 65534),
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away"),
+        ),
+    ],
+    ids=["open to all", "of another user"],
+)
+def test_weights_are_not_written_where_others_can_replace_them(tmp_path, spoil):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    spoil(folder)
+    refused = pytest.raises(ConfigError, match=rf"{folder}: .*set engine\.weights_dir")
+    with refused, weights_folder(str(folder)):
+        pass
 
 
 def test_a_served_run_takes_tools_whatever_its_adapter(tmp_path):

@@ -35,7 +35,7 @@ GENERATE = "/inference/v1/generate"
 NEEDED = {
     GENERATE: f"--enable-scale-out and --served-model-name {BASE}",
     "/v1/load_lora_adapter": "--enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and the folder "
-    "of the weights under the same path",
+    "of the weights under the same path, readable by its user",
     **dict.fromkeys(("/pause", "/collective_rpc", "/sleep"), "VLLM_SERVER_DEV_MODE=1"),
 }
 Features = Mapping[str, Any]  # of pictures, in vLLM's format; see `picture_features.py`

@@ -7,6 +7,7 @@ user's next run removes the folder, or `openenv-pipe prune`.
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,21 +25,21 @@ IDLE = ("tail", "-f", os.devnull)  # what the guardian runs: it only has to wait
 
 @contextlib.contextmanager
 def weights_folder(configured: str | None) -> Iterator[Path]:
-    """Make a new folder in the configured one, or in memory if that is None.
+    """Make a new folder, for this user only, in the configured one, or in memory if that is None.
 
     Raises:
-        ConfigError: the configured folder cannot be written.
+        ConfigError: the configured folder cannot be written, or others can replace what is in it.
     """
     parent = parent_folder(configured)
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        _reject_open_to_others(parent)
         for orphan in orphans(parent):
             shutil.rmtree(orphan, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix="run-"))
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=_prefix()))  # mode 0700
     except OSError as error:
         raise ConfigError(f"engine.weights_dir={configured!r} cannot be used: {error}") from error
     with _removed_at_the_end(folder):
-        folder.chmod(0o755)  # servers in containers run as another user
         (folder / OWNER).write_text(ProcessId.of_this_process().model_dump_json())
         yield folder
 
@@ -59,18 +60,41 @@ def _removed_at_the_end(folder: Path) -> Iterator[None]:
 
 
 def parent_folder(configured: str | None) -> Path:
-    """Return the folder of this user's weights folders."""
+    """Return the folder in which weights folders are made, without links in its path."""
     if configured is not None:
-        return Path(configured).expanduser().absolute()
+        return Path(configured).expanduser().resolve()
     memory = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    return memory / f"openenv-pipe-{os.getuid()}"
+    return memory.resolve()
 
 
 def orphans(parent: Path) -> list[Path]:
-    """List the weights folders in `parent` whose run, on this machine, is dead."""
+    """List the weights folders of this user in `parent` whose run, on this machine, is dead."""
     found = []
-    for owner in sorted(parent.glob(f"run-*/{OWNER}")):
+    for folder in sorted(parent.glob(f"{_prefix()}*")):
         with contextlib.suppress(OSError, ValidationError):
-            if not ProcessId.model_validate_json(owner.read_text()).alive:
-                found.append(owner.parent)
+            status = folder.lstat()  # in a shared place, others make folders and links too
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                continue
+            if not ProcessId.model_validate_json((folder / OWNER).read_text()).alive:
+                found.append(folder)
     return found
+
+
+def _prefix() -> str:
+    return f"openenv-pipe-{os.getuid()}-"
+
+
+def _reject_open_to_others(parent: Path) -> None:
+    """Raise ConfigError if another user could put a folder of his in the place of one of ours."""
+    status = parent.stat()
+    is_shared = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+    if status.st_uid not in (0, os.getuid()):
+        problem = f"it belongs to user {status.st_uid}"
+    elif is_shared:
+        problem = f"every user can rename what is in it (mode {stat.S_IMODE(status.st_mode):04o})"
+    else:
+        return
+    raise ConfigError(
+        f"weights are not written into {parent}: {problem}; set engine.weights_dir to a folder "
+        "of yours"
+    )
