@@ -29,6 +29,7 @@ class SmallServer:
     """Stands in for `engines.vllm.launch.VllmServer`. A test can stop it to simulate its death."""
 
     files = None  # it reads the folders of this machine
+    key = None
 
     def __init__(self, log: Path) -> None:
         self.log = log

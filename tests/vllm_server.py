@@ -51,13 +51,14 @@ class Served:
     """A running server."""
 
     url: str
+    key: str
     base: Path  # the folder of the model
     log: Path
 
     @property
-    def attach(self) -> tuple[str, str]:
+    def attach(self) -> tuple[str, ...]:
         """Return overrides that make a run use the server."""
-        return "engine.launch=attach", f"engine.url={self.url}"
+        return "engine.launch=attach", f"engine.url={self.url}", f"engine.api_key={self.key}"
 
 
 class ServerProxy:
@@ -200,7 +201,7 @@ def vllm_server(
     server = VllmProcess(spec, config.engine, installed.python, log)
     try:
         asyncio.run(_start(server))
-        yield Served(url=server.url, base=base, log=log)
+        yield Served(url=server.url, key=server.key, base=base, log=log)
     finally:
         asyncio.run(server.stop())
 
@@ -208,7 +209,7 @@ def vllm_server(
 async def _start(server: VllmProcess) -> None:
     await server.start()
     deadline = time.monotonic() + START_LIMIT_S
-    async with VllmClient(server.url, api_key=None, request_timeout_s=60) as client:
+    async with VllmClient(server.url, api_key=server.key, request_timeout_s=60) as client:
         while not await client.is_healthy(5.0):
             assert time.monotonic() < deadline, f"no server within {START_LIMIT_S} s: {server.log}"
             await asyncio.sleep(0.1)

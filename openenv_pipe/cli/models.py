@@ -80,8 +80,8 @@ def serve(
 ) -> None:
     """Serve a trained model for clients of OpenAI (chat completions, Responses) and Anthropic.
 
-    vLLM serves an adapter's base model too, as `base`. Runs until Ctrl-C. If the environment
-    variable VLLM_API_KEY is set, requests must carry that key.
+    vLLM serves an adapter's base model too, as `base`. Runs until Ctrl-C. Requests must carry the
+    key in the environment variable VLLM_API_KEY, or the one that is printed.
 
     With --train, a run begins whose episodes are played by programs with openenv_pipe.client.
 

@@ -15,7 +15,13 @@ from openenv_pipe.engines.vllm.install import INSIDE, Build, environment_dir, py
 from openenv_pipe.engines.vllm.launch import MODULE
 from openenv_pipe.engines.vllm.launch_docker import HUB_CACHE, hub_cache
 from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, transfer_backend
-from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
+from openenv_pipe.engines.vllm.server_command import (
+    HOSTS_VARIABLE,
+    KEY_VARIABLE,
+    ServerSpec,
+    server_arguments,
+    server_variables,
+)
 from openenv_pipe.engines.vllm.weights_folder import IN_MEMORY, parent_folder
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.load import is_vision_model
@@ -23,7 +29,8 @@ from openenv_pipe.models.load import is_vision_model
 DEFAULT_URL = "engine.url=http://127.0.0.1:8000"
 ATTACH = ("engine=vllm", "engine.launch=attach")
 INSIDE_CONTAINER = "/openenv-pipe"  # the path of our `inside` folder in a container
-API_KEY = "VLLM_API_KEY"  # never printed: the server gets it from this variable
+# Never printed: the server gets it from this variable, and does not start without it.
+GIVEN_KEY = f"${{{KEY_VARIABLE}:?set it to a secret, and engine.api_key to the same}}"
 
 
 def server_command(
@@ -74,8 +81,7 @@ def _spec(config: RunConfig, engine: VllmEngineConfig, build: Build) -> ServerSp
 def _shell_command(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -> str:
     variables = server_variables(spec, engine, python_path(spec.sees_pictures))
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    if engine.api_key:
-        words.append(f'{API_KEY}="${API_KEY}"')
+    words += [f"{HOSTS_VARIABLE}={address.hostname}", f'{KEY_VARIABLE}="{GIVEN_KEY}"']
     python = environment_dir(spec.build) / "bin" / "python"
     words.append(f"{shlex.quote(str(python))} -m {MODULE}")
     for argument in server_arguments(spec, engine, address.hostname or "", address.port or 80):
@@ -95,8 +101,7 @@ def _service(spec: ServerSpec, engine: VllmEngineConfig, address: SplitResult) -
     volumes.append(f"{model}:{model}:ro" if model.is_dir() else f"{hub_cache()}:{HUB_CACHE}")
     variables = server_variables(spec, engine, INSIDE_CONTAINER)
     environment = {name: value.replace("$", "$$") for name, value in variables.items()}
-    if engine.api_key:
-        environment[API_KEY] = f"${{{API_KEY}}}"
+    environment |= {HOSTS_VARIABLE: address.hostname or "", KEY_VARIABLE: GIVEN_KEY}
     service = {
         "image": engine.image,
         "ipc": "host",

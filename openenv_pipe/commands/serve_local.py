@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from openenv_pipe.engines.eager import EagerEngine
-from openenv_pipe.engines.vllm.endpoint import refuse_without_key, server_key
+from openenv_pipe.engines.vllm.endpoint import server_key
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.policy import Policy
@@ -34,7 +34,7 @@ def serve_locally(
     Raises:
         ConfigError: The model cannot be loaded, the port is taken, or a public address has no key.
     """
-    refuse_without_key(host)
+    key = server_key(host, tell)
     config = subject.config
     policy = load_policy(
         config.model,
@@ -47,7 +47,7 @@ def serve_locally(
             f"the model has {policy.max_length} positions, and the server would allow {max_tokens} "
             f"tokens; set --max-model-len {policy.max_length} or less"
         )
-    asyncio.run(_serve(subject, policy, host, port, max_tokens, tell))
+    asyncio.run(_serve(subject, policy, host, port, key, max_tokens, tell))
 
 
 async def _serve(
@@ -55,6 +55,7 @@ async def _serve(
     policy: Policy,
     host: str,
     port: int,
+    key: str,
     max_tokens: int,
     tell: Callable[[str], None],
 ) -> None:
@@ -65,7 +66,7 @@ async def _serve(
         name = subject.folder.record.id.replace("/", "-")
         model = ServedModel(engine, policy.chat, name=name, max_tokens=max_tokens, tell=tell)
         try:
-            endpoint = ModelEndpoint(model, host=host, port=port, key=server_key())
+            endpoint = ModelEndpoint(model, host=host, port=port, key=key)
         except OSError as error:
             raise ConfigError(f"--host {host} --port {port} cannot be used: {error}") from None
         async with endpoint.serving():

@@ -36,6 +36,11 @@ class Access:
 OPEN = Access()  # for servers without access control
 
 
+def bearer(key: str | None) -> Access:
+    """Return the access with a key; None: without one."""
+    return Access(headers={"Authorization": f"Bearer {key}"}) if key else OPEN
+
+
 class HttpError(OSError):
     """A request got no complete answer: connection, TLS or time limit have failed."""
 

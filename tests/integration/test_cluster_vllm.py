@@ -42,7 +42,6 @@ EAGER = 'engine.arguments=["--enforce-eager"]'
 SETTINGS = (*SMALL, EAGER, "eval.num_tasks=2", "trainer.optimizer.lr=1e-2")
 ON_TWO_NODES = ("trainer.devices=2", "cluster.learner_nodes=2", "trainer.parallel=fsdp")
 MERGED = (f"model.lora.rank={LORA_RANK}", "engine.publish=merged")
-KEY = "a-key-of-this-test"
 END_LIMIT_S = 10.0  # after the driver's death
 
 
@@ -146,7 +145,7 @@ async def test_every_way_of_publishing_reaches_a_divided_server_on_a_node(
     cluster, tmp_path, monkeypatch
 ):
     """Its two processes (tensor parallelism) get copies of all files, on their node."""
-    given = ('engine.arguments=["--tensor-parallel-size=2"]', f"engine.api_key={KEY}")
+    given = ('engine.arguments=["--tensor-parallel-size=2"]',)
     config = compose([*SMALL, *on_nodes(cluster, *given)]).config
     root, log = tmp_path / "run", tmp_path / "engine.log"
     Publication(small_policy(config)).write_base(root / "base")
@@ -156,13 +155,12 @@ async def test_every_way_of_publishing_reaches_a_divided_server_on_a_node(
     (server,) = placed_servers(config.engine, spec, config.cluster, logs=tmp_path, weights_dir=root)
     try:
         await server.start()
-        async with VllmClient(server.url, api_key=KEY, request_timeout_s=60) as client:
+        async with VllmClient(server.url, api_key=server.key, request_timeout_s=60) as client:
             await wait_until_healthy(server.url, timeout_s=START_LIMIT_S, check=client.check_health)
         monkeypatch.setattr(AttachedVllmServer, "files", server.files)
-        served = Served(url=server.url, base=root / "base", log=log)
+        served = Served(url=server.url, key=server.key, base=root / "base", log=log)
         for way in (MERGED[:1], MERGED, ()):  # the adapter, merged and full weights
-            key = f"engine.api_key={KEY}"
-            async with opened(served, tmp_path, *way, key) as (engine, policy):
+            async with opened(served, tmp_path, *way) as (engine, policy):
                 for version in (1, 2):
                     change(policy)
                     await engine.publish(version)

@@ -92,13 +92,14 @@ def test_killed_and_resumed_a_program_gives_the_same_bytes(run, whole, tmp_path)
     assert Result.of(trial.folder).difference(Result.of(whole.folder)) is None
 
 
-def test_its_model_is_served_without_vllm(whole):
+def test_its_model_is_served_without_vllm(whole, monkeypatch):
     """By `serve --engine local`, and asked by OpenAI's client."""
     port = str(lasting_port())
+    monkeypatch.setenv("VLLM_API_KEY", "a-key-of-this-test")
     serving = Command(whole.folder, "serve", str(whole.folder), "--engine", "local", "--port", port)
     try:
         wait_until(lambda: "serving echo-0001" in serving.err, "the server", serving)
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="a-key-of-this-test")
         with (
             client,
             client.chat.completions.create(

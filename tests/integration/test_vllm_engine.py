@@ -37,7 +37,7 @@ LIMIT_S = 120.0  # waits for what takes a moment on an idle machine
 async def base_weights(vllm_served):
     """Restores the server's base model after a test that has replaced all weights."""
     yield
-    client = VllmClient(vllm_served.url, api_key=None, request_timeout_s=60)
+    client = VllmClient(vllm_served.url, api_key=vllm_served.key, request_timeout_s=60)
     async with client, client.replacing_weights():
         await client.load_weights(vllm_served.base, "0")
 
@@ -130,7 +130,7 @@ async def test_a_cancelled_request_is_aborted_on_the_server(vllm_served, tmp_pat
     async with (
         ServerProxy(vllm_served.url) as proxy,
         opened(vllm_served, tmp_path, LORA, f"engine.url={proxy.url}") as (engine, _),
-        VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client,
+        VllmClient(vllm_served.url, api_key=vllm_served.key, request_timeout_s=60) as client,
     ):
         engine.begin_collection(9, 8)
         before, asked = await generated(client), proxy.num_asked
@@ -257,7 +257,8 @@ async def test_a_server_that_comes_back_gets_all_weights_again(
             await proxy.close()
             while engine.replicas[0].is_up:
                 await asyncio.sleep(0.01)
-            async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
+            url, key = vllm_served.url, vllm_served.key
+            async with VllmClient(url, api_key=key, request_timeout_s=60) as client:
                 await client.load_weights(vllm_served.base, "0")
                 await client.reset_prefix_cache()
                 for prompt in engine._logprob_check.prompts:
@@ -403,7 +404,7 @@ async def test_half_a_reload_stops_the_run(vllm_served, tmp_path, base_weights, 
 
 
 async def test_a_folder_without_weights_is_refused_and_the_server_lives(vllm_served, tmp_path):
-    async with VllmClient(vllm_served.url, api_key=None, request_timeout_s=60) as client:
+    async with VllmClient(vllm_served.url, api_key=vllm_served.key, request_timeout_s=60) as client:
         with pytest.raises(EngineError, match=r"no \*\.safetensors"):
             await client.load_weights(tmp_path, "1")
         with pytest.raises(EngineError, match="404"):

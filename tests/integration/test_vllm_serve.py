@@ -26,7 +26,8 @@ EAGER = "--enforce-eager"  # compiling takes longer than these tests
 NAME = "two_roles-0001"
 SCHEMA = {"type": "object", "properties": {"message": {"type": "string"}}}
 ASKED, ASKED_AGAIN = "plan c", "plan e"  # as by the program's planner
-CLIENT = {"api_key": "none", "max_retries": 0, "timeout": LIMIT_S}
+KEY = "a-key-of-this-test"
+CLIENT = {"api_key": KEY, "max_retries": 0, "timeout": LIMIT_S}
 MAX_TOKENS = 120  # a call has 72
 
 
@@ -57,7 +58,9 @@ def trained(tmp_path_factory) -> Path:
 def url(trained) -> Iterator[str]:
     port = str(lasting_port())
     given = ("serve", str(trained), "--engine", "vllm", "--port", port)
-    serving = Command(trained, *given, "--", EAGER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_API_KEY", KEY)
+        serving = Command(trained, *given, "--", EAGER)
     try:
         wait_until(lambda: "until Ctrl-C" in serving.err, "the server", serving, LIMIT_S)
         yield f"http://127.0.0.1:{port}"

@@ -53,7 +53,7 @@ def served(model, tmp_path_factory):
 async def base_weights(served):
     """Restores the server's base model after a test that has replaced all weights."""
     yield
-    client = VllmClient(served.url, api_key=None, request_timeout_s=60)
+    client = VllmClient(served.url, api_key=served.key, request_timeout_s=60)
     async with client, client.replacing_weights():
         await client.load_weights(served.base, "0")
 

@@ -36,7 +36,7 @@ class Replies(RepliesEngine):
 
 
 @asynccontextmanager
-async def served(engine, chat=CHAT, *, key=None, max_tokens=400):
+async def served(engine, chat=CHAT, *, key="none", max_tokens=400):
     """Serve a model; yield its URL and the list of what the server tells."""
     told = []
     model = ServedModel(engine, chat, name="echo-0001", max_tokens=max_tokens, tell=told.append)

@@ -192,6 +192,7 @@ async def test_a_public_endpoint_needs_a_key(host, key, started, tmp_path, monke
 
 async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+    monkeypatch.setenv("VLLM_API_KEY", "a-user-s")
     log = tmp_path / "engine.log"
     server = launch.VllmProcess(spec(model=str(tmp_path)), engine(), Path("python"), log)
     with pytest.raises(NotADirectoryError):
@@ -199,10 +200,11 @@ async def test_runs_and_endpoints_start_servers_in_this_environment(started, tmp
     with pytest.raises(NotADirectoryError):
         await endpoint(tmp_path)
     of_a_run, of_an_endpoint = started
-    own = server_variables(spec(), engine(), str(INSIDE))
-    assert of_a_run == process_environment(str(tmp_path), own)
-    # serving lets the user's own cache size stand
-    own = {"VLLM_CPU_KVCACHE_SPACE": "3"}
+    own = {**server_variables(spec(), engine(), str(INSIDE))}
+    own |= {"VLLM_API_KEY": server.key}
+    assert of_a_run == process_environment(str(tmp_path), own) and server.key != "a-user-s"
+    # serving lets the user's own cache size and key stand
+    own = {"VLLM_CPU_KVCACHE_SPACE": "3", "PYTHONPATH": str(INSIDE), "VLLM_API_KEY": "a-user-s"}
     assert of_an_endpoint == process_environment(str(tmp_path), own)
 
 

@@ -8,7 +8,6 @@ import pytest
 from openenv_pipe.engines.vllm import placed_server
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import VllmClient
-from openenv_pipe.engines.vllm.inside.openenv_pipe_key import RequireKey
 from openenv_pipe.engines.vllm.node_server import MAX_LOG_BYTES, NodeServer, _read
 from openenv_pipe.engines.vllm.placed_server import NodeFiles, PlacedVllmServer
 from openenv_pipe.errors import ConfigError, EngineError, HostError
@@ -36,8 +35,7 @@ class FakeProcess:
 
 @pytest.fixture
 def node(tmp_path):
-    config = small_config().engine.model_copy(update={"api_key": KEY})
-    node = NodeServer(config, tmp_path / "not there")
+    node = NodeServer(small_config().engine, tmp_path / "not there", KEY)
     node._folder = tmp_path / "node"
     return node
 
@@ -93,35 +91,6 @@ async def test_a_server_elsewhere_reads_copies_while_it_needs_them(node, tmp_pat
 async def test_a_node_without_the_models_folder_says_so(node, tmp_path):
     with pytest.raises(ConfigError, match=r"does not have the folder model.path=.*; copy it"):
         await node.start(None, tmp_path / "model")
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ([(b"authorization", f"Bearer {KEY}".encode())], 200),
-        ([(b"authorization", b"Bearer another")], 401),
-        ([(b"x-key", f"Bearer {KEY}".encode())], 401),
-        ([], 401),
-    ],
-)
-@pytest.mark.parametrize("path", ["/collective_rpc", "/health", "/v1/models"])
-def test_every_path_of_a_server_on_a_network_asks_for_the_key(headers, status, path, monkeypatch):
-    monkeypatch.setenv("VLLM_API_KEY", KEY)
-    answers = []
-
-    async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def send(message):
-        answers.append(message)
-
-    scope = {"type": "http", "path": path, "headers": headers}
-    asyncio.run(RequireKey(app)(scope, None, send))
-    assert answers[0]["status"] == status
-    answers.clear()
-    asyncio.run(RequireKey(app)({**scope, "type": "websocket"}, None, send))
-    passed = {200: "http.response.start", 401: "websocket.close"}
-    assert answers[0]["type"] == passed[status]
 
 
 class LoggingProcess:

@@ -39,6 +39,7 @@ RESERVED_ARGUMENTS = {
     "--served-model-name": "requests name the base model by it",
     "--host": "the run chooses where a managed server listens",
     "--port": "engine.port sets it",
+    "--api-key": "the run makes a key of its own for each server",
     "--dtype": "engine.dtype sets it",
     "--max-model-len": "engine.max_model_len sets it",
     "--max-num-seqs": "engine.max_requests sets it",

@@ -14,7 +14,7 @@ from openenv_pipe.engines.openai.limits import RateLimit
 from openenv_pipe.errors import EngineError, RequestRefusedError
 from openenv_pipe.system.foreign_json import parse_foreign
 from openenv_pipe.system.foreign_text import quoted
-from openenv_pipe.system.http import MAX_BYTES, Access, HttpClient
+from openenv_pipe.system.http import MAX_BYTES, HttpClient, bearer
 from openenv_pipe.system.http_retries import MAX_QUOTED, PassingError, post, repeated
 from openenv_pipe.system.response_cache import ResponseCache
 
@@ -75,9 +75,7 @@ class ChatClient:
         self._slots = asyncio.Semaphore(config.max_concurrent)
         self._requests = RateLimit(config.requests_per_minute)
         self._tokens = RateLimit(config.tokens_per_minute)
-        key = config.api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = HttpClient(config.base_url, Access(headers=headers))
+        self._http = HttpClient(config.base_url, bearer(config.api_key))
 
     async def __aenter__(self) -> "ChatClient":
         await self._http.__aenter__()

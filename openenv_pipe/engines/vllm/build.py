@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -36,7 +35,6 @@ from openenv_pipe.engines.vllm.transfer_ipc import IpcLink
 from openenv_pipe.engines.vllm.transfer_nccl import NcclLink
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.secrets import remember_secrets
 from openenv_pipe.system.tasks import run_all
 
 Result = TypeVar("Result")
@@ -84,9 +82,7 @@ async def open_engine(
     level = sleep_level(config, footprint, mode=mode)
     build: Build = "cuda" if footprint.on_gpu else "cpu"
     installed = None
-    if nodes is not None:
-        config = _with_key(config)
-    elif config.launch == "managed":
+    if nodes is None and config.launch == "managed":
         sees_pictures = policy_source.placeholder_id is not None
         installed = require_installed(build, sees_pictures=sees_pictures)
     with weights_folder(config.weights_dir) as root:
@@ -258,13 +254,6 @@ def _facts(installed: Installed | None, servers: Sequence[VllmServer]) -> dict[s
     if placed:
         facts["on_nodes"] = placed[0]  # all nodes have the same version
     return facts
-
-
-def _with_key(config: VllmEngineConfig) -> VllmEngineConfig:
-    """Return the configuration with a new key for servers that listen on a network."""
-    key = secrets.token_urlsafe(32)
-    remember_secrets({key: "engine.api_key"})
-    return config.model_copy(update={"api_key": key})
 
 
 async def _server_spec(

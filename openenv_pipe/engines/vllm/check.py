@@ -8,7 +8,7 @@ from openenv_pipe.engines.vllm.launch_docker import require_docker
 from openenv_pipe.engines.vllm.publish_mode import choose_publish_mode, refuse_transfer
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.system.http import fetch
+from openenv_pipe.system.http import bearer, fetch
 
 ANSWER_LIMIT_S = 10.0
 
@@ -44,9 +44,16 @@ def check_settings(config: VllmEngineConfig, lora_rank: int) -> None:
 def _check_attached(config: VllmEngineConfig) -> str:
     for url in config.urls:
         try:
-            status, _ = asyncio.run(fetch(url, "/health", timeout_s=ANSWER_LIMIT_S))
+            status, _ = asyncio.run(
+                fetch(url, "/health", timeout_s=ANSWER_LIMIT_S, access=bearer(config.api_key))
+            )
         except OSError as error:
             raise ConfigError(f"engine.url={url} does not answer: {error}") from error
+        if status in (401, 403):
+            raise ConfigError(
+                f"{url}/health answers {status}: set engine.api_key to the server's key, best as "
+                "${oc.env:VLLM_API_KEY}"
+            )
         if status != 200:
             raise ConfigError(f"{url}/health answers {status}, expected 200 of a vLLM server")
     return f"{' and '.join(config.urls)} {'answers' if len(config.urls) == 1 else 'answer'}"

@@ -24,7 +24,7 @@ from openenv_pipe.engines.vllm.answers import (
 )
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.foreign_text import quoted
-from openenv_pipe.system.http import Access, HttpClient, HttpError
+from openenv_pipe.system.http import HttpClient, HttpError, bearer
 
 BASE = "base"  # the name in requests of the model without an adapter
 KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer
@@ -66,10 +66,9 @@ class VllmClient:
         self.url = url.rstrip("/")
         self._files = files
         self._sent: dict[str, Path] = {}  # copies of adapters, by the adapters' names
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = HttpClient(
             url,
-            Access(headers=headers),
+            bearer(api_key),
             idle_connection_s=KEEP_ALIVE_S,
             use_proxy=False,
         )

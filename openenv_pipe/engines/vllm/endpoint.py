@@ -5,6 +5,7 @@ The model's own chat template, generation settings and form of tool calls apply.
 
 import asyncio
 import os
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
-from openenv_pipe.engines.vllm.install import Build, Installed
-from openenv_pipe.engines.vllm.launch import KEY_VARIABLE, server_process
+from openenv_pipe.engines.vllm.install import Build, Installed, python_path
+from openenv_pipe.engines.vllm.launch import server_process
 from openenv_pipe.engines.vllm.server_command import (
     FEWEST_BATCHED_TOKENS,
+    HOSTS_VARIABLE,
+    KEY_VARIABLE,
     allowed_rank,
     process_environment,
 )
@@ -75,6 +78,7 @@ def serving_arguments(
         *("--max-model-len", str(served.max_model_len)),
         *("--served-model-name", BASE if served.adapter else served.name),
         *("--host", host, "--port", str(port)),
+        *("--middleware", "openenv_pipe_key.OnlyClients"),
     ]
     if served.revision is not None:
         arguments += ["--revision", served.revision]
@@ -111,7 +115,7 @@ async def serve(
         EngineError: the server died, or was not ready within `start_timeout_s` seconds.
     """
     arguments = serving_arguments(served, installed.build, host, port, extra)
-    refuse_without_key(host)
+    key = server_key(host, tell)
     if port_in_use(port, host):
         raise ConfigError(f"--port {port} is used by another program; choose another one")
     async with running(
@@ -119,9 +123,11 @@ async def serve(
         installed,
         arguments,
         url=f"http://{host}:{port}",
+        key=key,
         start_timeout_s=start_timeout_s,
         log=log,
         tell=tell,
+        variables={} if host in LOOPBACK else {HOSTS_VARIABLE: "*"},  # the key alone decides
     ) as server:
         tell(f"serving {served.name} at http://{host}:{port}/v1 until Ctrl-C (log: {log})")
         reason = f"the server died: {await server.exited()}"
@@ -135,6 +141,7 @@ async def running(
     arguments: Sequence[str],
     *,
     url: str,
+    key: str,
     start_timeout_s: float,
     log: Path,
     tell: Tell,
@@ -145,18 +152,20 @@ async def running(
     Args:
         arguments: those of `serving_arguments`.
         url: where they make the server listen.
+        key: what every request has to carry.
         variables: further environment variables of the server.
 
     Raises:
         EngineError: the server died at its start, or was not ready within `start_timeout_s`.
     """
     progress = StartProgress(log, lambda text: tell(f"engine: {text}"))
-    environment = process_environment(served.model, {**_variables(installed.build), **variables})
+    own = {"PYTHONPATH": python_path(sees_pictures=False), KEY_VARIABLE: key}
+    environment = process_environment(
+        served.model, {**_variables(installed.build), **variables, **own}
+    )
     server = server_process(installed.python, arguments, environment, log)
     try:
-        async with VllmClient(
-            url, api_key=server_key(), request_timeout_s=ATTEMPT_LIMIT_S
-        ) as client:
+        async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
             ready = wait_until_healthy(
                 url, timeout_s=start_timeout_s, check=progress.watching(client)
             )
@@ -169,19 +178,23 @@ async def running(
         await asyncio.shield(server.stopped(STOP_LIMIT_S))
 
 
-def server_key() -> str | None:
-    """Return the key that servers started here ask clients for; None without one."""
-    return os.environ.get(KEY_VARIABLE, "").strip() or None
+def server_key(host: str, tell: Tell) -> str:
+    """Return the key that requests have to carry: that of the user, or a new one, which is told.
 
-
-def refuse_without_key(host: str) -> None:
-    """Raise ConfigError if a server at this address would let other machines in without a key."""
-    if host not in LOOPBACK and not server_key():
+    Raises:
+        ConfigError: other machines can reach the server, and the user has set no key.
+    """
+    if key := os.environ.get(KEY_VARIABLE, "").strip():
+        return key
+    if host not in LOOPBACK:
         raise ConfigError(
             f"--host {host} makes the server reachable from other machines, and {KEY_VARIABLE} is "
             "not set; set it to a secret that clients send as their API key, or use --host "
             "127.0.0.1"
         )
+    key = secrets.token_urlsafe(16)
+    tell(f"API key of this server, for clients: {key} (or set {KEY_VARIABLE})")
+    return key
 
 
 def _refuse_own_option(argument: str) -> None:

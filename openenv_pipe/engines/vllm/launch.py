@@ -17,7 +17,9 @@ from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import Files, VllmClient
 from openenv_pipe.engines.vllm.install import python_path
 from openenv_pipe.engines.vllm.server_command import (
+    KEY_VARIABLE,
     ServerSpec,
+    new_key,
     process_environment,
     server_arguments,
     server_variables,
@@ -31,13 +33,16 @@ OWN_ADDRESS = "127.0.0.1"  # servers that the run starts listen here
 FIND_LIMIT_S = 5.0  # for an attached server's first answer
 FIND_POLL_S = 0.2
 MODULE = "vllm.entrypoints.openai.api_server"
-KEY_VARIABLE = "VLLM_API_KEY"  # vLLM's server reads the key that clients must send from it
 # In bytes: macOS limits the path of a socket to 103, and vLLM names sockets by UUIDs.
 LONGEST_SOCKET_FOLDER = 103 - len("/123e4567-e89b-12d3-a456-426614174000")
 
 
 class VllmServer(RestartableServer, Protocol):
     """One vLLM server, without a policy. `supervisor.py` waits until it generates a token."""
+
+    @property
+    def key(self) -> str | None:
+        """The key that every request needs; None: an attached server without one."""
 
     @property
     def files(self) -> Files | None:
@@ -64,9 +69,11 @@ class VllmProcess:
         log: Path,
         *,
         address: str = OWN_ADDRESS,
+        key: str | None = None,
     ) -> None:
-        """address: where it listens; if others can reach it, it asks for `config.api_key`."""
+        """address: where it listens. key: None: a new one."""
         self.url = ""
+        self.key = key or new_key()
         self._address = address
         self.log: Path | None = log
         self._spec = spec
@@ -78,15 +85,10 @@ class VllmProcess:
         address = self._address
         port = pick_port(self._config, self._spec.number, address)
         self.url = f"http://{address}:{port}"
-        variables = {
-            **server_variables(self._spec, self._config, python_path(self._spec.sees_pictures))
-        }
+        inside = python_path(self._spec.sees_pictures)
+        variables = server_variables(self._spec, self._config, inside)
         arguments = server_arguments(self._spec, self._config, address, port)
-        if address != OWN_ADDRESS:
-            assert self._config.api_key is not None
-            arguments += ["--middleware", "openenv_pipe_key.RequireKey"]
-            variables[KEY_VARIABLE] = self._config.api_key
-        environment = process_environment(self._spec.model, variables)
+        environment = process_environment(self._spec.model, {**variables, KEY_VARIABLE: self.key})
         assert self.log is not None
         self._process = server_process(self._python, arguments, environment, self.log)
 
@@ -107,7 +109,7 @@ class AttachedVllmServer:
 
     def __init__(self, url: str, config: VllmEngineConfig) -> None:
         self.url = url.rstrip("/")
-        self._config = config
+        self.key = config.api_key
         self._has_answered = False
         self._was_found = False
 
@@ -137,20 +139,21 @@ class AttachedVllmServer:
 
     async def _problem(self) -> str | None:
         """Return why this cannot be a vLLM server; None if it can."""
-        async with VllmClient(
-            self.url, api_key=self._config.api_key, request_timeout_s=1
-        ) as client:
+        async with VllmClient(self.url, api_key=self.key, request_timeout_s=1) as client:
             try:
                 status = await client.health_status(ATTEMPT_LIMIT_S)
             except ServerGoneError as error:
                 return str(error)
+        if status in (401, 403):
+            return (
+                f"it answers /health with status {status}: set engine.api_key to its key, best as "
+                "${oc.env:VLLM_API_KEY}"
+            )
         return "it answers /health with status 404" if status == 404 else None
 
     async def died(self) -> str:
         """See `wait_for_outage`. A server that has not answered yet counts as starting."""
-        async with VllmClient(
-            self.url, api_key=self._config.api_key, request_timeout_s=1
-        ) as client:
+        async with VllmClient(self.url, api_key=self.key, request_timeout_s=1) as client:
             if not self._has_answered:
                 await wait_until_healthy(self.url, timeout_s=math.inf, check=client.check_health)
                 self._has_answered = True

@@ -10,7 +10,13 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import Files
 from openenv_pipe.engines.vllm.install import INSIDE
 from openenv_pipe.engines.vllm.launch import MODULE, OWN_ADDRESS, pick_port
-from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments, server_variables
+from openenv_pipe.engines.vllm.server_command import (
+    KEY_VARIABLE,
+    ServerSpec,
+    new_key,
+    server_arguments,
+    server_variables,
+)
 from openenv_pipe.environments.hosts.docker.start_guard import (
     GUARD_LIMIT_S,
     owner_label,
@@ -38,6 +44,7 @@ class VllmContainer:
     ) -> None:
         """folders: these are mounted in the container under the same paths, read-only."""
         self.url = ""
+        self.key = new_key()
         self.log: Path | None = log
         self._spec = spec
         self._config = config
@@ -57,7 +64,7 @@ class VllmContainer:
         self._process = ManagedProcess(
             docker_command(self._spec, self._config, self._folders, port, label, self.log.parent),
             log=self.log,
-            environment=os.environ,
+            environment={**os.environ, KEY_VARIABLE: self.key},
         )
 
     async def died(self) -> str:
@@ -101,6 +108,7 @@ def docker_command(
         *(f"--volume={folder}:{folder}:ro" for folder in folders),
         *(("--volume", f"{hub_cache()}:{HUB_CACHE}") if not Path(spec.model).is_dir() else ()),
         *(f"--env={name}={value}" for name, value in variables.items()),
+        *("--env", KEY_VARIABLE),  # its value comes from the command's environment: `ps` shows none
         *("--entrypoint", "python3", config.image, "-m", MODULE),
         *server_arguments(spec, config, "0.0.0.0", CONTAINER_PORT),
     ]

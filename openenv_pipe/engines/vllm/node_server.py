@@ -36,10 +36,10 @@ class NodeFacts:
 class NodeServer:
     """Starts and ends one server. All methods are called on one event loop."""
 
-    def __init__(self, config: VllmEngineConfig, cwd: Path) -> None:
-        """config: with the server's key. cwd: the run's folder, used where this node has it."""
-        if config.api_key is not None:
-            remember_secrets({config.api_key: "engine.api_key"})  # not to be shown by the log
+    def __init__(self, config: VllmEngineConfig, cwd: Path, key: str) -> None:
+        """cwd: the run's folder, used where this node has it. key: of the server."""
+        remember_secrets({key: "the key of a vLLM server"})  # not to be shown by the log
+        self._key = key
         if cwd.is_dir():
             os.chdir(cwd)  # relative paths of the configuration mean the same files
         self._config = config
@@ -85,7 +85,12 @@ class NodeServer:
             )
         address = await asyncio.to_thread(lambda: RayCluster("auto").own_address())
         self._server = VllmProcess(
-            spec, self._config, self._installed.python, self._folder / LOG, address=address
+            spec,
+            self._config,
+            self._installed.python,
+            self._folder / LOG,
+            address=address,
+            key=self._key,
         )
         await self._server.start()
         return self._server.url

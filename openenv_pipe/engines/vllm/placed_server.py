@@ -17,7 +17,7 @@ from openenv_pipe.config.schema import RayClusterConfig, VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import Files
 from openenv_pipe.engines.vllm.node_server import NodeFacts, NodeServer
-from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.server_command import ServerSpec, new_key
 from openenv_pipe.errors import EngineError, FailureError
 from openenv_pipe.system.process import KILL_MARGIN_S
 from openenv_pipe.system.ray_cluster import PlacedProcess, RayCluster, WorkerLostError, connected
@@ -75,11 +75,11 @@ class PlacedVllmServer:
         """Prepare the server without placing it.
 
         Args:
-            config: with the key that the server asks its clients for.
             is_written: the run has written the model's folder, so that no node has it.
             log: the file on this machine into which the server's log is copied.
         """
         self.url = ""
+        self.key = new_key()
         self.log: Path | None = log
         self.files: Files | None = None
         self.about: dict[str, JsonValue] = {}
@@ -127,7 +127,7 @@ class PlacedVllmServer:
         self._cluster = await connected(settings.address)
         process = self._cluster.place(
             NodeServer,
-            *(self._config, Path.cwd()),
+            *(self._config, Path.cwd(), self.key),
             num_cpus=settings.cpus_per_vllm_server,
             num_gpus=num_gpus,
             elsewhere=True,

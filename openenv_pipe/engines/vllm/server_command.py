@@ -5,6 +5,7 @@ The comment beside a setting gives the reason for it.
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Literal
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.client import BASE
 from openenv_pipe.engines.vllm.install import Build
+from openenv_pipe.system.secrets import remember_secrets
 
 TransferBackend = Literal["nccl", "ipc"]  # of vLLM's own weight transfer
 MAX_ADAPTERS = 3  # versions that stay loaded for requests that began with them
@@ -21,6 +23,8 @@ ALWAYS = {
     "PYTHONUNBUFFERED": "1",  # without it a killed server's last lines never reach its log
     "VLLM_NO_USAGE_STATS": "1",
 }
+KEY_VARIABLE = "VLLM_API_KEY"  # in which the server and its middleware find the key
+HOSTS_VARIABLE = "OPENENV_PIPE_HOSTS"  # names that requests may use for it; see openenv_pipe_key.py
 OF_OUR_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")  # the server runs in another Python environment
 
 
@@ -54,6 +58,7 @@ def server_arguments(spec: ServerSpec, config: VllmEngineConfig, host: str, port
         "--enable-prefix-caching",
         "--disable-uvicorn-access-log",  # it writes a line for every request
         *("--worker-extension-cls", "openenv_pipe_worker.PolicyWorker"),
+        *("--middleware", "openenv_pipe_key.OnlyTheRun"),
     ]
     if spec.revision is not None:
         arguments += ["--revision", spec.revision]
@@ -103,6 +108,13 @@ def process_environment(model: str, variables: Mapping[str, str]) -> dict[str, s
     ours = {name: text for name, text in os.environ.items() if name not in OF_OUR_PYTHON}
     offline = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() else {}
     return {**ours, **ALWAYS, **offline, **variables}
+
+
+def new_key() -> str:
+    """Return a random key for a server, which logs and errors do not show."""
+    key = secrets.token_urlsafe(32)
+    remember_secrets({key: "the key of a vLLM server"})
+    return key
 
 
 def allowed_rank(rank: int) -> int:

@@ -49,12 +49,13 @@ class LeasedVllmServer:
     ) -> None:
         """model_digest: see `model_digest`. socket: the unix socket of the owner."""
         self.url = ""
+        self.key: str | None = None  # of the leased server
         self.log: Path | None = None
         self.about: dict[str, JsonValue] = {}
         self._request = {
             "vllm": {
                 "spec": asdict(spec),
-                "config": config.model_dump(mode="json"),
+                "config": config.model_dump(mode="json", exclude={"api_key"}) | {"api_key": None},
                 "model": model_digest,
             }
         }
@@ -68,6 +69,7 @@ class LeasedVllmServer:
         except FailureError as error:
             raise EngineError(str(error)) from error
         (self.url,) = self._lease.urls
+        self.key = self._lease.facts["key"]
         self.about.update(self._lease.facts["shared_servers"])
         self.log = Path(self._lease.facts["shared_servers"]["logs"]) / LOG
 
@@ -142,8 +144,8 @@ class SharedVllmServer:
         return None
 
     def facts(self) -> dict[str, JsonValue]:
-        """Return no facts: the run itself records those of the server."""
-        return {}
+        """Return what the run that leases the server needs to know and does not record: its key."""
+        return {"key": self._server.key}
 
     async def start(self) -> None:
         """Start the server and wait until it has answered a request. Raises EngineError."""

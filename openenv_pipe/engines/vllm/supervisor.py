@@ -92,7 +92,7 @@ class PolicyServer:
         await self._server.start()
         client = VllmClient(
             self.url,
-            api_key=self._config.api_key,
+            api_key=self._server.key,
             request_timeout_s=self._config.request_timeout_s,
             files=self._server.files,
         )

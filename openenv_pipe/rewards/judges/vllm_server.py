@@ -9,8 +9,9 @@ from typing import Any
 
 from openenv_pipe.config.schema import VllmJudgeConfig
 from openenv_pipe.engines.openai import ChatClient
-from openenv_pipe.engines.vllm.endpoint import Served, running, server_key, serving_arguments
+from openenv_pipe.engines.vllm.endpoint import Served, running, serving_arguments
 from openenv_pipe.engines.vllm.install import find_build, require_installed
+from openenv_pipe.engines.vllm.server_command import new_key
 from openenv_pipe.errors import EngineError, JudgeError
 from openenv_pipe.system.process import ManagedProcess, free_port
 
@@ -74,7 +75,7 @@ class VllmJudgeClient:
             max_model_len=config.max_model_len,
             gpu_memory_share=config.gpu_memory_share,
         )
-        port = free_port(HOST)
+        port, key = free_port(HOST), new_key()
         arguments = serving_arguments(served, installed.build, HOST, port, config.arguments)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         server = running(
@@ -82,6 +83,7 @@ class VllmJudgeClient:
             installed,
             arguments,
             url=f"http://{HOST}:{port}",
+            key=key,
             start_timeout_s=config.start_timeout_s,
             log=self._log,
             tell=lambda text: _log.info("judge's %s", text),
@@ -91,5 +93,5 @@ class VllmJudgeClient:
             self._server = await self._stack.enter_async_context(server)
         except EngineError as error:
             raise JudgeError(f"the judge's server did not start: {error}") from error
-        endpoint = config.endpoint(f"http://{HOST}:{port}/v1", server_key())
+        endpoint = config.endpoint(f"http://{HOST}:{port}/v1", key)
         return await self._stack.enter_async_context(ChatClient(endpoint, block="judge"))

@@ -108,11 +108,11 @@ class ServedModel:
 
 
 class ModelEndpoint(Endpoint):
-    """Serves one model to clients with the key, or to all clients of this machine without one."""
+    """Serves one model to clients with the key."""
 
-    def __init__(self, model: ServedModel, *, host: str, port: int, key: str | None) -> None:
+    def __init__(self, model: ServedModel, *, host: str, port: int, key: str) -> None:
         """Listen. Raises OSError."""
-        middleware = [Middleware(_Keyed, key=key)] if key else []
+        middleware = [Middleware(_Keyed, key=key)]
         if host in LOOPBACK:  # A page in a browser cannot reach it under a name of its own.
             # Starlette cuts the address of IPv6 at its first colon.
             names = [*LOOPBACK, "[::1]", "["]

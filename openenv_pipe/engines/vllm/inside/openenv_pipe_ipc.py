@@ -1,8 +1,7 @@
 """Describe a buffer on a GPU so that another process on the same machine can open it by CUDA IPC.
 
 The description is JSON. vLLM's own form of it over HTTP is a pickle, which a server opens only with
-VLLM_ALLOW_INSECURE_SERIALIZATION=1: then every user of the machine could run code in it, because
-vLLM asks for no API key on these paths.
+VLLM_ALLOW_INSECURE_SERIALIZATION=1: then whoever has the key could run code in it.
 
 The learner imports this file as a part of openenv_pipe, and vLLM's workers import it as a
 top-level module, so it imports neither package.

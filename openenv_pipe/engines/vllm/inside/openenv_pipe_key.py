@@ -1,40 +1,124 @@
-"""A middleware of vLLM's API server that asks every request for the server's key.
+"""Middleware of vLLM's API server that decides who may send which request.
 
 vLLM itself asks for the key in VLLM_API_KEY only at the paths of its public API, and leaves those
-of its development mode open, by which weights are replaced. vLLM imports this module by
-`--middleware openenv_pipe_key.RequireKey` in its own Python environment, so it imports nothing of
-openenv_pipe.
+of its development mode open, by which weights are replaced: also to other users of the machine, and
+to web pages that its browsers show. Here every request needs the key, whatever its path. A request
+that a page of another site may have sent is rejected even with it, and so are the paths that
+nobody uses.
+
+vLLM imports this module by `--middleware openenv_pipe_key.CLASS` in its own Python environment, so
+it imports nothing of openenv_pipe.
 """
 
 import hmac
+import ipaddress
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
+KEY = "VLLM_API_KEY"
+HOSTS = "OPENENV_PIPE_HOSTS"  # names of the server beside its addresses; *: any
+GET, POST = "GET", "POST"
 
-class RequireKey:
-    """An ASGI application that passes on the requests with the key, and refuses all others."""
+
+class _Access:
+    """An ASGI application that passes on the requests that are allowed, and answers all others."""
 
     def __init__(self, app: App) -> None:
+        """Raises RuntimeError if there is no key."""
+        key = os.environ.get(KEY, "")
+        if not key:
+            raise RuntimeError(f"{KEY} is not set: the server needs a key, which clients send")
         self._app = app
-        self._expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
+        self._key = key.encode()
+        self._hosts = {"localhost", *os.environ.get(HOSTS, "").lower().split(",")} - {""}
+
+    def serves(self, method: str, path: str) -> bool:
+        """Whether clients use this path. Overridden by each kind of server."""
+        raise NotImplementedError
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._has_key(scope["headers"]):
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif (problem := self._problem(scope)) is None:
+            others = [each for each in scope["headers"] if each[0] != b"authorization"]
+            scope["headers"] = [*others, (b"authorization", b"Bearer " + self._key)]  # vLLM's form
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await send({"type": "http.response.start", "status": 401, "headers": []})
-            await send({"type": "http.response.body", "body": b"the key is missing or wrong"})
+            status, text = problem
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": text})
+
+    def _problem(self, scope: Message) -> tuple[int, bytes] | None:
+        """Return status and text for a request that is rejected; None for one that is allowed."""
+        if not self._has_key(scope["headers"]):
+            return 401, b"the key is missing or wrong"
+        texts = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host = texts.get(b"host", "")
+        if not self._is_own(host):
+            return 403, b"the Host is not a name of this server"
+        if b"origin" in texts and texts[b"origin"].partition("://")[2] != host:
+            return 403, b"the request comes from a page of another site"
+        if not self.serves(scope.get("method", GET), scope["path"]):
+            return 404, b"this path is not served"
+        return None
 
     def _has_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        return any(
-            name == b"authorization" and hmac.compare_digest(value, self._expected)
-            for name, value in headers
-        )
+        """Whether one of the headers by which clients of OpenAI and Anthropic send it has it."""
+        given = [value for name, value in headers if name == b"x-api-key"]
+        for name, value in headers:
+            scheme, _, token = value.partition(b" ")
+            if name == b"authorization" and scheme.lower() == b"bearer":
+                given.append(token)
+        return any(hmac.compare_digest(each, self._key) for each in given)
+
+    def _is_own(self, host: str) -> bool:
+        """Whether a Host names this server: an address cannot be made to mean another machine."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            if "*" in self._hosts or name in self._hosts:
+                return True
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+class OnlyTheRun(_Access):
+    """The access to a server that gets the policies of a run: what the run's client sends."""
+
+    PATHS: ClassVar = {
+        **dict.fromkeys(("/health", "/metrics", "/v1/models", "/server_info"), GET),
+        "/get_world_size": GET,
+        "/inference/v1/generate": POST,
+        **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), POST),
+        **dict.fromkeys(("/pause", "/resume", "/sleep", "/wake_up"), POST),
+        **dict.fromkeys(("/reset_prefix_cache", "/reset_encoder_cache"), POST),
+        **dict.fromkeys(("/collective_rpc", "/update_weight_version"), POST),
+        **dict.fromkeys(("/init_weight_transfer_engine", "/update_weights"), POST),
+        **dict.fromkeys(("/start_weight_update", "/finish_weight_update"), POST),
+        "/shutdown_weight_transfer_engine": POST,
+    }
+
+    def serves(self, method: str, path: str) -> bool:
+        return self.PATHS.get(path) == method
+
+
+class OnlyClients(_Access):
+    """The access to a server of a finished model: the paths of the public APIs."""
+
+    PATHS: ClassVar = ("/health", "/metrics", "/version", "/tokenize", "/detokenize")
+    PUBLIC = "/v1/"
+    CHANGES = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+    def serves(self, method: str, path: str) -> bool:
+        is_public = path.startswith(self.PUBLIC) and path not in self.CHANGES
+        return is_public or path in self.PATHS

@@ -1,0 +1,357 @@
+"""Who may use a vLLM server that this program starts: the key, its way, and what is reachable."""
+
+import asyncio
+import inspect
+import json
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import web
+
+from openenv_pipe.commands.engine_command import server_command
+from openenv_pipe.config.compose import compose
+from openenv_pipe.engines.vllm import endpoint, launch
+from openenv_pipe.engines.vllm.check import check_engine
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.inside.openenv_pipe_key import OnlyClients, OnlyTheRun
+from openenv_pipe.engines.vllm.launch import VllmProcess
+from openenv_pipe.engines.vllm.launch_docker import VllmContainer, docker_command
+from openenv_pipe.engines.vllm.server_command import ServerSpec
+from openenv_pipe.engines.vllm.shared_server import LeasedVllmServer
+from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.rewards.judges import vllm_server
+from openenv_pipe.system.secrets import redact
+
+KEY = "a-key-of-this-test"
+OWN = ("host", "127.0.0.1:8000")
+GIVEN = ("authorization", f"Bearer {KEY}")
+CONFIG = compose(["conf=echo", "engine=vllm"]).config.engine
+SPEC = ServerSpec(model="/model", revision=None, build="cpu", dtype="float32", lora_rank=0)
+
+
+def asked(access, *headers, method="POST", path="/collective_rpc", kind="http"):
+    """Return the status of a request, and what the server behind was given of its headers."""
+    passed, sent = [], []
+
+    async def app(scope, receive, send):
+        passed.append(dict(scope["headers"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        sent.append(message)
+
+    encoded = [(name.encode(), value.encode()) for name, value in headers]
+    scope = {"type": kind, "method": method, "path": path, "headers": encoded}
+    asyncio.run(access(app)(scope, None, send))
+    assert bool(passed) == (sent[0].get("status") == 200)
+    return sent[0].get("status", sent[0]["type"]), passed
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    monkeypatch.delenv("OPENENV_PIPE_HOSTS", raising=False)
+
+
+@pytest.mark.parametrize("access", [OnlyTheRun, OnlyClients])
+@pytest.mark.parametrize("path", ["/collective_rpc", "/health", "/v1/models", "/docs", "/none"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("authorization", "Bearer another")],
+        [("authorization", KEY)],
+        [("authorization", f"Basic {KEY}")],
+        [("authorization", "Bearer ")],
+        [("x-key", f"Bearer {KEY}")],
+        [("cookie", f"authorization=Bearer {KEY}")],
+    ],
+)
+def test_every_request_needs_the_key_whatever_its_path(access, path, headers):
+    for method in ("GET", "POST", "OPTIONS", "HEAD"):
+        assert asked(access, OWN, *headers, method=method, path=path) == (401, [])
+    assert asked(access, OWN, *headers, path=path, kind="websocket") == ("websocket.close", [])
+
+
+@pytest.mark.parametrize("given", [GIVEN, ("authorization", f"bearer {KEY}"), ("x-api-key", KEY)])
+def test_the_key_comes_in_the_headers_of_the_public_apis(given):
+    """vLLM, which checks it too, gets it in the only form that it knows."""
+    status, (headers,) = asked(OnlyTheRun, OWN, given)
+    assert status == 200 and headers[b"authorization"] == f"Bearer {KEY}".encode()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost:1", 200),
+        ("[::1]:8000", 200),
+        ("10.0.0.7:8000", 200),
+        ("evil.example", 403),
+        ("evil.example:8000", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("[::1", 403),
+        ("", 403),
+    ],
+)
+def test_a_name_that_anybody_can_make_mean_this_machine_is_rejected(host, status):
+    assert asked(OnlyTheRun, GIVEN, ("host", host))[0] == status
+
+
+def test_names_that_the_user_gives_the_server_are_its_own(monkeypatch):
+    for names, host in (("gpu-box", "GPU-box:8000"), ("*", "any.example")):
+        monkeypatch.setenv("OPENENV_PIPE_HOSTS", names)
+        assert asked(OnlyTheRun, GIVEN, ("host", host))[0] == 200
+    monkeypatch.setenv("OPENENV_PIPE_HOSTS", "gpu-box")
+    assert asked(OnlyTheRun, GIVEN, ("host", "evil.example"))[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://127.0.0.1:8000", 200),
+        ("http://127.0.0.1:8001", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+    ],
+)
+def test_pages_of_other_sites_are_rejected(origin, status):
+    assert asked(OnlyTheRun, OWN, GIVEN, ("origin", origin))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/collective_rpc"),
+        ("GET", "/openapi.json"),
+        ("GET", "/docs"),
+        ("POST", "/scale_elastic_ep"),
+        ("POST", "/abort_requests"),
+        ("POST", "/inference/v1/abort_requests"),
+        ("GET", "/inference/v1/generate"),
+        ("POST", "//collective_rpc"),
+        ("POST", "/collective_rpc/"),
+    ],
+)
+def test_a_run_s_server_serves_nothing_that_the_run_does_not_use(method, path):
+    assert asked(OnlyTheRun, OWN, GIVEN, method=method, path=path)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/chat/completions", 200),
+        ("/v1/messages", 200),
+        ("/health", 200),
+        ("/v1/load_lora_adapter", 404),
+        ("/collective_rpc", 404),
+        ("/inference/v1/generate", 404),
+        ("/update_weights", 404),
+    ],
+)
+def test_a_served_model_cannot_be_changed(path, status):
+    assert asked(OnlyClients, OWN, GIVEN, path=path)[0] == status
+
+
+def test_no_server_starts_without_a_key(monkeypatch):
+    for value in ("", None):
+        if value is None:
+            monkeypatch.delenv("VLLM_API_KEY")
+        else:
+            monkeypatch.setenv("VLLM_API_KEY", value)
+        with pytest.raises(RuntimeError, match="VLLM_API_KEY is not set"):
+            OnlyTheRun(None)
+
+
+ARGUMENTS = {
+    "model": "base",
+    "token_ids": [1],
+    "sampling": {"max_tokens": 1},
+    "wanted": [1],
+    "temperature": 1.0,
+    "limit_s": 5.0,
+    "name": "a",
+    "folder": Path("/a"),
+    "version": "1",
+    "meeting": Path("/a"),
+    "level": 1,
+    "what": "weights",
+    "backend": "nccl",
+    "learner": "1",
+    "init_info": {},
+    "update_info": {},
+    "chunk": {},
+    "buffer": {},
+}
+
+
+async def test_whatever_the_client_sends_is_served():
+    seen = set()
+
+    async def answer(request):
+        seen.add((request.method, request.path))
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with VllmClient(url, api_key=KEY, request_timeout_s=5) as client:
+            calls = inspect.getmembers(VllmClient, inspect.iscoroutinefunction)
+            for name, method in calls:
+                if name.startswith("_"):
+                    continue
+                needed = [
+                    ARGUMENTS[each.name]
+                    for each in list(inspect.signature(method).parameters.values())[1:]
+                    if each.default is inspect.Parameter.empty
+                ]
+                with suppress(EngineError):  # the answers are empty
+                    await method(client, *needed)
+            async with client.replacing_weights():
+                pass
+    finally:
+        await runner.cleanup()
+    access = OnlyTheRun(None)
+    assert len(seen) >= 20
+    assert [each for each in seen if not access.serves(*each)] == []
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Records the commands and environments of processes instead of starting them."""
+    found = []
+
+    def noted(command, *, environment, **_):
+        found.append((list(command), dict(environment)))
+        raise NotADirectoryError
+
+    monkeypatch.setattr(launch, "ManagedProcess", noted)
+    return found
+
+
+async def test_each_managed_server_has_a_key_that_no_process_list_and_no_log_shows(
+    started, tmp_path
+):
+    servers = [VllmProcess(SPEC, CONFIG, Path("python"), tmp_path / "log") for _ in range(2)]
+    for server in servers:
+        with suppress(NotADirectoryError):
+            await server.start()
+    keys = [server.key for server in servers]
+    assert len(set(keys)) == 2 and KEY not in keys and min(map(len, keys)) >= 40
+    for (command, environment), key in zip(started, keys, strict=True):
+        assert environment["VLLM_API_KEY"] == key
+        assert key not in " ".join(command)
+        assert command[command.index("--middleware") + 1] == "openenv_pipe_key.OnlyTheRun"
+    assert keys[0] not in redact(f"it said {keys[0]}")
+
+
+def test_a_container_gets_its_key_by_its_environment(tmp_path):
+    container = VllmContainer(SPEC, CONFIG, tmp_path / "log", [])
+    command = docker_command(SPEC, CONFIG, [], 8000, "label", tmp_path)
+    assert container.key and container.key not in " ".join(command)
+    assert command[command.index("VLLM_API_KEY") - 1] == "--env"
+    assert "openenv_pipe_key.OnlyTheRun" in command
+
+
+async def test_a_leased_server_s_key_comes_from_its_owner_and_not_from_the_request(tmp_path):
+    requests = []
+
+    async def own(reader, writer):
+        requests.append(json.loads(await reader.readline()))
+        facts = {"key": "the-owner-s", "shared_servers": {"logs": str(tmp_path)}}
+        writer.write(json.dumps({"urls": ["http://a"], "facts": facts}).encode() + b"\n")
+        await reader.read()
+        writer.close()
+
+    owner = await asyncio.start_unix_server(own, tmp_path / "socket")
+    config = CONFIG.model_copy(update={"api_key": "a-user-s"})
+    server = LeasedVllmServer(SPEC, config, "digest", tmp_path / "socket")
+    await server.start()
+    await server.stop()
+    owner.close()
+    assert server.key == "the-owner-s"
+    assert "a-user-s" not in json.dumps(requests)
+    assert "the-owner-s" not in json.dumps(server.about)  # which is recorded
+
+
+def test_the_command_for_an_attached_server_asks_for_a_key_and_prints_none():
+    given = ["conf=wordle_qwen3", "model.path=Some/Model", "engine.url=http://gpu-box:9000"]
+    shell = server_command(given, "cpu", "shell")
+    assert 'VLLM_API_KEY="${VLLM_API_KEY:?set it to a secret' in shell
+    assert "OPENENV_PIPE_HOSTS=gpu-box" in shell
+    assert "openenv_pipe_key.OnlyTheRun" in shell
+    assert "${VLLM_API_KEY:?set it" in server_command(given, "cpu", "compose")
+
+
+async def test_an_attached_server_that_asks_for_a_key_says_which_setting_it_is(monkeypatch):
+    async def reject(request):
+        given = request.headers.get("Authorization")
+        return web.Response(status=200 if given == "Bearer right" else 401)
+
+    monkeypatch.setattr(launch, "FIND_LIMIT_S", 0.0)
+    app = web.Application()
+    app.router.add_get("/health", reject)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    def config(*key):
+        given = ("engine.launch=attach", f"engine.url={url}", *key)
+        return compose(["conf=echo", "engine=vllm", *given]).config.engine
+
+    try:
+        with pytest.raises(EngineError, match=r"401: set engine\.api_key"):
+            await launch.AttachedVllmServer(url, config()).start()
+        await launch.AttachedVllmServer(url, config("engine.api_key=right")).start()
+        with pytest.raises(ConfigError, match=r"401: set engine\.api_key"):
+            await asyncio.to_thread(check_engine, config(), "cpu", 0)
+        checked = await asyncio.to_thread(check_engine, config("engine.api_key=right"), "cpu", 0)
+        assert "answers" in checked
+    finally:
+        await runner.cleanup()
+
+
+def test_serve_has_a_key_always(monkeypatch):
+    told = []
+    assert endpoint.server_key("0.0.0.0", told.append) == KEY
+    assert endpoint.server_key("127.0.0.1", told.append) == KEY and told == []
+    monkeypatch.delenv("VLLM_API_KEY")
+    made = {endpoint.server_key("127.0.0.1", told.append) for _ in range(2)}
+    assert len(made) == 2
+    assert all(any(key in text for text in told) for key in made)
+    with pytest.raises(ConfigError, match="VLLM_API_KEY is not set"):
+        endpoint.server_key("0.0.0.0", told.append)
+
+
+async def test_a_judge_s_own_server_has_a_key_of_its_own(monkeypatch, tmp_path):
+    found = []
+
+    class Server:
+        async def __aenter__(self):
+            return SimpleNamespace(alive=True)
+
+        async def __aexit__(self, *_):
+            pass
+
+    def running(*_, key, **given):
+        found.append(key)
+        return Server()
+
+    monkeypatch.setattr(vllm_server, "running", running)
+    installed = SimpleNamespace(build="cpu", python="python")
+    monkeypatch.setattr(vllm_server, "require_installed", lambda _: installed)
+    given = ["judge.model=/judge", "judge.max_model_len=256", "judge.max_reply_tokens=64"]
+    config = compose(["conf=echo", "reward=ruler", "judge=vllm", *given]).config.judge
+    async with vllm_server.VllmJudgeClient(config, tmp_path / "log") as client:
+        chat = await client._start()
+    assert found[0] != KEY and len(found[0]) >= 40
+    assert chat._config.api_key == found[0]
