@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def controlled() -> "Iterator[RunControl]":
-    """Show progress on the terminal; SIGINT and SIGTERM stop the run and set the exit code."""
+    """Show progress on the terminal; a signal stops the run and sets the exit code."""
     progress = build_progress()
     try:
         with progress.phase("loading the libraries"):

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +13,8 @@ from typer.core import TyperGroup
 from openenv_pipe.cli.arguments import RunsDir
 from openenv_pipe.cli.completion import complete_run
 from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.streams import is_live, is_read
+from openenv_pipe.errors import RunFolderError
 
 if TYPE_CHECKING:
     from openenv_pipe.runs.episode_query import EpisodeFilter
@@ -101,12 +104,15 @@ def show(
         is_scored=True if worst or best else None,
     )
     selection = Selection(wanted=wanted, worst=worst, best=best, first=limit)
+    folder = find_run(run, runs_dir)
     num_shown = 0
-    for shown in as_text(find_episodes(find_run(run, runs_dir), selection), form):
-        print(shown)
+    for shown in as_text(find_episodes(folder, selection), form):
+        print(shown, flush=True)
         num_shown += 1
+        if not is_read(sys.stdout):
+            return
     if not num_shown:
-        tell_person(none_found(selection))
+        tell_person(none_found(folder, selection))
 
 
 @app.command()
@@ -144,7 +150,7 @@ def export(
     openenv-pipe episodes export wordle/0007 --format parquet
     """
     from openenv_pipe.reports.episode_export import default_output, export_episodes
-    from openenv_pipe.reports.episode_list import Selection, find_episodes
+    from openenv_pipe.reports.episode_list import Selection, find_episodes, none_found
     from openenv_pipe.runs.find import find_run
 
     wanted = _wanted(
@@ -152,8 +158,12 @@ def export(
     )
     folder = find_run(run, runs_dir)
     output = output or default_output(folder, form)
-    found = find_episodes(folder, Selection(wanted=wanted, best=best, first=None))
-    count = export_episodes(folder, found, form, output)
+    selection = Selection(wanted=wanted, best=best, first=None)
+    found = find_episodes(folder, selection)
+    first = next(found, None)
+    if first is None:
+        raise RunFolderError(none_found(folder, selection))
+    count = export_episodes(folder, chain([first], found), form, output)
     tell_person(f"{count} rows")
     print(output)
 
@@ -207,10 +217,10 @@ def watch(
     from openenv_pipe.runs.find import find_run
 
     state = RunState(find_run(run, runs_dir).path)
-    if sys.stdout.isatty():
+    if is_live(sys.stdout):
         _watch_live(state, every_s)
         return
-    while True:
+    while is_read(sys.stdout):
         for line in state.new_lines():
             tell_person(line, sys.stdout)
         if state.has_ended:
@@ -229,7 +239,7 @@ def _watch_live(state: Any, every_s: float) -> None:
         return Text("\n".join(lines))
 
     with Live(console=open_console(), auto_refresh=False) as live:
-        while True:
+        while is_read(sys.stdout):
             live.update(drawn(state.picture()), refresh=True)
             if state.has_ended:
                 return

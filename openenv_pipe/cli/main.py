@@ -32,6 +32,7 @@ from openenv_pipe.cli.completion import complete_bash_value, complete_run
 from openenv_pipe.cli.control import command_line, controlled
 from openenv_pipe.cli.logs import LogFormat, configure_logging
 from openenv_pipe.cli.progress import tell_person
+from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
 from openenv_pipe.system.foreign_text import for_people, visible
 from openenv_pipe.system.garbage import collect_rarely
@@ -349,7 +350,7 @@ def version() -> None:
 
 
 def _print_error(error: PipeError) -> None:
-    red, reset = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    red, reset = ("\x1b[31m", "\x1b[0m") if is_live(sys.stderr) else ("", "")
     print(f"{red}error:{reset} {for_people(str(error), error.whole_text)}", file=sys.stderr)
 
 
@@ -371,6 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     The traceback of any other error is printed without secrets.
     """
+    keep_streams()
     collect_rarely()  # until a run has loaded its libraries
     set_library_defaults()
     if os.environ.get("_OPENENV_PIPE_COMPLETE") == "complete_bash" and complete_bash_value():
@@ -382,6 +384,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not engine.offer_installation(error):
                 raise
             app(arguments, prog_name="openenv-pipe")
+        finally:
+            sys.stdout.flush()
     except PipeError as error:
         _print_error(error)
         sys.exit(error.exit_code)

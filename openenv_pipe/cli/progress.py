@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from openenv_pipe.cli.streams import is_live
 from openenv_pipe.system.foreign_text import for_people
 from openenv_pipe.system.progress import LineProgress, Progress, StagePace, clock, step_numbers
 
@@ -25,9 +26,9 @@ def tell_person(text: str, stream: TextIO | None = None) -> None:
 
 
 def build_progress(stream: TextIO | None = None) -> Progress:
-    """A live line if `stream` (default: stderr) is a terminal, otherwise plain lines."""
+    """A live line if `stream` (default: stderr) is a terminal that can, otherwise plain lines."""
     stream = stream or sys.stderr
-    if stream.isatty():
+    if is_live(stream):
         return LiveProgress(stream)
     return LineProgress(partial(tell_person, stream=stream))
 
@@ -137,11 +138,11 @@ class SweepTable:
             self._live.console.print(for_people(text), highlight=False)
 
     def job(self, line: str) -> None:
-        if not self._stream.isatty():  # on a terminal the table shows it
+        if not is_live(self._stream):  # on a terminal the table shows it
             tell_person(line, self._stream)
 
     def table(self, make: "Callable[[], Table]") -> None:
-        if not self._stream.isatty():
+        if not is_live(self._stream):
             return
         from openenv_pipe.cli.console import Cleaned, open_console
 

@@ -1,4 +1,7 @@
-"""Handle Ctrl-C and SIGTERM: the first saves and ends the work, a second ends it at once."""
+"""Handle Ctrl-C, SIGTERM and SIGHUP: the first saves and ends the work, a second ends it at once.
+
+A closed terminal sends SIGHUP, perhaps several times, which never counts as a second signal.
+"""
 
 import asyncio
 import os
@@ -10,8 +13,14 @@ from types import FrameType
 from openenv_pipe.system.stop_request import StopRequest
 
 
+def stop_signals() -> list[int]:
+    """Return the signals that ask the work to save and end, without a SIGHUP that nohup ignores."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
 class SignalStop(StopRequest):
-    """A stop request that SIGINT and SIGTERM make while the work runs."""
+    """A stop request that `stop_signals` make while the work runs."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         """note: prints a line to the user."""
@@ -33,7 +42,7 @@ class SignalStop(StopRequest):
     @contextmanager
     def accepting(self, cancel: Callable[[], object]) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._receive, number)
             signal.signal(number, self._count)  # The loop gets the signal all the same.
         with super().accepting(cancel):
@@ -46,18 +55,20 @@ class SignalStop(StopRequest):
         processes end the servers.
         """
         self._num_signals += 1
-        if self._num_signals > 1:
+        if self._num_signals > 1 and number != signal.SIGHUP:
             os._exit(128 + number)
 
     def _receive(self, number: int) -> None:
         """Stop the work. The event loop calls this, so that it interrupts no other code."""
+        if self.is_made and number == signal.SIGHUP:
+            return
         self.received = number
         self._note("stopping and saving; repeat to stop without saving")
         self.make()
 
 
 class SweepSignals:
-    """Stops a sweep by SIGINT and SIGTERM; a second signal kills its jobs on this machine."""
+    """Stops a sweep by `stop_signals`; a second signal kills its jobs on this machine."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         """note: prints a line to the user."""
@@ -71,6 +82,8 @@ class SweepSignals:
     @contextmanager
     def accepting(self, stop: Callable[[], None], kill: Callable[[], None]) -> Iterator[None]:
         def receive(number: int, _: object) -> None:
+            if self.is_made and number == signal.SIGHUP:
+                return
             if self.is_made:
                 kill()
                 raise KeyboardInterrupt
@@ -78,8 +91,7 @@ class SweepSignals:
             stop()
             self._note("stopping the jobs, which save first; repeat to kill them")
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, receive) for number in numbers}
+        before = {number: signal.signal(number, receive) for number in stop_signals()}
         try:
             yield
         finally:

@@ -91,7 +91,9 @@ def _evaluate_config(composed: Composed, command: Sequence[str], control: RunCon
     """Evaluate a model that no run has trained, in a new run folder."""
     config = composed.config
     _check_agent(config)
-    folder = RunFolder.create(config, overrides=composed.overrides, command=command)
+    folder = RunFolder.create(
+        config, overrides=composed.overrides, command=command, purpose="evaluation"
+    )
     config = folder.with_template_time(config)
     label = "start" if config.engine.capabilities.can_train else config.engine.type
     subject = SelectedModel(folder=folder, config=config, checkpoint=None, label=label, step=None)

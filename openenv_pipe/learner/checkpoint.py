@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.system.files import naming
 
 OPTIMIZER, REFERENCE = "optimizer.safetensors", "reference.safetensors"
 PROGRESS = "progress.json"
@@ -60,9 +61,10 @@ def load_progress(folder: Path, policy: Policy, optimizer: Optimizer | None) -> 
 
 @contextlib.contextmanager
 def _full_disk_as_os_error(folder: Path) -> Iterator[None]:
-    """Turn the error that safetensors raises on a full disk into an OSError with ENOSPC."""
+    """Name the folder in errors of a full disk, also in those that safetensors raises."""
     try:
-        yield
+        with naming(folder):
+            yield
     except SafetensorError as error:
         if "No space left" not in str(error):
             raise
@@ -70,7 +72,8 @@ def _full_disk_as_os_error(folder: Path) -> Iterator[None]:
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    with naming(path):
+        path.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def _sort_target_modules(path: Path) -> None:

@@ -276,6 +276,11 @@ def _check_can_continue(
 ) -> None:
     """Raise an error if a run has nothing left to do, or no checkpoint to resume from."""
     record, steps = folder.record, config.trainer.steps
+    if record.purpose == "evaluation":
+        raise RunFolderError(
+            f"{record.id} has evaluations only, so there is no training to continue; start one: "
+            f"openenv-pipe train conf=NAME"
+        )
     lineage, cause = record.lineage, record.cause or ""
     if lineage and lineage.kind != "reproduction" and place is None:
         raise RunFolderError(

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from openenv_pipe.runs.episode_index import EpisodeIndex, file_of
-from openenv_pipe.runs.episode_query import EpisodeFilter, IndexedEpisode
+from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter, IndexedEpisode
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.transcript import headline, transcript
@@ -137,12 +137,18 @@ def _result(found: FoundEpisode) -> str:
     return f"{success}, reward {episode.reward:.3f}{f' ({terms})' if terms else ''}"
 
 
-def none_found(selection: Selection) -> str:
-    """Say that a selection is empty, and what limited it."""
+def none_found(folder: RunFolder, selection: Selection) -> str:
+    """Say that a selection is empty, what limited it, and where the run has episodes."""
     wanted = selection.wanted
     limits = [
         f"{name}={getattr(wanted, name)!r}"
         for name in EpisodeFilter.__slots__
         if getattr(wanted, name) is not None
     ]
-    return for_people(f"no episodes with {', '.join(limits)}")
+    with EpisodeIndex.open(folder.path) as index:
+        sources = index.choices().sources
+    labels = [name.removeprefix("eval/") for name in sorted(sources) if name != TRAIN]
+    parts = [f"{sources[TRAIN]} of training"] if TRAIN in sources else []
+    parts += [f"those of the evaluations {', '.join(labels)} (--eval LABEL)"] if labels else []
+    has = f"it has {' and '.join(parts)}" if parts else "it has none at all"
+    return for_people(f"{folder.record.id} has no episodes with {', '.join(limits)}; {has}")

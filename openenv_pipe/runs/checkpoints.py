@@ -189,11 +189,21 @@ def find_checkpoint(folder: Path, which: str) -> Path:
         raise RunFolderError(
             f"{folder} has no checkpoint {which!r}; there are: {known}"
             if which and known
-            else f"{folder} has no checkpoint yet; Ctrl-C writes one"
+            else f"{folder} has no checkpoint: {_why_none(folder)}"
         )
     if which and (damage := find_damage(found)):
         raise RunFolderError(f"checkpoint {found} is damaged: {damage}; name another one")
     return found
+
+
+def _why_none(folder: Path) -> str:
+    """Say why a run folder without checkpoints has none."""
+    record = read_json(folder / "run.json")
+    if record.get("purpose") == "evaluation":
+        return "it has evaluations only, and trained nothing"
+    if record.get("status") == "running":
+        return "wait for its first one, or let Ctrl-C write one"
+    return f"it is {record.get('status')}, and saved none"
 
 
 def retain(

@@ -42,7 +42,7 @@ from openenv_pipe.runs.allocation import (
 )
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.places import note_runs_folder
-from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, LineageKind, RunRecord
+from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, LineageKind, Purpose, RunRecord
 from openenv_pipe.runs.trust import check_trust
 from openenv_pipe.system.file_lock import locked
 from openenv_pipe.system.files import (
@@ -76,10 +76,12 @@ class RunFolder:
         command: Sequence[str],
         sweep: str | None = None,
         lineage: Lineage | None = None,
+        purpose: Purpose = "training",
     ) -> "RunFolder":
         """Create the next folder of `config.name` and describe the run in it.
 
         sweep: the stamp of the run's sweep. lineage: the run that this one is made from.
+        purpose: what it is for: a run for an evaluation trains nothing.
 
         Raises:
             RunFolderError: `config.runs_dir` cannot be written to.
@@ -97,6 +99,7 @@ class RunFolder:
             aside.chmod(0o755)  # mkdtemp gives 0700, which others could not read.
             record = describe(aside, config, overrides, command)
             record |= {"sweep": sweep, "lineage": without_secrets(lineage, config)}
+            record["purpose"] = purpose
             path = allocate(aside, parent, config.name, record)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)

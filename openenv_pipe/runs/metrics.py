@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.system.files import parse_json, read_bytes
+from openenv_pipe.system.files import naming, parse_json, read_bytes
 
 Metric = float | int | str
 MAX_STEP = 10**9
@@ -35,9 +35,10 @@ class MetricsFile:
         Thus every checkpoint finds the lines of its steps.
         """
         values = {key: _as_json(record[key]) for key in _ordered(record)}
-        self._file.write(_dump(values) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming(Path(self._file.name)):
+            self._file.write(_dump(values) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

@@ -12,6 +12,7 @@ Status = Literal["running", EndStatus]
 MAX_ATTEMPTS = 10**6
 CHECKPOINT = r"^(step|warm_start)_\d{6,12}$"
 LineageKind = Literal["fork", "reproduction", "recording"]
+Purpose = Literal["training", "evaluation"]
 
 
 class Attempt(Record):
@@ -42,6 +43,7 @@ class RunRecord(Record):
     """run.json. `facts` is what the run finds out: digests, model size, device."""
 
     id: Annotated[str, Field(pattern=r"^[\w.-]+/\d+$")]  # "wordle/0007"
+    purpose: Purpose = "training"  # evaluation: of a model that no run has trained
     status: Status
     cause: str | None
     command: list[str]  # the first attempt's, as are the next three fields

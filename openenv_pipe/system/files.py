@@ -14,13 +14,16 @@ from typing import Any, BinaryIO
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.system.secrets import redact
 
+# Socket paths have up to 107 bytes (Linux) or 103 (macOS), and ours up to 40 below TMPDIR.
+LONGEST_SOCKET_PARENT = 60
+
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace `path` by `data` atomically: written beside it, synced, then renamed."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     aside = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fchmod(file.fileno(), 0o644)  # mkstemp gives 0600, which others could not read.
@@ -30,6 +33,17 @@ def write_bytes(path: Path, data: bytes) -> None:
         aside.unlink()
         raise
     sync(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError in the block name `path`: that of a full disk names no file by itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -120,6 +134,15 @@ def new_folder(target: Path, option: str) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def socket_folder(prefix: str) -> Path:
+    """Make a folder for unix sockets, which only this user can enter.
+
+    It is in TMPDIR, unless the kernel would reject sockets there because their paths are too long.
+    """
+    is_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_SOCKET_PARENT
+    return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp" if is_long else None))
 
 
 @contextmanager

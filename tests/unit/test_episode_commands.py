@@ -7,8 +7,11 @@ import pytest
 import run_samples
 
 from openenv_pipe.cli import main as cli
+from openenv_pipe.errors import RunFolderError
 from openenv_pipe.reports.run_state import RunState
+from openenv_pipe.runs.checkpoints import find_checkpoint
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
+from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.system.secrets import remember_secrets
 from openenv_pipe.types import Group, Step
@@ -163,3 +166,45 @@ def test_the_picture_has_progress_numbers_curves_and_alarms(tmp_path):
     assert "success 0.05 · tokens/s 5210" in lines[2]
     assert any(line.startswith("reward/mean   ▁█  0.0247 .. ") for line in lines)
     assert any(line.startswith("! ") for line in lines)
+
+
+def evaluation_only(runs_dir):
+    """The folder of `eval conf=smoke`: an evaluation of a model that no run has trained."""
+    folder = RunFolder.create(
+        run_samples.config(runs_dir), overrides=[], command=[], purpose="evaluation"
+    )
+    run_samples.evaluate(folder, "start", 0.5)
+    folder.finish("finished")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["episodes", "RUN"],
+            "no episodes with source='train'; it has those of the evaluations s",
+        ),
+        (["episodes", "export", "RUN", "--format", "jsonl"], "those of the evaluations start"),
+        (["export", "RUN"], "has no checkpoint: it has evaluations only, and trained nothing"),
+        (["eval", "RUN@best"], "has no checkpoint: it has evaluations only, and trained nothing"),
+        (["train", "--resume", "RUN"], "has evaluations only, so there is no training to contin"),
+        (["train", "--fork", "RUN@2"], "has no checkpoint: it has evaluations only, and trained n"),
+    ],
+)
+def test_a_run_of_evaluations_only_is_named_as_such(words, said, tmp_path, capsys):
+    folder = evaluation_only(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([word.replace("RUN", str(folder.path)) for word in words])
+    assert ended.value.code == (0 if words == ["episodes", "RUN"] else 2)
+    assert said in capsys.readouterr().err
+    assert not list(folder.path.glob("exports/*"))
+
+
+def test_a_run_without_a_checkpoint_says_why(tmp_path):
+    folder = run_samples.create(tmp_path)
+    with pytest.raises(RunFolderError, match="wait for its first one, or let Ctrl-C write one"):
+        find_checkpoint(folder.path, "")
+    folder.finish("failed", cause="an error")
+    with pytest.raises(RunFolderError, match="has no checkpoint: it is failed, and saved none"):
+        find_checkpoint(folder.path, "")

@@ -1,10 +1,10 @@
-"""What a second Ctrl-C does while the event loop is busy and handles no signals."""
+"""What signals do: a second Ctrl-C while the event loop is busy, and a terminal that is closed."""
 
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -23,6 +23,60 @@ stop = SignalStop(lambda text: print(text, flush=True))
 with stop.exit_code():
     stop.run(work())
 """
+
+
+HUNG_UP = """
+import asyncio, signal, sys
+from openenv_pipe.cli.signals import SignalStop
+
+if "nohup" in sys.argv:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+async def work():
+    print("works", flush=True)
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        print("saving", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)  # until the test goes on
+        print("saved", flush=True)
+
+stop = SignalStop(lambda text: None)
+with stop.exit_code():
+    stop.run(work())
+"""
+
+
+def test_a_hangup_saves_and_others_do_not_count_as_a_second_signal():
+    with hanging_up() as process:
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == b"saving\n"
+        process.send_signal(signal.SIGHUP)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"saved\n"
+        assert process.wait(LIMIT_S) == 128 + signal.SIGHUP
+
+
+def test_nohup_ignores_hangups():
+    with hanging_up("nohup") as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == b"saving\n"
+        process.stdin.close()
+        assert process.wait(LIMIT_S) == 128 + signal.SIGTERM
+
+
+@contextmanager
+def hanging_up(*arguments):
+    """Start the work, and wait until it works."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HUNG_UP, *arguments], **pipes) as process:
+        try:
+            assert process.stdout.readline() == b"works\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

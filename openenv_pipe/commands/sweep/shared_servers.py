@@ -11,7 +11,6 @@ process and end with it.
 import asyncio
 import json
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from openenv_pipe.environments.build import build_host
 from openenv_pipe.environments.hosts.package import code_digest
 from openenv_pipe.environments.hosts.supervised import SupervisedHost
 from openenv_pipe.errors import FailureError, PipeError
-from openenv_pipe.system.files import digest_of_bytes
+from openenv_pipe.system.files import digest_of_bytes, socket_folder
 from openenv_pipe.system.resources import find_env
 from openenv_pipe.system.server_lease import MAX_LINE_BYTES
 
@@ -88,7 +87,7 @@ class SharedServers:
         self.num_starts: Counter[str] = Counter()  # by kind
         self.num_leases: Counter[str] = Counter()  # by kind
         self._logs = logs
-        self._folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-"))  # readable by this user only
+        self._folder = socket_folder("openenv-pipe-")
         self._sets: list[ServerSet] = []  # the one that was idle longest comes first
         self._jobs: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None

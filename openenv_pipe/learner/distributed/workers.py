@@ -11,7 +11,6 @@ import select
 import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from openenv_pipe.errors import ConfigError, PipeError, RankLostError, TrainingE
 from openenv_pipe.learner.distributed.node_ranks import NodeRanks
 from openenv_pipe.learner.ranks import LONGEST_WAIT, Ranks, Rendezvous, try_collective
 from openenv_pipe.system.end_at_once import end_at_once
+from openenv_pipe.system.files import socket_folder
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.resources import PACKAGE_DIR
 
@@ -149,7 +149,7 @@ class Workers:
         refuse_missing_devices(self._num_local, self._device)
         if self.nodes:
             self.nodes.start(self.ranks.size, self._num_threads_of_rank())
-        folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-ranks-"))  # for this user only
+        folder = socket_folder("openenv-pipe-ranks-")
         self._folder = folder
         with socket.socket(socket.AF_UNIX) as orders:
             orders.bind(str(folder / "orders"))

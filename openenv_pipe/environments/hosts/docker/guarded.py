@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from openenv_pipe.environments.hosts.docker.start_guard import (
     start_guard,
     wait_for_guard,
 )
+from openenv_pipe.system.files import socket_folder
 
 LOG = "docker.log"  # of builds, and of the guard
 
@@ -53,7 +53,7 @@ class GuardedDaemon:
             self.client = await in_thread(connect)
             self._opened.callback(self.client.close)
             await in_thread(remove_orphans, self.client)
-            self.folder = Path(tempfile.mkdtemp(prefix="openenv-pipe-"))
+            self.folder = socket_folder("openenv-pipe-")
             self._opened.callback(shutil.rmtree, self.folder, ignore_errors=True)
             guard = start_guard(self.labels[OWNER], self.folder, self._log)
             self._opened.callback(guard.stop, GUARD_LIMIT_S)

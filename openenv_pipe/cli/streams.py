@@ -1,0 +1,82 @@
+"""stdout and stderr that never end the work: a dead reader, a closed stream, a narrow encoding.
+
+A run lasts for hours, and who reads its output may be gone: `| head`, a terminal that was closed,
+an ssh connection that broke. What nobody can read any more is dropped.
+"""
+
+import errno
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+# Errors of writing which mean that the reader is gone. With others, such as a full disk, output
+# that somebody asked for would be lost.
+READER_IS_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET, errno.ESHUTDOWN)
+
+
+class _Descriptor(io.FileIO):
+    """A descriptor to write to, of which `is_lost` becomes True once nobody reads it."""
+
+    def __init__(self, descriptor: int, *, drops_all: bool) -> None:
+        """drops_all: drop what cannot be written for any reason, as progress may be."""
+        super().__init__(descriptor, "wb", closefd=False)
+        self.is_lost = False
+        self._drops_all = drops_all
+
+    def write(self, data: Any, /) -> int:
+        if not self.is_lost:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.is_lost = True
+                if not self._drops_all and error.errno not in READER_IS_GONE:
+                    raise OSError(error.errno, error.strerror, "stdout") from error
+        return len(data)
+
+
+def keep_streams() -> None:
+    """Put such streams in the place of this process's own stdout and stderr.
+
+    Streams that others have put there already, as notebooks and test runners do, stay.
+    """
+    _open_standard_descriptors()
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
+    if sys.stdout is None or sys.stdout is sys.__stdout__:
+        sys.stdout = _outliving(sys.stdout, 1, drops_all=False)
+    if sys.stderr is None or sys.stderr is sys.__stderr__:
+        sys.stderr = _outliving(sys.stderr, 2, drops_all=True)
+
+
+def is_read(stream: TextIO) -> bool:
+    """False once the reader of a stream of `keep_streams` is gone."""
+    return not getattr(getattr(getattr(stream, "buffer", None), "raw", None), "is_lost", False)
+
+
+def is_live(stream: TextIO) -> bool:
+    """True for a terminal on which a line can change in place."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+def _outliving(stream: TextIO | None, descriptor: int, *, drops_all: bool) -> TextIO:
+    """Return a stream like the given one; what its encoding lacks is written as \\u2013."""
+    if stream is not None:
+        stream.flush()
+    raw = _Descriptor(descriptor, drops_all=drops_all)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding if stream is not None else "utf-8",
+        errors="backslashreplace",
+        line_buffering=stream is None or bool(stream.line_buffering),
+    )
+
+
+def _open_standard_descriptors() -> None:
+    """Open closed ones to nothing: otherwise a file would get their number, and their output."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free number is this one.
+            os.open(os.devnull, os.O_RDWR)
