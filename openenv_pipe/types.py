@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Observation = Mapping[str, Any]
 Action = Mapping[str, Any]
-Message = Mapping[str, Any]  # "role", "content", perhaps "name" and "pictures"
+Message = Mapping[str, Any]  # "role", "content", perhaps "name", "pictures", "calls"
 PICTURE_IDS = 2**52  # token ids from here on are those of pictures (`Picture.token_id`)
 PICTURE_DIGITS = 13  # of a digest in hexadecimal: token ids stay below 2**53, exact in all of JSON
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}

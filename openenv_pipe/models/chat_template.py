@@ -14,35 +14,35 @@ Where the model sees pictures, tokens of its own stand behind the note of each p
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.template_messages import alternating, results_as_user, tools_in_words
-from openenv_pipe.system.time_limit import run_limited
+from openenv_pipe.models.control_tokens import ControlTokens
+from openenv_pipe.models.template_messages import calls_in_text, results_as_user, tools_in_words
+from openenv_pipe.models.template_probes import (
+    CALL,
+    OPENING,
+    REPLIES,
+    REPLY,
+    RESULT,
+    TOOL,
+    assistant,
+    user,
+)
+from openenv_pipe.models.template_rendering import EndlessTemplateError, TemplateRenderer
 from openenv_pipe.types import Message, Picture, Tool
 
 if TYPE_CHECKING:
     from openenv_pipe.models.picture_format import PictureFormat
 
+_log = logging.getLogger(__name__)
 HistoryMode = Literal["append", "rerender"]
 
-_OPENING: tuple[Message, ...] = ({"role": "user", "content": "question"},)
-_REPLY = "answer"
-_PROBES = (_REPLY, "<think>\nwhy\n</think>\n\nanswer")
-_CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
-_RESULT: Message = {"role": "tool", "name": "look_up", "content": "the air above"}
-_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "What a word means.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
-    },
-}
 _CHANNEL = "<|channel|>"  # as in gpt-oss, whose template takes thoughts and answers separately
 _CHANNEL_MESSAGE = re.compile(
     r"<\|channel\|>(\w+)(?:(?!<\|message\|>).)*<\|message\|>"
@@ -52,16 +52,12 @@ _CHANNEL_MESSAGE = re.compile(
 # Around the text of a message in `rendered_ids`: its index before it, and the end.
 _MARKED = re.compile("\ue000(\\d+)\ue001(.*?)\ue002", re.DOTALL)
 _MARKS = re.compile("\ue000\\d+\ue001|\ue002")
-_NO_IDS: Mapping[int, Sequence[int]] = MappingProxyType({})
+Replies = Mapping[int, Sequence[int] | None]  # by index; the sampled ids without the end token
+NO_REPLIES: Replies = MappingProxyType({})
 _Frozen = tuple[tuple[tuple[str, Any], ...], ...]  # messages as a cache key
 _NUM_FIRST = 64  # cached beginnings, one for each of this many concurrent groups
 _NUM_CACHED = 4096  # cached later messages and replies
-RENDER_LIMIT_S = 10.0  # of one prompt, which takes a template about a millisecond
 _LONG_TEXT = 4096  # characters from which the cache of beginnings is for a text
-
-
-class EndlessTemplateError(ConfigError):
-    """A template was interrupted, because it takes too long."""
 
 
 class ChatFormat:
@@ -96,9 +92,9 @@ class ChatFormat:
         self._pictures = pictures
         if pictures is not None:
             self._special_tokens += pictures.tokens
-        self._takes_runs = True
-        self._takes_runs = self._template_takes_runs()
-        self._after_reply = self._render((*_OPENING, _assistant(_REPLY)), prompt=False)
+        self._controls = ControlTokens(tokenizer, pictures.tokens if pictures else ())
+        self._render = TemplateRenderer(tokenizer).render
+        self._after_reply = self._render((*OPENING, assistant(REPLY)), prompt=False)
         self._end_text = self._find_end_text()
         self.end_id: int = tokenizer.convert_tokens_to_ids(self._end_text)
         # Rendering takes longer than a step of a small environment, which often repeats itself.
@@ -129,58 +125,97 @@ class ChatFormat:
         ids = self._cached_first_ids(_frozen(messages, shown), json.dumps(tools) if tools else "[]")
         return self._with_pictures(ids, shown)
 
-    def _first_ids(self, frozen: _Frozen, tools_json: str) -> list[int]:
-        text = self._prompt_text(self._thawed(frozen), tools_json)
-        return self._encode(text)
+    def _first_ids(self, frozen: _Frozen, tools_json: str) -> Sequence[int]:
+        messages = self._thawed(frozen)
+        tools = self._controls.broken_up_in(json.loads(tools_json))
+        return self._kept_apart(
+            self._prompt_text(messages, tools),
+            self._prompt_text(
+                self._controls.guarded_messages(messages), self._controls.guarded(tools)
+            ),
+        )
 
     def rendered_ids(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] = (),
-        sampled: Mapping[int, Sequence[int]] = _NO_IDS,
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), replies: Replies = NO_REPLIES
     ) -> list[int]:
         """Return the ids of a whole conversation, up to where the model writes.
 
-        messages: those of the environment from `without_markup`, and replies from `reply_message`
-        sampled: of replies by their index, the ids that the model sampled, without the end token.
-            They are used wherever the template shows the reply as it is, because encoding its text
-            again can give other ids.
+        messages: untrusted ones from `without_markup`, and the model's own from `reply_message`
+        replies: which of them are the model's own. The ids that it sampled are used wherever the
+            template shows the reply as it is, because encoding its text again can give other ids;
+            None: the text is encoded.
         """
-        tools_json = json.dumps(list(tools)) if tools else "[]"
-        text = self._conversation_text(messages, tools_json)
-        if not sampled:
-            return [*self._piece_ids(text)]
-        if _MARKS.search(text):
-            return self._encode(text)
+        controls, ids = self._controls, list[int]()
+        tools = controls.broken_up_in(list(tools))
+        guarded_messages = controls.guarded_messages(messages, replies)
+        guarded_tools = controls.guarded(tools)
+        pieces, shown = self._pieces(messages, tools, replies)
+        guarded, guarded_shown = self._pieces(guarded_messages, guarded_tools, replies)
+        if shown != guarded_shown:
+            pieces, shown = self._pieces(messages, tools)
+            guarded, _ = self._pieces(guarded_messages, guarded_tools)
+        for place, texts in enumerate(zip(pieces, guarded, strict=True)):
+            ids += self._kept_apart(*texts)
+            ids += (replies[shown[place]] or ()) if place < len(shown) else ()
+        return ids
+
+    def _pieces(
+        self, messages: Sequence[Message], tools: Sequence[Tool], replies: Replies = NO_REPLIES
+    ) -> tuple[list[str], list[int]]:
+        """Return the text around the sampled replies that it shows as they are, and their indices.
+
+        If the template looks into the messages, it is the whole text.
+        """
+        sampled = {index for index, ids in replies.items() if ids is not None}
+        text = self._conversation_text(messages, tools)
+        if not sampled or _MARKS.search(text):
+            return [text], []
         marked = [
             {**each, "content": f"\ue000{index}\ue001{each['content']}\ue002"}
             if index in sampled
             else each
             for index, each in enumerate(messages)
         ]
-        marked_text = self._conversation_text(marked, tools_json)
-        if _MARKS.sub("", marked_text) != text:  # The template looks into the messages.
-            return self._encode(text)
-        ids, place = list[int](), 0
+        marked_text = self._conversation_text(marked, tools)
+        if _MARKS.sub("", marked_text) != text:
+            return [text], []
+        pieces, shown, place = list[str](), list[int](), 0
         for match in _MARKED.finditer(marked_text):
-            index = int(match[1])
-            if match[2] == messages[index]["content"]:
-                ids += self._piece_ids(_MARKS.sub("", marked_text[place : match.start()]))
-                ids += sampled[index]
+            if match[2] == messages[int(match[1])]["content"]:
+                pieces.append(_MARKS.sub("", marked_text[place : match.start()]))
+                shown.append(int(match[1]))
                 place = match.end()
-        return ids + self._piece_ids(_MARKS.sub("", marked_text[place:]))
+        return [*pieces, _MARKS.sub("", marked_text[place:])], shown
 
-    def _piece_ids(self, text: str) -> list[int]:
+    def _kept_apart(self, text: str, guarded: str) -> Sequence[int]:
+        """Encode a text that has as many control tokens as with its untrusted parts guarded.
+
+        Else something untrusted has formed one together with what stands beside it, and the guarded
+        text is encoded.
+        """
+        ids = self._piece_ids(text)
+        guarded_ids = self._piece_ids(guarded)
+        found, expected = self._controls.found_in(ids), self._controls.found_in(guarded_ids)
+        if found == expected:
+            return ids
+        names = self._tokenizer.convert_ids_to_tokens([*({*found} ^ {*expected} or {*found})])
+        _log.warning(
+            "untrusted text and the chat template form control tokens together (%s); the text is "
+            "shown with signs around it",
+            ", ".join(names),
+        )
+        return guarded_ids
+
+    def _piece_ids(self, text: str) -> Sequence[int]:
         """Encode what stands between replies: most of it was in a prompt before."""
         return (self._cached_long_ids if len(text) > _LONG_TEXT else self._cached_short_ids)(text)
 
-    def _conversation_text(self, messages: Sequence[Message], tools_json: str) -> str:
+    def _conversation_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         if not self._takes_tools:
             messages = results_as_user(messages)
-        return self._prompt_text(messages, tools_json)
+        return self._prompt_text(messages, tools)
 
-    def _prompt_text(self, messages: Sequence[Message], tools_json: str) -> str:
-        tools = json.loads(self._harmless(tools_json))
+    def _prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         if tools and not self._takes_tools:
             messages, tools = tools_in_words(messages, tools), ()
         return self._render(messages, prompt=True, tools=tools)
@@ -195,14 +230,16 @@ class ChatFormat:
         ids = self._cached_following_ids(_frozen(messages, shown), ended)
         return self._with_pictures(ids, shown)
 
-    def _following_ids(self, frozen: _Frozen, ended: bool) -> list[int]:
-        messages: Sequence[Message] = self._thawed(frozen)
-        if not self._takes_tools:
-            messages = results_as_user(messages)
-        text = self._render((*_OPENING, _assistant(_REPLY), *messages), prompt=True)
-        turn_end = self._after_reply.rindex(self._end_text) + len(self._end_text)
-        following = text[turn_end:]
-        return self._encode(following if ended else self._end_text + following)
+    def _following_ids(self, frozen: _Frozen, ended: bool) -> Sequence[int]:
+        messages = self._thawed(frozen)
+        begin = "" if ended else self._end_text
+        texts = []
+        for each in (messages, self._controls.guarded_messages(messages)):
+            shown = each if self._takes_tools else results_as_user(each)
+            text = self._render((*OPENING, assistant(REPLY), *shown), prompt=True)
+            turn_end = self._after_reply.rindex(self._end_text) + len(self._end_text)
+            texts.append(begin + text[turn_end:])
+        return self._kept_apart(*texts)
 
     def _shown(self, messages: Sequence[Message]) -> list[dict[str, Picture]]:
         """Return for each message the pictures that the model sees, by their notes, in order."""
@@ -222,7 +259,7 @@ class ChatFormat:
             messages.append({**harmless, "content": marked})
         return messages
 
-    def _with_pictures(self, ids: list[int], shown: Sequence[dict[str, Picture]]) -> list[int]:
+    def _with_pictures(self, ids: Sequence[int], shown: Sequence[dict[str, Picture]]) -> list[int]:
         """Return the ids with the id of each picture in the place of its placeholder."""
         pictures = [picture for each in shown for picture in each.values()]
         return self._pictures.with_ids(ids, pictures) if self._pictures and pictures else [*ids]
@@ -246,58 +283,44 @@ class ChatFormat:
         ids = completion_ids[:-1] if ended else completion_ids
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
-    def reply_message(self, reply: str) -> Message:
+    def reply_message(self, reply: str, *, is_sampled: bool = True) -> Message:
         """Return a reply as the message that `rendered_ids` takes.
 
         Templates find thoughts in a reply by themselves, except for those with channels.
+
+        is_sampled: False for what a client calls a reply; its special tokens are broken up.
         """
         if _CHANNEL not in self._special_tokens:
-            return _assistant(reply)
+            return assistant(reply if is_sampled else self._harmless(reply))
         parts: dict[str, str] = {"analysis": "", "final": ""}
         for channel, text in _CHANNEL_MESSAGE.findall(reply):
             name = "analysis" if channel == "analysis" else "final"
             parts[name] += self._harmless(text)
         if not any(parts.values()):
             parts["final"] = self._harmless(reply)
-        return {**_assistant(parts["final"]), "thinking": parts["analysis"]}
+        return {**assistant(parts["final"]), "thinking": parts["analysis"]}
 
     def reply_ids(self, reply: str) -> list[int]:
         """Encode a reply that was not sampled (a scripted one), with its end-of-turn token."""
         return [*self._cached_short_ids(reply), self.end_id]
 
-    def _render(
-        self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Tool] = ()
-    ) -> str:
-        messages = messages if self._takes_runs else alternating(messages)
-        rendering = partial(
-            self._tokenizer.apply_chat_template,
-            list(messages),
-            list(tools) or None,
-            tokenize=False,
-            add_generation_prompt=prompt,
-        )
-        try:
-            return run_limited(rendering, RENDER_LIMIT_S)
-        except Exception as error:  # whatever an expression of the template raises
-            roles = ", ".join(message["role"] for message in messages)
-            of = f" of {self._tokenizer.name_or_path!r}" if self._tokenizer.name_or_path else ""
-            kind = EndlessTemplateError if isinstance(error, TimeoutError) else ConfigError
-            raise kind(
-                f"the chat template{of} cannot render messages of the roles {roles}: {error}; set "
-                "model.chat_template to one that can"
-            ) from error
-
     def without_markup(self, messages: Iterable[Message]) -> list[Message]:
-        """Break up special tokens in an environment's text, so that it cannot forge turns."""
+        """Break up control tokens in untrusted text, so that it cannot forge turns.
+
+        The markup around the calls of a message is written after that.
+        """
         return [
-            {key: self._harmless(text) for key, text in message.items()} for message in messages
+            calls_in_text(
+                {
+                    key: value if key == "role" else self._controls.broken_up_in(value)
+                    for key, value in message.items()
+                }
+            )
+            for message in messages
         ]
 
     def _harmless(self, text: str) -> str:
-        for token in self._special_tokens:
-            if token in text:
-                text = text.replace(token, f"{token[0]} {token[1:]}")
-        return text
+        return self._controls.special_broken_up(text)
 
     def _encode(self, text: str) -> list[int]:
         """Encode text; lone surrogates, which JSON can hold and tokenizers refuse, become `?`."""
@@ -309,7 +332,7 @@ class ChatFormat:
 
         Some tokenizers have another token for the end of a text, as those of Gemma do.
         """
-        after = self._after_reply.rpartition(_REPLY)[2]
+        after = self._after_reply.rpartition(REPLY)[2]
         end: str = self._tokenizer.eos_token
         if end in after:
             return end
@@ -323,8 +346,8 @@ class ChatFormat:
         return min(others, key=after.index)
 
     def _check_append_only(self) -> None:
-        for reply in _PROBES:
-            if not self._only_grows(reply, [[_user("second")], [_user("third")]]):
+        for reply in REPLIES:
+            if not self._only_grows(reply, [[user("second")], [user("third")]]):
                 raise ConfigError(
                     "the chat template rewrites earlier turns when the conversation goes on "
                     f"(seen with the reply {reply!r}), so trained tokens would not be the sampled "
@@ -333,28 +356,18 @@ class ChatFormat:
                     "in conf/model/qwen3_0_6b.yaml"
                 )
 
-    def _template_takes_runs(self) -> bool:
-        """Tell whether the template accepts several user messages in a row."""
-        try:
-            self._render((_user("one"), _user("two")), prompt=True)
-        except EndlessTemplateError:
-            raise
-        except ConfigError:
-            return False
-        return True
-
     def _template_takes_tools(self) -> bool:
         """Tell whether the template shows tools and results, and keeps them where they are."""
-        conversation = (*_OPENING, _assistant(_CALL), _RESULT)
+        conversation = (*OPENING, assistant(CALL), RESULT)
         try:
-            shown = self._render(conversation, prompt=True, tools=[_TOOL])
-            before, _, after = shown.partition(_CALL)
+            shown = self._render(conversation, prompt=True, tools=[TOOL])
+            before, _, after = shown.partition(CALL)
             return (
-                _TOOL["function"]["name"] in before
-                and _RESULT["content"] in after
+                TOOL["function"]["name"] in before
+                and RESULT["content"] in after
                 and (
                     self.history == "rerender"
-                    or self._only_grows(_CALL, [[_RESULT, _RESULT], [_user("second")]], [_TOOL])
+                    or self._only_grows(CALL, [[RESULT, RESULT], [user("second")]], [TOOL])
                 )
             )
         except EndlessTemplateError:
@@ -366,12 +379,13 @@ class ChatFormat:
         self, reply: str, answers: Sequence[Sequence[Message]], tools: Sequence[Tool] = ()
     ) -> bool:
         """Tell whether a conversation built answer by answer has the ids of the whole."""
-        conversation: list[Message] = [*_OPENING]
+        conversation: list[Message] = [*OPENING]
         grown = self.first_ids(conversation, tools)
         for messages in answers:
             grown += self.reply_ids(reply) + self.following_ids(messages, ended=True)
-            conversation += [_assistant(reply), *messages]
-        return grown == self.first_ids(conversation, tools)
+            conversation += [assistant(reply), *messages]
+        replies = [index for index, each in enumerate(conversation) if each["role"] == "assistant"]
+        return grown == self.rendered_ids(conversation, tools, dict.fromkeys(replies))
 
 
 def _frozen(messages: Sequence[Message], shown: Sequence[dict[str, Picture]]) -> _Frozen:
@@ -383,11 +397,3 @@ def _frozen(messages: Sequence[Message], shown: Sequence[dict[str, Picture]]) ->
         )
         for message, pictures in zip(messages, shown, strict=True)
     )
-
-
-def _assistant(reply: str) -> Message:
-    return {"role": "assistant", "content": reply}
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}

@@ -12,6 +12,14 @@ TOOLS_IN_WORDS = (
 )
 
 
+def calls_in_text(message: Message) -> Message:
+    """Return a message with its `calls`, each as JSON, in its text, as the model writes calls."""
+    rest = {key: value for key, value in message.items() if key != "calls"}
+    calls = [f"<tool_call>\n{call}\n</tool_call>" for call in message.get("calls", ())]
+    parts = [message["content"], *calls] if message["content"] else calls
+    return {**rest, "content": "\n".join(parts)}
+
+
 def tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """Put the tools into the first message, because not every template has a system role."""
     first, *others = messages

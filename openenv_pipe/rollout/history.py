@@ -59,11 +59,13 @@ class RerenderedHistory:
         self._episode = episode
         self._tools = tools
         self._messages = chat.without_markup(messages)
+        self._replies: dict[int, None] = {}  # the indices of those that the model wrote
         self._prompt: list[int] = []
         self._render([])
 
     def add(self, messages: Sequence[Message]) -> None:
         turn = self._episode.turns[-1]
+        self._replies[len(self._messages)] = None
         self._messages.append(self._chat.reply_message(turn.reply))
         self._messages += self._chat.without_markup(messages)
         self._render(self._prompt + turn.completion_ids)
@@ -74,7 +76,8 @@ class RerenderedHistory:
 
     def _render(self, known: Sequence[int]) -> None:
         """Render the next prompt. known: the token ids of the conversation so far"""
-        prompt = self._prompt = self._chat.rendered_ids(self._messages, self._tools)
+        prompt = self._chat.rendered_ids(self._messages, self._tools, self._replies)
+        self._prompt = prompt
         self.num_tokens = len(prompt)
         self.parent, self.new_ids = place_call(self._episode.turns, prompt)
         # The model has to compute at least the last token, from which it samples.

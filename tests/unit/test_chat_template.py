@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models import chat_template
+from openenv_pipe.models import template_rendering
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 
@@ -336,7 +336,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 )
 def test_an_endless_template_is_interrupted_and_its_folder_named(where, monkeypatch):
     """Whatever probe meets the loop."""
-    monkeypatch.setattr(chat_template, "RENDER_LIMIT_S", 0.2)
+    monkeypatch.setattr(template_rendering, "RENDER_LIMIT_S", 0.2)
     tokenizer = build_tokenizer()
     tokenizer.name_or_path = "models/bomb"
     tokenizer.chat_template = f"{{% if {where} %}}{ENDLESS}{{% endif %}}{tokenizer.chat_template}"
@@ -373,7 +373,7 @@ def test_a_prompt_encodes_what_the_one_before_did_not_have(monkeypatch):
     first.clear()  # The caller's list is its own.
     longer = chat.rendered_ids([*conversation, reply, user("d")], (), {**sampled, 3: sampled[1]})
     assert longer[: len(again)] == again
-    assert encoded == ["<|end|><|user|>d<|assistant|>"]
+    assert encoded == ["<|end|><|user|>d<|assistant|>", "<|end|><|user|>·d·<|assistant|>"]
 
 
 def test_equal_first_prompts_are_lists_of_their_own():

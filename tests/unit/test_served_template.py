@@ -56,7 +56,7 @@ def test_a_server_renders_what_a_program_is_trained_with(tokenizer, tools, write
     for length in (1, 4, 6, 8):
         messages = json.loads(json.dumps(CONVERSATION[:length]))
         request = read_request({"messages": messages, "tools": tools})
-        trained = chat.rendered_ids(request.messages, request.tools)
+        trained = chat.rendered_ids(chat.without_markup(request.messages), request.tools)
         for call in (call for each in messages for call in each.get("tool_calls", [])):
             if writes_json:
                 call["function"]["arguments"] = json.dumps(

@@ -49,7 +49,9 @@ def refused(folder: RunFolder) -> str:
 
 def test_an_own_folder_needs_no_trust_wherever_it_lies(tmp_path):
     folder = run_samples.create(tmp_path / "runs")
-    assert folder.config_to_run() == run_samples.config(tmp_path / "runs")
+    assert folder.config_to_run() == folder.with_template_time(
+        run_samples.config(tmp_path / "runs")
+    )
     shutil.copytree(folder.path, tmp_path / "elsewhere", symlinks=True)
     assert RunFolder.open(tmp_path / "elsewhere").config_to_run()
 

@@ -298,13 +298,13 @@ class ModelCalls:
             names_tokens=request.names_tokens,
         )
 
-    def _restored(self, request: ChatRequest) -> tuple[list[Message], dict[int, list[int]]]:
-        """Return the messages for the template, and the ids of replies that it may show as text."""
-        messages, ids = self._chat.without_markup(request.messages), dict[int, list[int]]()
+    def _restored(self, request: ChatRequest) -> tuple[list[Message], dict[int, list[int] | None]]:
+        """Return the messages for the template, and the model's own by index, with the sampled ids
+        of those that it may show as text."""
+        messages, ids = self._chat.without_markup(request.messages), dict[int, list[int] | None]()
         for index, reply in self._known.find(request).items():
             messages[index] = self._chat.reply_message(reply.text)
-            if messages[index]["content"] == reply.text:
-                ids[index] = reply.ids
+            ids[index] = reply.ids if messages[index]["content"] == reply.text else None
         return messages, ids
 
     def _room(self, num_prompt_tokens: int) -> int:

@@ -32,6 +32,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "tool_choice": ("auto", "none"),
 }
+ROLES = ("system", "user", "assistant", "tool")
 _Key = tuple[str, tuple[tuple[str, str], ...]]  # a reply's text, and its calls' names and arguments
 
 
@@ -203,12 +204,14 @@ def _read_message(
     if not isinstance(role, str):
         raise InvalidRequestError(f"a message has the role {role!r:.40}; expected a text")
     role = {"developer": "system", "function": "tool"}.get(role, role)
-    parts = [text] if (text := _text_of(message.get("content"))) else []
-    parts += [
-        f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
-        for name, arguments in calls
-    ]
-    read = {"role": role, "content": "\n".join(parts)}
+    if role not in ROLES:  # Some templates make a control token of it.
+        raise InvalidRequestError(f"a message has the role {role!r:.40}; expected {ROLES}")
+    read: dict[str, Any] = {"role": role, "content": _text_of(message.get("content"))}
+    if calls:
+        read["calls"] = [
+            f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}'
+            for name, arguments in calls
+        ]
     if role == "tool":
         read["name"] = str(message.get("name") or names.get(str(message.get("tool_call_id")), ""))
     return read

@@ -13,6 +13,7 @@ from openenv_pipe.engines.base import (
     estimate_tokens,
 )
 from openenv_pipe.errors import RequestRefusedError
+from openenv_pipe.models.template_messages import calls_in_text
 from openenv_pipe.rollout.agents.calls import (
     MODEL,
     Call,
@@ -108,7 +109,7 @@ class HostedCalls(ModelCalls):
             Call(
                 number=number,
                 request=request,
-                messages=request.messages,
+                messages=[calls_in_text(message) for message in request.messages],
                 prompt_ids=self._numbers_of(texts),
                 completion=completion,
                 reply=encodable(reply.text),

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openenv_pipe.engines.base import Engine, TokenRequest
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.template_messages import calls_in_text
 from openenv_pipe.rollout.agents.calls import Connection, RefusedCallError
 from openenv_pipe.rollout.agents.capture import Session, Upstream, extract_api_key
 from openenv_pipe.rollout.agents.chat_completions import (
@@ -58,9 +59,7 @@ class ServedModel:
         """Answer a request for a chat completion. Raises RefusedCallError."""
         try:
             request = read_request(body)
-            prompt_ids = self._chat.rendered_ids(
-                self._chat.without_markup(request.messages), request.tools
-            )
+            prompt_ids = self.prompt_ids(request)
         except (InvalidRequestError, ConfigError) as error:
             raise RefusedCallError(str(error)) from None
         temperature, top_p, seed = _temperature(body), _top_p(body), body.get("seed")
@@ -91,6 +90,20 @@ class ServedModel:
             names_tokens=request.names_tokens,
         )
         return {**answer, "created": int(time.time())}
+
+    def prompt_ids(self, request: ChatRequest) -> list[int]:
+        """Return the ids of a request's messages. Raises ConfigError.
+
+        Which of the assistant's messages the model wrote is not known. All are taken for its own,
+        without special tokens, because its thoughts and calls are markup too.
+        """
+        messages, replies = self._chat.without_markup(request.messages), dict[int, None]()
+        for index, message in enumerate(request.messages):
+            if message["role"] == "assistant":
+                text = calls_in_text(message)["content"]
+                messages[index] = self._chat.reply_message(text, is_sampled=False)
+                replies[index] = None
+        return self._chat.rendered_ids(messages, request.tools, replies)
 
     def _room(self, request: ChatRequest, num_tokens: int) -> int:
         room = self._max_tokens - num_tokens

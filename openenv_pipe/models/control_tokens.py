@@ -1,0 +1,113 @@
+"""Keep a tokenizer's control tokens out of untrusted text.
+
+Untrusted is what the model has not written: observations, tools, the text of tasks and programs.
+A control token in it could forge a turn, a thought or a tool's result. Added tokens of white space
+and of one character, as tokenizers have them for line breaks, are ordinary text.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.types import Message
+
+# What the pipeline and many templates write around calls and results, control tokens or not.
+_FENCE = re.compile(r"</?tool_(?:call|response)>")
+_SPACE = " \t\r\n\u2581"  # with SentencePiece's
+_GUARDS = "\u00b7\u00a6\u00a7"
+_MAX_PASSES = 20
+_WORDS_OF_TOOLS = frozenset(  # templates look for them
+    (
+        *("type", "function", "name", "description", "parameters", "strict", "return", "returns"),
+        *("properties", "required", "items", "prefixItems", "additionalProperties", "nullable"),
+        *("enum", "const", "default", "examples", "title", "format", "pattern"),
+        *("anyOf", "oneOf", "allOf", "not", "$ref", "$defs", "definitions", "uniqueItems"),
+        *("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"),
+        *("string", "number", "integer", "boolean", "array", "object", "null"),
+    )
+)
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer, and how text is kept apart from them."""
+
+    def __init__(self, tokenizer: Any, more: Collection[str] = ()) -> None:
+        """more: tokens that are control tokens, whether they are marked as such or not."""
+        self._backend = tokenizer.backend_tokenizer
+        added = tokenizer.added_tokens_decoder
+        self._special_ids = {token_id for token_id, token in added.items() if token.special}
+        self._special_ids.update(tokenizer.convert_tokens_to_ids(list(more)))
+        self._ids = self._special_ids | {
+            token_id
+            for token_id, token in added.items()
+            if len(token.content) > 1 and token.content.strip(_SPACE)
+        }
+        contents = "".join(token.content for token in added.values())
+        self._guard = next(each for each in _GUARDS if each not in contents)
+
+    def found_in(self, ids: Sequence[int]) -> list[int]:
+        """Return the control tokens among token ids."""
+        return [token_id for token_id in ids if token_id in self._ids]
+
+    def broken_up(self, text: str) -> str:
+        """Return a text with a space in whatever the tokenizer would read as a control token."""
+        return self._broken_up(text, self._ids, _FENCE)
+
+    def special_broken_up(self, text: str) -> str:
+        """Break up special tokens alone: in a reply that may be the model's, thoughts and calls
+        stay."""
+        return self._broken_up(text, self._special_ids, None)
+
+    def _broken_up(self, text: str, ids: set[int], fence: re.Pattern[str] | None) -> str:
+        text = text.encode(errors="replace").decode()  # Tokenizers refuse lone surrogates.
+        for _ in range(_MAX_PASSES):
+            spans = {match.span() for match in fence.finditer(text)} if fence else set()
+            # The tokenizer itself finds them, because it may normalize the text before.
+            encoding = self._backend.encode(text, add_special_tokens=False)
+            if not ids.isdisjoint(encoding.ids):
+                pairs = zip(encoding.ids, encoding.offsets, strict=True)
+                spans |= {span for token_id, span in pairs if token_id in ids}
+            if not spans:
+                return text
+            for start, end in sorted(spans, reverse=True):
+                first = start + len(text[start:end]) - len(text[start:end].lstrip())
+                rest = text[first + 1 : end]
+                text = text[: first + 1 if rest else first] + " " + rest + text[end:]
+        raise ConfigError(
+            f"the tokenizer reads control tokens in {text!r:.80} however they are broken up; "
+            "choose a model with another tokenizer"
+        )
+
+    def broken_up_in(self, value: Any) -> Any:
+        """Break up control tokens in all texts of JSON data, names of fields included."""
+        if isinstance(value, str):
+            return self.broken_up(value)
+        if isinstance(value, Mapping):
+            return {self.broken_up(key): self.broken_up_in(each) for key, each in value.items()}
+        return [self.broken_up_in(each) for each in value] if isinstance(value, list) else value
+
+    def guarded(self, value: Any) -> Any:
+        """Put a sign around all texts of JSON data that is in no control token.
+
+        No part of them then forms a control token with what a template writes beside it.
+        """
+        if isinstance(value, str):
+            is_plain = not value or value in _WORDS_OF_TOOLS
+            return value if is_plain else f"{self._guard}{value}{self._guard}"
+        if isinstance(value, Mapping):
+            return {self.guarded(key): self.guarded(each) for key, each in value.items()}
+        return [self.guarded(each) for each in value] if isinstance(value, list) else value
+
+    def guarded_messages(
+        self, messages: Sequence[Message], replies: Collection[int] = ()
+    ) -> list[Message]:
+        """Guard the texts of messages. replies: the indices of those that the model wrote."""
+        return [
+            message
+            if index in replies
+            else {
+                key: text if key == "role" else self.guarded(text) for key, text in message.items()
+            }
+            for index, message in enumerate(messages)
+        ]

@@ -1,0 +1,70 @@
+"""Render a tokenizer's chat template, within a time limit."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.template_messages import alternating
+from openenv_pipe.system.time_limit import run_limited
+from openenv_pipe.types import Message, Tool
+
+RENDER_LIMIT_S = 10.0  # of one prompt, which takes a template about a millisecond
+
+
+class EndlessTemplateError(ConfigError):
+    """A template was interrupted, because it takes too long."""
+
+
+class TemplateRenderer:
+    """Renders messages by the chat template of a tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # Whether the template accepts several user messages in a row; else they become one.
+        self.takes_runs = True
+        one, two = ({"role": "user", "content": text} for text in ("one", "two"))
+        try:
+            self.render((one, two), prompt=True)
+        except EndlessTemplateError:
+            raise
+        except ConfigError:
+            self.takes_runs = False
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        prompt: bool,
+        tools: Sequence[Tool] = (),
+        template: str | None = None,
+    ) -> str:
+        """Return the text of a conversation.
+
+        prompt: whether the model's next turn begins at its end.
+        template: another template than the tokenizer's, which gets the messages as they are.
+
+        Raises:
+            ConfigError: The template cannot render it, or takes too long.
+        """
+        if template is None and not self.takes_runs:
+            messages = alternating(messages)
+        rendering = partial(
+            self._tokenizer.apply_chat_template,
+            list(messages),
+            list(tools) or None,
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=prompt,
+        )
+        try:
+            text: str = run_limited(rendering, RENDER_LIMIT_S)
+            return text
+        except Exception as error:  # whatever an expression of the template raises
+            roles = ", ".join(message["role"] for message in messages)
+            of = f" of {self._tokenizer.name_or_path!r}" if self._tokenizer.name_or_path else ""
+            kind = EndlessTemplateError if isinstance(error, TimeoutError) else ConfigError
+            raise kind(
+                f"the chat template{of} cannot render messages of the roles {roles}: {error}; set "
+                "model.chat_template to one that can"
+            ) from error
