@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # Importing Hydra takes longer than all other imports here.
 PRIMARY = "config"
 
 _CORRECTION = "trainer.loss.correction.type"
+_MAX_MISMATCH = "trainer.max_mismatch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +100,7 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Change keys or whole blocks of a saved configuration.
 
     Only groups that are named are read from `conf/`; everything else stays as saved. A correction
-    that is the default of the saved engine becomes that of the new engine.
+    or a `trainer.max_mismatch` that is the default of the saved engine becomes that of the new one.
 
     Raises:
         ConfigError: An override or a value is wrong.
@@ -132,10 +133,15 @@ def amend(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
             if "model" not in groups:
                 lines.append(f"model={config.model.type}")  # An env's prompts depend on it.
             values |= load_values(loader, ["~conf", *lines], only=groups, saved=values)
-        if not any(_CORRECTION.startswith(each.key_or_group) for each in parsed):
-            correction = values["trainer"]["loss"]["correction"]
-            if correction["type"] == config.engine.capabilities.default_correction:
-                correction["type"] = _default_correction(values["engine"])
+        changed = [each.key_or_group for each in parsed]
+        trainer, saved = values["trainer"], config.engine.capabilities
+        correction = trainer["loss"]["correction"]
+        is_default = correction["type"] == saved.default_correction
+        if is_default and not any(map(_CORRECTION.startswith, changed)):
+            correction["type"] = _default_correction(values["engine"])
+        is_default = trainer["max_mismatch"] == saved.default_max_mismatch(config.model.autocast)
+        if is_default and not any(map(_MAX_MISMATCH.startswith, changed)):
+            trainer["max_mismatch"] = _default_max_mismatch(values["engine"], values["model"])
         return RunConfig.model_validate(values)
 
 
@@ -153,6 +159,7 @@ def open_loader() -> "ConfigLoaderImpl":
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("default_correction", _default_correction, replace=True)
+    OmegaConf.register_new_resolver("default_max_mismatch", _default_max_mismatch, replace=True)
     version.setbase("1.3")
     setup_globals()
     Plugins.instance()  # Registers the readers of files.
@@ -196,6 +203,13 @@ def _default_correction(engine: Mapping[str, Any]) -> str:
     """The value of `${default_correction:${engine}}` in `conf/trainer/`."""
     capabilities = capabilities_of(engine) if isinstance(engine, Mapping) else None
     return capabilities.default_correction if capabilities else "none"
+
+
+def _default_max_mismatch(engine: Mapping[str, Any], model: Mapping[str, Any]) -> float:
+    """The value of `${default_max_mismatch:${engine},${model}}` in `conf/trainer/`."""
+    capabilities = capabilities_of(engine) if isinstance(engine, Mapping) else None
+    precision = model.get("autocast") if isinstance(model, Mapping) else None
+    return capabilities.default_max_mismatch(str(precision)) if capabilities else 0.4
 
 
 def parse_overrides(

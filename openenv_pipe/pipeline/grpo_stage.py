@@ -16,10 +16,13 @@ from openenv_pipe.learner.learner import Learner
 from openenv_pipe.learner.seeding import seed_step
 from openenv_pipe.pipeline.metrics_log import finish_despite_cancel
 from openenv_pipe.pipeline.stage import StageContext
+from openenv_pipe.reports.alarms import check_mismatch
 from openenv_pipe.rewards.reported_numbers import summarise_reported
 from openenv_pipe.rollout.metrics import (
+    count_unlike_prompts,
     summarise_groups,
     summarise_signal,
+    summarise_skipped,
     summarise_staleness,
 )
 from openenv_pipe.runs.checkpoints import StageStep
@@ -131,13 +134,19 @@ class GrpoStage:
         )
         self._warn_of_untrained(step, metrics["episodes/untrained"])
         metrics |= summarise_reported(groups, self._config.env.metrics)
-        num_signals = sum(each.has_signal for each in advantages)
-        metrics |= summarise_signal(num_signals, len(advantages), metrics)
+        skipped = [each.group for each in advantages if not each.has_signal]
+        metrics |= summarise_signal(len(advantages) - len(skipped), len(advantages), metrics)
+        metrics |= summarise_skipped(skipped)
+        rollout = context.components.rollout
+        if rollout is not None and rollout.chat is not None and rollout.programs is None:
+            # The prompts of programs are their own.
+            metrics["groups/unlike"] = count_unlike_prompts(groups, rollout.chat.reply_text)
         samples = build_samples(advantages)
         self._in_step = True
         if samples:
             await context.publisher.begin_update()
             metrics |= await context.components.compute(self._learner.update, samples, step)
+            check_mismatch({"step": step, **metrics}, self._trainer.max_mismatch)
             await context.publisher.publish(step)
             tokens = self._learner.trained_tokens
             await asyncio.to_thread(write_trained_tokens, tokens_path(path), samples, tokens)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.pipeline.callbacks import Callback, call_back
+from openenv_pipe.reports.alarms import AlarmWatch
 from openenv_pipe.reports.unscored import UnscoredWatch
 from openenv_pipe.reports.unusable import UnusableWatch
 from openenv_pipe.runs.folder import RunFolder
@@ -44,7 +45,9 @@ class MetricsLog:
         self._memory_measured_s = -math.inf
         self._unusable = UnusableWatch(config.trainer.unusable_limit)
         self._unscored = UnscoredWatch()
-        for record in read_metrics(folder.metrics_path):  # of attempts before this one
+        records = read_metrics(folder.metrics_path)  # of attempts before this one
+        self._alarms = AlarmWatch(records, config.trainer.max_mismatch)
+        for record in records:
             self._track(record)
             self._unusable.warning(record)
             self._unscored.warning(record)
@@ -71,8 +74,8 @@ class MetricsLog:
         self._metrics.append(record)
         self._track(record, groups)
         self._progress.advance(record)
-        warnings = (self._unusable.warning(record), self._unscored.warning(record, groups))
-        for warning in filter(None, warnings):
+        warnings = [self._unusable.warning(record), self._unscored.warning(record, groups)]
+        for warning in filter(None, [*warnings, *self._alarms.new_alarms(record)]):
             self._progress.note(warning)
         self._last = record
 

@@ -10,12 +10,26 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from openenv_pipe.errors import TrainingError
+from openenv_pipe.reports.unusable import MANY_UNUSABLE, unusable_text
 from openenv_pipe.runs.metrics import MEMORY
 
 WINDOW = 5  # steps that a mean is over
+# Of trainer.max_mismatch: from where on a step is worth a warning, and where one token ends a run.
+WARNING_SHARE = 0.25
+WARNING_FACTOR_OF_MAX = 10
+LIMIT_FACTOR_OF_MAX = 50
+STALE_MISMATCH = 0.2  # nats that a version may move a token on average: a clip bounds ratios so
+LOOSEST_MISMATCH = 0.4
 NUM_SETTLING = 10  # first measurements of memory, which rises while buffers are allocated
 
 Record = Mapping[str, Any]
+MISMATCH_CAUSES = (
+    "the usual causes: another process has changed the weights of the server, or it serves another "
+    "model or old weights; sampler and trainer compute the model differently, as with a kind of "
+    "attention or position that one of them lacks, or in another precision (engine.dtype, "
+    "model.autocast); an update so large that the weights broke (grad/norm, trainer.optimizer.lr)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,15 +39,108 @@ class Alarm:
     metric: str
     what: str
     advice: str
+    at_once: bool = False  # True: one step says enough
 
 
-def find_alarms(records: Sequence[Record]) -> list[Alarm]:
-    """Return the alarms of a run's last GRPO steps, the worst kind first."""
+class AlarmWatch:
+    """Finds the alarms that a training run raises, each once."""
+
+    def __init__(self, records: Sequence[Record], max_mismatch: float) -> None:
+        """records: of earlier attempts. max_mismatch: `trainer.max_mismatch`."""
+        self._records = list(records)
+        self._max_mismatch = max_mismatch
+        self._raised = {alarm.metric for alarm in find_alarms(records, max_mismatch)}
+
+    def new_alarms(self, record: Record) -> list[str]:
+        """Return what goes wrong with this step and did not before, and what to try."""
+        self._records.append(record)
+        is_settled = sum(each.get("stage") == "grpo" for each in self._records) >= WINDOW
+        found = [
+            alarm
+            for alarm in find_alarms(self._records, self._max_mismatch)
+            if alarm.metric not in self._raised and (is_settled or alarm.at_once)
+        ]
+        self._raised.update(alarm.metric for alarm in found)
+        return [f"alarm: {alarm.what}; {alarm.advice}" for alarm in found]
+
+
+def find_alarms(records: Sequence[Record], max_mismatch: float = LOOSEST_MISMATCH) -> list[Alarm]:
+    """Return the alarms of a run's last GRPO steps, the worst kind first.
+
+    max_mismatch: `trainer.max_mismatch` of the run.
+    """
     steps = [record for record in records if record.get("stage") == "grpo"]
     if not steps:
         return []
-    found = [check(steps) for check in CHECKS]
+    found = [_not_finite(steps), _large_mismatch(steps, max_mismatch)]
+    found += [check(steps) for check in CHECKS]
     return [alarm for alarm in found if alarm is not None]
+
+
+def check_mismatch(step: Record, max_mismatch: float) -> None:
+    """Raise TrainingError if a step was not sampled by what is trained."""
+    measured = _mismatch_above(step, max_mismatch, 1.0, LIMIT_FACTOR_OF_MAX)
+    if measured is not None:
+        raise TrainingError(
+            f"step {step['step']}: {measured}, where at most trainer.max_mismatch={max_mismatch:g} "
+            "is allowed: its tokens were not sampled by the policy that is trained, so nothing of "
+            f"the step is kept; {MISMATCH_CAUSES}. Raise the bound only if the cause is known"
+        )
+
+
+def _mismatch_above(
+    step: Record, max_mismatch: float, share: float, factor_of_max: float
+) -> str | None:
+    """Return what a step has measured if it is above a share of the limit; None if it is not.
+
+    Tokens of older weights differ from the trainer's by what it has learned since. Only their mean
+    has a bound then.
+    """
+    mean, highest = step.get("mismatch/mean"), step.get("mismatch/max")
+    if mean is None or highest is None:
+        return None
+    staleness = step.get("staleness/max") or 0
+    is_above = mean > share * max_mismatch + STALE_MISMATCH * staleness
+    if not is_above and (staleness or highest <= factor_of_max * max_mismatch):
+        return None
+    kl = step.get("mismatch/kl")
+    return (
+        f"the logprobs of sampler and trainer differ by {mean:.2g} nats in the mean over tokens "
+        f"and by up to {highest:.2g}" + ("" if kl is None else f" (KL {kl:.2g})")
+    )
+
+
+def _large_mismatch(steps: Sequence[Record], max_mismatch: float) -> Alarm | None:
+    """Look at all steps: the tokens of each are trained on."""
+    for step in reversed(steps):
+        measured = _mismatch_above(step, max_mismatch, WARNING_SHARE, WARNING_FACTOR_OF_MAX)
+        if measured is not None:
+            return Alarm(
+                metric="mismatch/max",
+                what=f"In step {step['step']}, {measured}",
+                advice=f"{MISMATCH_CAUSES}; the run ends above trainer.max_mismatch",
+                at_once=True,
+            )
+    return None
+
+
+def _unlike(steps: Sequence[Record]) -> Alarm | None:
+    """Look at all steps: one group of several tasks suffices."""
+    unlike = [step for step in steps if step.get("groups/unlike")]
+    if not unlike:
+        return None
+    first = unlike[0]
+    num_groups = (first.get("groups/trained") or 0) + (first.get("groups/skipped") or 0)
+    return Alarm(
+        metric="groups/unlike",
+        what=f"The members of {first['groups/unlike']:g} of {num_groups:g} groups in step "
+        f"{first['step']} were shown different first prompts (in {len(unlike)} of {len(steps)} "
+        "steps so far): the environment ignores its seed, and different tasks are compared",
+        advice="let `openenv-pipe env check` compare episodes of one seed; if reset takes the task "
+        "by a keyword, set it for each task (env.tasks.train, rows with reset keywords); if "
+        "only an id or a clock differs, leave it out of the prompt (env.adapter)",
+        at_once=True,
+    )
 
 
 def _not_finite(steps: Sequence[Record]) -> Alarm | None:
@@ -90,26 +197,51 @@ def _no_signal(steps: Sequence[Record]) -> Alarm | None:
     if skipped is None or trained is None or skipped <= trained:
         return None
     share, success = skipped / (skipped + trained), _mean(steps[-WINDOW:], "success/rate")
-    is_easy = success is not None and success > 0.5
-    kind = "easier for the model than they should be" if is_easy else "too hard for it now"
+    what = f"{share:.0%} of the last groups had no signal: all their episodes had one reward"
+    identical, solved, unsolved = (
+        (_sum(steps, f"skipped/{kind}") or 0) / skipped
+        for kind in ("identical", "solved", "unsolved")
+    )
+    if identical > 0.5:
+        return Alarm(
+            metric="skipped/identical",
+            what=f"{what}. In {identical:.0%} of these, all members wrote the same, token for "
+            "token: the model no longer explores, however hard the tasks are",
+            advice="go back to a checkpoint before the entropy fell (sampling/entropy), and raise "
+            "trainer.loss.clip_high or trainer.loss.entropy_coef, or lower trainer.optimizer.lr; a "
+            "model that begins so needs a higher trainer.temperature",
+        )
+    if unsolved > 0.5 or (not solved and success is not None and success < 0.1):
+        why = "almost no episode of them succeeds: the tasks are probably too hard for the model"
+    elif solved > 0.5 or (not unsolved and success is not None and success > 0.9):
+        why = "almost every episode of them succeeds: the tasks are probably too easy for the model"
+    else:
+        why = (
+            "the outcome depends on the task and not on the model's choices: its entropy has "
+            "collapsed (sampling/entropy), or tasks are either too easy or too hard for it"
+        )
     return Alarm(
         metric="groups/skipped",
-        what=f"{share:.0%} of the last groups had no signal: all their episodes had one reward",
-        advice=f"the tasks are probably {kind}: choose others, or env.tasks.order=curriculum; play "
-        "other groups in their place (trainer.max_sampling_rounds above 1); a larger "
-        "trainer.group_size; a reward with more levels",
+        what=what,
+        advice=f"{why}. Choose others, or env.tasks.order=curriculum; play other groups in their "
+        "place (trainer.max_sampling_rounds above 1); a larger trainer.group_size; a reward with "
+        "more levels",
     )
 
 
 def _entropy(steps: Sequence[Record]) -> Alarm | None:
-    first, last = _ends(steps, "loss/entropy")
+    """Look at all sampled tokens: once the model has collapsed, none is trained on."""
+    name = "sampling/entropy"
+    if all(step.get(name) is None for step in steps):
+        name = "loss/entropy"  # of a version that did not measure the other
+    first, last = _ends(steps, name)
     success = _mean(steps[-WINDOW:], "success/rate")
     if first is None or last is None or last > 0.1 * first:
         return None
     if success is not None and success > 0.9:
         return None  # The model is certain because it has learned the task.
     return Alarm(
-        metric="loss/entropy",
+        metric=name,
         what=f"The entropy has collapsed from {first:.3g} to {last:.3g} nats a token: the model "
         "hardly explores any more",
         advice="raise trainer.loss.clip_high (0.28 in DAPO) or trainer.loss.entropy_coef, lower "
@@ -155,13 +287,14 @@ def _truncated(steps: Sequence[Record]) -> Alarm | None:
 
 def _unusable(steps: Sequence[Record]) -> Alarm | None:
     share = _mean(steps[-WINDOW:], "replies/unusable")
-    if share is None or share < 0.5:
+    if share is None or share < MANY_UNUSABLE:
         return None
     return Alarm(
         metric="replies/unusable",
-        what=f"{share:.0%} of the last replies could not be turned into an action",
-        advice="read such replies (episodes with unusable replies); describe the format in "
-        "env.adapter.system, or begin with a warm start; reward=usable makes them cost something",
+        what=unusable_text(share, "replies of the last steps"),
+        advice="read some (`openenv-pipe episodes latest --worst 3`); reward=usable makes them "
+        "cost something",
+        at_once=share > 0.99,
     )
 
 
@@ -187,7 +320,7 @@ def _memory(steps: Sequence[Record]) -> Alarm | None:
 
 CHECKS: Sequence[Callable[[Sequence[Record]], Alarm | None]] = (
     *(
-        _not_finite,
+        _unlike,
         _failed,
         _untrained,
         _judge,

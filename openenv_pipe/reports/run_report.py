@@ -21,6 +21,7 @@ from openenv_pipe.config.schema import (
     TaskSetConfig,
 )
 from openenv_pipe.errors import UserError
+from openenv_pipe.reports.alarms import find_alarms
 from openenv_pipe.reports.clients import clients_text
 from openenv_pipe.reports.eval_table import eval_warnings
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses
@@ -67,6 +68,7 @@ def write_report(folder: RunFolder) -> Path:
         _state(folder, config, records),
         _outcome(config, stages),
         _unusable(config, records),
+        _alarms(config, records),
         _unscored(folder.path, records, reports),
         clients_text(records),
         _scores_table(folder.path, config, reports),
@@ -115,6 +117,11 @@ def _outcome(config: RunConfig, reports: Reports) -> str:
 def _unusable(config: RunConfig, records: Records) -> str:
     warning = unusable_warning(records, config.trainer.unusable_limit)
     return f"**Warning:** {warning}." if warning else ""
+
+
+def _alarms(config: RunConfig, records: Records) -> str:
+    alarms = find_alarms(records, config.trainer.max_mismatch)
+    return "\n\n".join(f"**Alarm:** {alarm.what}. Try: {alarm.advice}." for alarm in alarms)
 
 
 def _unscored(path: Path, records: Records, reports: Reports) -> str:

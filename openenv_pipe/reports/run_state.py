@@ -18,7 +18,7 @@ from openenv_pipe.system.progress import clock, step_numbers
 WINDOW = 10  # steps of which the pace is taken
 WIDTH = 40  # steps, or means of several, in a curve
 BARS = "▁▂▃▄▅▆▇█"
-CURVES = ("reward/mean", "success/rate", "loss/entropy")
+CURVES = ("reward/mean", "success/rate", "sampling/entropy")
 
 
 class RunState:
@@ -58,7 +58,8 @@ class RunState:
             if report.error is None:
                 lines.append(f"eval {label}: {scores_text(report)}")
             lines += [f"! eval {label}: {each}" for each in eval_warnings(report, folder.path)]
-        lines += [f"! {alarm.what}; {alarm.advice}" for alarm in find_alarms(records)]
+        alarms = find_alarms(records, folder.written_config.trainer.max_mismatch)
+        lines += [f"! {alarm.what}; {alarm.advice}" for alarm in alarms]
         return [for_people(line) for line in lines]
 
     def _read(self) -> tuple[RunFolder, list[dict[str, Any]]]:

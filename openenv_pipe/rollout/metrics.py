@@ -1,13 +1,20 @@
 """Compute the metrics of a step's episodes."""
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 
 from openenv_pipe.algorithms.agreement import agreement_of
 from openenv_pipe.algorithms.credit import trained_turns
-from openenv_pipe.types import PREVIOUS, Episode, Finish, Group, Status, TurnRole
+from openenv_pipe.types import PICTURE_IDS, PREVIOUS, Episode, Finish, Group, Status, TurnRole
+
+# UUIDs, long hexadecimal ids, and times of day with the date before them.
+VOLATILE = re.compile(
+    r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|\b[0-9a-fA-F]{24,}\b"
+    r"|\b(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+)
 
 
 def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
@@ -30,6 +37,7 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
     for name in dict.fromkeys(name for episode in scored for name in episode.judgements):
         for measure, values in agreement_of(groups, name).items():
             metrics[f"judge/{name}/{measure}"] = fmean(values)
+    metrics |= _summarise_sampling(everyone)
     if not scored:
         return metrics
     rewards = [episode.reward for episode in scored]
@@ -52,6 +60,57 @@ def summarise_groups(groups: Sequence[Group]) -> dict[str, float]:
         values = [e.reward_terms[name] for e in scored if name in e.reward_terms]
         metrics[f"reward/{name}"] = fmean(values)
     return metrics
+
+
+def _summarise_sampling(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Estimate the entropy of the distribution that all tokens were sampled from.
+
+    A token's surprisal, minus its logprob, is an unbiased estimate of the entropy.
+    """
+    logprobs = [
+        logprob
+        for episode in episodes
+        for turn in episode.turns
+        for logprob in turn.logprobs
+        if math.isfinite(logprob)
+    ]
+    return {"sampling/entropy": -math.fsum(logprobs) / len(logprobs)} if logprobs else {}
+
+
+def summarise_skipped(groups: Sequence[Group]) -> dict[str, float]:
+    """Count why groups without a learning signal have none."""
+    compared = [group.scored for group in groups if len(group.scored) > 1]
+    successes = [{episode.success for episode in scored} for scored in compared]
+    return {
+        "skipped/identical": sum(len(set(map(_written, scored))) == 1 for scored in compared),
+        "skipped/solved": successes.count({True}),
+        "skipped/unsolved": successes.count({False}),
+    }
+
+
+def _written(episode: Episode) -> tuple[tuple[int, ...] | str, ...]:
+    """Return what the model wrote in an episode; engines of messages report no token ids."""
+    return tuple(tuple(turn.completion_ids) or turn.reply for turn in episode.turns)
+
+
+def count_unlike_prompts(groups: Sequence[Group], text_of: Callable[[list[int]], str]) -> int:
+    """Count the groups whose members were shown different first prompts, though of one task.
+
+    Ids and clocks in a prompt, which differ by nature, are no difference. Pictures are compared by
+    their pixels. text_of: decodes token ids.
+    """
+
+    def shown(prompt_ids: Sequence[int]) -> tuple[str, list[int]]:
+        words = [each for each in prompt_ids if each < PICTURE_IDS]
+        pictures = [each for each in prompt_ids if each >= PICTURE_IDS]
+        return VOLATILE.sub("", text_of(words)), pictures
+
+    def differ(group: Group) -> bool:
+        prompts = [each.turns[0].prompt_ids for each in group.episodes if each.turns]
+        others = [each for each in prompts[1:] if each != prompts[0]]
+        return any(shown(each) != shown(prompts[0]) for each in others)
+
+    return sum(map(differ, groups))
 
 
 def _summarise_branches(episodes: Sequence[Episode]) -> dict[str, float]:

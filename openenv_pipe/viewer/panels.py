@@ -20,7 +20,8 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
         "Episodes that ended badly": ("episodes/failed", "episodes/truncated"),
         "Replies cut off": ("reply/truncated",),
         "Unusable replies": ("replies/unusable",),
-        "Groups": ("groups/trained", "groups/skipped"),
+        "Groups": ("groups/trained", "groups/skipped", "groups/unlike"),
+        "Groups without a signal": ("skipped/identical", "skipped/solved", "skipped/unsolved"),
         "Groups with a signal, per episode": ("signal/per_episode",),
         "Groups with a signal, per 1000 sampled tokens": ("signal/per_1000_tokens",),
         "Staleness": ("staleness/mean", "staleness/max"),
@@ -31,7 +32,7 @@ SECTIONS: dict[str, dict[str, Sequence[str]]] = {
     "Learning": {
         "Loss": ("loss/total", "loss/policy"),
         "Supervised loss": ("loss/supervised",),
-        "Entropy": ("loss/entropy",),
+        "Entropy": ("sampling/entropy", "loss/entropy"),
         "KL to the reference": ("loss/kl",),
         "Gradient norm": ("grad/norm",),
         "Tokens at a clip": ("clip/share", "clip/low", "clip/high"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.reports.alarms import find_alarms
+from openenv_pipe.reports.alarms import LOOSEST_MISMATCH, find_alarms
 from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
 from openenv_pipe.runs.metrics import MEMORY
 from openenv_pipe.system.files import open_file
@@ -53,8 +53,16 @@ def describe_progress(store: RunStore, key: str) -> dict[str, Any]:
     return {
         **summarise_run(store, key),
         "memory_gib": _last(records, MEMORY),
-        "alarms": [asdict(alarm) for alarm in find_alarms(records)],
+        "alarms": [asdict(alarm) for alarm in find_alarms(records, _max_mismatch(store, key))],
     }
+
+
+def _max_mismatch(store: RunStore, key: str) -> float:
+    """Return trainer.max_mismatch; of a configuration that cannot be read, the loosest one."""
+    try:
+        return float(store.config(key)["trainer"]["max_mismatch"])
+    except (LookupError, TypeError, ValueError):
+        return LOOSEST_MISMATCH
 
 
 def _last(records: Sequence[Record], name: str) -> float | None:

@@ -2,12 +2,14 @@
 
 import pytest
 
-from openenv_pipe.reports.alarms import find_alarms
+from openenv_pipe.errors import TrainingError
+from openenv_pipe.reports.alarms import AlarmWatch, check_mismatch, find_alarms
 
 SOUND = {
     "stage": "grpo",
     "success/rate": 0.4,
     "loss/total": 0.1,
+    "sampling/entropy": 1.0,
     "loss/entropy": 1.0,
     "grad/norm": 1.0,
     "mismatch/mean": 0.001,
@@ -40,14 +42,14 @@ def test_a_sound_run_has_no_alarm():
 @pytest.mark.parametrize(
     ("last", "metric", "words"),
     [
-        ({"loss/entropy": 0.05}, "loss/entropy", "collapsed from 1 to 0.05"),
+        ({"sampling/entropy": 0.05}, "sampling/entropy", "collapsed from 1 to 0.05"),
         ({"groups/skipped": 18}, "groups/skipped", "75% of the last groups"),
         ({"mismatch/mean": 0.05}, "mismatch/mean", "from 0.001 to 0.05"),
         ({"clip/share": 0.3}, "clip/share", "30% of the tokens"),
         ({"episodes/truncated": 32}, "episodes/truncated", "ended 50%"),
         ({"episodes/failed": 8}, "episodes/failed", "12% of the episodes failed"),
         ({"judge/failed": 64}, "judge/failed", "for 100% of the episodes"),
-        ({"replies/unusable": 0.9}, "replies/unusable", "90% of the last replies"),
+        ({"replies/unusable": 0.9}, "replies/unusable", "90% of the replies of the last steps"),
         ({"grad/norm": None}, "grad/norm", "grad/norm of step 19 is not a finite number"),
     ],
 )
@@ -78,13 +80,100 @@ def test_memory_that_rises_steadily_is_told(memory, is_told):
 
 
 def test_certainty_after_success_is_no_collapse():
-    assert find_alarms(steps({"loss/entropy": 0.01, "success/rate": 0.99})) == []
+    assert find_alarms(steps({"sampling/entropy": 0.01, "success/rate": 0.99})) == []
 
 
-def test_the_advice_depends_on_why_groups_have_no_signal():
-    (easy,) = find_alarms(steps({"groups/skipped": 18, "success/rate": 0.8}))
-    (hard,) = find_alarms(steps({"groups/skipped": 18, "success/rate": 0.1}))
-    assert "easier" in easy.advice and "too hard" in hard.advice
+def test_a_complete_collapse_is_named_although_nothing_is_trained_any_more():
+    """loss/entropy is of trained tokens, and there are none once all members write the same."""
+    gone = {"sampling/entropy": 0.0, "groups/trained": 0, "groups/skipped": 8}
+    gone |= {"skipped/identical": 8, "skipped/solved": 3, "skipped/unsolved": 5}
+    records = steps(gone)
+    for record in records[-5:]:
+        del record["loss/entropy"]
+    identical, collapse = find_alarms(records)
+    assert collapse.metric == "sampling/entropy" and "collapsed from 1 to 0" in collapse.what
+    assert identical.metric == "skipped/identical"
+    assert "In 100% of these, all members wrote the same" in identical.what
+    assert "too hard" not in identical.advice and "too easy" not in identical.advice
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ({"skipped/solved": 16, "skipped/unsolved": 2}, "too easy"),
+        ({"skipped/solved": 1, "skipped/unsolved": 17}, "too hard"),
+        ({"skipped/solved": 9, "skipped/unsolved": 9}, "depends on the task"),
+        ({"skipped/solved": 0, "skipped/unsolved": 0, "success/rate": 0.5}, "depends on the task"),
+        ({"success/rate": 0.95}, "too easy"),  # of a version that did not count them
+        ({"success/rate": 0.05}, "too hard"),
+    ],
+)
+def test_the_advice_depends_on_why_groups_have_no_signal(why, words):
+    (alarm,) = find_alarms(steps({"groups/skipped": 18, **why}))
+    others = {"too easy", "too hard", "depends on the task"} - {words}
+    assert words in alarm.advice.split(".")[0]
+    assert words == "depends on the task" or not any(each in alarm.advice for each in others)
+
+
+STEP = {**SOUND, "step": 3, "mismatch/max": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_alarm", "ends"),
+    [
+        ({}, False, False),
+        ({"mismatch/mean": 0.024}, False, False),
+        ({"mismatch/mean": 0.026}, True, False),
+        ({"mismatch/mean": 0.11, "mismatch/kl": -0.1}, True, True),
+        ({"mismatch/max": 0.9}, False, False),
+        ({"mismatch/max": 1.1}, True, False),
+        ({"mismatch/max": 5.2}, True, True),
+        ({"mismatch/max": None}, False, False),
+        # A newer version has moved what is trained: the mean may be larger, and single tokens too.
+        ({"mismatch/mean": 0.2, "mismatch/max": 6.0, "staleness/max": 1}, False, False),
+        ({"mismatch/mean": 0.24, "mismatch/max": 6.0, "staleness/max": 1}, True, False),
+        ({"mismatch/mean": 0.31, "mismatch/max": 6.0, "staleness/max": 1}, True, True),
+        ({"mismatch/mean": 0.31, "mismatch/max": 6.0, "staleness/max": 2}, False, False),
+    ],
+)
+def test_a_large_mismatch_is_said_and_a_larger_one_ends_the_run(measured, is_alarm, ends):
+    step = {**STEP, **measured}
+    found = [alarm for alarm in find_alarms([step], 0.1) if alarm.metric == "mismatch/max"]
+    assert len(found) == is_alarm
+    later = [step, *({**STEP, "step": number} for number in range(4, 30))]
+    assert len([each for each in find_alarms(later, 0.1) if each in found]) == is_alarm
+    if not ends:
+        check_mismatch(step, 0.1)
+        return
+    with pytest.raises(TrainingError, match=r"step 3: .* nats in the mean .*max_mismatch=0\.1"):
+        check_mismatch(step, 0.1)
+
+
+def test_a_step_that_trains_nothing_has_no_mismatch():
+    step = {"stage": "grpo", "step": 1}
+    check_mismatch(step, 0.02)
+    assert find_alarms([step], 0.02) == []
+
+
+def test_groups_of_different_tasks_are_said_from_the_first_on():
+    records = steps({})
+    assert find_alarms([{**each, "groups/unlike": 0} for each in records]) == []
+    (alarm,) = find_alarms([{**records[0], "groups/unlike": 3}, *records[1:]])
+    assert "The members of 3 of 8 groups in step 0 were" in alarm.what
+    assert "(in 1 of 20 steps so far)" in alarm.what
+    assert alarm.at_once and "env check" in alarm.advice
+
+
+def test_a_run_says_each_alarm_once_and_most_of_them_after_five_steps():
+    bad = {**SOUND, "groups/skipped": 18, "groups/unlike": 1}
+    watch = AlarmWatch([], 0.1)
+    said = [watch.new_alarms({**bad, "step": number}) for number in range(1, 9)]
+    assert [len(each) for each in said] == [1, 0, 0, 0, 1, 0, 0, 0]
+    assert "ignores its seed" in said[0][0] and "had no signal" in said[4][0]
+    resumed = AlarmWatch([{**bad, "step": number} for number in range(1, 6)], 0.1)
+    assert resumed.new_alarms({**bad, "step": 6}) == []
+    (mismatch,) = resumed.new_alarms({**bad, "step": 7, "mismatch/mean": 0.09, "mismatch/max": 0.2})
+    assert mismatch.startswith("alarm: In step 7, the logprobs of sampler and trainer differ")
 
 
 def test_the_keys_that_advice_names_exist():
@@ -95,7 +184,13 @@ def test_the_keys_that_advice_names_exist():
 
     names = {
         name
-        for changes in ({"loss/entropy": 0.05}, {"groups/skipped": 18}, {"clip/share": 0.3})
+        for changes in (
+            {"sampling/entropy": 0.05},
+            {"groups/skipped": 18},
+            {"groups/skipped": 18, "skipped/identical": 18},
+            {"groups/unlike": 1},
+            {"clip/share": 0.3},
+        )
         for alarm in find_alarms(steps(changes))
         for name in re.findall(r"\b(?:trainer|env)\.[a-z_.]+[a-z_]", alarm.advice)
     }

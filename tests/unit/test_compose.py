@@ -126,6 +126,19 @@ def test_an_engine_that_is_not_exact_gets_a_correction(folder):
     assert correction("engine=vllm", "trainer=mine")["type"] == "geometric"
 
 
+def test_the_largest_mismatch_is_that_of_the_engine_and_the_precision(folder):
+    def limit(*overrides):
+        return compose(["conf=wordle", *overrides]).config.trainer.max_mismatch
+
+    assert (limit(), limit("model.autocast=bfloat16"), limit("engine=vllm")) == (0.02, 0.2, 0.4)
+    assert limit("engine=vllm", "trainer.max_mismatch=1.5") == 1.5
+    saved = compose(["conf=wordle"]).config
+    assert amend(saved, ["engine=vllm"]).trainer.max_mismatch == 0.4
+    assert amend(saved, ["engine=vllm", "trainer.max_mismatch=1"]).trainer.max_mismatch == 1.0
+    own = amend(saved, ["trainer.max_mismatch=1"])
+    assert amend(own, ["engine=vllm"]).trainer.max_mismatch == 1.0
+
+
 def test_a_saved_run_with_another_engine_has_its_correction_and_its_own_values(folder):
     saved = compose(["conf=wordle", "runs_dir='a\\${seed}'"]).config
     assert saved.runs_dir == "a${seed}"

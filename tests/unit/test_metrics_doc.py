@@ -8,7 +8,7 @@ from fakes import all_episodes, collect, plain_sample, run_config, tiny_policy
 from openenv_pipe.algorithms.agreement import MEASURES
 from openenv_pipe.engines.vllm.server_metrics import COUNTERS, GAUGES
 from openenv_pipe.learner.learner import Learner
-from openenv_pipe.rollout.metrics import summarise_groups, summarise_signal
+from openenv_pipe.rollout.metrics import summarise_groups, summarise_signal, summarise_skipped
 from openenv_pipe.types import Judgement
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -36,7 +36,7 @@ async def test_what_a_step_says_is_documented():
     learner = Learner(policy, run_config(changes).trainer, max_episode_tokens=120, seed=0)
     samples = [plain_sample(episode) for episode in all_episodes(groups)]
     summary = summarise_groups(groups)
-    names = set(summary) | set(summarise_signal(3, 4, summary))
+    names = set(summary) | set(summarise_signal(3, 4, summary)) | set(summarise_skipped(groups))
     names |= set(learner.update(samples, step=1))
     names = {re.sub(r"^(reward|judge)/(env|ruler)\b", r"\1/NAME", name) for name in names}
     assert {f"judge/NAME/{measure}" for measure in MEASURES} <= names

@@ -41,6 +41,16 @@ class EngineCapabilities:
         """`trainer.loss.correction.type`, where no file and no override sets it."""
         return "truncate" if self.can_train and not self.is_exact else "none"
 
+    def default_max_mismatch(self, precision: str) -> float:
+        """Return `trainer.max_mismatch`, where no file and no override sets it.
+
+        It is far above what rounding and other kernels explain. precision: of the trainer's matrix
+        products, `model.autocast`.
+        """
+        if self.can_train and not self.is_exact:
+            return 0.4
+        return 0.02 if precision == "float32" else 0.2
+
 
 class EngineBlock(Block):
     """Base of the configurations of all engine types."""

@@ -131,6 +131,12 @@ class TrainerConfig(Block):
         description="a run warns if the fraction of unusable replies has risen above it: the model "
         "has learned not to act; 1: never"
     )
+    max_mismatch: Positive = Field(
+        description="nats; the run ends if the logprobs of sampler and trainer differ by more than "
+        "that in the mean over a step's tokens, or by 50 times as much in one token, and warns "
+        "from a quarter, or 10 times, on; with max_staleness above 0, the weights of each version "
+        "may add 0.2 to the mean"
+    )
     tokens_per_batch: PositiveCount = Field(
         description="tokens of one forward and backward pass on each device; larger is faster and "
         "needs more memory, with the same result"
