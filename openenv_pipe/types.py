@@ -85,7 +85,7 @@ class Status(StrEnum):
     # Of programs (agent=program):
     TIME_LIMIT = "time_limit"  # it worked for agent.timeout_s, and was stopped
     OUTPUT_LIMIT = "output_limit"  # it wrote agent.max_output_mb, and was stopped
-    NO_CALLS = "no_calls"  # it ended without a call of the model
+    NO_CALLS = "no_calls"  # it ended without an answered call of the model
     PROGRAM_FAILED = "program_failed"  # it ended with another exit code than 0
     PROGRAM_KILLED = "program_killed"  # a signal ended it
     NO_REWARD = "no_reward"  # the verifier of its Harbor task gave no reward

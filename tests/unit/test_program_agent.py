@@ -12,6 +12,7 @@ from programs import CLIENT, RepliesEngine, agent_config, play_episodes, program
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.openai import OpenAIEngine
+from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import EngineError, RequestRefusedError, SessionClosedError
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
@@ -339,6 +340,89 @@ async def test_what_was_asked_for_and_not_given_is_noted_once(tmp_path):
     assert "top_p=0.5" in sampling and "'gpt-4o'" in model
 
 
+@pytest.mark.parametrize("replies", [("yes", " yes", "no"), (" yes", "yes", "yes")])
+async def test_the_model_sees_its_own_replies_however_alike(tmp_path, replies):
+    script = """
+messages = [user("go")]
+for _ in range(3):
+    messages += [ask(messages), user("on")]
+"""
+    episode, engine = await play_script(script, tmp_path, *replies)
+    sampled = [completion.token_ids for completion in engine.completions]
+    assert all(each == [None, 0, 1][n] for n, each in enumerate(episode.parents))
+    for number in (1, 2):
+        (before,) = {tuple(engine.prompts[number - 1] + sampled[number - 1])}
+        assert tuple(engine.prompts[number][: len(before)]) == before
+
+
+REJECTED = """
+status, text = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {})
+print(status, text)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"messages": []}, "messages has to be a list of at least one message"),
+        ({"messages": [{"role": 3, "content": "x"}]}, "a message has the role 3"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "a message has a part of",
+        ),
+        ({"messages": "x", "functions": [1]}, "functions is not supported: send tools instead"),
+        ("not an object", ""),
+    ],
+)
+async def test_calls_that_were_rejected_are_in_the_episode(tmp_path, body, reason):
+    episode, _ = await play_script(REJECTED.replace("{}", repr(body)), tmp_path)
+    assert (episode.status, episode.exit_code) == (Status.NO_CALLS, 0), episode.output
+    assert f"without an answered call: 1 call was rejected with 400: {reason}" in episode.error
+    assert episode.notes == [episode.error.partition("call: ")[2]]
+
+
+async def test_a_rejected_call_beside_answered_ones_is_noted(tmp_path):
+    script = "ask([user('a')])\n" + 2 * REJECTED.replace("{}", "{'messages': []}")
+    episode, _ = await play_script(script, tmp_path)
+    assert (episode.status, len(episode.turns)) == (Status.ANSWERED, 1)
+    (note,) = episode.notes
+    assert note.startswith("2 calls were rejected with 400: messages has to be")
+
+
+async def test_settings_without_effect_are_noted_once(tmp_path):
+    script = """
+for _ in range(2):
+    ask([user("a")], seed=3, reasoning_effort="low", chat_template_kwargs={"enable_thinking": True},
+        parallel_tool_calls=False, logprobs=True)
+"""
+    episode, _ = await play_script(script, tmp_path)
+    names = ("seed=3", "reasoning_effort='low'", "chat_template_kwargs={'enable_thinking': True}")
+    assert len(episode.notes) == 3
+    for name, note in zip(names, episode.notes, strict=True):
+        assert note == f"the program asked for {name}, which has no effect here"
+
+
+@pytest.mark.parametrize("variables", [{}, {"TASK": "{prompt}"}])
+async def test_a_prompt_that_no_argument_can_hold_fails_its_episode(tmp_path, variables):
+    command = ["{python}", "-c", "pass"] if variables else ["{python}", "-c", "pass", "{prompt}"]
+    changes = {"env.max_episode_tokens": 400, "env.max_observation_tokens": None}
+    options = {"changes": changes, "play": lambda *_: StepResult({"text": "x" * 200_000}, 0, False)}
+    episode, _ = await play_script(
+        "", tmp_path, options=options, command=command, variables=variables
+    )
+    assert episode.status is Status.PROGRAM_FAILED
+    assert "name {prompt_file} or {task_file} in the place of {prompt}" in episode.error
+    assert list((tmp_path / "programs").glob("*")) == []
+
+
+async def test_a_prompt_that_is_no_text_reaches_its_program(tmp_path):
+    script = "print(ascii(sys.argv[1])); ask([user('a')])"
+    options = {"play": lambda *_: StepResult({"text": "-a\ud800\0b"}, 0, False)}
+    command = ["{python}", "-S", "-c", CLIENT + script, "{prompt}"]
+    episode, _ = await play_script("", tmp_path, options=options, command=command)
+    assert (episode.status, episode.output) == (Status.ANSWERED, "'-a?b'\n")
+
+
 async def test_a_call_whose_program_leaves_is_not_trained(tmp_path):
     """The program asks for a stream, closes the connection when it is sampled, and goes on."""
     left, is_sampled = asyncio.Event(), tmp_path / "is_sampled"
@@ -551,7 +635,7 @@ async def test_what_a_hosted_model_refuses_is_the_programs_or_ends_the_run(tmp_p
     episode, _ = await play_hosted("ask([user('a')])", tmp_path, refused)
     assert episode.status is Status.PROGRAM_FAILED
     assert "answered 400: too long" in episode.output
-    assert episode.notes == ["the endpoint has refused a call: answered 400: too long"]
+    assert episode.notes == ["1 call was rejected with 400: answered 400: too long"]
     with pytest.raises(RequestRefusedError, match="the key"):
         await play_hosted("ask([user('a')])", tmp_path, RequestRefusedError("the key", 401))
 

@@ -14,12 +14,13 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.agents.chat_completions import (
     ChatRequest,
     InvalidRequestError,
-    KnownReplies,
     completion_body,
     ignored_settings,
     read_request,
     reply_message,
 )
+from openenv_pipe.rollout.agents.known_replies import KnownReplies
+from openenv_pipe.rollout.agents.request_fields import IGNORED
 from openenv_pipe.rollout.context import Chat, PlayContext
 from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.types import Episode, Finish, Message, Usage
@@ -117,6 +118,7 @@ class ModelCalls:
         """number: identifies the episode to the engine."""
         self.answered: list[Call] = []
         self.notes: list[str] = []
+        self.rejections: list[str] = []  # of calls without an answer: the status and the reason
         self.is_too_long = False  # a prompt had no room
         self.failure: Exception | None = None  # what ends the run
         # Waits until the program does nothing but wait, if the system can tell.
@@ -274,9 +276,8 @@ class ModelCalls:
         reply = self._chat.reply_text(completion.token_ids)
         message = reply_message(reply, request, call.number)
         is_whole = completion.finish is Finish.STOP
-        self._known.add(
-            message, reply, completion.token_ids[:-1] if is_whole else completion.token_ids
-        )
+        ids = completion.token_ids[:-1] if is_whole else completion.token_ids
+        self._known.add(request.sent, message, reply, ids)
         self.answered.append(
             Call(
                 number=call.number,
@@ -302,9 +303,15 @@ class ModelCalls:
         """Return the messages for the template, and the model's own by index, with the sampled ids
         of those that it may show as text."""
         messages, ids = self._chat.without_markup(request.messages), dict[int, list[int] | None]()
-        for index, reply in self._known.find(request).items():
+        found = self._known.find(request.sent)
+        for index, reply in found.replies.items():
             messages[index] = self._chat.reply_message(reply.text)
-            ids[index] = reply.ids if messages[index]["content"] == reply.text else None
+            is_text = messages[index]["content"] == reply.text
+            ids[index] = list(reply.ids) if is_text else None
+        if found.num_unknown:
+            self._note("the history that the program sent has replies that the model did not write")
+        if found.num_ambiguous:
+            self._note("a reply in the history that the program sent may be one of several")
         return messages, ids
 
     def _room(self, num_prompt_tokens: int) -> int:
@@ -371,9 +378,19 @@ class ModelCalls:
             f"model's own distribution at temperature={self._temperature:g}"
             for name, value in ignored_settings(body, temperature=self._temperature).items()
         ]
+        found += [
+            f"the program asked for {shortened(f'{name}={value!r}', MAX_NOTE_LENGTH)}, which has "
+            "no effect here"
+            for name, value in body.get(IGNORED, {}).items()
+        ]
         if (model := body.get("model")) not in (None, "", MODEL):
             found.append(
                 f"the program asked for the model {shortened(str(model), MAX_NOTE_LENGTH)!r}; "
                 f"{MODEL!r} answered"
             )
-        self.notes += [note for note in found if note not in self.notes]
+        for note in found:
+            self._note(note)
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)

@@ -45,6 +45,7 @@ Session = _sessions.Session
 Upstream = _sessions.Upstream
 extract_api_key = _sessions.extract_api_key
 UpstreamHTTPError = _upstream.UpstreamHTTPError
+UpstreamRequestError = _upstream.UpstreamRequestError
 
 
 def model_endpoint(app: Any) -> Callable[[str, Request], Awaitable[Response]]:

@@ -33,7 +33,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
 }
 ROLES = ("system", "user", "assistant", "tool")
-_Key = tuple[str, tuple[tuple[str, str], ...]]  # a reply's text, and its calls' names and arguments
+# A reply's text, and its calls' names and arguments.
+MessageKey = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class InvalidRequestError(Exception):
@@ -46,35 +47,10 @@ class ChatRequest:
 
     messages: list[Message]
     sent: list[dict[str, Any]]  # the messages as they were sent
-    replies: dict[int, _Key]  # the assistant's messages by index, for `KnownReplies`
     tools: list[Tool]
     takes_calls: bool  # calls in the reply become `tool_calls`
     max_tokens: int | None
     names_tokens: bool  # the client gets the names of the sampled tokens beside their logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class KnownReply:
-    """A reply of the model."""
-
-    text: str
-    ids: list[int]  # without the end-of-turn token
-
-
-class KnownReplies:
-    """The replies of one conversation partner, by what its requests repeat of them."""
-
-    def __init__(self) -> None:
-        self._replies: dict[_Key, KnownReply] = {}
-
-    def add(self, message: Mapping[str, Any], text: str, ids: Sequence[int]) -> None:
-        """Remember a reply: the message that was sent, its raw text, its ids without the end."""
-        self._replies[message_key(message)] = KnownReply(text, list(ids))
-
-    def find(self, request: ChatRequest) -> dict[int, KnownReply]:
-        """Return the known replies in a request, by the indices of their messages."""
-        found = {index: self._replies.get(key) for index, key in request.replies.items()}
-        return {index: reply for index, reply in found.items() if reply is not None}
 
 
 def read_request(body: Mapping[str, Any]) -> ChatRequest:
@@ -88,11 +64,8 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
         raise InvalidRequestError("messages has to be a list of at least one message")
     names: dict[str, str] = {}  # of called tools, by the id of the call
     messages: list[Message] = []
-    replies = {}
-    for index, message in enumerate(given):
+    for message in given:
         calls = _calls_of(message)
-        if message.get("role") == "assistant":
-            replies[index] = message_key(message)
         names |= {str(call.get("id")): name for call, (name, _) in calls}
         messages.append(_read_message(message, [each for _, each in calls], names))
     tools = [each for each in _list_of(body, "tools") if _is_tool(each)]
@@ -102,7 +75,6 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     return ChatRequest(
         messages=messages,
         sent=given,
-        replies=replies,
         tools=tools,
         takes_calls=bool(tools) and body.get("tool_choice") != "none",
         max_tokens=limit,
@@ -206,7 +178,7 @@ def _read_message(
     role = {"developer": "system", "function": "tool"}.get(role, role)
     if role not in ROLES:  # Some templates make a control token of it.
         raise InvalidRequestError(f"a message has the role {role!r:.40}; expected {ROLES}")
-    read: dict[str, Any] = {"role": role, "content": _text_of(message.get("content"))}
+    read: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
     if calls:
         read["calls"] = [
             f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}'
@@ -217,7 +189,7 @@ def _read_message(
     return read
 
 
-def _text_of(content: Any) -> str:
+def text_of(content: Any) -> str:
     """Return a message's text. Raises InvalidRequestError for pictures and the like."""
     if content is None:
         return ""
@@ -233,9 +205,15 @@ def _text_of(content: Any) -> str:
     return "\n".join(texts)
 
 
-def message_key(message: Mapping[str, Any]) -> _Key:
+def message_key(message: Mapping[str, Any]) -> MessageKey:
     """Return what a reply is recognised by: its text, and its calls' names and arguments."""
-    return _text_of(message.get("content")).strip(), tuple(call for _, call in _calls_of(message))
+    return text_of(message.get("content")).strip(), tuple(call for _, call in _calls_of(message))
+
+
+def call_ids_of(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the ids of a message's tool calls; () if it has no calls, or one has no id."""
+    ids = [call.get("id") for call, _ in _calls_of(message)]
+    return tuple(map(str, ids)) if all(ids) else ()
 
 
 def _calls_of(message: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], tuple[str, str]]]:

@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from openenv_pipe.rollout.agents.capture import APIType, OpenAIChatTransformer, TransformManager
+from openenv_pipe.rollout.agents.capture import (
+    APIType,
+    OpenAIChatTransformer,
+    TransformManager,
+    UpstreamRequestError,
+)
+from openenv_pipe.rollout.agents.request_fields import IGNORED, find_ignored
 from openenv_pipe.rollout.agents.responses_dialect import ResponsesTransformer
 
 
@@ -34,4 +40,22 @@ class Dialects(TransformManager):  # type: ignore[misc]
     """Finds the dialect of a request."""
 
     def get(self, api_type: APIType) -> Any:
-        return _CHANGED.get(api_type) or super().get(api_type)
+        return _Noting(api_type, _CHANGED.get(api_type) or super().get(api_type))
+
+
+class _Noting:
+    """A dialect whose translated requests list the fields that have no effect."""
+
+    def __init__(self, dialect: APIType, transformer: Any) -> None:
+        self._dialect = dialect
+        self._transformer = transformer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transformer, name)
+
+    def transform_request(self, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            ignored = find_ignored(self._dialect, body)
+        except ValueError as error:
+            raise UpstreamRequestError(str(error)) from error
+        return {**self._transformer.transform_request(body), IGNORED: ignored}

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,6 +29,7 @@ from openenv_pipe.rollout.agents.capture import (
     UpstreamHTTPError,
     UpstreamPool,
     create_app,
+    extract_api_key,
     model_endpoint,
 )
 from openenv_pipe.rollout.agents.dialects import Dialects
@@ -37,6 +39,8 @@ from openenv_pipe.system.foreign_json import parse_foreign
 MAX_BODY_BYTES = 64 * 2**20  # of one request
 END_LIMIT_S = 5.0
 QUEUE = 1024  # connections that wait to be accepted
+FIRST_ERROR = 400  # of the status codes
+RELAYED = "upstream returned 400: "  # what the proxy puts before our own reasons
 PARSED = "openenv_pipe.parsed"  # the key of a request's JSON in its scope
 _connection: ContextVar[Connection] = ContextVar("connection")
 
@@ -62,6 +66,7 @@ class Endpoint:
         routes: Sequence[BaseRoute] = (),
         middleware: Sequence[Middleware] = (),
         registry: Any = None,
+        on_rejection: Callable[[str, str], None] = lambda key, reason: None,
     ) -> None:
         """
         listener: is closed when serving ends.
@@ -69,6 +74,7 @@ class Endpoint:
         level: how much the proxy records of answers, `tokens` or `text`.
         routes: further addresses.
         registry: in the place of the proxy's own, which knows the keys that it is told.
+        on_rejection: receives the key and the reason of each call of the model that gets an error.
         """
         logging.getLogger("intercept").setLevel(logging.ERROR)  # It tells of every odd request.
         capture = create_app(admin_key=secrets.token_hex(16), max_output_tokens=None)
@@ -81,7 +87,7 @@ class Endpoint:
         calls = Route("/{path:path}", _caller(model_endpoint(capture)), methods=["POST"])
         app = Starlette(routes=[models, *routes, calls, Mount("/", capture)], middleware=middleware)
         config = uvicorn.Config(
-            _Watched(app),
+            _Watched(app, on_rejection),
             log_config=None,
             log_level="error",
             access_log=False,
@@ -161,13 +167,15 @@ class _Watched:
     The proxy alone would give the answer to nobody, and count it as one that the program used.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, on_rejection: Callable[[str, str], None]) -> None:
         self._app = app
+        self._on_rejection = on_rejection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        send = self._reporting(scope, send)
         body = await _read(receive)
         problem = "the request is too long" if body is None else ""
         if body is not None and scope["method"] == "POST":
@@ -207,6 +215,31 @@ class _Watched:
         finally:
             _connection.reset(token)
             watching.cancel()
+
+    def _reporting(self, scope: Scope, send: Send) -> Send:
+        """Return a `send` that reports an error in the place of a completion."""
+        status = 0
+
+        async def report(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status >= FIRST_ERROR and not scope["path"].startswith("/openenv/"):
+                key = extract_api_key(Headers(scope=scope))
+                reason = message.get("body", b"").decode(errors="replace")
+                self._on_rejection(key or "", f"{status}: {_error_text(reason)}")
+                status = 0
+            await send(message)
+
+        return report
+
+
+def _error_text(body: str) -> str:
+    """Return the message of an error in the form of OpenAI's interface, or the whole body."""
+    try:
+        return str(parse_foreign(body)["error"]["message"]).removeprefix(RELAYED)
+    except (ValueError, LookupError, TypeError):
+        return body
 
 
 async def _read(receive: Receive) -> bytes | None:

@@ -20,7 +20,7 @@ from openenv_pipe.rollout.agents.capture import Upstream
 from openenv_pipe.rollout.agents.endpoint import QUEUE, Endpoint
 from openenv_pipe.rollout.agents.session_routes import SessionRoutes
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
-from openenv_pipe.system.foreign_text import visible
+from openenv_pipe.system.foreign_text import for_people, visible
 
 ADDRESS = "127.0.0.1"
 
@@ -80,6 +80,7 @@ class Gateway(Endpoint):
             find=self._calls,
             level=level,
             routes=[*routes, *SessionRoutes(self._steps).routes],
+            on_rejection=self._note_rejection,
         )
 
     @contextlib.contextmanager
@@ -98,6 +99,10 @@ class Gateway(Endpoint):
         finally:
             del self._rollouts[key]
             self._registry.delete(key)
+
+    def _note_rejection(self, key: str, reason: str) -> None:
+        if (rollout := self._rollouts.get(key)) is not None:
+            rollout.calls.rejections.append(for_people(reason))
 
     def _steps(self, key: str) -> EnvironmentSteps | None:
         rollout = self._rollouts.get(key)

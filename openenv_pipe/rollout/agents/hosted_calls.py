@@ -91,8 +91,6 @@ class HostedCalls(ModelCalls):
         except RequestRefusedError as error:
             if error.status not in REFUSALS:
                 raise
-            note = f"the endpoint has refused a call: {error}"
-            self.notes += [] if note in self.notes else [note]
             raise RefusedCallError(str(error)) from error
 
     def _keep(self, waiting: WaitingCall, number: int, reply: RelayedReply, usage: Usage) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from openenv_pipe.rollout.agents.harbor import Verdict, take_verdict
 from openenv_pipe.rollout.agents.hosted_calls import HostedCalls
 from openenv_pipe.rollout.agents.program import (
     Address,
+    ProgramStartError,
     RunningProgram,
     StartProgram,
     output_file,
@@ -33,6 +36,7 @@ from openenv_pipe.types import Episode, Group, Opening, Status
 
 WATCH_S = 0.25  # between two looks at a program's limits; its end is noticed at once
 SIGNALS = 128  # exit codes above it are signals
+MAX_REASONS = 8  # for which calls were rejected
 MAX_ERROR_LENGTH = 300  # characters of a program's last words in the episode's error
 
 
@@ -115,7 +119,7 @@ class AgentPlayer(Player, ABC):
         self._episode.turns = build_turns(
             calls.answered, steps, keeps_messages=self._context.reads_messages
         )
-        self._episode.notes = calls.notes
+        self._episode.notes = calls.notes + _noted(calls.rejections)
         if steps.failure is not None:
             raise steps.failure
 
@@ -130,7 +134,9 @@ class AgentPlayer(Player, ABC):
         if calls.is_too_long:
             return Status.TOKEN_LIMIT
         if not calls.answered:
-            episode.error = "the program ended without a call of the model"
+            rejected = "; ".join(_noted(calls.rejections))
+            without = f"an answered call: {rejected}" if rejected else "a call of the model"
+            episode.error = f"the program ended without {without}"
             return Status.NO_CALLS
         if rollout.num_refused_calls or steps.is_used_up:
             return Status.TURN_LIMIT
@@ -161,13 +167,17 @@ class ProgramPlayer(AgentPlayer):
     async def _run(self, rollout: Rollout, opening: Opening) -> Status:
         programs, episode = self._programs, self._episode
         folder = programs.folder / rollout.key[-8:]
-        process = await programs.start(
-            programs.config,
-            Address(url=programs.gateway.url, key=rollout.key),
-            folder=folder,
-            prompt="\n\n".join(message["content"] for message in opening.messages),
-            task=json.dumps(self._task(opening)),
-        )
+        try:
+            process = await programs.start(
+                programs.config,
+                Address(url=programs.gateway.url, key=rollout.key),
+                folder=folder,
+                prompt="\n\n".join(message["content"] for message in opening.messages),
+                task=json.dumps(self._task(opening)),
+            )
+        except ProgramStartError as error:
+            episode.error = f"the program was not started: {error}"
+            return Status.PROGRAM_FAILED
         steps = rollout.steps
         rollout.calls.settle = partial(
             wait_until_settled, process.pid, lambda: steps.num_running > 0
@@ -207,6 +217,14 @@ class ProgramPlayer(AgentPlayer):
         last = self._episode.output.strip()[-MAX_ERROR_LENGTH:]
         self._episode.error = f"the program failed: {how}; the end of its output: {last!r}"
         return Status.PROGRAM_KILLED if signal > 0 else Status.PROGRAM_FAILED
+
+
+def _noted(rejections: Sequence[str]) -> list[str]:
+    """Say how many calls got an error in the place of an answer, for each reason."""
+    return [
+        f"{count} {'call was' if count == 1 else 'calls were'} rejected with {reason}"
+        for reason, count in Counter(rejections).items()
+    ][:MAX_REASONS]
 
 
 async def _watch(

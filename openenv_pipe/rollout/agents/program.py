@@ -1,9 +1,10 @@
 """A program as a process: its folder, its environment variables, its output."""
 
+import errno
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from openenv_pipe.system.secrets import without_credentials
 KEPT_BYTES = 8000  # of the output, one half from its beginning and one from its end
 PYTHON = "{python}"
 PROMPT_FILE, TASK_FILE = "prompt.txt", "task.json"
+MAX_ARGUMENT_BYTES = 131_071  # MAX_ARG_STRLEN of Linux, without the NUL byte
+SHORTER = "name {prompt_file} or {task_file} in the place of {prompt}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,10 @@ class RunningProgram(Protocol):
         """End all of its processes, by SIGKILL those that run `timeout_s` after SIGTERM."""
 
 
+class ProgramStartError(Exception):
+    """The program of one episode cannot be started with this task. The text says why."""
+
+
 class StartProgram(Protocol):
     """Starts the program of one episode."""
 
@@ -77,6 +84,7 @@ class StartProgram(Protocol):
             task: JSON, for programs that want more than the prompt.
 
         Raises:
+            ProgramStartError: the task does not fit into the program's arguments.
             ConfigError: agent.files names a file outside of the program's folder.
             HostError: the program's host fails.
             OSError: the folder cannot be written.
@@ -103,28 +111,53 @@ async def start_process(
 
     folder: its current folder and home, which is removed when it ends.
     """
-    folder.mkdir(parents=True)
     values = {
         "{start_folder}": str(Path.cwd()),
         "{results}": str(results_folder(folder)),
         **placeholders(address, str(folder), python=sys.executable, prompt=prompt),
     }
+    command = command_line([absolute_part(part, Path.cwd()) for part in config.command], values)
+    folder.mkdir(parents=True)
     write_task(config, folder, folder, values, prompt=prompt, task=task)
     # XDG_CONFIG_HOME and the like would lead a program out of its home, to your own agent's files.
     inherited = {name: os.environ[name] for name in os.environ if not name.startswith("XDG_")}
     paths = _joined(os.environ.get("PYTHONPATH", ""), str(Path.cwd()))
-    return ManagedProcess(
-        [filled_in(absolute_part(part, Path.cwd()), values) for part in config.command],
-        log=output_file(folder),
-        environment={
-            **without_credentials(inherited),
-            "PYTHONPATH": paths,
-            **program_variables(config, address, values, home=str(folder)),
-        },
-        cwd=folder,
-        grace_s=config.grace_s,
-        scratch=folder,
-    )
+    try:
+        return ManagedProcess(
+            command,
+            log=output_file(folder),
+            environment={
+                **without_credentials(inherited),
+                "PYTHONPATH": paths,
+                **program_variables(config, address, values, home=str(folder)),
+            },
+            cwd=folder,
+            grace_s=config.grace_s,
+            scratch=folder,
+        )
+    except OSError as error:
+        # No guardian has started, which would remove it.
+        shutil.rmtree(folder)
+        output_file(folder).unlink(missing_ok=True)
+        if error.errno != errno.E2BIG:
+            raise
+        problem = f"agent.command and agent.variables: {error.strerror}; {SHORTER}"
+        raise ProgramStartError(problem) from error
+
+
+def command_line(parts: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Return a program's arguments with their placeholders filled in.
+
+    Raises ProgramStartError: Linux would reject one of them.
+    """
+    arguments = [filled_in(part, values) for part in parts]
+    longest = max(len(argument.encode()) for argument in arguments)
+    if longest > MAX_ARGUMENT_BYTES:
+        raise ProgramStartError(
+            f"an argument of agent.command has {longest:,} bytes, and Linux allows "
+            f"{MAX_ARGUMENT_BYTES:,}; {SHORTER}"
+        )
+    return arguments
 
 
 def placeholders(address: Address, folder: str, *, python: str, prompt: str) -> dict[str, str]:
@@ -140,8 +173,13 @@ def placeholders(address: Address, folder: str, *, python: str, prompt: str) -> 
         "{api_key}": address.key,
         "{model}": MODEL,
         "{env_url}": address.env_url,
-        "{prompt}": prompt.replace("\0", ""),  # An argument cannot hold one; the last to fill in.
+        "{prompt}": as_argument(prompt),  # the last to fill in
     }
+
+
+def as_argument(text: str) -> str:
+    """Return a text as an argument can hold it: without NUL bytes and lone surrogates."""
+    return text.replace("\0", "").encode(errors="replace").decode()
 
 
 def write_task(

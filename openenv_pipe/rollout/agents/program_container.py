@@ -19,10 +19,10 @@ from openenv_pipe.environments.hosts.docker.program import (
     program_options,
     program_recipe,
 )
-from openenv_pipe.environments.hosts.process import filled_in
 from openenv_pipe.rollout.agents.gateway import Gateway
 from openenv_pipe.rollout.agents.program import (
     Address,
+    command_line,
     output_file,
     placeholders,
     program_variables,
@@ -45,9 +45,10 @@ class ProgramContainers:
         self, config: ProgramAgentConfig, address: Address, *, folder: Path, prompt: str, task: str
     ) -> ProgramContainer:
         """Start a program. It is a `StartProgram`."""
+        values = placeholders(address, TASK_FOLDER, python=PYTHON, prompt=prompt)
+        command = command_line(config.command, values)
         files = self.daemon.folder / folder.name  # removed by the guard if this process is killed
         (files / FILES).mkdir(parents=True)
-        values = placeholders(address, TASK_FOLDER, python=PYTHON, prompt=prompt)
         write_task(config, files, files / FILES, values, prompt=prompt, task=task)
         for path in (files, *files.rglob("*")):
             path.chmod(READABLE_FOLDER if path.is_dir() else READABLE_FILE)
@@ -56,7 +57,7 @@ class ProgramContainers:
             program_options(
                 self.daemon,
                 self.config,
-                command=[filled_in(part, values) for part in config.command],
+                command=command,
                 variables=program_variables(config, address, values, home=HOME),
                 task_folder=files,
                 gateway_folder=self.daemon.folder / GATEWAY,

@@ -4,7 +4,7 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -25,6 +25,7 @@ from openenv_pipe.rollout.agents.chat_completions import (
     reply_message,
 )
 from openenv_pipe.rollout.agents.endpoint import QUEUE, Endpoint
+from openenv_pipe.rollout.agents.request_fields import IGNORED
 from openenv_pipe.rollout.agents.session_routes import error_response
 from openenv_pipe.rollout.context import Chat
 from openenv_pipe.system.http import LOOPBACK
@@ -63,7 +64,8 @@ class ServedModel:
         except (InvalidRequestError, ConfigError) as error:
             raise RefusedCallError(str(error)) from None
         temperature, top_p, seed = _temperature(body), _top_p(body), body.get("seed")
-        self._tell_of(ignored_settings(body, temperature=temperature, top_p=top_p))
+        ignored = ignored_settings(body, temperature=temperature, top_p=top_p)
+        self._tell_of(ignored.keys() | body.get(IGNORED, {}).keys() - {"seed"})
         number = self._num_calls
         self._num_calls += 1
         try:
@@ -114,8 +116,8 @@ class ServedModel:
             )
         return min(room, request.max_tokens or room)
 
-    def _tell_of(self, ignored: Mapping[str, Any]) -> None:
-        for name in ignored.keys() - self._told:
+    def _tell_of(self, ignored: Set[str]) -> None:
+        for name in sorted(ignored - self._told):
             self._told.add(name)
             self._tell(f"a request asks for {name}, which this server ignores")
 
