@@ -25,6 +25,7 @@ SIZES: dict[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 2048,
     "initializer_range": 0.15,
+    "pad_token_id": None,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
@@ -46,10 +47,11 @@ def make_family(folder: Path, name: str, **options: Any) -> Path:
 
 def family_run(folder: Path, *overrides: str) -> RunConfig:
     """Return the configuration of a run with the model in a folder."""
-    precision = ("model.dtype=float32", "model.autocast=float32")
-    return compose(
-        ["conf=echo", "model=hub", f"model.path={folder}", *precision, *overrides]
-    ).config
+    given = ["conf=echo", "model=hub", f"model.path={folder}", *overrides]
+    given += ["model.dtype=float32", "model.autocast=float32"]
+    if not any(each.startswith("model.lora.rank=") for each in overrides):
+        given.append("model.lora.rank=0")
+    return compose(given).config
 
 
 def family_policy(folder: Path, *overrides: str) -> Policy:

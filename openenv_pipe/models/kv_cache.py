@@ -43,10 +43,12 @@ class _RaggedLayer(CacheLayerMixin):
         self._layout = layout
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        _, heads, _, size = key_states.shape
-        shape = (self._layout.num_rows, self._layout.capacity, heads, size)
-        self.keys = key_states.new_zeros(shape)
-        self.values = value_states.new_zeros(shape)
+        """Make room. Multi-head latent attention has values of another size than its keys."""
+        rows = self._layout.num_rows, self._layout.capacity
+        self.keys, self.values = (
+            states.new_zeros((*rows, states.shape[1], states.shape[3]))
+            for states in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def update(

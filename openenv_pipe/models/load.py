@@ -16,9 +16,21 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
-from openenv_pipe.config.schema import HubModelConfig, ModelConfig, RunConfig, TinyModelConfig
+from openenv_pipe.config.schema import (
+    HubModelConfig,
+    ModelConfig,
+    RunConfig,
+    TinyModelConfig,
+    VllmEngineConfig,
+)
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models import tiny
+from openenv_pipe.models.architecture_check import (
+    ADVICE,
+    MODEL,
+    find_max_length,
+    refuse_unsupported,
+)
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.policy import Policy
@@ -36,7 +48,6 @@ if TYPE_CHECKING:
     from openenv_pipe.models.picture_format import PictureFormat
 
 VISION_MODULES = r"(.*\.)?visual\..*"  # adapters are for the language model alone
-SDPA = "sdpa"  # the local engine makes masks for it
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -69,7 +80,7 @@ def load_policy(
         model = build_tiny(config, tokenizer, full_checkpoint)
     else:
         model = _load_hub(config, full_checkpoint)
-    refuse_sliding_attention(model)
+    refuse_unsupported(model)
     use_packed_attention(model)
     if config.quantization == "nf4":
         quantize(model, precision=DTYPES[config.autocast], device=device)
@@ -101,9 +112,9 @@ def check_architecture(config: RunConfig) -> Any:
             episodes may have more tokens than the model has positions.
     """
     model = build_empty(config.model)
-    refuse_sliding_attention(model)
+    refuse_unsupported(model)
     refuse_unsupported_vision(config)
-    refuse_long_episodes(config, find_max_length(model))
+    refuse_long_episodes(config, model)
     if config.model.quantization == "nf4":
         find_quantizable(model.get_decoder())
     return with_adapter(model, config.model, None) if config.model.lora.rank else model
@@ -114,20 +125,29 @@ def adapts_experts(model: Any) -> bool:
     return any(isinstance(module, ParamWrapper) for module in model.modules())
 
 
-def find_max_length(model: Any) -> int | None:
-    """Return the number of positions of a model, in tokens; None if its config names none."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
-
-def refuse_long_episodes(config: RunConfig, max_length: int | None) -> None:
-    """Raise ConfigError if episodes may have more tokens than the model has positions."""
-    if max_length is not None and config.env.max_episode_tokens > max_length:
+def refuse_long_episodes(config: RunConfig, model: Any) -> None:
+    """Raise ConfigError if rows may have more tokens than the model computes as it was trained."""
+    max_length, which = find_max_length(model)
+    if max_length is None:
+        return
+    if config.env.max_episode_tokens > max_length:
         is_tiny = isinstance(config.model, TinyModelConfig)
         raise ConfigError(
             f"experiment {config.name!r} with env {config.env.name!r}: "
-            f"env.max_episode_tokens={config.env.max_episode_tokens} is more than the model's "
-            f"{max_length} positions; lower it, or "
+            f"env.max_episode_tokens={config.env.max_episode_tokens} is more than the "
+            f"{max_length} positions {which}; lower it, or "
             f"{'raise model.max_length' if is_tiny else 'choose a model with a longer context'}"
+        )
+    engine = config.engine
+    if (
+        isinstance(engine, VllmEngineConfig)
+        and which != MODEL
+        and engine.max_model_len > max_length
+    ):
+        raise ConfigError(
+            f"engine.max_model_len={engine.max_model_len} is more than the {max_length} positions "
+            f"{which}, so that vLLM would compute all positions in the other way; set it to "
+            f"{max_length}"
         )
 
 
@@ -264,12 +284,18 @@ def build_empty(config: ModelConfig) -> Any:
             folder = find_model_folder(config)
             assert folder is not None  # the caller has checked that
             found = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            return model_class(found).from_config(found, attn_implementation=SDPA)
+            try:
+                return model_class(found).from_config(found)
+            except (RuntimeError, NotImplementedError) as error:
+                raise ConfigError(
+                    f"model.path={config.path!r}: {type(found).__name__} needs values to be built "
+                    f"({str(error).splitlines()[0]:.100}), which is not supported; {ADVICE}"
+                ) from None
 
 
 def build_tiny(config: TinyModelConfig, tokenizer: Any, checkpoint: Path | None) -> Any:
     if checkpoint is not None:
-        return read_model(str(checkpoint), dtype=DTYPES[config.dtype], attn_implementation=SDPA)
+        return read_model(str(checkpoint), dtype=DTYPES[config.dtype])
     torch.manual_seed(config.seed)
     model: Any = Qwen3ForCausalLM(tiny.model_config(config, tokenizer))
     return model.to(DTYPES[config.dtype])
@@ -281,7 +307,6 @@ def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> Any:
             str(checkpoint or config.path),
             revision=None if checkpoint else config.revision,
             dtype=DTYPES[config.dtype],
-            attn_implementation=SDPA,
         )
 
 
@@ -302,17 +327,6 @@ def readable_errors(config: HubModelConfig) -> Iterator[None]:
             "config.json and safetensors weights, or to an id on a hub that this machine can "
             "reach; model=tiny needs neither"
         ) from None
-
-
-def refuse_sliding_attention(model: Any) -> None:
-    config = model.config.get_text_config()
-    default = ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
-    kinds = set(getattr(config, "layer_types", None) or default)
-    if kinds != {"full_attention"}:
-        raise ConfigError(
-            f"model.path: this model has layers of {', '.join(sorted(kinds))}, but only full "
-            "attention is supported; choose a model without sliding windows or linear attention"
-        )
 
 
 def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:

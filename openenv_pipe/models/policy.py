@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from openenv_pipe.models.attention.packed import PackedRow
+from openenv_pipe.models.architecture_check import find_max_length
+from openenv_pipe.models.attention.packed import PackedRow, own_attention
 from openenv_pipe.models.chat_template import ChatFormat, HistoryMode
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.fast_forward import FastForward
@@ -64,15 +65,14 @@ class Policy:
         self.device = device
         self.end_id = self.chat.end_id
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.decoder = inner.get_decoder()
+        self._inner, self.decoder = inner, inner.get_decoder()
         leave_out_unread_tokens(self.decoder)
         # transformers 5.24 renamed the argument, model by model.
         arguments = inspect.signature(self.decoder.forward).parameters
         self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
         self._embedding, self._head = inner.get_input_embeddings(), inner.get_output_embeddings()
-        text = inner.config.get_text_config()
-        self.num_layers = text.num_hidden_layers
-        self.max_length: int | None = getattr(text, "max_position_embeddings", None)
+        self.max_length = find_max_length(inner)[0]
+        self.num_layers: int = inner.config.get_text_config().num_hidden_layers
         # `check_forward` clears it for architectures without packed rows.
         self.packs_rows = self.padding_reason is None
         # Why `row_forwards` uses transformers' modules; `check_forward` may set it.
@@ -155,7 +155,7 @@ class Policy:
 
     def model_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the logits [B, T, V] of transformers' own forward pass, for comparison."""
-        with self._precision():
+        with self._precision(), own_attention(self._inner):
             return self.model(input_ids=token_ids, use_cache=False).logits
 
     @property

@@ -94,8 +94,14 @@ class TransformersForward:
     def _forward(
         self, ids_RQ: torch.Tensor, positions_RQ: torch.Tensor, last_R: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the logits [R, V] at each row's place last_R."""
+        """Compute the logits [R, V] at each row's place last_R.
+
+        Padding has the position of its row's last token: behind it, rope types that depend on the
+        highest position would give all tokens other angles.
+        """
         mask = self._cache.write_at(positions_RQ)
+        highest_R1 = positions_RQ[self._tensor(range(len(positions_RQ))), last_R][:, None]
+        positions_RQ = torch.minimum(positions_RQ, highest_R1)
         hidden_RQ = self._model.hidden(ids_RQ, positions_RQ, mask, self._cache)
         return self._last_logits(hidden_RQ, last_R)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from openenv_pipe.models.attention.packed import own_attention
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.picture_format import PictureFormat
 from openenv_pipe.models.policy import Policy
@@ -73,7 +74,7 @@ class VisionPolicy(Policy):
             return super().model_logits(token_ids)
         shown = [pictures[token_id] for token_id, _ in _runs(token_ids)]
         is_picture_BT = token_ids >= PICTURE_IDS
-        with self._precision():
+        with self._precision(), own_attention(self._inner):
             return self.model(
                 input_ids=token_ids.masked_fill(is_picture_BT, self._vision.config.image_token_id),
                 mm_token_type_ids=is_picture_BT.int(),

@@ -249,7 +249,7 @@ def _load_checked(
             "the local engine samples with the model's own modules, because %s",
             policy.slow_forward_reason,
         )
-    refuse_long_episodes(config, policy.max_length)
+    refuse_long_episodes(config, policy.model)
     return policy
 
 

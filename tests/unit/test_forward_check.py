@@ -143,7 +143,7 @@ def test_an_error_inside_the_forward_pass_is_not_taken_for_a_missing_argument(er
 
         return forward
 
-    with pytest.raises(error, match="a bug of the model's own"):
+    with pytest.raises(ConfigError, match="a bug of the model's own"):
         check_forward(policy_whose_decoder(with_a_bug))
 
 

@@ -25,6 +25,7 @@ from openenv_pipe.learner.distributed.fsdp import (
 )
 from openenv_pipe.learner.distributed.shard_files import read_shapes, read_shards
 from openenv_pipe.learner.ranks import Ranks
+from openenv_pipe.models.architecture_check import refuse_unsupported
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.load import (
     DTYPES,
@@ -33,7 +34,6 @@ from openenv_pipe.models.load import (
     find_model_folder,
     load_tokenizer,
     readable_errors,
-    refuse_sliding_attention,
     with_adapter,
 )
 from openenv_pipe.models.safetensors_only import plain_name, refuse_other_weights
@@ -82,7 +82,7 @@ def _load(
     tokenizer = load_tokenizer(config)
     model = build_empty(config)
     _refuse_saved_buffers(model)
-    refuse_sliding_attention(model)
+    refuse_unsupported(model)
     use_packed_attention(model)
     drawn, folder = None, checkpoint if config.lora.rank == 0 else None
     if folder is None and isinstance(config, TinyModelConfig):

@@ -6,8 +6,9 @@ no fast bfloat16 backward there: on Wordle's shapes float32 takes a third of the
 included. Matrix products stay in bfloat16.
 """
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +30,22 @@ def use_packed_attention(model: Any) -> None:
     model.set_attn_implementation(NAME)
 
 
+@contextlib.contextmanager
+def own_attention(model: Any) -> Iterator[None]:
+    """Within the block, let a model attend as its authors wrote it, whatever that computes.
+
+    Other attention, such as transformers' of scaled dot products, leaves out arguments that it does
+    not know, such as sinks and capped scores.
+    """
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(NAME)
+
+
 class UnsupportedAttentionError(Exception):
-    """The model's attention has an option that packed rows do not implement."""
+    """The model's attention has an option or shape that is not implemented."""
 
 
 class PackedRow:
@@ -67,7 +82,14 @@ def _attention(
     packed_row: PackedRow | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as transformers calls it; query, key and value are [B, heads, T, head size]."""
+    """Attend as transformers calls it; query, key and value are [B, heads, T, head size].
+
+    Raises:
+        UnsupportedAttentionError: an option is given that scaled dot products leave out.
+    """
+    for name in UNSUPPORTED:
+        if options.get(name) is not None:
+            raise UnsupportedAttentionError(f"its attention has {name}={options[name]!r:.40}")
     dtype = query.dtype
     if packed_row is None and query.device.type != "cpu":
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -91,9 +113,9 @@ def _packed(
     scaling: float | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    for name in UNSUPPORTED:
-        if options.get(name) is not None:
-            raise UnsupportedAttentionError(f"its attention has {name}={options[name]!r}")
+    if query.shape[-1] != value.shape[-1]:
+        sizes = f"keys of size {query.shape[-1]} and values of size {value.shape[-1]}"
+        raise UnsupportedAttentionError(f"its attention has {sizes}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if row.plan is None:
         from openenv_pipe.models.attention.flex import flex

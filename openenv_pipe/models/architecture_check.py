@@ -1,0 +1,128 @@
+"""Reject architectures that the forward passes of this package do not compute, without weights.
+
+The local engine caches keys and values of rows that grow at different rates, with one mask for all
+layers, and the learner computes logprobs from the head's outputs. `check` and every load of a model
+ask here. `forward_check.py` then compares values, which also finds what no configuration says.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from openenv_pipe.errors import ConfigError
+
+# The rotary angles of these depend on the position alone, and not on the length of a row.
+STATIC_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
+CHANGING_ROPE = ("dynamic", "longrope")  # beyond a length that the configuration names
+MODEL = "of the model"
+ADVICE = "choose a model with full attention, such as Qwen3 or Llama"
+
+
+def refuse_unsupported(model: Any) -> None:
+    """Raise ConfigError if the model is of an unsupported architecture; its values do not matter.
+
+    model: one without an adapter, also on torch's device `meta`.
+    """
+    config, name = model.config.get_text_config(), type(model).__name__
+    layers = _layer_kinds(config) - {"full_attention"}
+    if layers:
+        raise ConfigError(
+            f"model.path: {name} has layers of {', '.join(sorted(layers))}, but only "
+            f"full_attention is supported; {ADVICE}"
+        )
+    if getattr(model, "_is_stateful", False):
+        raise ConfigError(
+            f"model.path: {name} has recurrent layers, whose state the engine does not keep; "
+            f"{ADVICE}"
+        )
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    if softcap is not None or not model._supports_sdpa:
+        reason = f"attn_logit_softcapping={softcap}" if softcap is not None else "sinks or the like"
+        raise ConfigError(
+            f"model.path: the attention of {name} is more than scaled dot products ({reason}), "
+            f"which is not supported; {ADVICE}"
+        )
+    if not all(getattr(module, "is_causal", True) for module in model.get_decoder().modules()):
+        raise ConfigError(
+            f"model.path: {name} has attention that is not causal, which is not supported; {ADVICE}"
+        )
+    for rope_type in _rope_types(config):
+        if rope_type not in (*STATIC_ROPE, *CHANGING_ROPE):
+            raise ConfigError(
+                f"model.path: rope_type={rope_type} of {name} is not supported; expected one of "
+                f"{', '.join((*STATIC_ROPE, *CHANGING_ROPE))}"
+            )
+    if not _logits_are_the_heads(model):
+        raise ConfigError(
+            f"model.path: {name} scales or caps its logits behind the head, which the learner's "
+            f"logprobs leave out; {ADVICE}"
+        )
+
+
+def find_max_length(model: Any) -> tuple[int | None, str]:
+    """Return how long rows may be, in tokens, and why; None if the configuration names no length.
+
+    Beyond the original length, longrope and dynamic rope give all tokens of a batch other angles
+    than before, so that sampler and learner, whose batches differ, would disagree.
+    """
+    config = model.config.get_text_config()
+    length: int | None = getattr(config, "max_position_embeddings", None)
+    for values in _rope_parameters(config):
+        if values.get("rope_type") in CHANGING_ROPE:
+            original = values.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            if original is not None and (length is None or original < length):
+                rope_type = values["rope_type"]
+                return original, f"up to which rope_type={rope_type} does not change its angles"
+    return length, MODEL
+
+
+def _layer_kinds(config: Any) -> set[str]:
+    default = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    return set(getattr(config, "layer_types", None) or [default])
+
+
+def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rotary parameters, of which some models have several, by kind of layer."""
+    found = getattr(config, "rope_parameters", None) or {}
+    is_nested = found and all(isinstance(each, dict) or each is None for each in found.values())
+    yield from (each for each in found.values() if each) if is_nested else [found]
+
+
+def _rope_types(config: Any) -> list[str]:
+    return [each.get("rope_type") or "default" for each in _rope_parameters(config)]
+
+
+class _HiddenStates:
+    """What a decoder returns, for a model whose decoder is left out."""
+
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.last_hidden_state
+
+    def __getattr__(self, name: str) -> None:
+        """All other outputs are None."""
+
+
+def _logits_are_the_heads(model: Any) -> bool:
+    """Return whether the model's logits are its head's outputs and nothing else.
+
+    Decoder and head are left out, so that this takes neither values nor time.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        return False
+    inner = model.base_model if model.base_model is not model else model.get_decoder()
+    device, size = head.weight.device, model.config.get_text_config().hidden_size
+    hidden = torch.zeros(1, 1, size, device=device)
+    logits = torch.zeros(1, 1, len(head.weight), device=device)
+    inner.forward = lambda *arguments, **options: _HiddenStates(hidden)
+    head.forward = lambda *arguments: logits
+    try:
+        token_ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        return model(input_ids=token_ids, use_cache=False).logits is logits
+    finally:
+        del inner.forward, head.forward

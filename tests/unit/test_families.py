@@ -1,0 +1,208 @@
+"""Each model family is computed as transformers computes it, or `check` and `train` reject it with
+the same message."""
+
+import pytest
+import torch
+import transformers
+from fakes import random_samples
+
+from openenv_pipe.algorithms.packing import pack
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models import load
+from openenv_pipe.models.attention import packed
+from openenv_pipe.models.forward_check import check_forward
+from openenv_pipe.models.load import check_architecture, load_policy
+from openenv_pipe.models.row_forward import TransformersForward
+from tests.families import family_policy, family_run, make_family
+
+FULL = ["full_attention", "full_attention"]
+MIXED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+ORIGINAL_LENGTH = 64
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0 + number for number in range(8)],
+    "original_max_position_embeddings": ORIGINAL_LENGTH,
+    "factor": 32.0,
+}
+REJECTED = {
+    "a window": ("MistralConfig", {"sliding_window": 16}, "layers of sliding_attention"),
+    "windows and full": ("Gemma3TextConfig", MIXED, "layers of sliding_attention"),
+    "chunks": (
+        "Llama4TextConfig",
+        {**EXPERTS, "layer_types": ["chunked_attention", "full_attention"]},
+        "layers of chunked_attention",
+    ),
+    "convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}, "layers of conv"),
+    "a recurrent state": ("BambaConfig", {**MAMBA, "attn_layer_indices": [1]}, "layers of linear"),
+    "recurrent and full": ("FalconH1Config", {**MAMBA, "mamba_d_ssm": 128}, "layers of hybrid"),
+    "sinks": ("GptOssConfig", {**EXPERTS, "layer_types": FULL}, "the attention of GptOss"),
+    "capped scores": (
+        "Gemma3TextConfig",
+        {"layer_types": FULL, "attn_logit_softcapping": 20.0},
+        "attn_logit_softcapping=20",
+    ),
+    "scaled logits": ("GraniteConfig", {"logits_scaling": 4.0}, "scales or caps its logits"),
+    "other scaled logits": ("CohereConfig", {"logit_scale": 0.25}, "scales or caps its logits"),
+    "attention to later tokens": ("BertConfig", {}, "not causal"),
+    "capped logits": (
+        "Gemma3TextConfig",
+        {"layer_types": FULL, "final_logit_softcapping": 20.0},
+        "scales or caps its logits",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "options", "message"), REJECTED.values(), ids=REJECTED)
+def test_what_is_not_computed_alike_is_rejected_by_check_and_train(
+    config, options, message, tmp_path
+):
+    run = family_run(make_family(tmp_path, config, **options))
+    said = []
+    for use in (
+        lambda: check_architecture(run),
+        lambda: load_policy(run.model, seed=0, device=torch.device("cpu")),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            use()
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+def own_logprobs(folder, ids):
+    """The logprobs [T, V] of transformers alone."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.inference_mode():
+        return torch.log_softmax(model(torch.tensor([ids])).logits[0], dim=-1)
+
+
+@torch.inference_mode()
+def engine_difference(policy, folder, lengths):
+    """Return the largest difference of the engine's logprobs from transformers' for rows of these
+    lengths, which get a turn of one token and another one of several."""
+    draw = torch.Generator().manual_seed(1)
+    rows = [torch.randint(5, 250, (length,), generator=draw).tolist() for length in lengths]
+    expected = [own_logprobs(folder, row) for row in rows]
+    firsts = [len(row) // 2 for row in rows]
+    forward = TransformersForward(policy)
+    forward.reserve_rows(len(rows))
+
+    def difference(logits, ends):
+        got = torch.log_softmax(logits.float(), dim=-1)
+        pairs = zip(got, expected, ends, strict=True)
+        return max((mine - theirs[end - 1]).abs().max().item() for mine, theirs, end in pairs)
+
+    heads = [row[:first] for row, first in zip(rows, firsts, strict=True)]
+    found = [difference(forward.feed(heads, [0] * len(rows)), firsts)]
+    step = torch.tensor([row[first] for row, first in zip(rows, firsts, strict=True)])
+    found.append(difference(forward.step(step, torch.tensor(firsts)), [k + 1 for k in firsts]))
+    tails = [row[first + 1 :] for row, first in zip(rows, firsts, strict=True)]
+    found.append(difference(forward.feed(tails, [k + 1 for k in firsts]), lengths))
+    return max(found)
+
+
+@pytest.mark.parametrize("config", ["DeepseekV2Config", "DeepseekV3Config"])
+def test_values_of_another_size_than_keys_are_cached_and_trained_in_padded_rows(config, tmp_path):
+    folder = make_family(tmp_path, config, **LATENT)
+    policy = family_policy(folder)
+    assert "keys of size 24 and values of size 16" in check_forward(policy)
+    assert engine_difference(policy, folder, [40, 23, 61]) < 1e-4
+
+    samples = random_samples(0)
+    batch = pack(samples, share=False, device=policy.device)
+    with torch.inference_mode():
+        learned = policy.logprobs(batch, 1.0)[0]
+    rows = [(sample, own_logprobs(folder, sample.token_ids)) for sample in samples]
+    expected = [
+        logprobs[place - 1, sample.token_ids[place]]
+        for sample, logprobs in rows
+        for place, is_trained in enumerate(sample.loss_mask)
+        if is_trained
+    ]
+    torch.testing.assert_close(learned, torch.stack(expected), atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def longrope(tmp_path_factory):
+    options = {"sliding_window": None, "rope_parameters": LONGROPE}
+    options["original_max_position_embeddings"] = ORIGINAL_LENGTH
+    return make_family(tmp_path_factory.mktemp("longrope"), "Phi3Config", **options)
+
+
+def test_longrope_is_exact_up_to_its_original_length_and_rejected_beyond(longrope):
+    few = ("env.max_reply_tokens=8", f"env.max_episode_tokens={ORIGINAL_LENGTH}")
+    check_architecture(family_run(longrope, *few))
+    with pytest.raises(
+        ConfigError, match=r"65 is more than the 64 positions up to which rope_type="
+    ):
+        check_architecture(family_run(longrope, *few[:1], "env.max_episode_tokens=65"))
+
+    policy = family_policy(longrope)
+    assert check_forward(policy) is None
+    # The second turn of the short row is padded to that of the long one.
+    assert engine_difference(policy, longrope, [ORIGINAL_LENGTH, 9, ORIGINAL_LENGTH - 2]) < 1e-4
+
+
+def test_vllm_gets_no_longer_rows_than_those_whose_angles_do_not_change(longrope):
+    few = ("engine=vllm", "env.max_reply_tokens=8", "env.max_episode_tokens=64")
+    check_architecture(family_run(longrope, *few, "engine.max_model_len=64"))
+    with pytest.raises(ConfigError, match=r"max_model_len=65 is more than the 64 .* set it to 64"):
+        check_architecture(family_run(longrope, *few, "engine.max_model_len=65"))
+
+
+def test_a_window_longer_than_the_probe_that_no_check_of_the_configuration_saw_is_found(tmp_path):
+    folder = make_family(tmp_path, "MistralConfig", sliding_window=None)
+    policy = family_policy(folder)
+    assert check_forward(policy) is None
+    policy.model.config.sliding_window = 1024  # longer than the probe
+    with pytest.raises(ConfigError, match="its attention has sliding_window=1024"):
+        check_forward(policy)
+
+
+def test_the_forward_check_compares_with_the_models_own_attention(tmp_path, monkeypatch):
+    """transformers' attention of scaled dot products leaves out sinks without a word."""
+    monkeypatch.setattr(load, "refuse_unsupported", lambda model: None)
+    monkeypatch.setattr(packed, "UNSUPPORTED", ())
+    folder = make_family(tmp_path, "GptOssConfig", layer_types=FULL, **EXPERTS)
+    with pytest.raises(ConfigError, match="the learner's forward pass differs"):
+        check_forward(family_policy(folder))
+
+
+def test_a_pass_that_leaves_out_the_adapter_is_found_before_the_adapter_is_trained(tmp_path):
+    folder = make_family(tmp_path, "Qwen3Config", tie_word_embeddings=False)
+    adapter = ("model.lora.rank=2", "model.lora.target_modules=[q_proj,lm_head]")
+    model = family_run(folder, *adapter).model
+    policy = load_policy(model, seed=0, device=torch.device("cpu"))
+    before = [values.clone() for _, values in policy.trained_parameters()]
+    assert check_forward(policy) is None
+    after = [values for _, values in policy.trained_parameters()]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    policy._head = policy._head.base_layer
+    with pytest.raises(ConfigError, match="forward pass differs"):
+        check_forward(policy)
