@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig, TinyModelConfig, VllmEngineConfig
@@ -27,7 +28,7 @@ from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.environments.tasks import RangeTasks, Splits
 from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
-from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.load import load_policy
 from openenv_pipe.models.policy import Policy
@@ -459,7 +460,10 @@ WITH_ALL = {  # a small eps would let Adam amplify rounding where a gradient is 
 
 
 def loss_and_gradients(
-    policy: Policy, samples: Sequence[Sample], changes: Mapping[str, Any] | None = None
+    policy: Policy,
+    samples: Sequence[Sample],
+    changes: Mapping[str, Any] | None = None,
+    uncomputed: Uncomputed = NOTHING,
 ) -> tuple[float, list[torch.Tensor]]:
     """Return the loss and all gradients of one update, without changing the weights."""
     trainer = run_config(
@@ -467,7 +471,7 @@ def loss_and_gradients(
     ).trainer
     learner = Learner(policy, trainer, max_episode_tokens=120, seed=0)
     learner.optimizer = keeper = GradientKeeper(policy)
-    metrics = learner.update(samples, step=1)
+    metrics = learner.update(samples, 1, uncomputed)
     (gradients,) = keeper.updates
     return metrics["loss/total"], gradients
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
+from openenv_pipe.algorithms.credit import trained_turns
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.types import (
     PICTURE_IDS,
@@ -16,15 +18,31 @@ from openenv_pipe.types import (
 )
 
 
-def build_samples(advantages: Sequence[GroupAdvantages]) -> list[Sample]:
-    """Build the samples of the episodes that are compared, in groups with a signal."""
-    return [
-        sample
-        for each in advantages
-        if each.has_signal
-        for episode in each.compared
-        for sample in episode_samples(each.group.id, episode, each.by_member[episode.member])
-    ]
+def build_samples(
+    advantages: Sequence[GroupAdvantages], *, every_group: bool = False
+) -> list[Sample]:
+    """Build the samples of the episodes that are compared.
+
+    every_group: also of groups without a signal, with advantages of 0
+    """
+    samples = []
+    for each in advantages:
+        if not (each.has_signal or every_group):
+            continue
+        for episode in each.compared:
+            values = each.by_member.get(episode.member, [0.0] * len(episode.turns))
+            samples += episode_samples(each.group.id, episode, values)
+    return samples
+
+
+def count_uncomputed(advantages: Sequence[GroupAdvantages]) -> Uncomputed:
+    """Count the episodes of groups without a signal, and their tokens that would be trained."""
+    episodes = [each for found in advantages if not found.has_signal for each in found.compared]
+    turns = [episode.turns[index] for episode in episodes for index in trained_turns(episode)]
+    return Uncomputed(
+        num_episodes=len(episodes),
+        num_tokens=sum(len(turn.completion_ids) for turn in turns),
+    )
 
 
 def episode_samples(group: str, episode: Episode, advantages: Sequence[float]) -> list[Sample]:

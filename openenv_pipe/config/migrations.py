@@ -1,8 +1,8 @@
 """Read configurations of older versions.
 
-A missing key gets the value of the shipped blocks, where a new key's value must mean the former
-behaviour. A value that is refused since then gets the value that trains in the same way. An unknown
-key stays an error, and so does a missing key that no shipped block has.
+A missing key gets the value of the shipped blocks, or that of `FORMER`, which has to mean the
+former behaviour. A value that is refused since then gets the value that trains in the same way. An
+unknown key stays an error, and so does a missing key that no shipped block has.
 """
 
 from collections.abc import Container, Mapping
@@ -32,6 +32,8 @@ GROUPS = {
     "env.tasks.train.type": "env/tasks@env.tasks.train",
     "env.tasks.eval.type": "env/tasks@env.tasks.eval",
 }
+# Values that meant the former behaviour, where the shipped ones mean another.
+FORMER = {"trainer.loss.normalise_groups": "with_signal"}
 # What pydantic says of a missing key, and the key below the one that it names.
 MISSING = {"missing": "", "union_tag_not_found": ".type"}
 
@@ -73,7 +75,7 @@ def _complete(values: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
         shipped = load_values(loader, ["conf=smoke", *choices], may_miss=True)
     for key in missing:
         with suppress(KeyError):
-            assign(completed, key, _at(shipped, key))
+            assign(completed, key, FORMER.get(key) or _at(shipped, key))
     return completed
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from openenv_pipe.algorithms.losses.normalization import Counts
+from openenv_pipe.algorithms.losses.normalization import Counts, Uncomputed
 from openenv_pipe.algorithms.packing import num_contexts
 from openenv_pipe.algorithms.samples import by_episode
 from openenv_pipe.config.schema import PythonLossConfig, TrainerConfig
@@ -26,6 +26,8 @@ from openenv_pipe.learner.token_recorder import TokenRecorder
 from openenv_pipe.models.flop_count import Size
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.types import Batch, Sample, TrainedTokens
+
+NOTHING = Uncomputed()
 
 
 class Learner:
@@ -58,8 +60,14 @@ class Learner:
         if self._objective.needs_reference:
             policy.keep_reference()
 
-    def update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
+    def update(
+        self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed = NOTHING
+    ) -> dict[str, float]:
         """Train on the samples of a step once, in `updates_per_step` optimizer steps.
+
+        Steps before this one may have had no samples; the learning rate is this step's anyway.
+
+        uncomputed: what the loss counts beside the samples
 
         Returns the step's metrics.
 
@@ -70,8 +78,9 @@ class Learner:
         started = time.perf_counter()
         accumulator, recorder = MetricAccumulator(), TokenRecorder(samples)
         norms: list[float] = []
+        self.optimizer.num_steps_taken = (step - 1) * self._config.updates_per_step
         lr = self.optimizer.lr
-        for update in self._updates(samples, step, accumulator):
+        for update in self._updates(samples, step, uncomputed, accumulator):
             self._accumulate(update, accumulator, recorder)
             self._ranks.sum_gradients(values for _, values in self.policy.trained_parameters())
             norms.append(self.optimizer.step())
@@ -92,7 +101,11 @@ class Learner:
         }
 
     def _updates(
-        self, samples: Sequence[Sample], step: int, accumulator: MetricAccumulator
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        uncomputed: Uncomputed,
+        accumulator: MetricAccumulator,
     ) -> list[UpdateBatches]:
         """Split the episodes into optimizer updates of about equal size, by seed and step.
 
@@ -100,6 +113,7 @@ class Learner:
         them changes the weights.
         """
         episodes = by_episode(samples)
+        num_tokens = _num_trained(samples)
         num_updates = min(self._config.updates_per_step, len(episodes))
         order = list(range(len(episodes)))
         if num_updates > 1:
@@ -114,8 +128,8 @@ class Learner:
                 num_lanes = count_lanes(self.policy, part, budget, self._ranks)
             batches = list(batches_of(part, budget, self.policy, self._ranks, num_lanes))
             counts = Counts(
-                num_episodes=len(chosen),
-                num_tokens=sum(sum(sample.loss_mask) for sample in part),
+                num_episodes=len(chosen) * (1 + uncomputed.num_episodes / len(episodes)),
+                num_tokens=_num_trained(part) * (1 + uncomputed.num_tokens / num_tokens),
                 max_tokens=self._max_episode_tokens,
             )
             is_first = number == 0
@@ -186,6 +200,10 @@ class Learner:
             sample_index=batch.sample_index,
             episode_tokens=batch.episode_tokens,
         )
+
+
+def _num_trained(samples: Sequence[Sample]) -> int:
+    return sum(sum(sample.loss_mask) for sample in samples)
 
 
 def _size(batch: Batch) -> Size:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages, step_advantages
 from openenv_pipe.algorithms.custom_advantages import custom_advantages
-from openenv_pipe.algorithms.samples import build_samples
-from openenv_pipe.config.schema import AdvantageConfig, PythonAdvantageConfig
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
+from openenv_pipe.algorithms.samples import build_samples, count_uncomputed
+from openenv_pipe.config.schema import AdvantageConfig, LossConfig, PythonAdvantageConfig
 from openenv_pipe.learner.distributed.build import build_learner
 from openenv_pipe.learner.distributed.learner_group import LearnerGroup
 from openenv_pipe.learner.learner import Learner
@@ -30,7 +31,7 @@ from openenv_pipe.runs.episode_index import index_episodes
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
 from openenv_pipe.system.python_targets import bind_function
-from openenv_pipe.types import Group
+from openenv_pipe.types import Group, Sample
 
 
 class GrpoStage:
@@ -141,11 +142,13 @@ class GrpoStage:
         if rollout is not None and rollout.chat is not None and rollout.programs is None:
             # The prompts of programs are their own.
             metrics["groups/unlike"] = count_unlike_prompts(groups, rollout.chat.reply_text)
-        samples = build_samples(advantages)
+        samples, uncomputed = samples_of_step(advantages, self._trainer.loss)
         self._in_step = True
         if samples:
             await context.publisher.begin_update()
-            metrics |= await context.components.compute(self._learner.update, samples, step)
+            metrics |= await context.components.compute(
+                self._learner.update, samples, step, uncomputed
+            )
             check_mismatch({"step": step, **metrics}, self._trainer.max_mismatch)
             await context.publisher.publish(step)
             tokens = self._learner.trained_tokens
@@ -185,3 +188,14 @@ def build_advantages(
     return partial(
         step_advantages, baseline=config.baseline, scale=config.scale, discount=config.discount
     )
+
+
+def samples_of_step(
+    advantages: Sequence[GroupAdvantages], loss: LossConfig
+) -> tuple[list[Sample], Uncomputed]:
+    """Return the samples to compute, and what the loss is a mean over beside them."""
+    if loss.normalise_groups == "with_signal":
+        return build_samples(advantages), Uncomputed()
+    if not loss.needs_only_advantages:
+        return build_samples(advantages, every_group=True), Uncomputed()
+    return build_samples(advantages), count_uncomputed(advantages)

@@ -33,6 +33,7 @@ class Rollout:
         changes = {
             "trainer.tasks_per_step": WANTED,
             "trainer.max_sampling_rounds": rounds,
+            "trainer.loss.normalise_groups": "with_signal",
             "trainer.max_staleness": staleness,
             "trainer.steps": 9,
             "env.tasks.order": "seed",
@@ -142,6 +143,11 @@ def test_rounds_make_no_sense_where_all_groups_are_compared():
     advantage = {"type": "group_relative", "baseline": "batch", "scale": "batch", "discount": 1.0}
     with pytest.raises(ValueError, match="set max_sampling_rounds=1"):
         run_config({"trainer.advantage": advantage, "trainer.max_sampling_rounds": 2})
+
+
+def test_groups_that_rounds_replace_are_not_part_of_the_mean():
+    with pytest.raises(ValueError, match=r"set loss\.normalise_groups=with_signal"):
+        run_config({"trainer.max_sampling_rounds": 2})
 
 
 async def learn(source, publisher, steps):

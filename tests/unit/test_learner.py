@@ -9,6 +9,7 @@ import pytest
 import torch
 from fakes import (
     FakeHost,
+    GradientKeeper,
     alike_samples,
     all_episodes,
     assert_same_update,
@@ -26,13 +27,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.advantages import step_advantages
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.algorithms.packing import pack, prefix_reuse_fraction
 from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner import batches
 from openenv_pipe.learner import batches as batches_module
-from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer, rate_share
 from openenv_pipe.models import logprobs as logprobs_module
 
@@ -68,6 +70,21 @@ def weights_of(policy):
 def unmasked(values, mask, fill):
     """Return the values with `fill` wherever the mask is False."""
     return [value if chosen else fill for value, chosen in zip(values, mask, strict=True)]
+
+
+@pytest.mark.parametrize("normaliser", ["sample", "token", "constant"])
+def test_every_update_of_a_step_counts_its_share_of_what_is_not_computed(normaliser):
+    """Trap 9: as many episodes and tokens without an advantage halve each of the gradients."""
+    policy, samples = tiny_policy(), random_samples(5, 6)
+    num_tokens = sum(sum(sample.loss_mask) for sample in samples)
+    found = []
+    for uncomputed in (NOTHING, Uncomputed(num_episodes=len(samples), num_tokens=num_tokens)):
+        learner = learner_of(policy, updates_per_step=2, **{"loss.normalise": normaliser})
+        learner.optimizer = keeper = GradientKeeper(policy)
+        learner.update(samples, 1, uncomputed)
+        found.append(keeper.updates)
+    for alone, counted in zip(*found, strict=True):
+        assert all(map(torch.allclose, [each / 2 for each in alone], counted))
 
 
 # --- traps 8 to 11: what must not change an update -----------------------------------------------
@@ -395,6 +412,14 @@ def test_a_schedule_decays_by_default(name, last):
     rates = [rate_share(config, step, 10) for step in range(10)]
     assert (rates[0], rates[-1]) == pytest.approx((1.0, last), abs=1e-12)
     assert rates == sorted(rates, reverse=True)
+
+
+def test_steps_without_samples_do_not_hold_the_schedule_back():
+    """No group of steps 2 and 3 had a signal: the last step still has the last rate."""
+    changes = {"steps": 4, "optimizer.schedule": "linear", "optimizer.lr": 1e-3}
+    learner, samples = learner_of(tiny_policy(), **changes), random_samples(0)
+    assert learner.update(samples, step=1)["lr"] == 1e-3
+    assert learner.update(samples, step=4)["lr"] == 0.0
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

@@ -16,14 +16,21 @@ import torch
 from fakes import (
     assert_same_update,
     loss_and_gradients,
+    made_up_episode,
     made_up_group,
+    made_up_turn,
     random_sample,
+    run_config,
     tiny_policy,
     trained_tensors,
 )
 
 from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.algorithms.packing import pack
+from openenv_pipe.algorithms.samples import build_samples
+from openenv_pipe.learner.learner import NOTHING
+from openenv_pipe.pipeline.grpo_stage import samples_of_step
+from openenv_pipe.types import Group
 
 pytest.importorskip("trl", reason="not installed: trl")
 
@@ -148,15 +155,14 @@ def trl_loss_and_gradients(policy, samples, name, temperature, *, flat=None, **e
     return loss.item(), gradients
 
 
-def our_loss_and_gradients(policy, samples, name, temperature, **changes):
+def our_loss_and_gradients(policy, samples, name, temperature, uncomputed=NOTHING, **changes):
     """Return the learner's loss and gradients, with the policy's own reference."""
     clip_low = 1.0 if name == "cispo" else CLIP_LOW
     clips = {"loss.clip_low": clip_low, "loss.clip_high": CLIP_HIGH}
     keep, policy.keep_reference = policy.keep_reference, lambda: None
     try:
-        return loss_and_gradients(
-            policy, samples, LOSSES[name] | clips | {"temperature": temperature} | changes
-        )
+        given = LOSSES[name] | clips | {"temperature": temperature} | changes
+        return loss_and_gradients(policy, samples, given, uncomputed)
     finally:
         policy.keep_reference = keep
 
@@ -245,6 +251,56 @@ def test_with_a_correction_loss_and_gradients_are_trls(name, kind):
     flat = {"old_per_token_logps": old, "importance_sampling_ratio": weights}
     theirs = trl_loss_and_gradients(policy, samples, name, 0.7, flat=flat, corrected=True)
     assert_close(ours, theirs)
+
+
+def groups_of_which_one_has_a_signal():
+    """Return the advantages of four groups of episodes of different lengths."""
+    draw = random.Random(1)
+
+    def turn():
+        ids = [draw.randrange(5, 250) for _ in range(draw.randrange(4, 9))]
+        return made_up_turn(ids[:2], ids[2:], logprobs=[-draw.uniform(4.0, 7.0) for _ in ids[2:]])
+
+    groups = []
+    for number in range(4):
+        rewards = [0.0, 1.0, 5.0] if number == 2 else [1.0] * 3
+        episodes = [
+            made_up_episode(reward, member=member, turns=[turn() for _ in range(1 + member)])
+            for member, reward in enumerate(rewards)
+        ]
+        groups.append(Group(id=str(number), task=episodes[0].task, episodes=episodes))
+    return step_advantages(groups, baseline="group", scale="none", discount=1.0)
+
+
+@pytest.mark.parametrize("extra", ["none", "kl", "entropy"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "cispo", "gspo"])
+def test_groups_without_a_signal_count_as_rows_without_an_advantage(name, extra):
+    """Of four groups three have a signal of zero: TRL's mean is over all of them, and so is ours
+    with `normalise_groups: all`; a KL term or an entropy bonus is about their tokens, too."""
+    advantages, policy = groups_of_which_one_has_a_signal(), moved_policy(0)
+    rows = build_samples(advantages, every_group=True)
+    alive = build_samples(advantages)
+    assert (len(rows), len(alive)) == (12, 3)
+    changes, given, flat = {"loss.normalise_groups": "all"}, {}, {}
+    if extra == "kl":
+        changes["loss.kl"] = {"coef": KL_COEF, "estimator": "k3", "importance_weights": False}
+        given["beta"] = KL_COEF
+        flat["ref_per_token_logps"] = policy.reference_logprobs(pack(rows, share=False), 0.7)
+    if extra == "entropy":
+        changes["loss.entropy_coef"] = given["entropy_coef"] = ENTROPY_COEF
+    loss = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer.loss
+    samples, uncomputed = samples_of_step(advantages, loss)
+    assert samples == (alive if extra == "none" else rows)
+    ours = our_loss_and_gradients(policy, samples, name, 0.7, uncomputed, **changes)
+    theirs = trl_loss_and_gradients(policy, rows, name, 0.7, flat=flat, **given)
+    assert_close(ours, theirs)
+    changes["loss.normalise_groups"] = "with_signal"
+    loss = run_config({f"trainer.{key}": value for key, value in changes.items()}).trainer.loss
+    samples, uncomputed = samples_of_step(advantages, loss)
+    ours = our_loss_and_gradients(policy, samples, name, 0.7, uncomputed, **changes)
+    if extra == "kl":
+        flat["ref_per_token_logps"] = policy.reference_logprobs(pack(alive, share=False), 0.7)
+    assert_close(ours, trl_loss_and_gradients(policy, alive, name, 0.7, flat=flat, **given))
 
 
 @pytest.mark.parametrize("num_generations", [2, 4, 8])

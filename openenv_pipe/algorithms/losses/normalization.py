@@ -10,11 +10,22 @@ Normaliser = Literal["sample", "token", "constant"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """Counts over all batches of an update, so that the split into batches changes no loss."""
+    """What the loss of an update is a mean over, so that the split into batches changes nothing.
 
-    num_episodes: int
-    num_tokens: int  # that are trained
+    With several updates a step, each counts its share of the step's `Uncomputed`.
+    """
+
+    num_episodes: float
+    num_tokens: float  # of the agent
     max_tokens: int  # that a sample could have: env.max_episode_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uncomputed:
+    """Episodes that the loss of a step counts and has no samples of, since theirs is zero."""
+
+    num_episodes: int = 0
+    num_tokens: int = 0  # of the agent
 
 
 def token_weights(

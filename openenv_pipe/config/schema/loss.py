@@ -53,9 +53,18 @@ class LossBlock(Block):
     normalise: Literal["sample", "token", "constant"] = Field(
         description="a mean over each episode's tokens, over all tokens, or a sum over a constant"
     )
+    normalise_groups: Literal["all", "with_signal"] = Field(
+        description="the groups whose episodes and tokens the mean counts; all: also those without "
+        "a signal, which add nothing to it; with_signal: only those that are trained on"
+    )
     entropy_coef: NonNegative = Field(description="weight of the bonus for mean token entropy")
     kl: KlConfig
     correction: CorrectionConfig
+
+    @property
+    def needs_only_advantages(self) -> bool:
+        """Whether tokens whose advantage is 0 add nothing to the loss and its gradient."""
+        return self.kl.coef == 0 and self.entropy_coef == 0
 
 
 class ClippedLossConfig(LossBlock):
@@ -84,6 +93,11 @@ class ClippedLossConfig(LossBlock):
 
 class PythonLossConfig(LossBlock, PythonTarget):
     """An `openenv_pipe.algorithms.losses.custom.CustomLoss`: target(tokens, **options)."""
+
+    @property
+    def needs_only_advantages(self) -> bool:
+        """False, because it is not known."""
+        return False
 
     @property
     def title(self) -> str:

@@ -206,4 +206,10 @@ class TrainerConfig(Block):
                 "rounds replace groups whose rewards are all equal, and such groups do have a "
                 "signal when compared with all others; set max_sampling_rounds=1"
             )
+        if self.loss.normalise_groups == "all":
+            raise ValueError(
+                f"max_sampling_rounds={self.max_sampling_rounds} with loss.normalise_groups=all: "
+                "rounds replace groups without a signal, and the loss would be a mean over these "
+                "as well; set loss.normalise_groups=with_signal or max_sampling_rounds=1"
+            )
         return self

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.learner.distributed.workers import Workers
-from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.optimizer import Optimizer
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.policy import Policy
@@ -91,12 +92,14 @@ class LearnerGroup:
     def trained_tokens(self) -> list[TrainedTokens | None]:
         return self._learner.trained_tokens
 
-    def update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
+    def update(
+        self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed = NOTHING
+    ) -> dict[str, float]:
         """Do what `Learner.update` does, on all ranks. The first call starts the workers."""
         if not self._has_started:
             self._start_workers()
-        with self._workers.running("update", samples, step):
-            return self._learner.update(samples, step)
+        with self._workers.running("update", samples, step, uncomputed):
+            return self._learner.update(samples, step, uncomputed)
 
     def _start_workers(self) -> None:
         """Start the workers and send them the state of rank 0's learner."""

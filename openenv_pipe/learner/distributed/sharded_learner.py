@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.learner.distributed.fsdp import ShardedOptimizer, ShardedPolicy
-from openenv_pipe.learner.learner import Learner
+from openenv_pipe.learner.learner import NOTHING, Learner
 from openenv_pipe.learner.ranks import Ranks, collective
 from openenv_pipe.learner.supervised import WarmStart
 from openenv_pipe.types import Sample
@@ -32,8 +33,10 @@ class ShardedLearner(Learner):
         )
 
     @collective("learner")
-    def update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
-        return super().update(samples, step)
+    def update(
+        self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed = NOTHING
+    ) -> dict[str, float]:
+        return super().update(samples, step, uncomputed)
 
 
 class ShardedWarmStart(WarmStart):

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.config.schema import ModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.fsdp import ShardedPolicy
@@ -111,8 +112,8 @@ class Worker:
         optimizer, device = self._learner.optimizer, self._policy.device
         layout.broadcast_optimizer(optimizer, self._ranks, device)
 
-    def update(self, samples: Sequence[Sample], step: int) -> None:
-        self._learner.update(samples, step)
+    def update(self, samples: Sequence[Sample], step: int, uncomputed: Uncomputed) -> None:
+        self._learner.update(samples, step, uncomputed)
 
     def load_sharded(
         self, config: ModelConfig, seed: int, num_replicas: int, checkpoint: Path | None
