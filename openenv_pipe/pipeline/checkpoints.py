@@ -1,8 +1,12 @@
 """Save and load the checkpoints of a run, choose the best, and delete old ones."""
 
+import math
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.learner.checkpoint import load_progress, load_weights, save_progress, save_weights
@@ -16,10 +20,13 @@ from openenv_pipe.runs.checkpoints import (
     all_checkpoints,
     checkpoint_path,
     is_passing,
+    is_resumable,
     mark_passing,
     new_checkpoint,
     point_best,
+    read_best_only,
     retain,
+    write_best_only,
 )
 from openenv_pipe.runs.evals import read_during
 from openenv_pipe.runs.folder import RunFolder
@@ -49,10 +56,12 @@ class Saver:
         self._source = source
         self._say = say
         self._said_missing = False
+        self._best: float | None = None  # of the best checkpoint
         self._saved_at_s = time.monotonic()  # or the beginning, while nothing is saved
 
     def is_saved(self, at: StageStep) -> bool:
-        return checkpoint_path(self._folder, at).exists()
+        """Return whether a run could go on from there."""
+        return is_resumable(checkpoint_path(self._folder, at))
 
     def is_overdue(self) -> bool:
         """Return whether the last checkpoint is longer ago than `every_minutes`."""
@@ -73,14 +82,10 @@ class Saver:
         warm_start: its state is saved too; None after the warm start. passing: the checkpoint is
         only for resuming, and is deleted when there is a newer one.
         """
-        in_warm_start = at.stage == "warm_start"
+        if not passing:
+            write_best_only(self._folder, read_best_only(self._folder) - {at.name})
         with new_checkpoint(self._folder, at) as path:
-            save_weights(
-                path,
-                self._policy,
-                steps=0 if in_warm_start else at.step,
-                warm_start_steps=at.step if in_warm_start else self._num_warm_start_steps,
-            )
+            self._save_weights(path, at)
             (path / RESUME).mkdir()
             save_progress(path / RESUME, self._policy, optimizer)
             self._source.save(path / RESUME)
@@ -90,6 +95,42 @@ class Saver:
                 mark_passing(path)
         self._saved_at_s = time.monotonic()
         self.tidy()
+
+    def _save_weights(self, path: Path, at: StageStep) -> None:
+        in_warm_start = at.stage == "warm_start"
+        save_weights(
+            path,
+            self._policy,
+            steps=0 if in_warm_start else at.step,
+            warm_start_steps=at.step if in_warm_start else self._num_warm_start_steps,
+        )
+
+    def save_if_best(self, step: int, metrics: Mapping[str, Any] | None = None) -> None:
+        """Save the present weights, which `step` steps have made, if they are the best so far.
+
+        They are kept, without the state for a resume, as long as no others are better. Weights
+        that nothing has trained are not saved.
+
+        metrics: measured on these weights; None: those of an evaluation of them
+        """
+        best = self._config.best
+        if best is None or (metrics is None) != best.metric.startswith("eval/"):
+            return
+        value = self._values().get(step) if metrics is None else metrics.get(best.metric)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return
+        if self._best is not None and self._sign * value <= self._sign * self._best:
+            return
+        at = StageStep("grpo", step)
+        path = checkpoint_path(self._folder, at)
+        if not path.exists() and step == 0:
+            return
+        if not path.exists() or is_passing(path):
+            write_best_only(self._folder, read_best_only(self._folder) | {at.name})
+        if not path.exists():
+            with new_checkpoint(self._folder, at) as partial:
+                self._save_weights(partial, at)
+        self.tidy({step: float(value)})
 
     def load(self, checkpoint: Path) -> None:
         """Load a checkpoint's weights into the policy, and its state into the group source."""
@@ -104,62 +145,103 @@ class Saver:
         if warm_start is not None:
             warm_start.restore(read_json(checkpoint / RESUME / WARM_START))
 
-    def tidy(self) -> None:
-        """Let `best` link to the best checkpoint, and delete those that need not be kept."""
-        measured = self._measure()
-        self._say_missing(measured)
+    def tidy(self, now: Mapping[int, float] | None = None) -> None:
+        """Let `best` link to the best checkpoint, and delete those that need not be kept.
+
+        now: by step, a value that no file has yet
+        """
+        values = self._values() | dict(now or {})
+        paths = self._candidates()
+        measured = {path: values.get(StageStep.of(path).step) for path in paths}
+        if self._config.best is None:
+            measured = dict.fromkeys(paths, 0.0)
+        self._say_missing()
         best = self._find_best(measured)
         if best is not None:
+            self._best = measured[best]
             point_best(self._folder, best)
         retain(
             self._folder,
             keep_last=self._config.keep_last,
             num_resumable=self._config.num_resumable,
-            best=best,
+            best={path for path in (best, self._best_at_resume(measured)) if path is not None},
             measured=measured,
         )
 
-    def _measure(self) -> dict[Path, float | None]:
-        """Return for each checkpoint the metric that decides the best; None if it is missing."""
-        paths = [path for path in all_checkpoints(self._folder) if not is_passing(path)]
-        if self._config.best is None:
-            return dict.fromkeys(paths, 0.0)
-        records = {
-            record["step"]: record
-            for record in read_metrics(self._metrics_path)
-            if record["stage"] == "grpo"
-        }
-        for report in read_during(self._folder):
-            if not report.is_representative:
-                continue
-            found = {"eval/success": report.success, "eval/reward": report.reward}
-            means = {name: interval.mean for name, interval in found.items() if interval}
-            records[report.step] = {**records.get(report.step, {}), **means}
-        metric = self._config.best.metric
-        steps = {path: StageStep.of(path).step for path in paths}
-        return {path: records.get(step, {}).get(metric) for path, step in steps.items()}
+    def _candidates(self) -> list[Path]:
+        best_only = read_best_only(self._folder)
+        paths = all_checkpoints(self._folder)
+        return [path for path in paths if not is_passing(path) or path.name in best_only]
 
-    def _say_missing(self, measured: dict[Path, float | None]) -> None:
-        """Warn once if the metric that decides which checkpoint is best does not exist."""
-        path = next(reversed(measured), None)
-        best = self._config.best
-        if self._said_missing or path is None or best is None or best.metric.startswith("eval/"):
-            return
+    def _values(self) -> dict[int, float]:
+        """Return the metric that decides the best, by the step that made the measured weights."""
+        if self._config.best is None:
+            return {}
+        metric = self._config.best.metric
+        if not metric.startswith("eval/"):
+            return measured_by_step(self._records(), metric)
+        values: dict[int, float] = {}
+        for report in read_during(self._folder):
+            interval = report.success if metric == "eval/success" else report.reward
+            if report.is_representative and interval is not None and report.step is not None:
+                values[report.step] = interval.mean
+        return values
+
+    def _records(self) -> list[dict[str, Any]]:
         records = read_metrics(self._metrics_path)
-        if records and StageStep.of(path).step and measured[path] is None:
+        return [record for record in records if record["stage"] == "grpo"]
+
+    def _say_missing(self) -> None:
+        """Warn once if the metric that decides which checkpoint is best does not exist."""
+        best = self._config.best
+        if self._said_missing or best is None or best.metric.startswith("eval/"):
+            return
+        records = self._records()
+        if records and best.metric not in records[-1]:
             self._said_missing = True
-            metric = best.metric
-            known = sorted(records[-1])
             self._say(
-                f"trainer.checkpoint.best.metric={metric!r} is not among the metrics of "
-                f"{path.name}, so it cannot be the best and is not deleted"
-                f"{did_you_mean(metric, known)}"
+                f"trainer.checkpoint.best.metric={best.metric!r} is not among the metrics of step "
+                f"{records[-1]['step']}; weights that it does not measure cannot be the best, and "
+                f"their checkpoints are not deleted{did_you_mean(best.metric, sorted(records[-1]))}"
             )
 
-    def _find_best(self, measured: dict[Path, float | None]) -> Path | None:
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self._config.best and self._config.best.direction == "max" else -1.0
+
+    def _find_best(self, measured: Mapping[Path, float | None]) -> Path | None:
         """Return the best checkpoint, the first of equal ones; None if there is none."""
         known = {path: value for path, value in measured.items() if value is not None}
         if self._config.best is None or not known:
             return None
-        sign = 1.0 if self._config.best.direction == "max" else -1.0
-        return max(known, key=lambda path: sign * known[path])
+        return max(known, key=lambda path: self._sign * known[path])
+
+    def _best_at_resume(self, measured: Mapping[Path, float | None]) -> Path | None:
+        """Return what the best is if a kill makes the run go on from its newest checkpoint."""
+        resumable = [path for path in all_checkpoints(self._folder) if is_resumable(path)]
+        if not resumable or self._config.best is None:
+            return None
+        last = StageStep.of(resumable[-1]).step
+        if not self._config.best.metric.startswith("eval/"):
+            last -= 1  # Its metrics come with the step after it.
+        return self._find_best(
+            {path: value for path, value in measured.items() if StageStep.of(path).step <= last}
+        )
+
+
+def measured_by_step(records: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
+    """Return a metric of GRPO steps by the step that made the weights which it is about.
+
+    The episodes of a step are played by the weights before its update, or by older ones with
+    `max_staleness`. Where weights have played the episodes of several steps, the mean counts.
+    """
+    values = defaultdict(list)
+    trained = records[0]["step"] - 1 if records else 0  # the last step that changed the weights
+    for record in records:
+        age = round(record.get("staleness/mean") or 0.0)
+        made_by = trained - age if age else record["step"] - 1
+        if record.get(metric) is not None:
+            values[made_by].append(record[metric])
+        if "lr" in record:
+            trained = record["step"]
+    return {step: fmean(each) for step, each in values.items()}

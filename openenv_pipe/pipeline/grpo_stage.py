@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages, step_advantages
 from openenv_pipe.algorithms.custom_advantages import custom_advantages
@@ -65,10 +66,14 @@ class GrpoStage:
         )
         if checkpoint and StageStep.of(checkpoint).stage == "grpo":
             await components.compute(self._load, checkpoint)
+        await components.compute(context.saver.tidy)  # `best`, after what a resume has set aside
+        evaluations = self._config.eval.during
         while self._step < self._trainer.steps and self._step != self._stop_after:
             self.stop_reason = await evaluator.during(self._step)
             if self.stop_reason is not None:
                 break
+            if evaluations.every and self._step % evaluations.every == 0:
+                await finish_despite_cancel(self._save_if_best())
             if context.saver.is_overdue():
                 await finish_despite_cancel(self.save_unsaved())
             await self._advance()
@@ -80,6 +85,10 @@ class GrpoStage:
             await evaluator.during(self._step)  # the last checkpoint may be the best, too
         await self._conclude()
         return StageStep("grpo", self._step)
+
+    async def _save_if_best(self, metrics: Mapping[str, Any] | None = None) -> None:
+        save = self._context.saver.save_if_best
+        await self._context.components.compute(save, self._step, metrics)
 
     async def save_unsaved(self) -> None:
         if not self._step or self._in_step or self._is_saved():
@@ -142,6 +151,8 @@ class GrpoStage:
         if rollout is not None and rollout.chat is not None and rollout.programs is None:
             # The prompts of programs are their own.
             metrics["groups/unlike"] = count_unlike_prompts(groups, rollout.chat.reply_text)
+        if not metrics.get("staleness/max"):
+            await self._save_if_best(metrics)  # the present weights have played these groups
         samples, uncomputed = samples_of_step(advantages, self._trainer.loss)
         self._in_step = True
         if samples:

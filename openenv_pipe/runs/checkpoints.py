@@ -5,15 +5,17 @@
         resume/          optimizer, reference, order of tasks; its own digests.json
       warm_start_000060/ the same during the warm start; deleted when the warm start is over
       best -> step_000040
+      best_only.json     names of those that are kept only as long as they are the best
 
 A checkpoint is written beside its place and renamed, and deleted in the reverse way, so that one
-with its proper name is complete. None is overwritten, and a damaged one is never used.
+with its proper name is complete. None is overwritten, except for one of the best that has no
+`resume/` by a whole one of the same step. A damaged one is never used.
 """
 
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,7 @@ DIGESTS = "digests.json"
 # Suffixes of what libraries load. The last ones are of pickles, which no run writes.
 LOADABLE = (".safetensors", ".json", ".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 RESUME = "resume"
+BEST_ONLY = "best_only.json"
 _log = logging.getLogger(__name__)
 
 
@@ -83,10 +86,10 @@ def new_checkpoint(folder: Path, at: StageStep) -> Iterator[Path]:
     """Yield a folder to fill, which becomes the checkpoint unless the block raises.
 
     Raises:
-        RunFolderError: The checkpoint exists already.
+        RunFolderError: The checkpoint exists already, with its part for a resume.
     """
     path = checkpoint_path(folder, at)
-    if path.exists():
+    if is_resumable(path):
         raise RunFolderError(f"{path} exists already and is not overwritten")
     partial = path.parent / f".{path.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)  # left by a killed attempt
@@ -95,12 +98,24 @@ def new_checkpoint(folder: Path, at: StageStep) -> Iterator[Path]:
         yield partial
         write_digests(partial)
         sync_tree(partial)
-        partial.rename(path)
+        with _replaced(path):
+            partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync(path.parent)
     _log.info("saved the checkpoint %s", path)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[None]:
+    """Move a checkpoint that may be in the way aside, and delete it after the block."""
+    gone = path.parent / f".{path.name}.gone"
+    shutil.rmtree(gone, ignore_errors=True)
+    if path.exists():
+        path.rename(gone)
+    yield
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def write_digests(path: Path) -> None:
@@ -211,25 +226,47 @@ def retain(
     *,
     keep_last: int | None,
     num_resumable: int,
-    best: Path | None,
+    best: Collection[Path],
     measured: Mapping[Path, float | None],
 ) -> None:
     """Delete checkpoints that are not to be kept, and the resume part of older ones.
 
     Kept are the newest `keep_last` (None: all), the best, and those without a value in `measured`.
-    A checkpoint that only serves to resume (see `mark_passing`) is deleted once a later one exists.
+    One that only serves to resume (`mark_passing`) is deleted once a later one can be resumed, and
+    one of `best_only` once it is no longer among the best.
     """
-    paths = all_checkpoints(folder)
-    regular = [path for path in paths if not is_passing(path)]
-    for path in paths:
-        if path not in regular and path != paths[-1]:
+    best_only = read_best_only(folder)
+    regular = []
+    resumable = [path for path in all_checkpoints(folder) if is_resumable(path)]
+    for path in all_checkpoints(folder):
+        if is_passing(path):
+            if path == resumable[-1]:
+                continue
+            _remove(path / RESUME if path in best else path)
+        elif path.name not in best_only:
+            regular.append(path)
+        elif path not in best:
             _remove(path)
     if keep_last is not None:
         for path in regular[:-keep_last]:
-            if path != best and measured.get(path) is not None:
+            if path not in best and measured.get(path) is not None:
                 _remove(path)
     for path in [path for path in all_checkpoints(folder) if is_resumable(path)][:-num_resumable]:
         _remove(path / RESUME)
+    write_best_only(folder, best_only & {path.name for path in all_checkpoints(folder)})
+
+
+def read_best_only(folder: Path) -> set[str]:
+    """Read the names of the checkpoints that are kept only as long as they are the best."""
+    path = folder / "checkpoints" / BEST_ONLY
+    return set(read_json(path)) if path.exists() else set()
+
+
+def write_best_only(folder: Path, names: Collection[str]) -> None:
+    path = folder / "checkpoints" / BEST_ONLY
+    if names or path.exists():
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, sorted(names))
 
 
 def point_best(folder: Path, best: Path) -> None:

@@ -1,6 +1,7 @@
 """Checkpoint folders: digests, which ones are kept, and rewinding a run folder to one of them."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -20,7 +21,9 @@ from openenv_pipe.runs.checkpoints import (
     new_checkpoint,
     newest_sound,
     point_best,
+    read_best_only,
     retain,
+    write_best_only,
 )
 from openenv_pipe.runs.episodes import episodes_path
 from openenv_pipe.runs.evals import read_reports
@@ -56,7 +59,7 @@ def tidy(folder, *, keep_last=None, num_resumable=2, best=None, measured=None):
         folder.path,
         keep_last=keep_last,
         num_resumable=num_resumable,
-        best=best,
+        best=set() if best is None else {best},
         measured=dict.fromkeys(paths, 1.0) if measured is None else measured,
     )
 
@@ -151,6 +154,28 @@ def test_what_was_saved_to_go_on_from_goes_once_there_is_a_later_one(folder):
     save(folder, 8)
     tidy(folder)
     assert names(folder) == ["04", "08"]
+
+
+def test_what_is_kept_as_the_best_goes_once_another_is_better(folder):
+    save(folder, 4)
+    for step in (5, 6):
+        path = save(folder, step)
+        shutil.rmtree(path / RESUME)
+    write_best_only(folder.path, {"step_000005", "step_000006"})
+    save(folder, 8, passing=True)
+    shutil.rmtree(save(folder, 9) / RESUME)
+    tidy(folder, best=all_checkpoints(folder.path)[2])
+    assert names(folder) == ["04", "06", "08", "09"], "08 is the newest that can be resumed"
+    assert read_best_only(folder.path) == {"step_000006"}
+
+
+def test_a_best_checkpoint_without_its_part_for_a_resume_is_completed(folder):
+    path = save(folder, 4)
+    with pytest.raises(RunFolderError, match="exists already"):
+        save(folder, 4)
+    shutil.rmtree(path / RESUME)
+    assert is_resumable(save(folder, 4))
+    assert find_damage(path) is None and names(folder) == ["04"]
 
 
 def test_a_folder_is_rewound_and_nothing_of_it_deleted(folder):

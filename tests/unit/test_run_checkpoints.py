@@ -1,19 +1,24 @@
 """Which checkpoints a run keeps, judged by its own metrics."""
 
+import math
 from contextlib import closing
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 import run_samples
+import torch
 from fakes import run_config, tiny_policy
 
 from openenv_pipe.config.compose import compose
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.pipeline.checkpoints import Saver
-from openenv_pipe.runs.checkpoints import StageStep
+from openenv_pipe.learner.checkpoint import load_weights
+from openenv_pipe.pipeline.checkpoints import Saver, measured_by_step
+from openenv_pipe.runs.checkpoints import StageStep, checkpoint_path, is_resumable
 from openenv_pipe.runs.evals import save_evaluation
-from openenv_pipe.runs.metrics import MetricsFile
+from openenv_pipe.runs.folder import RunFolder
+from openenv_pipe.runs.metrics import MetricsFile, read_metrics
+from openenv_pipe.runs.rewind import rewind
 from openenv_pipe.types import Status
 
 SOURCE = SimpleNamespace(save=lambda folder: None)
@@ -24,50 +29,171 @@ def folder(tmp_path):
     return run_samples.create(tmp_path)
 
 
-def run(folder, values, *, metric="reward/mean", direction="max", keep_last=1):
-    """Save a checkpoint after each step with these metric values; return the steps kept and the
-    notes."""
-    best = {"metric": metric, "direction": direction}
-    keep = {"every": 1, "every_minutes": None, "num_resumable": 1}
-    keep |= {"keep_last": keep_last, "best": best}
-    said = []
-    config = run_config({"trainer.checkpoint": keep, "eval.during.every": 1})
-    saver = Saver(config, folder, tiny_policy(), SOURCE, said.append)
-    with closing(MetricsFile(folder.metrics_path)) as metrics:
-        for step, value in enumerate(values, start=1):
-            measured = {} if value is None else {"reward/mean": value}
-            metrics.append({"stage": "grpo", "step": step, **measured})
-            saver.save(StageStep("grpo", step), None)
-    return [StageStep.of(path).step for path in folder.checkpoints()], said
+def saver_of(folder, *, metric="reward/mean", direction="max", keep_last=None, resumable=2):
+    """Return a saver, and the policy whose first weight says which step has made its weights."""
+    keep = {"every": 1, "every_minutes": None, "num_resumable": resumable, "keep_last": keep_last}
+    keep["best"] = {"metric": metric, "direction": direction}
+    policy, said = tiny_policy(), []
+    config = run_config({"eval.during.every": 2, "trainer.checkpoint": keep})
+    saver = Saver(config, folder, policy, SOURCE, said.append)
+    return saver, policy, said
+
+
+def run(folder, values, *, every=1, **options):
+    """Take steps as the stage does: these are the values of their episodes; None: no value.
+
+    Returns the steps whose checkpoints are kept, and the notes.
+    """
+    saver, policy, said = saver_of(folder, **options)
+    first = 1 + len(read_metrics(folder.metrics_path))
+    with closing(MetricsFile(folder.metrics_path)) as file:
+        for step, value in enumerate(values, start=first):
+            metrics = {} if value is None else {"reward/mean": value}
+            saver.save_if_best(step - 1, metrics)
+            mark(policy, step)
+            file.append({"stage": "grpo", "step": step, "lr": 1.0, **metrics})
+            if step % every == 0:
+                saver.save(StageStep("grpo", step), None)
+    return kept_in(folder), said
+
+
+def mark(policy, step):
+    with torch.no_grad():
+        next(iter(policy.model.parameters())).fill_(step)
+
+
+def kept_in(folder):
+    return [StageStep.of(path).step for path in folder.checkpoints()]
 
 
 def best_of(folder):
-    return int((folder.path / "checkpoints" / "best").readlink().name.removeprefix("step_"))
+    """Return the step that has made the weights of the best checkpoint."""
+    best = folder.path / "checkpoints" / "best"
+    step = int(best.readlink().name.removeprefix("step_"))
+    policy = tiny_policy()
+    load_weights(best, policy)
+    assert next(iter(policy.model.parameters())).unique().tolist() == [step]
+    return step
 
 
 @pytest.mark.parametrize(
     ("direction", "values", "best", "kept"),
     [
-        ("max", [0.1, 0.9, 0.4, 0.9, 0.2], 2, [2, 5]),
-        ("min", [0.4, 0.3, 0.5, 0.6], 2, [2, 4]),
-        ("max", [0.1, 0.2, 0.3], 3, [3]),
-        ("max", [0.0, -1.0, -2.0], 1, [1, 3]),
+        # A value is about the weights of the step before, so the last weights have none.
+        ("max", [0.0, 0.1, 0.9, 0.4, 0.9, 0.2], 2, [2, 6]),
+        ("min", [0.0, 0.4, 0.3, 0.5, 0.6], 2, [2, 5]),
+        ("max", [0.0, 0.1, 0.2, 0.3], 3, [3, 4]),
+        ("max", [9.0, 0.0, -1.0, -2.0], 1, [1, 4]),
     ],
 )
 def test_the_best_by_a_metric_stays_beside_the_last(folder, direction, values, best, kept):
-    assert run(folder, values, direction=direction) == (kept, [])
+    options = {"direction": direction, "keep_last": 1, "resumable": 1}
+    assert run(folder, values, **options) == (kept, [])
     assert best_of(folder) == best
 
 
-def test_a_step_without_the_metric_keeps_its_checkpoint(folder):
-    kept, said = run(folder, [0.3, None, 0.1, 0.2])
-    assert kept == [1, 2, 4]
+@pytest.mark.parametrize("every", [1, 5, 50])
+def test_a_peak_between_checkpoints_is_saved_with_the_weights_that_had_it(folder, every):
+    """The episodes of step 14 are played by the weights of step 13, and are the best."""
+    values = [0.1 + 0.01 * step for step in range(13)] + [0.81] + [0.3] * 11
+    kept, _ = run(folder, values, every=every)
+    assert best_of(folder) == 13
+    assert kept == sorted({13, *range(every, 26, every)})
+    assert not is_resumable(checkpoint_path(folder.path, StageStep("grpo", 13)))
+
+
+def test_the_first_of_equally_good_weights_is_the_best(folder):
+    assert run(folder, [0.1, 0.5, 0.5, 0.5], every=50) == ([1], [])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "0.5"])
+def test_what_is_no_number_is_never_the_best(folder, value):
+    saver, _, _ = saver_of(folder)
+    saver.save_if_best(3, {"reward/mean": value})
+    assert kept_in(folder) == []
+    saver.save_if_best(4, {"reward/mean": -1.0})
+    assert kept_in(folder) == [4]
+
+
+def test_untrained_weights_are_not_saved(folder):
+    assert run(folder, [0.9, 0.1], every=50) == ([1], [])
+
+
+def test_a_kill_finds_the_best_of_the_steps_that_it_goes_back_to(folder):
+    """Steps 1 to 5 are done, and step 4 can be resumed: a better one after it is played again."""
+    kept, _ = run(folder, [0.0, 0.6, 0.1, 0.2, 0.3, 0.9], every=4)
+    assert (kept, best_of(folder)) == ([1, 4, 5], 5)
+    rewind(RunFolder.open(folder.path), StageStep("grpo", 4))
+    saver, _, _ = saver_of(folder)
+    saver.tidy()
+    assert (kept_in(folder), best_of(folder)) == ([1, 4], 1)
+    saver.save_if_best(4, {"reward/mean": 0.5})
     assert best_of(folder) == 1
-    assert len(said) == 1 and "step_000002" in said[0]
+
+
+def take_step(folder, saver, step, value):
+    """Take a step with episodes of this value, and save no checkpoint."""
+    saver.save_if_best(step - 1, {"reward/mean": value})
+    with closing(MetricsFile(folder.metrics_path)) as file:
+        file.append({"stage": "grpo", "step": step, "lr": 1.0, "reward/mean": value})
+
+
+@pytest.mark.parametrize("passing", [True, False])
+def test_the_best_can_be_saved_again_to_go_on_from_it(folder, passing):
+    saver, _, _ = saver_of(folder)
+    saver.save_if_best(7, {"reward/mean": 1.0})
+    assert not saver.is_saved(StageStep("grpo", 7))
+    saver.save(StageStep("grpo", 7), None, passing=passing)
+    assert saver.is_saved(StageStep("grpo", 7))
+    take_step(folder, saver, 8, 1.0)
+    take_step(folder, saver, 9, 2.0)
+    saver.save(StageStep("grpo", 9), None)
+    assert kept_in(folder) == ([8, 9] if passing else [7, 8, 9])
+
+
+def test_a_checkpoint_saved_by_time_stays_as_the_best(folder):
+    saver, policy, _ = saver_of(folder)
+    mark(policy, 7)
+    saver.save(StageStep("grpo", 7), None, passing=True)
+    take_step(folder, saver, 8, 1.0)
+    saver.save(StageStep("grpo", 9), None)
+    assert (kept_in(folder), best_of(folder)) == ([7, 9], 7)
+    assert not is_resumable(checkpoint_path(folder.path, StageStep("grpo", 7)))
+
+
+def test_metrics_belong_to_the_weights_that_have_played_the_episodes():
+    """With `max_staleness` these are older; a step without samples makes no new weights."""
+    records = [
+        {"step": 1, "lr": 1.0, "it": 0.1, "staleness/mean": 0.0},
+        {"step": 2, "lr": 1.0, "it": 0.3, "staleness/mean": 1.0},
+        {"step": 3, "it": 0.5, "staleness/mean": 1.0},
+        {"step": 4, "lr": 1.0, "it": 0.7, "staleness/mean": 1.0},
+        {"step": 5, "lr": 1.0, "it": None, "staleness/mean": 0.0},
+        {"step": 6, "lr": 1.0, "staleness/mean": 0.0},
+        {"step": 7, "lr": 1.0, "it": 0.9},
+    ]
+    assert measured_by_step(records, "it") == pytest.approx({0: 0.2, 1: 0.6, 6: 0.9})
+
+
+def test_the_best_by_an_evaluation_is_saved_after_it(folder):
+    saver, policy, _ = saver_of(folder, metric="eval/success")
+    for step, success in ((2, 0.25), (4, 0.75), (6, 0.5)):
+        mark(policy, step)
+        run_samples.evaluate(folder, f"during_{step:06d}", success, step=step)
+        saver.save_if_best(step)
+        saver.save_if_best(step, {"eval/success": 9.0})  # metrics of training do not count
+    assert (kept_in(folder), best_of(folder)) == ([4], 4)
+
+
+def test_a_step_without_the_metric_keeps_its_checkpoint(folder):
+    """Nothing is known of the weights of steps 2 and 5."""
+    kept, said = run(folder, [0.0, 0.3, None, 0.1, 0.2], keep_last=1)
+    assert (kept, best_of(folder)) == ([1, 2, 5], 1)
+    assert len(said) == 1 and "metrics of step 3" in said[0]
 
 
 def test_a_wrong_name_deletes_nothing_and_is_said_once(folder):
-    kept, said = run(folder, [0.1, 0.2, 0.3], metric="reward/men")
+    kept, said = run(folder, [0.1, 0.2, 0.3], metric="reward/men", keep_last=1)
     assert kept == [1, 2, 3]
     (text,) = said
     assert "did you mean reward/mean" in text
@@ -75,6 +201,7 @@ def test_a_wrong_name_deletes_nothing_and_is_said_once(folder):
 
 
 def test_an_evaluation_of_few_scored_tasks_names_no_best_checkpoint(folder):
+    saver, policy, _ = saver_of(folder, metric="eval/success")
     for step, num_scored in ((1, 10), (2, 1)):
         played = [run_samples.episode(Random(0), i, 0, success=step == 2) for i in range(10)]
         for each in played[num_scored:]:
@@ -82,9 +209,9 @@ def test_an_evaluation_of_few_scored_tasks_names_no_best_checkpoint(folder):
         save_evaluation(
             folder.path, run_samples.evaluation(folder, f"during_00000{step}", played, step)
         )
-    kept, _ = run(folder, [0.1, 0.2, 0.3], metric="eval/success")
-    assert best_of(folder) == 1
-    assert kept == [1, 2, 3], "what was not measured is not deleted"
+        mark(policy, step)
+        saver.save_if_best(step)
+    assert (kept_in(folder), best_of(folder)) == ([1], 1)
 
 
 def test_the_best_by_an_evaluation_needs_evaluations():

@@ -10,11 +10,12 @@ OF_EVALUATIONS = ("eval/success", "eval/reward")
 
 
 class BestConfig(Block):
-    """Which checkpoint `checkpoints/best` points to."""
+    """Which checkpoint `checkpoints/best` points to. The best so far is saved as soon as it is."""
 
     metric: str = Field(
-        description="the metric that decides: a key of metrics.jsonl at the checkpoint's step, or "
-        "eval/success or eval/reward of the evaluations that eval.during makes",
+        description="the metric that decides: a key of metrics.jsonl in the step whose episodes "
+        "the checkpoint's weights have played, or eval/success or eval/reward of the evaluations "
+        "that eval.during makes",
         examples=["reward/mean"],
     )
     direction: Literal["max", "min"] = Field(description="whether a high or a low value is best")
@@ -46,4 +47,6 @@ class CheckpointConfig(Block):
         description="how many of the newest keep the optimizer's state, which `--resume` needs "
         "and which is twice the size of the trained weights"
     )
-    best: BestConfig | None = Field(description="null: no best checkpoint is chosen")
+    best: BestConfig | None = Field(
+        description="null: no best checkpoint is chosen, and none saved beside the others"
+    )
