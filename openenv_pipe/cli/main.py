@@ -241,8 +241,11 @@ def check(overrides: Overrides) -> None:
     openenv-pipe check conf=wordle
     """
     from openenv_pipe.config.compose import compose
+    from openenv_pipe.config.unused_keys import unused_keys
 
     composed = compose(overrides)
+    for text in unused_keys(composed):
+        tell_person(text)
     from openenv_pipe.cli.console import open_console, print_table
     from openenv_pipe.commands import findings
 

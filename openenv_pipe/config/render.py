@@ -10,6 +10,7 @@ import yaml
 from openenv_pipe.config.compose import Composed
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import hide_assignments, hide_in_config, known_secrets
+from openenv_pipe.config.unused_keys import unused_keys
 from openenv_pipe.system.files import dump_json
 from openenv_pipe.system.resources import shipped_dir, short_path
 from openenv_pipe.system.secrets import environment_secrets
@@ -38,11 +39,14 @@ def to_yaml(values: Mapping[str, Any], width: int | None = None) -> str:
 def as_yaml(composed: Composed) -> str:
     """Return the resolved configuration with a comment on the origin of each key.
 
+    It begins with comments on keys that have no effect.
+
     Secrets are replaced by their marks, as in all files.
     """
     values = composed.config.model_dump()
     hidden = hide_in_config(values, known_secrets(values))
-    return "".join(_lines(hidden, composed.origins, ""))
+    unused = "".join(f"# {text}\n" for text in unused_keys(composed))
+    return unused + "".join(_lines(hidden, composed.origins, ""))
 
 
 def _lines(

@@ -15,6 +15,7 @@ from openenv_pipe.config.compose import Composed, amend
 from openenv_pipe.config.diff import changed_keys
 from openenv_pipe.config.schema import RayClusterConfig, RunConfig
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
+from openenv_pipe.config.unused_keys import unused_keys
 from openenv_pipe.environments.hosts.early import EarlyHost
 from openenv_pipe.errors import ConfigError, PipeError, RankLostError, RunFolderError
 from openenv_pipe.learner.checkpoint import OPTIMIZER, PROGRESS, REFERENCE
@@ -69,6 +70,8 @@ def train(
 
     early: the environment's host, if its servers have begun to start.
     """
+    for text in unused_keys(composed):
+        control.progress.note(text)
     with control.progress.phase("checking what the run needs"):
         check_requirements(composed.config)
     control.stop.run(prepare(composed.config, control.progress.note))

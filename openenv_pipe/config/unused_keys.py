@@ -1,0 +1,337 @@
+"""Find keys that somebody has set, and that the values of other keys leave without an effect.
+
+Whether keys contradict each other is checked in the schema. This is about keys that are valid and
+do nothing, such as the estimator of a KL term whose coefficient is 0.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openenv_pipe.config.compose import Composed
+from openenv_pipe.config.schema import (
+    AttachHostConfig,
+    DockerHostConfig,
+    GroupRelativeAdvantageConfig,
+    NoJudgeConfig,
+    OptimizerConfig,
+    ProcessHostConfig,
+    RayClusterConfig,
+    RunConfig,
+    VllmEngineConfig,
+)
+from openenv_pipe.config.yaml_files import EXPERIMENTS
+from openenv_pipe.system.resources import shipped_dir
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """Keys without an effect: these, and all keys below them."""
+
+    keys: tuple[str, ...]
+    because: tuple[str, ...]  # the keys whose values are the cause
+    applies: Callable[[RunConfig], bool]
+    advice: str
+
+
+def _optimizer_rules(block: str, steps: str) -> Iterator[Rule]:
+    """Return the rules of an optimizer. steps: the key with the number of its steps."""
+
+    def optimizer(config: RunConfig) -> OptimizerConfig:
+        trainer = config.trainer
+        return trainer.warm_start.optimizer if "warm_start" in block else trainer.optimizer
+
+    def num_steps(config: RunConfig) -> int:
+        trainer = config.trainer
+        if "warm_start" in block:
+            return trainer.warm_start.steps
+        return trainer.steps * trainer.updates_per_step
+
+    yield Rule(
+        keys=(f"{block}.final_lr_share",),
+        because=(f"{block}.schedule",),
+        applies=lambda config: (
+            optimizer(config).schedule == "constant"
+            and optimizer(config).final_lr_share not in (None, 1.0)
+        ),
+        advice="set schedule to linear or cosine",
+    )
+    yield Rule(
+        keys=(f"{block}.schedule",),
+        because=(f"{block}.final_lr_share",),
+        applies=lambda config: (
+            optimizer(config).schedule != "constant" and optimizer(config).final_lr_share == 1.0
+        ),
+        advice="set final_lr_share to null, or below 1",
+    )
+    yield Rule(
+        keys=tuple(f"{block}.{key}" for key in ("lr", "schedule", "final_lr_share")),
+        because=(f"{block}.lr_warmup_steps", steps),
+        applies=lambda config: 0 < num_steps(config) <= optimizer(config).lr_warmup_steps,
+        advice="training ends within the warm-up, before the learning rate is lr; set "
+        "lr_warmup_steps below the number of optimizer steps",
+    )
+
+
+def _clip_is_idle(config: RunConfig) -> bool:
+    """Return whether each token is trained once, by the policy that its ratio is taken to."""
+    trainer = config.trainer
+    if trainer.updates_per_step > 1:
+        return False
+    if trainer.loss.correction.type != "none":
+        return True  # the old logprobs are the trainer's own
+    return config.engine.capabilities.is_exact and not trainer.max_staleness
+
+
+def _has_no_turn_reward(config: RunConfig) -> bool:
+    is_built_in = isinstance(config.trainer.advantage, GroupRelativeAdvantageConfig)
+    return is_built_in and not any(term.per_turn for term in config.reward.terms.values())
+
+
+def _evaluates_never(config: RunConfig) -> bool:
+    """Return whether training ends before the first evaluation between two steps."""
+    best, every = config.trainer.checkpoint.best, config.eval.during.every
+    steps = config.trainer.steps
+    at_the_end = every == steps and best is not None and best.metric.startswith("eval/")
+    return every > 0 and every >= steps > 0 and not at_the_end
+
+
+def _vllm(config: RunConfig, *, attached: bool) -> bool:
+    engine = config.engine
+    return isinstance(engine, VllmEngineConfig) and (engine.launch == "attach") is attached
+
+
+def _publishes_adapters(config: RunConfig) -> bool:
+    engine = config.engine
+    if not isinstance(engine, VllmEngineConfig):
+        return False
+    return engine.publish == "adapter" or (engine.publish == "auto" and config.model.lora.rank > 0)
+
+
+def _keys(block: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{block}.{name}" for name in names)
+
+
+def _ray(config: RunConfig) -> RayClusterConfig | None:
+    return config.cluster if isinstance(config.cluster, RayClusterConfig) else None
+
+
+RULES = (
+    *_optimizer_rules("trainer.optimizer", "trainer.steps"),
+    *_optimizer_rules("trainer.warm_start.optimizer", "trainer.warm_start.steps"),
+    Rule(
+        keys=_keys(
+            "trainer.warm_start", "policy", "num_episodes", "episodes_per_step", "optimizer"
+        ),
+        because=("trainer.warm_start.steps",),
+        applies=lambda config: config.trainer.warm_start.steps == 0,
+        advice="set trainer.warm_start.steps above 0",
+    ),
+    Rule(
+        keys=_keys("trainer.loss.kl", "estimator", "importance_weights"),
+        because=("trainer.loss.kl.coef",),
+        applies=lambda config: config.trainer.loss.kl.coef == 0,
+        advice="set trainer.loss.kl.coef above 0",
+    ),
+    Rule(
+        keys=("trainer.loss.correction.high",),
+        because=("trainer.loss.correction.type",),
+        applies=lambda config: config.trainer.loss.correction.type == "none",
+        advice="set trainer.loss.correction.type to truncate, mask or geometric",
+    ),
+    Rule(
+        keys=("trainer.loss.correction.low",),
+        because=("trainer.loss.correction.type",),
+        applies=lambda config: config.trainer.loss.correction.type != "mask",
+        advice="only trainer.loss.correction.type=mask has a lower bound",
+    ),
+    Rule(
+        keys=_keys("trainer.loss", "clip_low", "clip_high"),
+        because=("trainer.updates_per_step",),
+        applies=_clip_is_idle,
+        advice="the first update of a step has ratios of 1, which no clip changes; set "
+        "trainer.updates_per_step above 1 to have more",
+    ),
+    Rule(
+        keys=("trainer.advantage.discount",),
+        because=("reward.terms",),
+        applies=_has_no_turn_reward,
+        advice="set per_turn=true for a term of the reward",
+    ),
+    Rule(
+        keys=("trainer.parallel",),
+        because=("trainer.devices",),
+        applies=lambda config: config.trainer.devices == 1 and config.trainer.parallel == "fsdp",
+        advice="set trainer.devices above 1",
+    ),
+    Rule(
+        keys=_keys("eval.during", "num_tasks", "samples_per_task", "stop"),
+        because=("eval.during.every",),
+        applies=lambda config: config.eval.during.every == 0,
+        advice="set eval.during.every to a number of steps",
+    ),
+    Rule(
+        keys=_keys("eval.during.stop", "measure", "bound"),
+        because=("eval.during.stop.at",),
+        applies=lambda config: config.eval.during.stop.at is None,
+        advice="set eval.during.stop.at",
+    ),
+    Rule(
+        keys=("eval.during",),
+        because=("eval.during.every", "trainer.steps"),
+        applies=_evaluates_never,
+        advice="training ends before the first evaluation; lower eval.during.every",
+    ),
+    Rule(
+        keys=_keys("model.lora", "alpha", "dropout", "target_modules"),
+        because=("model.lora.rank",),
+        applies=lambda config: config.model.lora.rank == 0,
+        advice="set model.lora.rank above 0",
+    ),
+    Rule(
+        keys=_keys("env", "command", "python", "variables"),
+        because=("host.type",),
+        applies=lambda config: isinstance(config.host, AttachHostConfig),
+        advice="the run starts no server; start the server itself with it",
+    ),
+    Rule(
+        keys=("env.python",),
+        because=("env.command",),
+        applies=lambda config: (
+            isinstance(config.host, ProcessHostConfig)
+            and config.env.command is not None
+            and config.env.python is not None
+        ),
+        advice="env.command says what is started",
+    ),
+    Rule(
+        keys=_keys("host", "dockerfile", "build_args"),
+        because=("host.image",),
+        applies=lambda config: (
+            isinstance(config.host, DockerHostConfig) and config.host.image is not None
+        ),
+        advice="set host.image to null to build an image",
+    ),
+    Rule(
+        keys=("engine.image",),
+        because=("engine.launch",),
+        applies=lambda config: (
+            isinstance(config.engine, VllmEngineConfig) and config.engine.launch != "docker"
+        ),
+        advice="set engine.launch=docker",
+    ),
+    Rule(
+        keys=_keys("engine", "url", "api_key"),
+        because=("engine.launch",),
+        applies=lambda config: _vllm(config, attached=False),
+        advice="set engine.launch=attach",
+    ),
+    Rule(
+        keys=_keys(
+            "engine",
+            *("port", "gpu_memory_share", "cpu_cache_gb", "arguments", "variables"),
+            *("start_timeout_s", "stop_timeout_s"),
+        ),
+        because=("engine.launch",),
+        applies=lambda config: _vllm(config, attached=True),
+        advice="the run starts no server; start the server itself with it",
+    ),
+    Rule(
+        keys=("engine.weight_transfer",),
+        because=("engine.publish", "model.lora.rank"),
+        applies=_publishes_adapters,
+        advice="adapters are published as files; set engine.publish=merged",
+    ),
+    Rule(
+        keys=("judge",),
+        because=("reward.terms",),
+        applies=lambda config: (
+            not isinstance(config.judge, NoJudgeConfig)
+            and not any(term.asks_judge for term in config.reward.terms.values())
+        ),
+        advice="no term of the reward asks a judge; add one, such as reward=ruler",
+    ),
+    Rule(
+        keys=("judge.max_cost",),
+        because=_keys(
+            "judge", "price_per_million_prompt_tokens", "price_per_million_answer_tokens"
+        ),
+        applies=lambda config: (
+            not isinstance(config.judge, NoJudgeConfig)
+            and config.judge.max_cost is not None
+            and not config.judge.price_per_million_prompt_tokens
+            and not config.judge.price_per_million_answer_tokens
+        ),
+        advice="what costs nothing is never spent; set the prices",
+    ),
+    Rule(
+        keys=("judge.when_spent",),
+        because=_keys("judge", "max_calls", "max_tokens", "max_cost"),
+        applies=lambda config: (
+            not isinstance(config.judge, NoJudgeConfig)
+            and config.judge.max_calls is config.judge.max_tokens is config.judge.max_cost is None
+        ),
+        advice="set one of them",
+    ),
+    Rule(
+        keys=("cluster.cpus_per_rank",),
+        because=("cluster.learner_nodes",),
+        applies=lambda config: (ray := _ray(config)) is not None and ray.learner_nodes == 1,
+        advice="set cluster.learner_nodes above 1",
+    ),
+    Rule(
+        keys=_keys("cluster", "cpus_per_vllm_server", "gpus_per_vllm_server"),
+        because=("cluster.vllm_on_nodes",),
+        applies=lambda config: (ray := _ray(config)) is not None and not ray.vllm_on_nodes,
+        advice="set cluster.vllm_on_nodes=true",
+    ),
+)
+
+
+def unused_keys(composed: Composed) -> list[str]:
+    """Return a sentence for each key of a composed configuration that has no effect."""
+    return find_unused(composed.config, composed.origins)
+
+
+def find_unused(config: RunConfig, origins: Mapping[str, Path | str]) -> list[str]:
+    """Return a sentence for each key that somebody has set and that has no effect.
+
+    A key of an experiment that an override has switched off on purpose does not count, and neither
+    do the keys of shipped groups, which list all that their blocks have.
+
+    origins: by dotted key, the file or the override that sets it
+    """
+    found: dict[str, str] = {}
+    for key, origin in origins.items():
+        rule = next(
+            (each for each in RULES if _is_below(key, each.keys) and each.applies(config)), None
+        )
+        if rule is None or not _is_chosen(origin):
+            continue
+        causes = [other for other in origins if _is_below(other, rule.because)]
+        if isinstance(origin, Path) and any(isinstance(origins[each], str) for each in causes):
+            continue
+        values = [f"{each}={shown}" for each in rule.because if (shown := _shown(config, each))]
+        with_what = f" with {' and '.join(values)}" if values else ""
+        found[key] = f"{key} has no effect{with_what}: {rule.advice}"
+    return list(found.values())
+
+
+def _is_below(key: str, names: tuple[str, ...]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in names)
+
+
+def _is_chosen(origin: Path | str) -> bool:
+    """Return whether an override, an experiment or a group of the user's own sets a key."""
+    if isinstance(origin, str):
+        return True
+    return origin.parent.name == EXPERIMENTS or not origin.is_relative_to(shipped_dir("conf"))
+
+
+def _shown(config: RunConfig, key: str) -> str:
+    """Return a value for the message; empty for a whole block."""
+    value: Any = config.model_dump(mode="json")
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return "" if isinstance(value, dict | list) else "null" if value is None else str(value)

@@ -1,0 +1,189 @@
+"""Keys that somebody has set, and that the values of other keys leave without an effect."""
+
+import pytest
+
+from openenv_pipe.config.compose import compose
+from openenv_pipe.config.render import as_yaml
+from openenv_pipe.config.unused_keys import RULES, find_unused, unused_keys
+from openenv_pipe.system.resources import group_options, shipped_dir
+
+ECHO = "conf=echo"
+FLAT = "reward.terms.env.per_turn=false"
+ATTACHED = ("engine=vllm", "engine.launch=attach", "engine.url=http://127.0.0.1:1")
+HOST = ("host=attach", "host.urls=[http://127.0.0.1:1]")
+JUDGE = ("judge=openai", "judge.model=m", "judge.api_key=k")
+RULER = ("reward=ruler", *JUDGE)
+DOCKER = ("host=docker", "host.image=an/image:1")
+RAY = "cluster=ray"
+
+# The key that has no effect, what the message says of the cause, and the overrides.
+UNUSED = [
+    (
+        "trainer.optimizer.final_lr_share",
+        "schedule=constant",
+        ("trainer.optimizer.schedule=constant", "trainer.optimizer.final_lr_share=0.1"),
+    ),
+    (
+        "trainer.optimizer.schedule",
+        "final_lr_share=1.0",
+        ("trainer.optimizer.schedule=cosine", "trainer.optimizer.final_lr_share=1.0"),
+    ),
+    (
+        "trainer.optimizer.lr",
+        "lr_warmup_steps=9 and trainer.steps=5",
+        ("trainer.optimizer.lr=1e-3", "trainer.optimizer.lr_warmup_steps=9", "trainer.steps=5"),
+    ),
+    (
+        "trainer.warm_start.optimizer.schedule",
+        "final_lr_share=1.0",
+        (
+            "trainer.warm_start.steps=90",
+            "trainer.warm_start.policy=a:b",
+            "trainer.warm_start.num_episodes=2",
+            "trainer.warm_start.optimizer.schedule=linear",
+            "trainer.warm_start.optimizer.final_lr_share=1.0",
+        ),
+    ),
+    (
+        "trainer.warm_start.optimizer.final_lr_share",
+        "schedule=constant",
+        (
+            "trainer.warm_start.steps=90",
+            "trainer.warm_start.policy=a:b",
+            "trainer.warm_start.num_episodes=2",
+            "trainer.warm_start.optimizer.schedule=constant",
+            "trainer.warm_start.optimizer.final_lr_share=0.1",
+        ),
+    ),
+    (
+        "trainer.warm_start.optimizer.lr",
+        "lr_warmup_steps=10",
+        (
+            "trainer.warm_start.steps=9",
+            "trainer.warm_start.policy=a:b",
+            "trainer.warm_start.num_episodes=2",
+            "trainer.warm_start.optimizer.lr=1e-2",
+        ),
+    ),
+    (
+        "trainer.warm_start.optimizer.lr",
+        "trainer.warm_start.steps=0",
+        ("trainer.warm_start.optimizer.lr=1e-2",),
+    ),
+    (
+        "trainer.warm_start.num_episodes",
+        "trainer.warm_start.steps=0",
+        ("trainer.warm_start.num_episodes=9",),
+    ),
+    ("trainer.loss.kl.estimator", "trainer.loss.kl.coef=0.0", ("trainer.loss.kl.estimator=k2",)),
+    ("trainer.loss.correction.high", "type=none", ("trainer.loss.correction.high=3.0",)),
+    (
+        "trainer.loss.correction.low",
+        "type=truncate",
+        ("trainer.loss.correction.type=truncate", "trainer.loss.correction.low=0.1"),
+    ),
+    ("trainer.loss.clip_high", "trainer.updates_per_step=1", ("trainer.loss.clip_high=0.28",)),
+    (
+        "trainer.loss.clip_low",
+        "trainer.updates_per_step=1",
+        ("engine=vllm", "trainer.max_staleness=1", "trainer.loss.clip_low=0.1"),
+    ),
+    ("trainer.advantage.discount", "per_turn=true", ("trainer.advantage.discount=0.5", FLAT)),
+    (
+        "trainer.parallel",
+        "trainer.devices=1",
+        ("trainer.parallel=fsdp", "trainer.optimizer.type=adamw"),
+    ),
+    ("eval.during.num_tasks", "eval.during.every=0", ("eval.during.num_tasks=3",)),
+    (
+        "eval.during.stop.bound",
+        "eval.during.stop.at=null",
+        ("eval.during.every=2", "eval.during.stop.bound=mean"),
+    ),
+    ("eval.during.every", "trainer.steps=5", ("eval.during.every=5", "trainer.steps=5")),
+    ("model.lora.alpha", "model.lora.rank=0", ("model.lora.alpha=32.0",)),
+    ("env.variables.A", "host.type=attach", (*HOST, "env.variables.A=1")),
+    ("env.python", "env.command says", ("env.python=/usr/bin/python3", "env.command=[server]")),
+    ("host.build_args.A", "host.image=an/image:1", (*DOCKER, "host.build_args.A=1")),
+    ("engine.image", "engine.launch=managed", ("engine=vllm", "engine.image=mine")),
+    ("engine.url", "engine.launch=managed", ("engine=vllm", "engine.url=http://127.0.0.1:1")),
+    ("engine.gpu_memory_share", "engine.launch=attach", (*ATTACHED, "engine.gpu_memory_share=0.5")),
+    (
+        "engine.weight_transfer",
+        "engine.publish=adapter",
+        (
+            "engine=vllm",
+            "engine.publish=adapter",
+            "model.lora.rank=2",
+            "engine.weight_transfer=broadcast",
+        ),
+    ),
+    ("judge.model", "no term of the reward asks a judge", JUDGE),
+    ("judge.max_cost", "price_per_million_prompt_tokens=0.0", (*RULER, "judge.max_cost=3.0")),
+    ("judge.when_spent", "judge.max_calls=null", (*RULER, "judge.when_spent=continue")),
+    ("cluster.cpus_per_rank", "cluster.learner_nodes=1", (RAY, "cluster.cpus_per_rank=2.0")),
+    (
+        "cluster.gpus_per_vllm_server",
+        "vllm_on_nodes=False",
+        (RAY, "cluster.gpus_per_vllm_server=2"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "cause", "overrides"), UNUSED)
+def test_a_key_without_an_effect_is_said(key, cause, overrides):
+    (text,) = (
+        each for each in unused_keys(compose([ECHO, *overrides])) if each.startswith(f"{key} ")
+    )
+    assert cause in text
+
+
+def test_each_rule_is_tried():
+    configs = [compose([ECHO, *overrides]) for _, _, overrides in UNUSED]
+    applied = {rule.keys for each in configs for rule in RULES if rule.applies(each.config)}
+    assert applied == {rule.keys for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("trainer.optimizer.schedule=linear",),
+        ("trainer.updates_per_step=2", "trainer.loss.clip_high=0.28"),
+        ("trainer.max_staleness=1", "trainer.loss.clip_high=0.28"),
+        ("trainer.loss.kl.coef=0.1", "trainer.loss.kl.estimator=k2"),
+        ("trainer.loss.correction.type=mask", "trainer.loss.correction.low=0.1"),
+        ("trainer.optimizer.lr=1e-3", "trainer.optimizer.lr_warmup_steps=4", "trainer.steps=5"),
+        ("eval.during.every=4", "trainer.steps=5", "eval.during.num_tasks=3"),
+        (
+            *(*RULER, "reward.terms.env.per_turn=true", "judge.max_cost=3.0"),
+            "judge.price_per_million_answer_tokens=1.0",
+        ),
+    ],
+)
+def test_a_key_with_an_effect_is_not(overrides):
+    assert unused_keys(compose([ECHO, *overrides])) == []
+
+
+@pytest.mark.parametrize("name", group_options("conf"))
+def test_no_key_of_a_shipped_experiment_is_without_an_effect(name, monkeypatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "k")
+    tasks = [f"env.tasks.{split}.path={split}" for split in ("train", "eval")]
+    assert unused_keys(compose([f"conf={name}", *(tasks if name == "harbor" else [])])) == []
+
+
+def test_what_an_override_switches_off_is_not_said():
+    """The experiment's own keys of the warm start wait for another command line."""
+    assert unused_keys(compose(["conf=wordle", "trainer.warm_start.steps=0"])) == []
+
+
+def test_keys_of_ones_own_files_count_and_those_of_shipped_groups_do_not(tmp_path):
+    config = compose([ECHO]).config
+    key = "trainer.loss.kl.estimator"
+    own = {key: tmp_path / "conf" / "trainer" / "mine.yaml"}
+    assert len(find_unused(config, own)) == 1
+    assert find_unused(config, {key: shipped_dir("conf") / "trainer" / "grpo.yaml"}) == []
+
+
+def test_the_shown_configuration_begins_with_them():
+    composed = compose([ECHO, "trainer.loss.kl.estimator=k2"])
+    assert as_yaml(composed).startswith("# trainer.loss.kl.estimator has no effect with trainer")
