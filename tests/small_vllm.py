@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from openenv_pipe.engines.vllm.inside.openenv_pipe_claims import Claims
 from openenv_pipe.types import NO_PICTURES
 
 VOCABULARY = 32
@@ -41,6 +42,7 @@ class SmallServer:
         self.may_start.set()
         self.loads_old_policies = False
         self.is_healthy = True
+        self.has_development_mode = True
         self.is_paused = False
         self.resume_status = 200
         # the parts that sleep; a request that needs one of them fails
@@ -57,6 +59,8 @@ class SmallServer:
         self.values: dict[str, float] = {}  # x of each loaded policy, by the name that requests use
         self.version = "default"  # the label of the weights
         # changes the answer of a completion, or replaces it by other bytes
+        self.claims = Claims()
+        self.roots: dict[str, str] = {}  # the folders of adapters
         self.spoil: Callable[[dict[str, Any]], bytes | None] | None = None
         self._runner: web.AppRunner | None = None
         self._dead = asyncio.Event()
@@ -71,6 +75,7 @@ class SmallServer:
         self._dead = asyncio.Event()
         self.values = {"base": 0.0}
         self.version = "default"
+        self.claims = Claims()
         self.asleep = set()
         with self.log.open("a") as file:
             print("ImportError: no such kernel" if self.starts_dead else "started", file=file)
@@ -117,7 +122,9 @@ class SmallServer:
         return web.Response(text=f"vllm:generation_tokens_total{{}} {len(self.seeds)}\n")
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": name} for name in self.values]})
+        return web.json_response(
+            {"data": [{"id": name, "root": self.roots.get(name)} for name in self.values]}
+        )
 
     async def _name_weights(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
@@ -152,12 +159,21 @@ class SmallServer:
         return web.Response()
 
     async def _reload(self, request: web.Request) -> web.Response:
+        if not self.has_development_mode:
+            return web.Response(status=404)
+        body = await request.json()
+        method, given = body["method"], body["kwargs"]
+        if method == "claim_server":
+            return _of_workers(self.claims.claim(**given))
+        if method == "release_server":
+            self.claims.release(**given)
+            return _of_workers({})
         self.calls.append(request.path)
         assert "weights" not in self.asleep
-        folder = Path((await request.json())["kwargs"]["weights_path"])
+        folder = Path(given["weights_path"])
         if not self.loads_old_policies:
             self.values["base"] = float((folder / VALUE).read_text())
-        return web.json_response({"results": [{"problem": ""}]})
+        return _of_workers({})
 
     async def _resume(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
@@ -176,6 +192,7 @@ class SmallServer:
                 status=400, text=f"The lora adapter '{name}' has already been loaded"
             )
         old = list(self.values.values())[-1]
+        self.roots[name] = str(folder)
         is_old = self.loads_old_policies and "probe" not in name
         self.values[name] = old if is_old else float((folder / VALUE).read_text())
         return web.Response()
@@ -220,6 +237,10 @@ class SmallServer:
         answer = {"model": body["model"], "choices": choices}
         spoilt = self.spoil(answer) if self.spoil is not None else None
         return web.Response(body=spoilt or json.dumps(answer).encode())
+
+
+def _of_workers(result: dict[str, Any]) -> web.Response:
+    return web.json_response({"results": [{"problem": "", **result}]})
 
 
 class SmallPolicySource:

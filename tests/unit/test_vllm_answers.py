@@ -131,7 +131,7 @@ def test_an_answer_that_contradicts_its_request_is_rejected(name):
 def test_choices_in_any_order_are_put_in_the_order_of_their_numbers():
     first, second = read(answer(*reversed(GOOD["choices"])))
     assert (first.token_ids, second.token_ids) == ([7, 8, 9], [7, 8])
-    assert first.versions == ["run 1"]
+    assert first.labels == ["run 1"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.check import check_engine
 from openenv_pipe.engines.vllm.client import BASE
 from openenv_pipe.engines.vllm.inside import openenv_pipe_broadcast as broadcast
+from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_memory import MemoryPublisher
 from openenv_pipe.engines.vllm.publish_mode import refuse_transfer
 from openenv_pipe.engines.vllm.transfer import GlooLink
@@ -78,7 +79,7 @@ class FakeServer:
             self._receiver.close()
             raise failure
         weights = await asyncio.to_thread(lambda: dict(self._receiver.weights()))
-        self.received.append((weights["value"].item(), version))
+        self.received.append((weights["value"].item(), version.split(":")[2]))  # of the label
 
 
 @pytest.fixture
@@ -88,7 +89,10 @@ def parts(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         numbers = itertools.count(1)
         publisher = MemoryPublisher(
-            policy_source, executor, lambda _: GlooLink(tmp_path / f"meeting-{next(numbers)}")
+            policy_source,
+            executor,
+            lambda _: GlooLink(tmp_path / f"meeting-{next(numbers)}"),
+            Owner.new("a test"),
         )
         yield publisher, policy_source, executor
         publisher.close()

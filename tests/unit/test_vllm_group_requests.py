@@ -29,7 +29,7 @@ class Server:
         if seed >= 900:
             raise EngineError("no")
         tokens = range(seed, seed + count)
-        return [Sampled(token_ids=[t], logprobs=[0.0], versions=[]) for t in tokens]
+        return [Sampled(token_ids=[t], logprobs=[0.0], labels=[]) for t in tokens]
 
 
 async def test_a_whole_group_is_one_request():

@@ -7,9 +7,12 @@ import pytest
 
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import BASE
+from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Published
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
 from openenv_pipe.errors import EngineError
+
+OWNER = Owner.new("a test")
 
 
 class FakeClient:
@@ -26,6 +29,9 @@ class FakeClient:
             raise EngineError(f"The lora adapter '{name}' has already been loaded.")
         self.names.append(name)
 
+    async def has_adapter(self, name: str, folder: Path) -> bool:
+        return name in self.names
+
     async def unload_adapter(self, name: str) -> None:
         if self.unload_error is not None:
             raise self.unload_error
@@ -34,11 +40,13 @@ class FakeClient:
 
 @pytest.fixture
 def publisher(tmp_path) -> AdapterPublisher:
-    return AdapterPublisher(None, tmp_path, None)
+    return AdapterPublisher(None, tmp_path, None, OWNER)
 
 
 def adopted(publisher: AdapterPublisher, version: int) -> Published:
-    published = Published(name=f"step-{version}", version=version, expected=np.zeros((1, 1)))
+    published = Published(
+        name=f"step-{version}", version=version, label="", expected=np.zeros((1, 1))
+    )
     publisher.adopt(published)
     return published
 
@@ -107,5 +115,5 @@ async def test_only_what_dead_runs_have_left_is_taken_from_a_server(tmp_path):
         return there
 
     client.adapters = adapters
-    await AdapterPublisher(None, ours, None).clear(client)
+    await AdapterPublisher(None, ours, None, OWNER).clear(client)
     assert client.names == ["run-alive-1-step-0", "a-user-s", "elsewhere"]

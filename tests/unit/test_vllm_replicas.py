@@ -11,6 +11,7 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines import TokenRequest
 from openenv_pipe.engines.vllm.build import _EngineSetup, build_publisher
+from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.servers import placements
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
@@ -114,7 +115,9 @@ async def two_servers(tmp_path, *overrides: str):
             root = tmp_path / "weights"
             root.mkdir()
             config = configured(*overrides)
-            publisher = build_publisher(config, "adapter", policy_source, root, executor)
+            publisher = build_publisher(
+                config, "adapter", policy_source, root, executor, Owner.new("a test")
+            )
             opening = _EngineSetup(config, policy_source, publisher, root, executor, 0)
             told: list[str] = []
             async with opening.running(servers, {}, told.append) as engine:

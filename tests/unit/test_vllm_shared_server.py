@@ -37,7 +37,7 @@ class FakeServer:
         self.made.append(self)
 
     def facts(self):
-        return {}
+        return {"key": "a-key"}
 
     async def start(self):
         """The server is ready at once."""

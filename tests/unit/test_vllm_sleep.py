@@ -17,6 +17,7 @@ from transformers import GPT2Config
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm.build import _EngineSetup, build_publisher
 from openenv_pipe.engines.vllm.check import check_engine
+from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.engines.vllm.sleep_mode import LearnerFootprint, sleep_level
 from openenv_pipe.errors import ConfigError, TrainingError
@@ -127,7 +128,9 @@ async def sleeping(tmp_path, way: str, level: int, *overrides: str):
     async with asyncio.timeout(LIMIT_S):
         with ThreadPoolExecutor(1) as executor:
             config = configured(*overrides)
-            publisher = build_publisher(config, way, policy_source, root, executor)
+            publisher = build_publisher(
+                config, way, policy_source, root, executor, Owner.new("a test")
+            )
             opening = _EngineSetup(config, policy_source, publisher, root, executor, level)
             async with opening.running([server], {}, lambda _: None) as engine:
                 server.calls.clear()

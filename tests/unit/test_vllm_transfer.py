@@ -19,6 +19,7 @@ from openenv_pipe.engines.vllm.build import build_publisher
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.inside import openenv_pipe_ipc as ipc
 from openenv_pipe.engines.vllm.install import find_build, find_installed, python_path
+from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_mode import transfer_backend
 from openenv_pipe.engines.vllm.server_command import ServerSpec, server_arguments
 from openenv_pipe.engines.vllm.transfer_packing import divide
@@ -84,7 +85,9 @@ async def parts(backend, tmp_path, monkeypatch):
     pretend_gpu(monkeypatch, server, CHUNK_BYTES)
     with ThreadPoolExecutor(1) as executor:
         config = engine_config(backend)
-        publisher = build_publisher(config, "full", source, tmp_path, executor, backend)
+        publisher = build_publisher(
+            config, "full", source, tmp_path, executor, Owner.new("a test"), backend
+        )
         async with (
             server.running() as url,
             VllmClient(url, api_key=None, request_timeout_s=PATIENCE_S) as client,
@@ -124,7 +127,8 @@ async def test_a_server_gets_each_version_by_the_documented_requests(parts, back
     joining = ["check_transfer", *leaving, "/init_weight_transfer_engine"]  # once
     assert first == ["/pause", *joining, *changing, *CACHES]
     bodies = dict(server.requests)
-    assert bodies["/finish_weight_update"] == {"weight_version": "1"}
+    label = publisher.owner.label(1)
+    assert bodies["/finish_weight_update"] == {"weight_version": label}
     assert source.gathered == ["head", "head"]  # once each time, when it was sent
 
 
@@ -274,7 +278,7 @@ async def test_vllm_itself_takes_these_requests(parts, backend):
     found = json.loads(replayed.stdout.splitlines()[-1])
     sizes = [chunk.num_bytes for chunk in divide(source.weights(), CHUNK_BYTES)]
     assert found["problems"] == []
-    assert found["version"] == "3"
+    assert found["version"].split(":")[2] == "3"  # of the label
     assert found["world"] == {"world_size": NUM_WORKERS}
     assert found["expected"] == (sizes if backend == "nccl" else [])
     assert found["handles"] == ([] if backend == "nccl" else [15] * len(sizes))

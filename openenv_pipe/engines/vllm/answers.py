@@ -32,7 +32,8 @@ class Sampled:
 
     token_ids: list[int]
     logprobs: list[float]
-    versions: list[str]  # labels of the weights that sampled it, in order
+    labels: list[str]  # of the weights that sampled it, in order
+    versions: Sequence[int] = ()  # of the policy, which `replica.py` reads from the labels
 
 
 class _Answer(BaseModel):
@@ -94,14 +95,17 @@ class Models(_Answer):
     data: list[_Model]
 
 
-class _Result(_Answer):
+class RpcResult(_Answer):
     problem: str
+    holder: str = ""
+    silent_s: Annotated[float, Field(ge=0)] = 0.0
+    is_new: bool = False
 
 
 class RpcResults(_Answer):
     """The answer of /collective_rpc for a method of our worker extension."""
 
-    results: Annotated[list[_Result], Field(min_length=1)]
+    results: Annotated[list[RpcResult], Field(min_length=1)]
 
 
 class WorldSize(_Answer):
@@ -233,7 +237,7 @@ def _sampled(choice: _Choice, where: str, max_tokens: int, vocabulary_size: int 
     return Sampled(
         token_ids=ids,
         logprobs=[entry.logprob for entry in entries],
-        versions=[span.version for span in spans],
+        labels=[span.version for span in spans],
     )
 
 

@@ -15,6 +15,7 @@ from openenv_pipe.engines.vllm.engine import VllmEngine
 from openenv_pipe.engines.vllm.install import Build, Installed, require_installed
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import PROBE_MOVES, TEMPERATURE, LogprobCheck
+from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.placed_server import PlacedVllmServer
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Publisher, WeightsPublisher
@@ -108,7 +109,9 @@ async def open_engine(
                 **_facts(installed, servers),
             }
         }
-        publisher = build_publisher(config, mode, policy_source, root, executor, backend)
+        publisher = build_publisher(
+            config, mode, policy_source, root, executor, Owner.new(logs), backend
+        )
         setup = _EngineSetup(config, policy_source, publisher, root, executor, level)
         async with setup.running(servers, facts, tell) as engine:
             yield engine
@@ -151,6 +154,8 @@ class _EngineSetup:
                 publisher=self._publisher,
                 logprob_check=self._logprob_check,
                 probe=probe,
+                exclusive=bool(self._sleep_level)
+                or not isinstance(self._publisher, AdapterPublisher),
                 vocabulary_size=self._policy_source.vocabulary_size,
                 tell=_teller(tell, number if len(servers) > 1 else None),
             )
@@ -224,13 +229,14 @@ def build_publisher(
     policy_source: PolicySource,
     root: Path,
     executor: Executor,
+    owner: Owner,
     backend: TransferBackend | None = None,
 ) -> Publisher:
     """Return the publisher. root: a folder in which servers on this machine can write."""
     if mode == "adapter":
-        return AdapterPublisher(policy_source, root, executor)
+        return AdapterPublisher(policy_source, root, executor, owner)
     if config.weight_transfer == "files":
-        return WeightsPublisher(policy_source, root, executor)
+        return WeightsPublisher(policy_source, root, executor, owner)
     numbers = itertools.count()
 
     def link(client: VllmClient) -> Link:
@@ -238,7 +244,7 @@ def build_publisher(
             return NcclLink()
         return IpcLink() if backend == "ipc" else GlooLink(root / f"meeting-{next(numbers)}")
 
-    return MemoryPublisher(policy_source, executor, link)
+    return MemoryPublisher(policy_source, executor, link, owner)
 
 
 def _facts(installed: Installed | None, servers: Sequence[VllmServer]) -> dict[str, Any]:

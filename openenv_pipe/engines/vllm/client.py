@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from openenv_pipe.engines.vllm.answers import (
     QUOTE,
     Models,
+    RpcResult,
     RpcResults,
     Sampled,
     ServerGoneError,
@@ -22,6 +23,7 @@ from openenv_pipe.engines.vllm.answers import (
     read_completions,
     read_next_logprobs,
 )
+from openenv_pipe.engines.vllm.ownership import Claim, Claimed
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.foreign_text import quoted
 from openenv_pipe.system.http import HttpClient, HttpError, bearer
@@ -39,6 +41,14 @@ NEEDED = {
     **dict.fromkeys(("/pause", "/collective_rpc", "/sleep"), "VLLM_SERVER_DEV_MODE=1"),
 }
 Features = Mapping[str, Any]  # of pictures, in vLLM's format; see `picture_features.py`
+
+
+class StatusError(EngineError):
+    """The server rejected a request with the HTTP status `status`."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Files(Protocol):
@@ -64,6 +74,7 @@ class VllmClient:
     ) -> None:
         """files: brings the files of this machine to the server; None: the server reads them."""
         self.url = url.rstrip("/")
+        self.claim: Claim | None = None  # of an attached server, while it is acquired
         self._files = files
         self._sent: dict[str, Path] = {}  # copies of adapters, by the adapters' names
         self._http = HttpClient(
@@ -180,6 +191,10 @@ class VllmClient:
         served = parse(Models, await self._request("GET", "/v1/models"), f"{self.url}/v1/models")
         return {model.id: Path(model.root or "") for model in served.data if model.id != BASE}
 
+    async def has_adapter(self, name: str, folder: Path) -> bool:
+        """Whether the server has loaded the adapter from this folder of this machine."""
+        return (await self.adapters()).get(name) == self._sent.get(name, folder)
+
     async def reset_prefix_cache(self) -> None:
         """Drop all cached keys and values, including those of unfinished requests."""
         await self._post("/reset_prefix_cache?reset_running_requests=true")
@@ -191,6 +206,7 @@ class VllmClient:
         Unfinished requests continue with the new weights from their next token. The server is
         resumed however the block ends, even by a cancellation.
         """
+        await self._confirm_claim()
         pausing = asyncio.ensure_future(self._post("/pause?mode=keep"))
         try:
             await asyncio.shield(pausing)
@@ -221,6 +237,32 @@ class VllmClient:
         """
         await self._tell_workers("reload_policy", weights_path=str(folder))
         await self._name_weights(version)
+
+    async def claim_server(
+        self, owner: str, name: str, exclusive: bool, lease_s: float
+    ) -> Claimed | None:
+        """Claim the server for a run, or renew the claim; see `ownership.py`.
+
+        None: the server is not in vLLM's development mode, so that nobody can replace its weights
+        or put it to sleep.
+        """
+        given = {"owner": owner, "name": name, "exclusive": exclusive, "lease_s": lease_s}
+        try:
+            results = await self._tell_workers("claim_server", **given)
+        except StatusError as error:
+            if error.status == 404:
+                return None
+            raise EngineError(
+                f"{error}; the server needs the worker extension of this version: `openenv-pipe "
+                "engine command` prints its command"
+            ) from error
+        held = next((each for each in results if each.holder), results[0])
+        is_new = any(each.is_new for each in results)
+        return Claimed(holder=held.holder, silent_s=held.silent_s, is_new=is_new)
+
+    async def release_server(self, owner: str) -> None:
+        """End the claim of a run."""
+        await self._tell_workers("release_server", owner=owner)
 
     async def join_broadcast(self, meeting: Path) -> None:
         """Connect the workers to the learner that has made the file `meeting`."""
@@ -253,10 +295,12 @@ class VllmClient:
 
     async def sleep(self, level: int) -> None:
         """Free the GPU's memory after unfinished requests; new ones wait until `wake`."""
+        await self._confirm_claim()
         await self._post(f"/sleep?level={level}&mode=wait")
 
     async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         """Allocate the memory of one of the two again; the server serves when it has both."""
+        await self._confirm_claim()
         await self._post(f"/wake_up?tags={what}")
 
     async def metrics_text(self) -> str:
@@ -300,13 +344,18 @@ class VllmClient:
         """Use the received weights, whose version later completions report."""
         await self._post("/finish_weight_update", {"weight_version": version})
 
-    async def _tell_workers(self, method: str, **arguments: Any) -> None:
+    async def _confirm_claim(self) -> None:
+        if self.claim is not None:
+            await self.claim.confirm()
+
+    async def _tell_workers(self, method: str, **arguments: Any) -> list[RpcResult]:
         """Call a method of the worker extension in each worker. Raises EngineError."""
         body = {"method": method, "kwargs": arguments}
         path = "/collective_rpc"
         results = parse(RpcResults, await self._post(path, body), self.url + path).results
         if problems := [each.problem for each in results if each.problem]:
             raise EngineError(f"{method} at {self.url}: {problems[0]}")
+        return results
 
     async def _name_weights(self, version: str) -> None:
         """Set the version that later completions report."""
@@ -358,7 +407,7 @@ class VllmClient:
             if needed
             else ""
         )
-        raise EngineError(f"{self.url}{path} answered with {seen}{advice}")
+        raise StatusError(f"{self.url}{path} answered with {seen}{advice}", status)
 
     async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:
         """Return status and content. After a cancellation the server aborts the request."""

@@ -191,5 +191,5 @@ class VllmEngine:
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             finish=Finish.STOP if ended else Finish.LENGTH,
-            policy_versions=[int(name) for name in sampled.versions],
+            policy_versions=list(sampled.versions),
         )

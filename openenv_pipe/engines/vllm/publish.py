@@ -19,6 +19,7 @@ import numpy as np
 
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
+from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS
 from openenv_pipe.errors import EngineError
@@ -32,11 +33,14 @@ class Published:
 
     name: str
     version: int
+    label: str  # of all weights of this version, see `ownership.py`
     expected: np.ndarray = field(repr=False, compare=False)  # [P, V], for the logprob check
 
 
 class Publisher(Protocol):
     """The interface of publishers. Methods with a client raise EngineError and ServerGoneError."""
+
+    owner: Owner  # the run
 
     def begin_update(self) -> None:
         """Take note that the policy changes from now on, until the next `adopt`."""
@@ -80,7 +84,10 @@ class Publisher(Protocol):
 class _FilePublisher:
     """Writes each version into a folder of its own, in torch's thread, and keeps the last ones."""
 
-    def __init__(self, policy_source: PolicySource, root: Path, executor: Executor) -> None:
+    def __init__(
+        self, policy_source: PolicySource, root: Path, executor: Executor, owner: Owner
+    ) -> None:
+        self.owner = owner
         self._policy_source = policy_source
         self._root = root
         self._executor = executor
@@ -109,7 +116,8 @@ class _FilePublisher:
         self._num_written += 1
         # The root's name differs between runs that attach to the same server.
         name = f"{self._root.name}-{self._num_written}-step-{version}"
-        published = Published(name=name, version=version, expected=expected_PV)
+        label = self.owner.label(version)
+        published = Published(name=name, version=version, label=label, expected=expected_PV)
         folder = self._folder(published)
         folder.mkdir()
         await asyncio.get_running_loop().run_in_executor(self._executor, write, folder)
@@ -131,9 +139,14 @@ class AdapterPublisher(_FilePublisher):
     async def send(self, client: VllmClient, published: Published, *, paused: bool) -> None:
         try:
             await client.load_adapter(published.name, self._folder(published))
-        except EngineError as error:  # names are never reused, so it is this adapter
+        except EngineError as error:
             if "already been loaded" not in str(error):
                 raise
+            if not await client.has_adapter(published.name, self._folder(published)):
+                raise EngineError(
+                    f"{client.url} has another adapter under the name {published.name}, which only "
+                    "this run uses: somebody has replaced it"
+                ) from error
 
     async def restore(self, client: VllmClient) -> Published | None:
         """Send all versions that requests may name, including any that are adopted meanwhile."""
@@ -200,7 +213,7 @@ class WeightsPublisher(_FilePublisher):
             client.readable(self._folder(published)) as folder,
             replacing_weights(client, paused=paused),
         ):
-            await client.load_weights(folder, str(published.version))
+            await client.load_weights(folder, published.label)
 
     async def restore(self, client: VllmClient) -> Published | None:
         latest = None

@@ -13,6 +13,7 @@ import numpy as np
 
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import BroadcastError
+from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.publish import Published, replacing_weights
 from openenv_pipe.engines.vllm.transfer import Link, TransferError
@@ -35,8 +36,10 @@ class MemoryPublisher:
         policy_source: PolicySource,
         executor: Executor,
         make_link: Callable[[VllmClient], Link],
+        owner: Owner,
     ) -> None:
         """executor: torch's thread."""
+        self.owner = owner
         self.latest: Published | None = None
         self._policy_source = policy_source
         self._executor = executor
@@ -50,7 +53,8 @@ class MemoryPublisher:
 
     async def write(self, version: int, expected_PV: np.ndarray) -> Published:
         """Return the version. Nothing is written: `send` reads the learner's memory."""
-        return Published(name=f"step-{version}", version=version, expected=expected_PV)
+        label = self.owner.label(version)
+        return Published(name=f"step-{version}", version=version, label=label, expected=expected_PV)
 
     def adopt(self, published: Published) -> None:
         self.latest = published
@@ -122,7 +126,7 @@ class MemoryPublisher:
 
         async def take() -> None:
             await is_ready.wait()  # a server that waits for the learner serves no requests
-            await link.take(client, found[0], str(published.version))
+            await link.take(client, found[0], published.label)
 
         sending = loop.run_in_executor(self._executor, send)
         taking = asyncio.create_task(take())

@@ -15,13 +15,15 @@ import numpy as np
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import Sampled, ServerGoneError
-from openenv_pipe.engines.vllm.client import BASE, Features, VllmClient
+from openenv_pipe.engines.vllm.client import BASE, Features, StatusError, VllmClient
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
+from openenv_pipe.engines.vllm.ownership import reject_other_run
 from openenv_pipe.engines.vllm.publish import Published, Publisher
 from openenv_pipe.engines.vllm.server_metrics import ServerMetrics
 from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
 from openenv_pipe.errors import EngineError
+from openenv_pipe.system.foreign_text import quoted
 
 Result = TypeVar("Result")
 MAX_TRIES = 4  # of one request; each failure may mean a restart of the server
@@ -51,11 +53,20 @@ class Replica:
         publisher: Publisher,
         logprob_check: LogprobCheck,
         probe: Probe | None,
+        exclusive: bool,
         vocabulary_size: int,
         tell: Callable[[str], None],
     ) -> None:
+        """exclusive: an attached server may not be used by other runs at the same time."""
         self.number = number
-        self.supervisor = VllmSupervisor(server, config, restore=self._restore, tell=tell)
+        self.supervisor = VllmSupervisor(
+            server,
+            config,
+            restore=self._restore,
+            tell=tell,
+            claimant=publisher.owner if config.launch == "attach" else None,
+            exclusive=exclusive,
+        )
         self.metrics = ServerMetrics(self._read_metrics)
         self.difference = 0.0  # the largest of a logprob in the last check
         self.is_late = False  # it was down at the last publish and does not have that version yet
@@ -91,14 +102,44 @@ class Replica:
 
         async def ask(client: VllmClient) -> list[Sampled]:
             serving, model = self._serving, self.model
-            answers = await client.generate(
-                model, prompt, sampling, features, self._vocabulary_size
-            )
-            if model == BASE or serving is None:  # the server itself labels each token's version
-                return answers
-            return [replace(answer, versions=[str(serving.version)]) for answer in answers]
+            try:
+                answers = await client.generate(
+                    model, prompt, sampling, features, self._vocabulary_size
+                )
+            except StatusError as error:
+                if error.status != 404 or model == BASE:
+                    raise
+                self.supervisor.forget()
+                raise ServerGoneError(f"{client.url} has lost the adapter {model}") from error
+            return [
+                replace(each, versions=self._versions(each.labels, model, serving, client.url))
+                for each in answers
+            ]
 
         return await self._try_once(ask)
+
+    def _versions(
+        self, labels: Sequence[str], model: str, serving: Published | None, url: str
+    ) -> list[int]:
+        """Return the versions of the policy that sampled a completion.
+
+        Raises:
+            EngineError: another run's weights did, at least in part.
+            ServerGoneError: weights of nobody did: the server gets the policy again.
+        """
+        owner, base = self._publisher.owner, self.supervisor.base_label
+        try:
+            if model == BASE:  # the server itself labels each token's version
+                return [owner.version(label, url) for label in labels]
+            for label in labels:
+                if label != base:  # an adapter on other weights than those that it was checked on
+                    reject_other_run(label, owner, url)
+                    raise ServerGoneError(f"the base weights of {url} are {quoted(label)} now")
+        except ServerGoneError:
+            self.supervisor.forget()
+            raise
+        assert serving is not None
+        return [serving.version]
 
     async def send(self, published: Published) -> None:
         """Publish a policy to the server, or to its replacement. Raises EngineError."""

@@ -15,6 +15,7 @@ from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
 from openenv_pipe.engines.vllm.launch import VllmServer
+from openenv_pipe.engines.vllm.ownership import Claim, Owner
 from openenv_pipe.engines.vllm.start_progress import StartProgress
 from openenv_pipe.errors import EngineError, PipeError
 from openenv_pipe.system.readiness import NotReadyError, unless_dead, wait_until_healthy
@@ -32,9 +33,23 @@ class PolicyServer:
     """A `RestartableServer` whose start includes a first token and the current policy."""
 
     def __init__(
-        self, server: VllmServer, config: VllmEngineConfig, restore: Restore, tell: Tell
+        self,
+        server: VllmServer,
+        config: VllmEngineConfig,
+        restore: Restore,
+        tell: Tell,
+        *,
+        claimant: Owner | None,
+        exclusive: bool,
+        on_lost: Callable[[EngineError], None],
     ) -> None:
+        """claimant: the owner of the claim; None: nothing is claimed. See `ownership.Claim`."""
         self.client: VllmClient | None = None  # of a server that has started
+        self.base_label = ""  # of the weights that the server started with
+        self._claimant = claimant
+        self._exclusive = exclusive
+        self._on_lost = on_lost
+        self._forgotten = asyncio.Event()  # the server lives, and does not have the policy any more
         self._server = server
         self._config = config
         self._restore = restore
@@ -53,7 +68,8 @@ class PolicyServer:
 
         Raises:
             EngineError: the server died, was not ready in time, or refused the policy.
-            ConfigError, TrainingError: as `VllmServer.start` and `restore` raise them.
+            ConfigError, TrainingError: as `VllmServer.start`, `Claim.acquire` and `restore`
+                raise them.
         """
         try:
             await self._start()
@@ -75,12 +91,26 @@ class PolicyServer:
             raise
 
     async def died(self) -> str:
-        return await self._server.died()
+        """Return when the server is dead, or has forgotten the policy, with the cause in words."""
+        endings = [asyncio.ensure_future(self._server.died())]
+        endings.append(asyncio.ensure_future(self._was_forgotten()))
+        try:
+            done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for ending in endings:
+                ending.cancel()
+
+    def forget(self) -> None:
+        """Take note that the server does not have the policy any more: it gets it again."""
+        self._forgotten.set()
 
     async def stop(self) -> None:
         """Close the client, and stop the server if the run has started it."""
         client, self.client = self.client, None
         if client is not None:
+            if client.claim is not None:
+                await client.claim.release()
             await client.__aexit__(None, None, None)
         await self._server.stop()
 
@@ -88,7 +118,12 @@ class PolicyServer:
         """Stop a server that does not answer, so that its death is noticed."""
         await self._server.stop()
 
+    async def _was_forgotten(self) -> str:
+        await self._forgotten.wait()
+        return "it lives, but has lost the policy: somebody else has restarted or changed it"
+
     async def _start(self) -> None:
+        self._forgotten.clear()
         await self._server.start()
         client = VllmClient(
             self.url,
@@ -106,24 +141,53 @@ class PolicyServer:
 
     async def _first_token(self, client: VllmClient, progress: StartProgress) -> None:
         await wait_until_healthy(self.url, timeout_s=math.inf, check=progress.watching(client))
+        if self._claimant is not None:  # before anything changes the server for its user
+            client.claim = claim = Claim(
+                client,
+                self._claimant,
+                exclusive=self._exclusive,
+                tell=self._tell,
+                on_lost=self._on_lost,
+                on_forgotten=self.forget,
+            )
+            await claim.acquire()
         await client.resume()  # a killed run may have left an attached server paused
         # A healthy server can still die at its first request.
-        await client.generate(BASE, FIRST_PROMPT, {"max_tokens": 1, "temperature": 1.0, "seed": 0})
+        sampling = {"max_tokens": 1, "temperature": 1.0, "seed": 0}
+        (sampled,) = await client.generate(BASE, FIRST_PROMPT, sampling)
+        self.base_label = sampled.labels[-1]
 
 
 class VllmSupervisor:
     """Restarts a server when it dies, and keeps the client of the one that is up."""
 
     def __init__(
-        self, server: VllmServer, config: VllmEngineConfig, *, restore: Restore, tell: Tell
+        self,
+        server: VllmServer,
+        config: VllmEngineConfig,
+        *,
+        restore: Restore,
+        tell: Tell,
+        claimant: Owner | None = None,
+        exclusive: bool = False,
     ) -> None:
         """Prepare a supervisor without starting the server.
 
         Args:
             restore: publishes the current policy to a server that has just started.
             tell: receives messages for the user.
+            claimant: the run that claims the server; None: nobody else can reach it.
+            exclusive: no other run may use it meanwhile.
         """
-        self._server = PolicyServer(server, config, restore, tell)
+        self._server = PolicyServer(
+            server,
+            config,
+            restore,
+            tell,
+            claimant=claimant,
+            exclusive=exclusive,
+            on_lost=self._fail,
+        )
         self._budget = RestartBudget(config.max_restarts, "engine.max_restarts", tell)
         self._supervisor = Supervisor(
             self._server,
@@ -145,6 +209,15 @@ class VllmSupervisor:
     def client(self) -> VllmClient | None:
         """The client of the server if it is up now, otherwise None."""
         return self._server.client if self._settled.is_set() and self._failure is None else None
+
+    @property
+    def base_label(self) -> str:
+        """The label of the weights that the server started with."""
+        return self._server.base_label
+
+    def forget(self) -> None:
+        """See `PolicyServer.forget`."""
+        self._server.forget()
 
     @property
     def failure(self) -> PipeError | None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from openenv_pipe_amx import request_amx
 from openenv_pipe_broadcast import FILES_INSTEAD, BroadcastError, Receiver
+from openenv_pipe_claims import Claims
 from openenv_pipe_ipc import gpu_id, rebuild_arguments
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
@@ -24,6 +25,20 @@ class PolicyWorker:
     """
 
     _receiver: Receiver | None = None
+    _claims: Claims | None = None  # after the first claim
+
+    def claim_server(
+        self, owner: str, name: str, exclusive: bool, lease_s: float
+    ) -> dict[str, Any]:
+        """Claim the server for a run, or renew its claim; see `Claims.claim`."""
+        self._claims = self._claims or Claims()
+        return {"problem": "", **self._claims.claim(owner, name, exclusive, lease_s)}
+
+    def release_server(self, owner: str) -> dict[str, Any]:
+        """End the claim of a run."""
+        if self._claims is not None:
+            self._claims.release(owner)
+        return {"problem": ""}
 
     def reload_policy(self, weights_path: str) -> dict[str, str]:
         """Load all weights of a folder.
