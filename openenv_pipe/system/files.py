@@ -145,6 +145,12 @@ def socket_folder(prefix: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp" if is_long else None))
 
 
+def cache_folder() -> Path:
+    """Return this user's folder of things that can be made again, whether it exists or not."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "openenv-pipe"
+
+
 @contextmanager
 def temporary_folder(parent: Path, prefix: str) -> Iterator[Path | None]:
     """Give an empty folder in `parent` that is removed at the end of the block.

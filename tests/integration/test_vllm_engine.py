@@ -15,9 +15,11 @@ import torch
 
 from openenv_pipe.engines import Completion, TokenRequest
 from openenv_pipe.engines.vllm.client import BASE, VllmClient
+from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.system import readiness
+from openenv_pipe.system.http import Access, HttpClient, bearer
 from tests.fakes import DROPS_THOUGHTS, FakeHost, all_episodes, collect
 from tests.vllm_runs import (
     AS_PROGRAM,
@@ -205,6 +207,53 @@ async def test_old_adapters_are_retired_and_the_last_three_stay(vllm_served, tmp
         assert [published.version for published in kept] == [3, 4, 5]
         folders = sorted(root.glob("*-step-*"))
         assert [folder.name for folder in folders] == served
+
+
+async def test_a_second_run_is_rejected_and_foreign_tokens_are_never_used(
+    vllm_served, tmp_path, base_weights
+):
+    merged = (LORA, "engine.publish=merged")
+    async with opened(vllm_served, tmp_path / "first", *merged) as (engine, policy):
+        for way in (merged, (LORA,)):
+            with pytest.raises(ConfigError, match=rf"in use by another run: '{tmp_path / 'first'}"):
+                async with opened(vllm_served, tmp_path / "second", *way):
+                    pass
+        change(policy)
+        await engine.publish(1)
+        episodes = all_episodes(await collect(policy, engine=engine, host=FakeHost()))
+        assert largest_difference(policy, episodes, 1.0) < 1e-4
+        other = Owner.new("runs/other/0007")
+        client = VllmClient(vllm_served.url, api_key=vllm_served.key, request_timeout_s=60)
+        async with client, client.replacing_weights():
+            await client.load_weights(vllm_served.base, other.label(3))
+        with pytest.raises(EngineError, match="the weights of another run: 'runs/other/0007"):
+            await collect(policy, engine=engine, host=FakeHost())
+    async with opened(vllm_served, tmp_path / "third", *merged) as (engine, policy):
+        assert (await engine.generate(request())).policy_versions == [0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"Authorization": "Bearer another"}, {"Origin": "http://evil.example"}],
+    ids=["no key", "another key", "a web page"],
+)
+async def test_nobody_without_the_key_gets_an_answer(vllm_served, given):
+    paths = ["/health", "/metrics", "/v1/models", "/openapi.json", "/docs", "/version", "/ping"]
+    posted = ["/collective_rpc", "/v1/completions", "/inference/v1/generate", "/pause", "/sleep"]
+    posted += ["/v1/load_lora_adapter", "/update_weights", "/tokenize", "/invocations"]
+    body = {"method": "reload_policy", "kwargs": {"weights_path": "/nowhere"}}
+    async with HttpClient(vllm_served.url, Access(headers=given)) as client:
+        for path in paths:
+            assert (await client.request("GET", path, timeout_s=60)).status == 401
+        for path in posted:
+            response = await client.request("POST", path, timeout_s=60, body=body)
+            assert (response.status, response.content) == (401, b"the key is missing or wrong")
+
+
+async def test_with_the_key_only_what_the_run_uses_is_served(vllm_served):
+    async with HttpClient(vllm_served.url, bearer(vllm_served.key)) as client:
+        for path, status in {"/health": 200, "/openapi.json": 404, "/docs": 404}.items():
+            assert (await client.request("GET", path, timeout_s=60)).status == status
 
 
 @pytest.mark.parametrize("transfer", ["files", "broadcast"])

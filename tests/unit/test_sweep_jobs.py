@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import uuid
 from typing import Any, ClassVar
 
@@ -337,6 +338,11 @@ def test_the_code_of_an_environment_is_in_the_key(tmp_path):
     before = server_key("serving", wanted)
     (tmp_path / "mine" / "app.py").write_text("another = 1\n")
     assert server_key("serving", wanted) != before
+
+
+async def test_only_this_user_reaches_the_socket_of_shared_servers(shared):
+    assert shared.socket.parent.stat().st_mode & 0o077 == 0
+    assert re.fullmatch(r"openenv-pipe-\w{8}", shared.socket.parent.name)  # a random part
 
 
 def test_what_says_nothing_of_servers_is_not_in_the_key():

@@ -1,7 +1,9 @@
 """Attention over packed rows against attention with an explicit mask. Trap numbers:
 tests/README.md."""
 
+import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,3 +196,17 @@ def attended(plan, read, length):
     output = tree_attention(*given, plan, 0.3)[0, read]
     (output * torch.randn(output.shape, generator=draw)).sum().backward()
     return [output, *(each.grad for each in given)]
+
+
+def test_compiled_kernels_are_not_read_from_a_folder_that_others_can_make(monkeypatch, tmp_path):
+    """torch's own default has a name that anybody can guess, in /tmp."""
+    monkeypatch.setenv(flex_module.COMPILED, "")  # so that its absence is restored
+    monkeypatch.delenv(flex_module.COMPILED)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    flex_module._compiled.__wrapped__()
+    folder = Path(os.environ[flex_module.COMPILED])
+    assert folder == tmp_path / "openenv-pipe" / "inductor" and folder.stat().st_mode & 0o077 == 0
+    monkeypatch.setenv(flex_module.COMPILED, "/of/a/user")
+    flex_module._compiled.__wrapped__()
+    assert os.environ[flex_module.COMPILED] == "/of/a/user"

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from openenv_pipe.config.secrets import hide_assignments
 from openenv_pipe.errors import ConfigError, EngineError, EngineMissingError
+from openenv_pipe.system.files import cache_folder
 from openenv_pipe.system.process import ManagedProcess
 from openenv_pipe.system.secrets import environment_secrets
 
@@ -77,8 +78,7 @@ class Installed(BaseModel):
 
 def environment_dir(build: Build) -> Path:
     """Return the path of this build's environment, whether it exists or not."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "openenv-pipe" / "engines" / f"vllm-{VERSION}-{build}"
+    return cache_folder() / "engines" / f"vllm-{VERSION}-{build}"
 
 
 def find_build() -> Build:

@@ -4,14 +4,17 @@ It was not run on a GPU; without the compiled kernel it is tested against the CP
 """
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from openenv_pipe.system.files import cache_folder
 from openenv_pipe.types import Node
 
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # where torch keeps compiled kernels
 _Rule = Callable[[Any, Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -40,6 +43,11 @@ def rule(nodes: Sequence[Node], device: torch.device) -> _Rule:
 
 @functools.cache
 def _compiled() -> Callable[..., torch.Tensor]:
+    if COMPILED not in os.environ:
+        # By default, torch runs what it finds in a folder of /tmp that anybody can make before it.
+        folder = cache_folder() / "inductor"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ[COMPILED] = str(folder)
     return torch.compile(flex_attention, dynamic=True)
 
 
