@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from openenv_pipe.engines import Completion, TokenRequest
-from openenv_pipe.engines.vllm.client import BASE, VllmClient
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.errors import ConfigError, EngineError, TrainingError
 from openenv_pipe.models.policy import Policy

@@ -18,7 +18,7 @@ from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import LearnerFootprint
 from openenv_pipe.engines.vllm.answers import ServerGoneError
 from openenv_pipe.engines.vllm.check import check_engine
-from openenv_pipe.engines.vllm.client import BASE
+from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.inside import openenv_pipe_broadcast as broadcast
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish_memory import MemoryPublisher

@@ -186,6 +186,9 @@ ARGUMENTS = {
     "update_info": {},
     "chunk": {},
     "buffer": {},
+    "owner": "a",
+    "exclusive": True,
+    "lease_s": 30.0,
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from openenv_pipe.engines.vllm.answers import ServerGoneError
-from openenv_pipe.engines.vllm.client import BASE
+from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.publish import AdapterPublisher, Published
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS

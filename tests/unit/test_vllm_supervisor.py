@@ -11,7 +11,8 @@ import pytest
 from openenv_pipe.config.compose import compose
 from openenv_pipe.engines.vllm import supervisor as supervisor_module
 from openenv_pipe.engines.vllm.answers import ServerGoneError
-from openenv_pipe.engines.vllm.client import BASE, VllmClient
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.supervisor import VllmSupervisor
 from openenv_pipe.errors import EngineError
 from tests.small_vllm import SmallServer

@@ -1,54 +1,34 @@
-"""The HTTP client of one vLLM server: completions by token id, adapters, weights, metrics.
-
-The client does not retry. A request that gets no answer raises ServerGoneError, and `supervisor.py`
-decides whether the server is started again.
-"""
+"""The client of one vLLM server: completions by token id, adapters, weights, metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from openenv_pipe.engines.vllm.answers import (
-    QUOTE,
     Models,
     RpcResult,
     RpcResults,
     Sampled,
-    ServerGoneError,
     ServerInfo,
     WorldSize,
     parse,
     read_completions,
     read_next_logprobs,
 )
+from openenv_pipe.engines.vllm.connection import (
+    BASE,
+    CALL_LIMIT_S,
+    GENERATE,
+    REJECTED,
+    StatusError,
+    VllmConnection,
+)
 from openenv_pipe.engines.vllm.ownership import Claim, Claimed
 from openenv_pipe.errors import EngineError
-from openenv_pipe.system.foreign_text import quoted
-from openenv_pipe.system.http import HttpClient, HttpError, bearer
 
-BASE = "base"  # the name in requests of the model without an adapter
-KEEP_ALIVE_S = 300.0  # of idle connections; the server is told to keep them longer
-CALL_LIMIT_S = 120.0  # time limit of all calls except completions
-REFUSED = range(400, 500)  # statuses of requests that the server refuses
-GENERATE = "/inference/v1/generate"
-# What a server was started without if it answers a path with 404.
-NEEDED = {
-    GENERATE: f"--enable-scale-out and --served-model-name {BASE}",
-    "/v1/load_lora_adapter": "--enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and the folder "
-    "of the weights under the same path, readable by its user",
-    **dict.fromkeys(("/pause", "/collective_rpc", "/sleep"), "VLLM_SERVER_DEV_MODE=1"),
-}
 Features = Mapping[str, Any]  # of pictures, in vLLM's format; see `picture_features.py`
-
-
-class StatusError(EngineError):
-    """The server rejected a request with the HTTP status `status`."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Files(Protocol):
@@ -61,8 +41,8 @@ class Files(Protocol):
         """Remove a copy, by its path there."""
 
 
-class VllmClient:
-    """The client of one server. Use it in `async with`; all requests share its connections."""
+class VllmClient(VllmConnection):
+    """The client of one server. Use it in `async with`."""
 
     def __init__(
         self,
@@ -73,24 +53,11 @@ class VllmClient:
         files: Files | None = None,
     ) -> None:
         """files: brings the files of this machine to the server; None: the server reads them."""
-        self.url = url.rstrip("/")
+        super().__init__(url, api_key)
         self.claim: Claim | None = None  # of an attached server, while it is acquired
         self._files = files
         self._sent: dict[str, Path] = {}  # copies of adapters, by the adapters' names
-        self._http = HttpClient(
-            url,
-            bearer(api_key),
-            idle_connection_s=KEEP_ALIVE_S,
-            use_proxy=False,
-        )
         self._request_timeout_s = request_timeout_s
-
-    async def __aenter__(self) -> "VllmClient":
-        await self._http.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._http.__aexit__()
 
     async def generate(
         self,
@@ -149,28 +116,6 @@ class VllmClient:
         content = await self._generate(model, token_ids, sampling, features)
         return read_next_logprobs(content, f"{self.url}{GENERATE}", wanted)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the client was closed, because its server is gone or was replaced."""
-        return self._http.is_closed
-
-    async def check_health(self, limit_s: float) -> str | None:
-        """See `system.readiness.check_health`."""
-        try:
-            status = await self.health_status(limit_s)
-        except ServerGoneError as error:
-            return str(error)
-        return None if status == 200 else str(status)
-
-    async def health_status(self, limit_s: float) -> int:
-        """Return the status of the health check. Raises ServerGoneError."""
-        status, _ = await self._call("GET", "/health", None, limit_s)
-        return status
-
-    async def is_healthy(self, limit_s: float) -> bool:
-        """Whether the server answers its health check within `limit_s` seconds."""
-        return await self.check_health(limit_s) is None
-
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter from a folder of this machine, to be requested by its name."""
         if self._files is not None:
@@ -216,7 +161,7 @@ class VllmClient:
         finally:
             # After a cancellation the request to pause may be unfinished; resume after it.
             await asyncio.gather(pausing, return_exceptions=True)
-            await self._post("/resume", accepted=REFUSED)
+            await self._post("/resume", accepted=REJECTED)
 
     @asynccontextmanager
     async def readable(self, folder: Path) -> AsyncIterator[Path]:
@@ -282,8 +227,8 @@ class VllmClient:
 
         A server without vLLM's development mode refuses, but no run can have paused it either.
         """
-        await self._post("/wake_up", accepted=REFUSED)
-        await self._post("/resume", accepted=REFUSED)
+        await self._post("/wake_up", accepted=REJECTED)
+        await self._post("/resume", accepted=REJECTED)
 
     async def can_sleep(self) -> bool:
         """Whether the server was started in development mode and with sleep mode."""
@@ -326,7 +271,7 @@ class VllmClient:
 
     async def end_transfer(self) -> None:
         """Disconnect vLLM's own weight transfer from the learner."""
-        await self._post("/shutdown_weight_transfer_engine", accepted=REFUSED)
+        await self._post("/shutdown_weight_transfer_engine", accepted=REJECTED)
 
     async def start_weight_update(self) -> None:
         """Prepare for new weights, under the conditions of `load_weights`."""
@@ -376,50 +321,3 @@ class VllmClient:
         if features is not None:
             body["features"] = features
         return await self._post(GENERATE, body, self._request_timeout_s)
-
-    async def _post(
-        self,
-        path: str,
-        body: Any = None,
-        limit_s: float = CALL_LIMIT_S,
-        accepted: Container[int] = (),
-    ) -> bytes:
-        return await self._request("POST", path, body, limit_s, accepted)
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        limit_s: float = CALL_LIMIT_S,
-        accepted: Container[int] = (),
-    ) -> bytes:
-        """Return the content of an answer with status 200 or one of those accepted."""
-        status, content = await self._call(method, path, body, limit_s)
-        if status == 200 or status in accepted:
-            return content
-        seen = f"status {status}: {quoted(content, QUOTE)}"
-        if status >= 500 and not await self._survived():
-            raise ServerGoneError(f"{path}: {seen}")
-        needed = NEEDED.get(path.partition("?")[0]) if status == 404 else None
-        advice = (
-            f"; the server needs {needed}: `openenv-pipe engine command` prints its command"
-            if needed
-            else ""
-        )
-        raise StatusError(f"{self.url}{path} answered with {seen}{advice}", status)
-
-    async def _call(self, method: str, path: str, body: Any, limit_s: float) -> tuple[int, bytes]:
-        """Return status and content. After a cancellation the server aborts the request."""
-        if self._http.is_closed:  # by the supervisor, in the meantime
-            raise ServerGoneError(f"{path}: the server has been replaced")
-        try:
-            response = await self._http.request(method, path, timeout_s=limit_s, body=body)
-        except HttpError as error:
-            raise ServerGoneError(f"{path}: {error}") from error
-        return response.status, response.content
-
-    async def _survived(self) -> bool:
-        """Whether the server still answers a second after an internal error."""
-        await asyncio.sleep(1.0)
-        return await self.is_healthy(5.0)

@@ -18,7 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from openenv_pipe.engines.vllm.answers import ServerGoneError
-from openenv_pipe.engines.vllm.client import BASE, VllmClient
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.policy_source import PolicySource
 from openenv_pipe.engines.vllm.server_command import MAX_ADAPTERS

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from openenv_pipe.engines.vllm.client import BASE, VllmClient
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.inside.openenv_pipe_broadcast import BroadcastError
 from openenv_pipe.engines.vllm.ownership import Owner
 from openenv_pipe.engines.vllm.policy_source import PolicySource

@@ -15,7 +15,8 @@ import numpy as np
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import Sampled, ServerGoneError
-from openenv_pipe.engines.vllm.client import BASE, Features, StatusError, VllmClient
+from openenv_pipe.engines.vllm.client import Features, VllmClient
+from openenv_pipe.engines.vllm.connection import BASE, StatusError
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.logprob_check import LogprobCheck
 from openenv_pipe.engines.vllm.ownership import reject_other_run

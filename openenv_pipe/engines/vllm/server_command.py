@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from openenv_pipe.config.schema import VllmEngineConfig
-from openenv_pipe.engines.vllm.client import BASE
+from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.install import Build
 from openenv_pipe.system.secrets import remember_secrets
 

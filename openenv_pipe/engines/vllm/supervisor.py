@@ -13,7 +13,8 @@ from typing import Any
 
 from openenv_pipe.config.schema import VllmEngineConfig
 from openenv_pipe.engines.vllm.answers import ServerGoneError
-from openenv_pipe.engines.vllm.client import BASE, VllmClient
+from openenv_pipe.engines.vllm.client import VllmClient
+from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.ownership import Claim, Owner
 from openenv_pipe.engines.vllm.start_progress import StartProgress
