@@ -440,7 +440,8 @@ async def test_half_a_reload_stops_the_run(vllm_served, tmp_path, base_weights, 
         emptying = ("/pause", "/reset_prefix_cache", "/resume")
         if fault == "keys of old weights" and path.startswith(emptying):
             return b""
-        if fault == "an old head" and path == "/collective_rpc":
+        reloads = path == "/collective_rpc" and body["method"] == "reload_policy"
+        if fault == "an old head" and reloads:
             await post(self, path, body | {"method": "reload_weights"}, *rest, **more)
             return b'{"results": [{"problem": ""}]}'
         return await post(self, path, body, *rest, **more)
