@@ -9,12 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import AutoTokenizer
 
 from openenv_pipe.errors import RunFolderError, TrainingError
+from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.forward_check import BOUNDS
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.safetensors_only import read_model
-from openenv_pipe.models.served_template import TEMPLATE_FILE, served_template
+from openenv_pipe.models.served_template import (
+    TEMPLATE_FILE,
+    refuse_other_prompts,
+    served_template,
+)
+from openenv_pipe.models.template_probes import Probe
+from openenv_pipe.models.template_rendering import TemplateRenderer
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.reports.model_card import model_card
 from openenv_pipe.runs.find import SelectedModel, find_model
@@ -39,7 +47,8 @@ def export_run(
 
     Raises:
         RunFolderError: The checkpoint does not exist or is damaged, or the output exists.
-        ConfigError: The output cannot be written.
+        ConfigError: The output cannot be written, or its chat template makes other prompts than
+            training.
         TrainingError: The files do not compute what the policy computes.
     """
     subject = find_model(word, runs_dir=runs_dir, trust=trust)
@@ -66,13 +75,14 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
     policy = load_policy(
         config.model, seed=config.seed, device=select_device("cpu"), checkpoint=checkpoint
     )
+    sees = policy.pictures is not None
+    template = None if sees else served_template(policy.chat)  # It is for messages of text.
     publication = Publication(policy)
     publication.write_weights(folder)
     policy.save_tokenizer(folder)
-    sees = policy.pictures is not None
-    if not sees:  # `served_template` is for messages of text.
-        template = folder / TEMPLATE_FILE
-        write_text(template, served_template(template.read_text()))
+    if template is not None:
+        write_text(folder / TEMPLATE_FILE, template)
+        _compare_prompts(folder, policy.chat)
     card = model_card(subject.folder, checkpoint, name, sees_pictures=sees)
     write_text(folder / "README.md", card)
     prompts = [list(range(1, num_tokens + 1)) for num_tokens in PROBES]
@@ -80,6 +90,21 @@ def _write(subject: SelectedModel, checkpoint: Path, folder: Path, name: str) ->
     bound = BOUNDS[policy.precision]
     del policy, publication  # so that one copy of the weights is in memory, not two
     return _compare(folder, prompts, expected_PV, bound)
+
+
+def _compare_prompts(folder: Path, chat: ChatFormat) -> None:
+    """Raise ConfigError if the written tokenizer makes other prompts than training."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    renderer = TemplateRenderer(tokenizer)
+
+    def ids_of(probe: Probe) -> list[int]:
+        text = renderer.render(
+            probe.messages, prompt=True, tools=probe.tools, template=renderer.template
+        )
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    refuse_other_prompts(chat, "the exported model", ids_of)
 
 
 def _compare(

@@ -3,16 +3,24 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from openenv_pipe.config.schema import HubModelConfig
+from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.endpoint import Served, serve
 from openenv_pipe.engines.vllm.install import find_build, find_installed, require_installed
 from openenv_pipe.engines.vllm.weights_folder import weights_folder
-from openenv_pipe.errors import ConfigError, RunFolderError
-from openenv_pipe.models.load import load_policy, refuse_vision_model, select_device
-from openenv_pipe.models.served_template import TEMPLATE_FILE, served_template
+from openenv_pipe.errors import ConfigError, EngineError, RunFolderError
+from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.load import load_chat, load_policy, refuse_vision_model, select_device
+from openenv_pipe.models.served_template import (
+    TEMPLATE_FILE,
+    refuse_other_prompts,
+    served_template,
+)
+from openenv_pipe.models.template_probes import Probe, probes
 from openenv_pipe.models.weights import Publication
 from openenv_pipe.runs.find import SelectedModel, find_model
 from openenv_pipe.system.files import write_text
@@ -64,7 +72,8 @@ def serve_run(
         serve_locally(subject, host=host, port=port, max_tokens=max_tokens, tell=tell)
         return
     installed = require_installed(build)
-    with _served(subject, subject.checkpoint, max_model_len) as served:
+    chat = load_chat(subject.config.model)
+    with _served(subject, subject.checkpoint, chat, max_model_len) as served:
         serving = serve(
             served,
             installed,
@@ -74,23 +83,40 @@ def serve_run(
             start_timeout_s=START_TIMEOUT_S,
             log=subject.folder.path / "logs" / "serve" / "engine.log",
             tell=tell,
+            check=partial(_check_prompts, chat, served),
         )
         asyncio.run(serving)
 
 
+async def _check_prompts(chat: ChatFormat, served: Served, client: VllmClient) -> None:
+    """Raise ConfigError if the server gives the model other prompts than training."""
+    found: dict[str, list[int] | EngineError] = {}
+    for probe in probes(chat):
+        try:
+            ids = await client.chat_ids(served.name, probe.messages, probe.tools)
+            found[probe.name] = ids
+        except EngineError as error:
+            found[probe.name] = error
+
+    def ids_of(probe: Probe) -> list[int]:
+        ids = found[probe.name]
+        if isinstance(ids, EngineError):
+            raise ConfigError(str(ids))
+        return ids
+
+    refuse_other_prompts(chat, "vLLM's server", ids_of)
+
+
 @contextmanager
 def _served(
-    subject: SelectedModel, checkpoint: Path, max_model_len: int | None
+    subject: SelectedModel, checkpoint: Path, chat: ChatFormat, max_model_len: int | None
 ) -> Iterator[Served]:
     """Yield the checkpoint in vLLM's terms: a whole model, or an adapter on a base, which is
     written first if it is not a folder yet."""
     config, model = subject.config, subject.config.model
     with weights_folder(None) as scratch:
-        template = checkpoint / TEMPLATE_FILE
-        if template.exists():
-            text = served_template(template.read_text())
-            template = scratch / TEMPLATE_FILE
-            write_text(template, text)
+        template = scratch / TEMPLATE_FILE
+        write_text(template, served_template(chat))
         path, revision = str(checkpoint), None
         is_tuned = model.lora.rank > 0
         if is_tuned and isinstance(model, HubModelConfig) and model.quantization == "none":
@@ -107,6 +133,6 @@ def _served(
             lora_rank=model.lora.rank,
             dtype="bfloat16" if "bfloat16" in (model.dtype, model.autocast) else "float32",
             max_model_len=max_model_len or config.env.max_episode_tokens,
-            chat_template=template if template.exists() else None,
+            chat_template=template,
             calls_tools=True,
         )

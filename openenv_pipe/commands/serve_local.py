@@ -10,7 +10,10 @@ from openenv_pipe.engines.vllm.endpoint import server_key
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.load import load_policy, select_device
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.models.served_template import refuse_other_prompts
+from openenv_pipe.models.template_probes import Probe
 from openenv_pipe.pipeline.build import prepare_thread
+from openenv_pipe.rollout.agents.chat_completions import read_request
 from openenv_pipe.rollout.agents.served_model import ModelEndpoint, ServedModel
 from openenv_pipe.runs.find import SelectedModel
 from openenv_pipe.system.process import usable_cores
@@ -50,6 +53,11 @@ def serve_locally(
     asyncio.run(_serve(subject, policy, host, port, key, max_tokens, tell))
 
 
+def _prompt_ids(model: ServedModel, probe: Probe) -> list[int]:
+    body = {"messages": [*probe.messages], "tools": [*probe.tools]}
+    return model.prompt_ids(read_request(body))
+
+
 async def _serve(
     subject: SelectedModel,
     policy: Policy,
@@ -65,6 +73,7 @@ async def _serve(
         engine = EagerEngine(policy, max_episodes=MAX_BATCH, executor=executor)
         name = subject.folder.record.id.replace("/", "-")
         model = ServedModel(engine, policy.chat, name=name, max_tokens=max_tokens, tell=tell)
+        refuse_other_prompts(policy.chat, "this server", partial(_prompt_ids, model))
         try:
             endpoint = ModelEndpoint(model, host=host, port=port, key=key)
         except OSError as error:

@@ -93,7 +93,8 @@ class ChatFormat:
         if pictures is not None:
             self._special_tokens += pictures.tokens
         self._controls = ControlTokens(tokenizer, pictures.tokens if pictures else ())
-        self._render = TemplateRenderer(tokenizer).render
+        self.renderer = TemplateRenderer(tokenizer)
+        self._render = self.renderer.render
         self._after_reply = self._render((*OPENING, assistant(REPLY)), prompt=False)
         self._end_text = self._find_end_text()
         self.end_id: int = tokenizer.convert_tokens_to_ids(self._end_text)
@@ -101,12 +102,12 @@ class ChatFormat:
         # All members of a group have the same beginning.
         self._cached_first_ids = lru_cache(_NUM_FIRST)(self._first_ids)
         self._cached_following_ids = lru_cache(_NUM_CACHED)(self._following_ids)
-        self._cached_short_ids = lru_cache(_NUM_CACHED)(self._encode)
-        self._cached_long_ids = lru_cache(_NUM_FIRST)(self._encode)
-        self._takes_tools = True
+        self._cached_short_ids = lru_cache(_NUM_CACHED)(self.encode)
+        self._cached_long_ids = lru_cache(_NUM_FIRST)(self.encode)
+        self.takes_tools = True
         if history == "append":
             self._check_append_only()
-        self._takes_tools = self._template_takes_tools()
+        self.takes_tools = self._template_takes_tools()
         self._cached_first_ids.cache_clear()
         self._cached_following_ids.cache_clear()
 
@@ -211,12 +212,12 @@ class ChatFormat:
         return (self._cached_long_ids if len(text) > _LONG_TEXT else self._cached_short_ids)(text)
 
     def _conversation_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        if not self._takes_tools:
+        if not self.takes_tools:
             messages = results_as_user(messages)
         return self._prompt_text(messages, tools)
 
     def _prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        if tools and not self._takes_tools:
+        if tools and not self.takes_tools:
             messages, tools = tools_in_words(messages, tools), ()
         return self._render(messages, prompt=True, tools=tools)
 
@@ -235,7 +236,7 @@ class ChatFormat:
         begin = "" if ended else self._end_text
         texts = []
         for each in (messages, self._controls.guarded_messages(messages)):
-            shown = each if self._takes_tools else results_as_user(each)
+            shown = each if self.takes_tools else results_as_user(each)
             text = self._render((*OPENING, assistant(REPLY), *shown), prompt=True)
             turn_end = self._after_reply.rindex(self._end_text) + len(self._end_text)
             texts.append(begin + text[turn_end:])
@@ -269,7 +270,7 @@ class ChatFormat:
 
         A note between them says how many were left out; it counts beyond the limit.
         """
-        ids = self._encode(text)
+        ids = self.encode(text)
         if len(ids) <= max_tokens:
             return text
         num_last = max_tokens // 2
@@ -322,7 +323,7 @@ class ChatFormat:
     def _harmless(self, text: str) -> str:
         return self._controls.special_broken_up(text)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """Encode text; lone surrogates, which JSON can hold and tokenizers refuse, become `?`."""
         text = text.encode(errors="replace").decode()
         return self._backend.encode(text, add_special_tokens=False).ids

@@ -1,17 +1,22 @@
-"""Chat templates for servers that keep tool calls apart from the text of messages.
+"""Chat templates for vLLM and whoever uses an exported model: their prompts are those of training.
 
-In episodes, the calls of a model are in the text of its messages. vLLM, and whoever uses an
-exported model, gives them to the template as `tool_calls`. A template that shows the text alone
-would drop them there, and the model would not see what it has called. A template without tools
-would also drop their description.
+These programs give the calls of messages and the tools to the template in fields of their own. In
+episodes, calls are in the text of messages, and tools may be described in words. If a template
+shows them differently, what training did with messages is written in Jinja and put in front of it.
 """
 
+from collections.abc import Callable, Sequence
+
+from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.template_messages import TOOLS_IN_WORDS
+from openenv_pipe.models.template_probes import Probe, probes, trained_ids
 
 TEMPLATE_FILE = "chat_template.jinja"  # as transformers names it
+_NUM_SHOWN = 12  # tokens of a difference
 # Each changes the messages that a template gets, as `read_request` and `template_messages` do.
 _BEGIN = """\
-{%- set served = namespace(messages=[], words='', follows_result=false) -%}
+{%- set served = namespace(messages=[], words='', follows_result=false, names={}, tools=[]) -%}
 {%- for message in messages -%}
 {%- set shown = namespace(text=message.content or '') -%}
 {%- if shown.text is not string -%}
@@ -22,12 +27,17 @@ _BEGIN = """\
 {%- set shown.text = shown.text + ('\\n' if shown.text else '') + '<tool_call>\\n{"name": '
     + call.function.name | tojson + ', "arguments": '
     + (arguments if arguments is string else arguments | tojson) + '}\\n</tool_call>' -%}
+{%- if call.id -%}
+{%- set served.names = dict(served.names, **{call.id: call.function.name}) -%}
+{%- endif -%}
 {%- endfor -%}
+{%- set role = {'developer': 'system', 'function': 'tool'}[message.role] or message.role -%}
+{%- set name = message.name or served.names[message.tool_call_id] or '' -%}
 """
 _RESULTS_AS_USER = """\
-{%- set is_result = message.role == 'tool' -%}
+{%- set is_result = role == 'tool' -%}
 {%- if is_result -%}
-{%- set message = {'role': 'user'} -%}
+{%- set role = 'user' -%}
 {%- set shown.text = '<tool_response>\\n' + shown.text + '\\n</tool_response>' -%}
 {%- if served.follows_result -%}
 {%- set shown.text = served.messages[-1].content + '\\n' + shown.text -%}
@@ -36,9 +46,18 @@ _RESULTS_AS_USER = """\
 {%- endif -%}
 {%- set served.follows_result = is_result -%}
 """
-_END = """\
-{%- set served.messages = served.messages + [dict(message, content=shown.text)] -%}
+_ADD = """\
+{%- set new = {'role': role, 'content': shown.text} -%}
+{%- if role == 'tool' -%}{%- set new = dict(new, name=name) -%}{%- endif -%}
+{%- set served.messages = served.messages + [new] -%}
 {%- endfor -%}
+"""
+_TOOLS = """\
+{%- for tool in tools or [] -%}
+{%- set function = dict(tool.function.items() | rejectattr('1', 'none')) -%}
+{%- set served.tools = served.tools + [dict(tool, function=function)] -%}
+{%- endfor -%}
+{%- set tools = served.tools or none -%}
 """
 _TOOLS_IN_WORDS = """\
 {%- if tools -%}
@@ -49,21 +68,122 @@ _TOOLS_IN_WORDS = """\
 {%- set first = dict(first, content=WORDS + served.words + '\\n' + first.content) -%}
 {%- set served.messages = [first] + served.messages[1:] -%}
 {%- endif -%}
+{%- set tools = none -%}
 """
-_REPLACE = "{%- set messages = served.messages %}"  # no `-` here: the template's own begin follows
+_MERGE_RUNS = """\
+{%- set runs = namespace(messages=[]) -%}
+{%- for message in served.messages -%}
+{%- if runs.messages and runs.messages[-1].role == message.role -%}
+{%- set text = runs.messages[-1].content + '\\n\\n' + message.content -%}
+{%- set runs.messages = runs.messages[:-1] + [dict(message, content=text)] -%}
+{%- else -%}
+{%- set runs.messages = runs.messages + [message] -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set served.messages = runs.messages -%}
+"""
+# The line break at the end of a block is left out, and what follows begins a line, as before.
+_REPLACE = "{%- set messages = served.messages %}\n"
 
 
-def served_template(template: str) -> str:
-    """Return a template that also shows `tool_calls`, and tools, if the given one shows none.
+def served_template(chat: ChatFormat) -> str:
+    """Return a template that gives a served or exported model the prompts of training.
 
-    For messages without calls and results, and without tools, both give the same text.
+    Raises:
+        ConfigError: There is none; the message says how the prompts differ.
     """
-    if "tool_calls" in template:
-        return template
-    if "tools" in template:
-        return _BEGIN + _END + _REPLACE + template
-    words = _TOOLS_IN_WORDS.replace("WORDS", _quoted(TOOLS_IN_WORDS))
-    return _BEGIN + _RESULTS_AS_USER + _END + words + _REPLACE + template
+    refuse_other_prompts(
+        chat,
+        "the endpoint for programs",
+        lambda probe: chat.rendered_ids(*probe.as_episode(chat)),
+    )
+    template = chat.renderer.template
+    if _first_difference(chat, template) is not None:
+        template = _as_trained(chat) + template
+        if (difference := _first_difference(chat, template)) is not None:
+            raise ConfigError(difference)
+    return template
+
+
+def refuse_other_prompts(
+    chat: ChatFormat, where: str, ids_of: Callable[[Probe], Sequence[int]]
+) -> None:
+    """Raise ConfigError if a program gives the model other prompts than training.
+
+    where: what the program is called. ids_of: returns its prompts.
+    """
+    for probe in probes(chat):
+        if (difference := _difference(chat, probe, where, ids_of)) is not None:
+            raise ConfigError(difference)
+
+
+def _first_difference(chat: ChatFormat, template: str) -> str | None:
+    def ids_of(probe: Probe) -> list[int]:
+        return chat.encode(
+            chat.renderer.render(probe.messages, prompt=True, tools=probe.tools, template=template)
+        )
+
+    def ids_of_served(probe: Probe) -> list[int]:
+        return ids_of(probe.as_served())
+
+    found = (
+        _difference(chat, probe, "the served template", each)
+        for probe in probes(chat)
+        for each in (ids_of, ids_of_served)
+    )
+    return next((each for each in found if each is not None), None)
+
+
+def _difference(
+    chat: ChatFormat, probe: Probe, where: str, ids_of: Callable[[Probe], Sequence[int]]
+) -> str | None:
+    """Say where the two prompts of a probe differ first; None: they are equal."""
+    trained, served = (
+        _ids_or_error(lambda: trained_ids(chat, probe)),
+        _ids_or_error(lambda: ids_of(probe)),
+    )
+    if trained == served or (isinstance(trained, ConfigError) and isinstance(served, ConfigError)):
+        return None
+    begin = f"the prompts of training and of {where} differ for a conversation with {probe.name}: "
+    end = "; set model.chat_template to a template that shows both in the same way"
+    if isinstance(trained, ConfigError) or isinstance(served, ConfigError):
+        failed = "training" if isinstance(trained, ConfigError) else where
+        error = trained if isinstance(trained, ConfigError) else served
+        return f"{begin}{failed} cannot render it ({error}){end}"
+    place = next(
+        (
+            place
+            for place, pair in enumerate(zip(trained, served, strict=False))
+            if pair[0] != pair[1]
+        ),
+        min(len(trained), len(served)),
+    )
+    before, one, other = (
+        chat.reply_text(ids)
+        for ids in (
+            trained[max(0, place - _NUM_SHOWN) : place],
+            trained[place : place + _NUM_SHOWN],
+            served[place : place + _NUM_SHOWN],
+        )
+    )
+    return f"{begin}after {before!r} come {one!r} and {other!r}{end}"
+
+
+def _ids_or_error(ids: Callable[[], Sequence[int]]) -> list[int] | ConfigError:
+    try:
+        return list(ids())
+    except ConfigError as error:
+        return error
+
+
+def _as_trained(chat: ChatFormat) -> str:
+    """Return what training does with messages and tools, in Jinja."""
+    parts = [_BEGIN, "" if chat.takes_tools else _RESULTS_AS_USER, _ADD, _TOOLS]
+    if not chat.takes_tools:
+        parts.append(_TOOLS_IN_WORDS.replace("WORDS", _quoted(TOOLS_IN_WORDS)))
+    if not chat.renderer.takes_runs:
+        parts.append(_MERGE_RUNS)
+    return "".join([*parts, _REPLACE])
 
 
 def _quoted(text: str) -> str:

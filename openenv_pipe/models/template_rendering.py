@@ -21,6 +21,7 @@ class TemplateRenderer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self.template: str = tokenizer.chat_template
         # Whether the template accepts several user messages in a row; else they become one.
         self.takes_runs = True
         one, two = ({"role": "user", "content": text} for text in ("one", "two"))

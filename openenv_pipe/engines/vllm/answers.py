@@ -114,6 +114,12 @@ class WorldSize(_Answer):
     world_size: Annotated[int, Field(ge=1)]
 
 
+class Tokenized(_Answer):
+    """The answer of /tokenize."""
+
+    tokens: list[int]
+
+
 class _ModelConfig(_Answer):
     enable_sleep_mode: bool
 

@@ -12,6 +12,7 @@ from openenv_pipe.engines.vllm.answers import (
     RpcResults,
     Sampled,
     ServerInfo,
+    Tokenized,
     WorldSize,
     parse,
     read_completions,
@@ -250,6 +251,14 @@ class VllmClient(VllmConnection):
 
     async def metrics_text(self) -> str:
         return (await self._request("GET", "/metrics")).decode(errors="replace")
+
+    async def chat_ids(
+        self, model: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> list[int]:
+        """Return the token ids of the prompt that the server makes of a request for a chat."""
+        body = {"model": model, "messages": messages, "add_generation_prompt": True}
+        content = await self._post("/tokenize", {**body, "tools": tools} if tools else body)
+        return parse(Tokenized, content, f"{self.url}/tokenize").tokens
 
     async def check_transfer(self, backend: str, learner: str) -> None:
         """Raise EngineError if vLLM's own weight transfer cannot connect to this learner.

@@ -6,11 +6,12 @@ The model's own chat template, generation settings and form of tool calls apply.
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import BASE
@@ -90,6 +91,7 @@ def serving_arguments(
         arguments += ["--lora-modules", f"{served.name}={served.adapter}"]
     if served.chat_template is not None:
         arguments += ["--chat-template", str(served.chat_template)]
+        arguments += ["--chat-template-content-format", "string"]  # as programs are trained
     if served.calls_tools:  # hermes: the form of tool calls that episodes have
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     if build == "cpu":
@@ -108,8 +110,11 @@ async def serve(
     start_timeout_s: float,
     log: Path,
     tell: Tell,
+    check: Callable[[VllmClient], Coroutine[Any, Any, None]],
 ) -> None:
     """Serve until cancelled.
+
+    check: what else has to be right when the server is ready.
 
     Raises:
         ConfigError: the port is taken, or a public address has no API key.
@@ -119,17 +124,20 @@ async def serve(
     key = server_key(host, tell)
     if port_in_use(port, host):
         raise ConfigError(f"--port {port} is used by another program; choose another one")
+    url = f"http://{host}:{port}"
     async with running(
         served,
         installed,
         arguments,
-        url=f"http://{host}:{port}",
+        url=url,
         key=key,
         start_timeout_s=start_timeout_s,
         log=log,
         tell=tell,
         variables={} if host in LOOPBACK else {HOSTS_VARIABLE: "*"},  # the key alone decides
     ) as server:
+        async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
+            await unless_dead(check(client), server.exited())
         tell(f"serving {served.name} at http://{host}:{port}/v1 until Ctrl-C (log: {log})")
         reason = f"the server died: {await server.exited()}"
     raise EngineError(reason, log)

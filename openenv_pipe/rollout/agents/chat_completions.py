@@ -67,8 +67,11 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     for message in given:
         calls = _calls_of(message)
         names |= {str(call.get("id")): name for call, (name, _) in calls}
-        messages.append(_read_message(message, [each for _, each in calls], names))
-    tools = [each for each in _list_of(body, "tools") if _is_tool(each)]
+        written = [
+            (name, _plain_json(_arguments(call), sort_keys=False)) for call, (name, _) in calls
+        ]
+        messages.append(_read_message(message, written, names))
+    tools = [_tool(each) for each in _list_of(body, "tools") if _is_tool(each)]
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise InvalidRequestError(f"max_tokens is {limit!r:.40}; expected a number above 0")
@@ -223,8 +226,12 @@ def _calls_of(message: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], tuple
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequestError("a tool call in a message has no function with a name")
-        found.append((call, (function["name"], _plain_json(function.get("arguments")))))
+        found.append((call, (function["name"], _plain_json(_arguments(call), sort_keys=True))))
     return found
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    return call["function"].get("arguments")
 
 
 def _list_of(fields: Mapping[str, Any], name: str) -> list[Any]:
@@ -235,13 +242,22 @@ def _list_of(fields: Mapping[str, Any], name: str) -> list[Any]:
     return value
 
 
-def _plain_json(arguments: Any) -> str:
+def _plain_json(arguments: Any, *, sort_keys: bool) -> str:
     """Return a call's arguments as JSON in one form, whatever form the program has sent."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         value = arguments
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return json.dumps(value, ensure_ascii=False, sort_keys=sort_keys)
+
+
+def _tool(tool: Mapping[str, Any]) -> Tool:
+    """Return a tool in the one form that all servers give to a template."""
+    fields = dict.fromkeys(("name", "description", "parameters"))
+    function = {
+        key: value for key, value in (fields | tool["function"]).items() if value is not None
+    }
+    return {"type": "function", "function": function}
 
 
 def _is_tool(tool: Any) -> bool:
