@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.control_tokens import ControlTokens
+from openenv_pipe.models.reply_reader import reader_for
 from openenv_pipe.models.template_messages import calls_in_text, results_as_user, tools_in_words
 from openenv_pipe.models.template_probes import (
     CALL,
@@ -43,12 +44,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 HistoryMode = Literal["append", "rerender"]
 
-_CHANNEL = "<|channel|>"  # as in gpt-oss, whose template takes thoughts and answers separately
-_CHANNEL_MESSAGE = re.compile(
-    r"<\|channel\|>(\w+)(?:(?!<\|message\|>).)*<\|message\|>"
-    r"(.*?)(?=<\|(?:end|return|call|channel)\|>|\Z)",
-    re.DOTALL,
-)
 # Around the text of a message in `rendered_ids`: its index before it, and the end.
 _MARKED = re.compile("\ue000(\\d+)\ue001(.*?)\ue002", re.DOTALL)
 _MARKS = re.compile("\ue000\\d+\ue001|\ue002")
@@ -98,6 +93,8 @@ class ChatFormat:
         self._after_reply = self._render((*OPENING, assistant(REPLY)), prompt=False)
         self._end_text = self._find_end_text()
         self.end_id: int = tokenizer.convert_tokens_to_ids(self._end_text)
+        begun = self._render(OPENING, prompt=True).rpartition(OPENING[0]["content"])[2]
+        self.reply_reader = reader_for(self._special_tokens, begun)
         # Rendering takes longer than a step of a small environment, which often repeats itself.
         # All members of a group have the same beginning.
         self._cached_first_ids = lru_cache(_NUM_FIRST)(self._first_ids)
@@ -291,15 +288,11 @@ class ChatFormat:
 
         is_sampled: False for what a client calls a reply; its special tokens are broken up.
         """
-        if _CHANNEL not in self._special_tokens:
+        if self.reply_reader.form.channels is None:
             return assistant(reply if is_sampled else self._harmless(reply))
-        parts: dict[str, str] = {"analysis": "", "final": ""}
-        for channel, text in _CHANNEL_MESSAGE.findall(reply):
-            name = "analysis" if channel == "analysis" else "final"
-            parts[name] += self._harmless(text)
-        if not any(parts.values()):
-            parts["final"] = self._harmless(reply)
-        return {**assistant(parts["final"]), "thinking": parts["analysis"]}
+        visible, thought, _ = self.reply_reader.without_channels(reply)
+        visible = visible or ("" if thought else reply)
+        return {**assistant(self._harmless(visible)), "thinking": self._harmless(thought)}
 
     def reply_ids(self, reply: str) -> list[int]:
         """Encode a reply that was not sampled (a scripted one), with its end-of-turn token."""

@@ -9,6 +9,7 @@ from openenv_pipe.engines.base import Engine
 from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import Splits
+from openenv_pipe.models.reply_reader import ReplyReader
 from openenv_pipe.types import Episode, Group, Message, Tool
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class Chat(Protocol):
     """The methods of a chat format that an episode needs if its engine takes token ids."""
 
     history: Literal["append", "rerender"]
+    reply_reader: ReplyReader
 
     @property
     def sees_pictures(self) -> bool: ...

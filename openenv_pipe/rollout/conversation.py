@@ -17,6 +17,7 @@ from openenv_pipe.engines.base import (
     cut_text,
     estimate_tokens,
 )
+from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.rollout.context import Chat, PlayContext
 from openenv_pipe.rollout.history import HISTORIES, PromptHistory
 from openenv_pipe.system.foreign_json import encodable
@@ -27,6 +28,8 @@ UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gi
 
 class Conversation(ABC):
     """Base class of conversations."""
+
+    reader = PLAIN_READER  # of the replies
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class TokenConversation(Conversation):
         super().__init__(context, *args, **keywords)
         assert context.chat is not None
         self._chat = context.chat
+        self.reader = self._chat.reply_reader
         messages, tools = self._cut(self._opening.messages), self._opening.tools
         self._new_messages = _with_tools(messages, tools)
         kind = HISTORIES[self._chat.history]

@@ -7,6 +7,7 @@ from openenv_pipe.environments.adapters.base import UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.models.reply_reader import ReplyReader
 from openenv_pipe.rollout.context import PlayContext
 from openenv_pipe.rollout.conversation import CONVERSATIONS, Conversation
 from openenv_pipe.types import (
@@ -76,7 +77,7 @@ class Player:
             turn = await conversation.reply(min(env.max_reply_tokens, room))
             turn.times_s = [asked_s, time.time()]
             episode.turns.append(turn)
-            messages, end = await self._act(session, turn)
+            messages, end = await self._act(session, turn, conversation.reader)
             if end is not None:
                 return end
             if len(episode.turns) == env.max_turns:
@@ -104,14 +105,21 @@ class Player:
             )
         return conversation
 
-    async def _act(self, session: Session, turn: Turn) -> tuple[list[Message], Status | None]:
+    async def _act(
+        self, session: Session, turn: Turn, reader: ReplyReader
+    ) -> tuple[list[Message], Status | None]:
         """Take the steps of a reply; return the messages that follow, and the status at the end.
 
         An unusable reply takes a turn too; the messages tell the model why it was unusable.
         """
-        messages: list[Message] = []
+        adapter, messages = self._context.adapter, list[Message]()
+        assert self.opening is not None
         try:
-            actions = self._context.adapter.read(turn.reply)
+            actions = adapter.read(reader.read(turn.reply, self.opening.tools))
+        except UnusableReply as unusable:
+            actions, turn.unusable = unusable.actions, str(unusable)
+        is_answer = not actions and turn.unusable is None
+        try:
             for action in actions:
                 result = await self._step(session, action)
                 reward = result.reward or 0.0
@@ -120,11 +128,12 @@ class Player:
                 turn.times_s.append(time.time())
                 if result.done:
                     return [], Status.DONE
-                messages += self._context.adapter.follow(result.observation)
-        except UnusableReply as unusable:
-            turn.unusable = str(unusable)
-            return [*messages, *self._context.adapter.refuse(turn.unusable)], None
-        return messages, None if actions else Status.ANSWERED
+                messages += adapter.follow(result.observation)
+        except UnusableReply as refused:  # The calls behind it are not made.
+            turn.unusable = "; ".join(filter(None, (str(refused), turn.unusable)))
+        if turn.unusable is not None:
+            messages += adapter.refuse(turn.unusable)
+        return messages, Status.ANSWERED if is_answer else None
 
     async def _step(self, session: Session, action: Action) -> StepResult:
         env = self._context.env

@@ -10,7 +10,7 @@ import pytest
 from email_search import policies, tasks
 from test_env_servers import Session, call, serve
 
-from openenv_pipe.environments.adapters.tool_calls import tool_calls
+from openenv_pipe.models.reply_reader import PLAIN_READER
 
 EPISODE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -30,8 +30,9 @@ async def play(session: Session, policy, **reset: object) -> list[dict]:
     """Play one episode through the adapter; return all answers, that of the reset first."""
     answers, rng = [await session.send("reset", **reset)], random.Random(0)
     while not answers[-1]["done"]:
-        (action,) = tool_calls(policy([answer["observation"] for answer in answers], rng))
-        answers.append(await session.send("step", **action))
+        reply = policy([answer["observation"] for answer in answers], rng)
+        (made,) = PLAIN_READER.read(reply).made_calls
+        answers.append(await use(session, made.name, **made.arguments))
     return answers
 
 

@@ -5,14 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.environments.adapters.base import UnusableReply
-from openenv_pipe.environments.adapters.tool_calls import tool_calls
+from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.runs.episodes import episodes_path, read_episodes
 from openenv_pipe.types import Group, TurnRole
@@ -109,9 +107,8 @@ def roles_that_called(groups: list[Group]) -> set[str]:
     assert {turn.role for turn in turns} == {TurnRole.AGENT}
     tokenizer, called = build_tokenizer(), set()
     for turn in turns:
-        with suppress(UnusableReply):
-            if any(call["tool_name"] == "say" for call in tool_calls(turn.reply)):
-                called.add(re.search("plan|write", tokenizer.decode(turn.prompt_ids)).group())
+        if any(call.name == "say" for call in PLAIN_READER.read(turn.reply).made_calls):
+            called.add(re.search("plan|write", tokenizer.decode(turn.prompt_ids)).group())
     return called
 
 

@@ -10,8 +10,8 @@ import random
 
 import pytest
 
-from openenv_pipe.environments.adapters import UnusableReply
-from openenv_pipe.environments.adapters.tool_calls import tool_calls
+from openenv_pipe.config.schema import ToolAdapterConfig
+from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.client.protocol import parse_frame, request_frame, step_result
 from openenv_pipe.errors import StepRefusedError
 
@@ -167,6 +167,9 @@ def test_any_text_is_an_attempt_at_coding():
 
 
 def test_no_reply_breaks_the_reading_of_tool_calls():
+    config = {"system": None, "first": None, "following": None, "unusable": "{{ why }}"}
+    values = {"type": "tool", "plain_reply": "unusable", **config}
+    adapter = build_adapter(ToolAdapterConfig.model_validate(values))
     draw = random.Random(0)
     parts = [
         "<tool_call>",
@@ -181,7 +184,6 @@ def test_no_reply_breaks_the_reading_of_tool_calls():
     replies = ["".join(draw.choices([*parts, *TEXTS.values()], k=8))[:300_000] for _ in range(40)]
     for reply in [*TEXTS.values(), *replies, "{" * 200_000, "<tool_call>" * 20_000]:
         try:
-            for call in tool_calls(reply):
-                json.dumps(call, allow_nan=False).encode()
+            json.dumps(adapter.read(reply), allow_nan=False).encode()
         except UnusableReply as unusable:
             assert len(str(unusable)) < 1000

@@ -14,8 +14,8 @@ from openenv_pipe.engines.base import MessageRequest
 from openenv_pipe.engines.openai import OpenAIEngine
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.limits import RateLimit
-from openenv_pipe.environments.adapters.tool_calls import tool_calls
 from openenv_pipe.errors import ConfigError, EngineError
+from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.types import Finish
 
 Answer = tuple[int, Any, dict[str, str]]
@@ -161,8 +161,8 @@ def test_calls_of_tools_are_read_as_the_adapter_reads_them_and_answered_by_id() 
 
     async def story(engine: OpenAIEngine) -> None:
         first = await engine.generate(request(user("look"), tools=[TOOL]))
-        (action,) = tool_calls(first.text)
-        assert (action["tool_name"], action["arguments"]) == ("look", {"at": "sky"})
+        (made,) = PLAIN_READER.read(first.text).made_calls
+        assert (made.name, made.arguments) == ("look", {"at": "sky"})
         result = {"role": "tool", "name": "look", "content": "air"}
         await engine.generate(request(result, turn=1, tools=[TOOL]))
 
@@ -171,6 +171,25 @@ def test_calls_of_tools_are_read_as_the_adapter_reads_them_and_answered_by_id() 
     *_, reply, answer = endpoint.bodies[1]["messages"]
     assert reply["tool_calls"] == [CALL]
     assert answer == {"role": "tool", "tool_call_id": "c1", "content": "air"}
+
+
+def test_a_result_answers_the_call_that_was_made_not_a_broken_one_before_it() -> None:
+    broken = {**CALL, "id": "c0", "function": {"name": "look", "arguments": '{"at": '}}
+    endpoint = Endpoint(said(None, tool_calls=[broken, CALL]), said("blue"))
+
+    async def story(engine: OpenAIEngine) -> None:
+        first = await engine.generate(request(user("look"), tools=[TOOL]))
+        assert [call.is_made for call in PLAIN_READER.read(first.text).calls] == [False, True]
+        result = {"role": "tool", "name": "look", "content": "air"}
+        await engine.generate(request(result, turn=1, tools=[TOOL]))
+
+    run(endpoint, story)
+    answers = {
+        message["tool_call_id"]: message["content"]
+        for message in endpoint.bodies[1]["messages"]
+        if message["role"] == "tool"
+    }
+    assert answers == {"c1": "air", "c0": "This call was not made."}
 
 
 def test_a_call_that_was_not_made_is_answered_all_the_same() -> None:

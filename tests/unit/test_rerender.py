@@ -189,8 +189,12 @@ def test_users_who_say_two_things_are_merged_where_a_template_refuses_runs():
     [
         (STOCK["gptoss"][2], "ok", "why"),
         ("<|channel|>analysis<|message|>why and", "", "why and"),
-        ("plain<|end|>", "plain< |end|>", ""),
-        ("<|channel|>commentary to=functions.f <|message|>{}", "{}", ""),
+        ("plain<|end|>", "plain", ""),
+        (
+            "<|channel|>commentary to=functions.f <|message|>{}<|call|>",
+            '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+            "",
+        ),
         ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "b", "a"),
         ("<|channel|>", "< |channel|>", ""),
     ],

@@ -100,7 +100,6 @@ async def test_an_environment_without_tools_is_a_mistake_of_the_configuration(an
             '{"name": "stop", "arguments": {"b": "</x>"}}\n</tool_call>',
             [call("add"), call("stop", b="</x>")],
         ),
-        ('<tool_call>{"name": "add", "arguments": {}}', [call("add")]),
         ('{"name": "add", "parameters": {"a": [1]}}', [call("add", a=[1])]),
         ('```json\n{"name": "add", "arguments": {"a": 1}}\n```', [call("add", a=1)]),
         (
@@ -120,10 +119,13 @@ def test_calls_are_read_in_their_order(reply, calls):
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        ("<tool_call>add(1)</tool_call>", "tool call 1 is not one object"),
+        ("<tool_call>add(1)</tool_call>", "call 1: it is not one object"),
         ('<tool_call>{"name": "add", "arguments": {}</tool_call>', "tool call 1: .*broken"),
-        ('<tool_call>{"name": "add"}</tool_call>', "tool call 1 is not one object"),
-        ('<tool_call>{"name": 1, "arguments": {}}</tool_call>', "tool call 1 is not one object"),
+        ('<tool_call>{"name": "add"}</tool_call>', "call 1: it is not one object"),
+        (
+            '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
+            "call 1: it is not one object",
+        ),
         (
             '<tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call></tool_call>',
             "tool call 2",
@@ -240,6 +242,19 @@ async def test_several_calls_of_a_reply_are_made_in_their_order():
     assert len(second.steps) == 1
     assert CHAT.reply_text(second.prompt_ids) == "<|user|>1<|user|>2<|assistant|>"
     assert CHAT.reply_text(first.prompt_ids).startswith("<|system|>add()\nstop()\n<|user|>")
+
+
+async def test_a_broken_call_does_not_discard_the_others():
+    """The model reads their results, and then what is wrong with the broken one."""
+    broken = ADD.replace("}}", "}")
+    episode = await played(ADD + broken + ADD, ADD)
+    first, second = episode.turns
+    assert [step.observation["result"] for step in first.steps] == ["1", "2"]
+    assert first.unusable.startswith("tool call 2: the JSON is broken")
+    assert CHAT.reply_text(second.prompt_ids) == (
+        f"<|user|>1<|user|>2<|user|>no: {first.unusable}<|assistant|>"
+    )
+    assert (episode.status, len(second.steps)) == (Status.DONE, 1)
 
 
 async def test_a_call_that_is_refused_ends_its_reply_and_not_the_episode():

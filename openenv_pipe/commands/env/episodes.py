@@ -17,6 +17,7 @@ from openenv_pipe.environments.adapters import Adapter, UnusableReply
 from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import ConfigError, StepRefusedError
+from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.types import Action, Observation, Opening, Task
 
 Chooser = Callable[[Sequence[Observation], random.Random], Sequence[Action]]
@@ -72,7 +73,8 @@ def scripted(policy: ScriptedPolicy, adapter: Adapter, opening: Opening) -> Choo
 
     def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
         try:
-            return adapter.read(reply(observations, draw, opening))
+            written = reply(observations, draw, opening)
+            return adapter.read(PLAIN_READER.read(written, opening.tools))
         except UnusableReply as unusable:
             raise ConfigError(f"the scripted policy's reply is unusable: {unusable}") from None
 

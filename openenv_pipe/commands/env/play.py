@@ -22,6 +22,7 @@ from openenv_pipe.environments.adapters import Adapter, UnusableReply, adapter_f
 from openenv_pipe.environments.client.session import Session, step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.types import (
     Action,
@@ -132,6 +133,7 @@ class Game:
         self.episode = Episode(task=task, member=0, seed=0, first_observation=observation)
         ask = partial(step_aside, self._session, self._env.step_timeout_s)
         opening = self._portal.call(self._adapter.open, observation, ask)
+        self._tools = opening.tools
         for tool in opening.tools:
             self._person.show(f"tool {json.dumps(tool['function'])}", "note")
         self._show(observation, opening.messages)
@@ -173,15 +175,17 @@ class Game:
     def _take_turn(self, reply: str) -> None:
         """Take the reply's steps; an unusable reply gets the adapter's answer."""
         self.episode.turns.append(_turn_of(reply))
+        unusable: UnusableReply | None = None
         try:
-            actions = self._adapter.read(reply)
-        except UnusableReply as unusable:
-            self._refuse(unusable)
-            return
+            actions = self._adapter.read(PLAIN_READER.read(reply, self._tools))
+        except UnusableReply as error:
+            actions, unusable = error.actions, error
         for action in actions:
             self._step(action)
             if self._play.is_over:
                 return
+        if unusable is not None:
+            self._refuse(unusable)
 
     def _step(self, action: Action) -> None:
         play = self._play

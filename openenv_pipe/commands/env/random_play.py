@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from openenv_pipe.commands.env.episodes import Chooser, start_episode
 from openenv_pipe.config.schema import EnvConfig
 from openenv_pipe.environments.adapters.json import without_metadata
-from openenv_pipe.environments.adapters.tool import tools_of
-from openenv_pipe.environments.adapters.tool_calls import call_action
+from openenv_pipe.environments.adapters.tool import call_action, tools_of
 from openenv_pipe.environments.client.session import LIST_TOOLS, step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.random_policy import draw_action, draw_call
@@ -28,7 +27,7 @@ def random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
 
     def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
         if tools:
-            return [call_action(draw_call(tools, draw))]
+            return [call_action(**draw_call(tools, draw))]
         return [draw_action(own, observations, draw)]
 
     return choose

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openenv_pipe.engines.base import estimate_tokens
+from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.types import Message, Picture
 
@@ -23,7 +24,8 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.num_tokens = 0  # estimated
-        self._unanswered: list[str] = []  # ids of the last reply's calls
+        self._unanswered: list[str] = []  # ids of the last reply's calls that are made
+        self._not_made: list[str] = []  # ids of its other calls
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Append the environment's messages."""
@@ -41,16 +43,18 @@ class Conversation:
                 others.append(_user(_parts(message["content"], pictures)))
             else:
                 others.append({**message, "content": _parts(message["content"], pictures)})
-        for call_id in self._unanswered:
+        for call_id in [*self._unanswered, *self._not_made]:
             self._answer(call_id, _NOT_MADE)
-        self._unanswered = []
+        self._unanswered, self._not_made = [], []
         self.messages += others
 
     def add_reply(self, reply: Mapping[str, Any]) -> None:
         """Append the endpoint's own reply, as `read_reply` returns it."""
         self.messages.append({"role": "assistant", **reply})
         self.num_tokens += estimate_tokens([reply])
-        self._unanswered = [call["id"] for call in reply.get("tool_calls", ())]
+        for call in reply.get("tool_calls", ()):
+            is_made = PLAIN_READER.read(_call_text(call)).made_calls  # as the adapter reads it
+            (self._unanswered if is_made else self._not_made).append(call["id"])
 
     def _answer(self, call_id: str, content: str) -> None:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})

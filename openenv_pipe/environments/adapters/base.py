@@ -5,11 +5,18 @@ from typing import Protocol
 
 from openenv_pipe.types import Action, Message, Observation, Opening
 
+STILL_THINKING = "the reply ends inside a thought; end the thought, and then answer"
+
 Ask = Callable[[Action], Awaitable[Observation]]
 
 
 class UnusableReply(Exception):  # noqa: N818 - data for the model, not an error of the pipeline
-    """The reply cannot become an action. The text tells the model why."""
+    """The reply, or a part of it, cannot become an action. The text tells the model why."""
+
+    def __init__(self, why: str, actions: Sequence[Action] = ()) -> None:
+        """actions: of the usable parts, which are taken before the model is told."""
+        super().__init__(why)
+        self.actions = actions
 
 
 class Adapter(Protocol):
@@ -28,8 +35,11 @@ class Adapter(Protocol):
     def read(self, reply: str) -> Sequence[Action]:
         """Return the actions in the reply, in order; an empty sequence ends the episode.
 
+        reply: the text as the model wrote it. In episodes it is a `models.replies.Reply`, which
+            knows its thoughts and calls.
+
         Raises:
-            UnusableReply: The reply is not an action.
+            UnusableReply: The reply, or a part of it, is not an action.
         """
 
     def follow(self, observation: Observation) -> list[Message]:

@@ -7,8 +7,7 @@ import jinja2
 
 from openenv_pipe.config.schema import JsonAdapterConfig
 from openenv_pipe.environments.adapters.action_check import ActionCheck
-from openenv_pipe.environments.adapters.base import Ask, UnusableReply
-from openenv_pipe.environments.adapters.reply_json import find_objects, without_thoughts
+from openenv_pipe.environments.adapters.base import STILL_THINKING, Ask, UnusableReply
 from openenv_pipe.environments.adapters.schema_text import schema_text
 from openenv_pipe.environments.adapters.templates import (
     compact_json,
@@ -21,6 +20,7 @@ from openenv_pipe.environments.adapters.templates import (
 from openenv_pipe.environments.random_values import draw_value
 from openenv_pipe.environments.schemas import Schema, require_schema
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.models.reply_reader import as_reply
 from openenv_pipe.types import Action, Message, Observation, Opening
 
 MAX_EXAMPLE = 200  # characters
@@ -51,12 +51,16 @@ class JsonAdapter:
         return Opening(messages=messages, action_schema=self._schema)
 
     def read(self, reply: str) -> list[Action]:
-        objects = find_objects(without_thoughts(reply))
-        if not objects:
-            raise UnusableReply(f"there is no JSON object in the reply{self._example}")
-        if problems := self._check.problems(objects[-1]):
+        read = as_reply(reply)
+        if not read.objects:
+            why = STILL_THINKING if read.is_thinking else "there is no JSON object in the reply"
+            raise UnusableReply(why + self._example)
+        last = read.objects[-1]
+        if last.value is None:
+            raise UnusableReply(last.problem)
+        if problems := self._check.problems(last.value):
             raise UnusableReply("; ".join(problems) + self._example)
-        return [objects[-1]]
+        return [last.value]
 
     def follow(self, observation: Observation) -> list[Message]:
         return [self._message("user", self._following, observation)]

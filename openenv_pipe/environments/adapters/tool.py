@@ -1,10 +1,10 @@
 """Adapter `tool`: lists an MCP environment's tools at reset, and calls those in replies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openenv_pipe.config.schema import ToolAdapterConfig
-from openenv_pipe.environments.adapters.base import Ask, UnusableReply
+from openenv_pipe.environments.adapters.base import STILL_THINKING, Ask, UnusableReply
 from openenv_pipe.environments.adapters.templates import (
     compact_json,
     compile_optional,
@@ -13,14 +13,16 @@ from openenv_pipe.environments.adapters.templates import (
     observation_text,
     render_message,
 )
-from openenv_pipe.environments.adapters.tool_calls import FORM, tool_calls
 from openenv_pipe.environments.client.session import LIST_TOOLS
 from openenv_pipe.environments.schemas import require_schema
 from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
+from openenv_pipe.models.replies import Call
+from openenv_pipe.models.reply_reader import FORM, as_reply
 from openenv_pipe.types import Action, Message, Observation, Opening, Tool
 
 NO_PARAMETERS = {"type": "object", "properties": {}}
 MAX_SEEN_LENGTH = 200  # characters of an answer in an error message
+MAX_PROBLEMS = 3  # broken calls of one reply that are described
 
 
 class ToolAdapter:
@@ -50,10 +52,18 @@ class ToolAdapter:
             raise _no_tools(str(refusal)) from None
 
     def read(self, reply: str) -> list[Action]:
-        calls = tool_calls(reply)
-        if not calls and not self._plain_reply_ends:
-            raise UnusableReply(f"there is no tool call in the reply; a call is {FORM}")
-        return calls
+        read = as_reply(reply)
+        actions = [call_action(call.name, call.arguments) for call in read.made_calls]
+        if problems := _problems(read.calls):
+            raise UnusableReply(problems, actions)
+        if actions:
+            return actions
+        if read.is_thinking:
+            raise UnusableReply(STILL_THINKING)
+        if not self._plain_reply_ends:
+            unknown = "".join(f"; there is no tool {call.name!r:.80}" for call in read.calls[:1])
+            raise UnusableReply(f"there is no tool call in the reply; a call is {FORM}{unknown}")
+        return []
 
     def follow(self, observation: Observation) -> list[Message]:
         message = observation_message("tool", self._following, observation, result_text)
@@ -61,6 +71,22 @@ class ToolAdapter:
 
     def refuse(self, why: str) -> list[Message]:
         return [render_message("user", self._unusable, {"why": why})]
+
+
+def call_action(name: str, arguments: Mapping[str, Any]) -> Action:
+    """Return the OpenEnv action of a call."""
+    return {"type": "call_tool", "tool_name": name, "arguments": arguments}
+
+
+def _problems(calls: Sequence[Call]) -> str:
+    """Return what is wrong with broken calls; empty if there are none."""
+    broken = [
+        f"tool call {number}: {call.problem}"
+        for number, call in enumerate(calls, start=1)
+        if call.is_broken
+    ]
+    more = len(broken) - MAX_PROBLEMS
+    return "; ".join(broken[:MAX_PROBLEMS] + ([f"and {more} more like these"] if more > 0 else []))
 
 
 def tools_of(listing: Observation) -> list[Tool]:

@@ -274,7 +274,8 @@ class ModelCalls:
         request = call.waiting.request
         self._num_tokens -= call.max_tokens - len(completion.token_ids)
         reply = self._chat.reply_text(completion.token_ids)
-        message = reply_message(reply, request, call.number)
+        read = self._chat.reply_reader.read(reply, request.tools)
+        message = reply_message(read, request, call.number)
         is_whole = completion.finish is Finish.STOP
         ids = completion.token_ids[:-1] if is_whole else completion.token_ids
         self._known.add(request.sent, message, reply, ids)

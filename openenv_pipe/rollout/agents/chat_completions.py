@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openenv_pipe.engines.base import Completion
-from openenv_pipe.environments.adapters.base import UnusableReply
-from openenv_pipe.environments.adapters.tool_calls import tool_calls
+from openenv_pipe.models.replies import Reply
 from openenv_pipe.types import Finish, Message, Tool
 
 # Settings of a request that would change the distribution that tokens are sampled from.
@@ -97,33 +96,29 @@ def ignored_settings(body: Mapping[str, Any], **used: float) -> dict[str, Any]:
     return {key: value for key, value in wanted.items() if value not in neutral.get(key, ())}
 
 
-def reply_message(text: str, request: ChatRequest, number: int) -> dict[str, Any]:
+def reply_message(reply: Reply, request: ChatRequest, number: int) -> dict[str, Any]:
     """Return the message of a reply, with its tool calls if the request takes any.
+
+    Broken calls are text, as they are for other servers.
 
     number: of the completion; the calls' ids are made of it.
     """
-    actions = []
-    if request.takes_calls:
-        try:
-            actions = tool_calls(text)
-        except UnusableReply:  # A broken call is text, as it is for other servers.
-            actions = []
-    if not actions:
-        return {"role": "assistant", "content": text}
-    before = text.partition("<tool_call>")[0].strip() if "<tool_call>" in text else ""
+    calls = reply.made_calls if request.takes_calls else []
+    if not calls:
+        return {"role": "assistant", "content": reply.visible}
     return {
         "role": "assistant",
-        "content": before or None,
+        "content": reply.content or None,
         "tool_calls": [
             {
                 "id": f"call_{number}_{index}",
                 "type": "function",
                 "function": {
-                    "name": action["tool_name"],
-                    "arguments": json.dumps(action["arguments"], ensure_ascii=False),
+                    "name": call.name,
+                    "arguments": json.dumps(call.arguments, ensure_ascii=False),
                 },
             }
-            for index, action in enumerate(actions)
+            for index, call in enumerate(calls)
         ],
     }
 

@@ -82,10 +82,11 @@ class ServedModel:
             )
         finally:
             self._engine.end_episode(number)
-        message = reply_message(self._chat.reply_text(completion.token_ids), request, number)
+        reply = self._chat.reply_text(completion.token_ids)
+        read = self._chat.reply_reader.read(reply, request.tools)
         answer = completion_body(
             completion,
-            message,
+            reply_message(read, request, number),
             number=number,
             model=self.name,
             prompt_ids=prompt_ids,

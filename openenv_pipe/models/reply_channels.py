@@ -1,0 +1,101 @@
+"""Take apart replies of models that write each part into a channel of its own, such as gpt-oss."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_NAME = re.compile(r"\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w./-]+)")
+_QUOTES = re.compile(r'\\.|"', re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Channels:
+    """The marks of a format with channels.
+
+    A message is a header, which names its channel, and a text. If the header also names a
+    recipient, the message is a call, and the text is its arguments.
+    """
+
+    start: str  # of a message; the author's role follows
+    channel: str  # the channel's name follows
+    text: str  # ends the header
+    ends: Sequence[str]  # end the text of a message
+    call_end: str  # ends the text of a call
+    thoughts: str  # the channel of thoughts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelMessage:
+    """One message of a reply."""
+
+    is_thought: bool
+    recipient: str  # the tool that is called; empty: the message is no call
+    text: str
+    end: str  # the mark that ends it; empty: the reply ends first
+
+
+def channel_messages(
+    reply: str, channels: Channels, *, begins_in_thought: bool
+) -> list[ChannelMessage]:
+    """Return the messages of a reply, in order. Text outside of messages is a message, too.
+
+    Marks in the strings of a JSON text are part of them.
+    """
+    marks = (channels.start, channels.channel, channels.text, *channels.ends, channels.call_end)
+    first, *pieces = re.split(f"({'|'.join(map(re.escape, marks))})", reply)
+    messages: list[ChannelMessage] = []
+    role, name = "", channels.thoughts if begins_in_thought else ""
+    text = _Text([first]) if first.strip() else None  # None: in a header, or between messages
+
+    def end_message(end: str) -> None:
+        if text is None:
+            return
+        recipient = _RECIPIENT.search(role) or _RECIPIENT.search(name)
+        channel = _NAME.match(name)
+        messages.append(
+            ChannelMessage(
+                is_thought=bool(channel and channel[1] == channels.thoughts and not recipient),
+                recipient=recipient[1] if recipient else "",
+                text="".join(text.pieces),
+                end=end,
+            )
+        )
+
+    for mark, piece in zip(pieces[::2], pieces[1::2], strict=True):
+        if text and text.is_in_string:
+            text.add(mark, piece)
+        elif mark == channels.text:
+            text = text or _Text([])
+            text.add(piece)
+        else:
+            end_message(mark)
+            text = None
+            if mark == channels.channel:
+                name = piece
+            elif mark == channels.start:
+                role, name = piece, ""
+            else:
+                role = name = ""
+                text = _Text([piece]) if piece.strip() else None
+    end_message("")
+    return messages
+
+
+class _Text:
+    """The text of a message, piece by piece."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.pieces: list[str] = []
+        self.is_in_string = False
+        self._is_json: bool | None = None  # None: there is nothing yet
+        self.add(*pieces)
+
+    def add(self, *pieces: str) -> None:
+        for piece in pieces:
+            self.pieces.append(piece)
+            if self._is_json is None and (begin := piece.lstrip()):
+                self._is_json = begin.startswith("{")
+            if self._is_json:
+                num_quotes = sum(match[0] == '"' for match in _QUOTES.finditer(piece))
+                self.is_in_string ^= num_quotes % 2 == 1
