@@ -4,9 +4,12 @@ import json
 import re
 from typing import Any
 
+from openenv_pipe.models.reply_json import START
+from openenv_pipe.models.reply_reader import HERMES
 from openenv_pipe.rewards.judges.judge import UnusableAnswerError
 
-MAX_STARTS = 64  # opening braces that begin no complete object
+MAX_STARTS = 64  # opening braces that begin no complete object; each costs a pass over the text
+_START = re.compile(START)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -15,17 +18,25 @@ def json_object(text: str) -> dict[str, Any]:
     The last, because a judge that thinks aloud may quote what an episode says about its verdict.
 
     Raises:
-        UnusableAnswerError: there is none.
+        UnusableAnswerError: there is none, or it cannot be told which one is the last.
     """
+    begin, end_mark = HERMES.thought
+    if text.lstrip().startswith(begin):
+        _, mark, text = text.partition(end_mark)
+        if not mark:
+            raise UnusableAnswerError("it ends inside a thought")
     decoder = json.JSONDecoder()
     last: dict[str, Any] | None = None
-    start, num_failed = text.find("{"), 0
-    while start >= 0 and num_failed < MAX_STARTS:
+    end = num_failed = 0
+    while match := _START.search(text, end):
         try:
-            last, end = decoder.raw_decode(text, start)
+            last, end = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
-            end, num_failed = start + 1, num_failed + 1
-        start = text.find("{", end)
+            end, num_failed = match.start() + 1, num_failed + 1
+            if num_failed > MAX_STARTS:
+                raise UnusableAnswerError(
+                    f"more than {MAX_STARTS} braces begin no complete JSON object"
+                ) from None
     if last is None:
         raise UnusableAnswerError("it has no complete JSON object")
     return last
