@@ -10,6 +10,7 @@ PipeError
 │   ├── HostError            an environment server that did not start, or died for good
 │   ├── EngineError          the engine cannot generate
 │   ├── JudgeError           the judge failed too often, or its budget is spent
+│   ├── OutOfMemoryError     the machine or its GPU has no memory left
 │   └── TrainingError        the learner met a value it must not train on
 │       └── RankLostError        a process of the learner is gone; a resumed run starts another
 └── SessionError         one WebSocket to one environment failed: ends an episode, never a run
@@ -88,6 +89,10 @@ class EngineError(FailureError):
 
 class JudgeError(FailureError):
     """The judge gave no verdict for too many episodes, or its budget is spent."""
+
+
+class OutOfMemoryError(FailureError):
+    """The machine or its GPU has no memory left. The advice fits the stage where that happened."""
 
 
 class TrainingError(FailureError):

@@ -36,6 +36,7 @@ from openenv_pipe.cli.streams import is_live, keep_streams
 from openenv_pipe.errors import ConfigError, EngineMissingError, FailureError, PipeError
 from openenv_pipe.system.foreign_text import for_people, visible
 from openenv_pipe.system.garbage import collect_rarely
+from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.system.secrets import redact
 
 # Errors about files that are not errors of this program.
@@ -302,7 +303,13 @@ def _print_error(error: PipeError) -> None:
 
 
 def _print_traceback(error: Exception) -> NoReturn:
-    """Exit with the whole traceback of an error that is a bug, without secrets."""
+    """Exit with the whole traceback of an error that is a bug, without secrets.
+
+    Running out of memory is none, and has advice instead.
+    """
+    if (readable := as_out_of_memory(error)) is not None:
+        _print_error(readable)
+        sys.exit(readable.exit_code)
     print(visible(redact("".join(format_exception(error)))), end="", file=sys.stderr)
     sys.exit(FailureError.exit_code)
 

@@ -20,6 +20,7 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.architecture_check import ADVICE
 from openenv_pipe.models.attention.packed import UnsupportedAttentionError
 from openenv_pipe.models.policy import Policy
+from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.types import Sample
 
 NUM_TOKENS = 40  # of the probe, or fewer if the model has fewer positions
@@ -40,9 +41,11 @@ def check_forward(policy: Policy) -> str | None:
     try:
         with torch.inference_mode(), _moved_adapter(policy):
             return _check(policy)
-    except (ConfigError, torch.OutOfMemoryError, MemoryError):
+    except ConfigError:
         raise
     except Exception as error:
+        if as_out_of_memory(error) is not None:
+            raise
         first_line = (str(error) or repr(error)).splitlines()[0]
         raise ConfigError(
             f"model.path: the forward pass of {type(policy.decoder).__name__} fails on a probe "

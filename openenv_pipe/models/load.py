@@ -43,6 +43,7 @@ from openenv_pipe.models.safetensors_only import (
     read_model,
 )
 from openenv_pipe.models.template_clock import pinned_template
+from openenv_pipe.system.out_of_memory import as_out_of_memory
 
 if TYPE_CHECKING:
     from openenv_pipe.models.picture_format import PictureFormat
@@ -315,6 +316,8 @@ def readable_errors(config: HubModelConfig) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
+        if as_out_of_memory(error) is not None:
+            raise
         first_line = str(error).strip().splitlines()[0]
         if "Unrecognized configuration class" in first_line:
             raise ConfigError(

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
-
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.engines.scripted import ScriptedEngine
-from openenv_pipe.errors import TrainingError
 from openenv_pipe.learner.distributed.workers import Workers
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.rollout import RolloutContext
@@ -31,22 +28,9 @@ class Components:
     rollout: RolloutContext | None = None  # None: the run learns from recorded episodes
 
     async def compute(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Run torch work in its thread, while sessions stay alive on the event loop.
-
-        Raises:
-            TrainingError: the device is out of memory.
-        """
+        """Run torch work in its thread, while sessions stay alive on the event loop."""
         loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self.torch_thread, partial(function, *args, **kwargs))
-        except torch.OutOfMemoryError as error:
-            assert self.policy is not None  # without a policy, no work uses the device
-            raise TrainingError(
-                f"out of memory on {self.policy.device}: {error}; lower trainer.tokens_per_batch "
-                "(the learner) or engine.max_batch (the sampler), set "
-                "model.activation_checkpointing=true, train with model.lora.rank=16, and with that "
-                "model.quantization=nf4"
-            ) from error
+        return await loop.run_in_executor(self.torch_thread, partial(function, *args, **kwargs))
 
 
 def with_scripted_player(rollout: RolloutContext, policy: str) -> RolloutContext:

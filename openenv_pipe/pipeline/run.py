@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from openenv_pipe.config.schema import ClientAgentConfig, RunConfig
-from openenv_pipe.errors import PipeError, UserError
+from openenv_pipe.errors import OutOfMemoryError, PipeError, UserError
 from openenv_pipe.pipeline.build import assembled
 from openenv_pipe.pipeline.callbacks import Callback
 from openenv_pipe.pipeline.evaluations import Evaluations, NoEvaluations
@@ -28,6 +28,7 @@ from openenv_pipe.runs.differences import Difference, find_other_facts
 from openenv_pipe.runs.evals import read_reports
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.system.out_of_memory import as_out_of_memory
 from openenv_pipe.system.progress import LineProgress, Progress
 from openenv_pipe.system.stop_request import StopRequest
 from openenv_pipe.trackers.base import results_of
@@ -84,10 +85,13 @@ def run(attempt: Attempt, control: RunControl, training: Training | None = None)
             reason = control.stop.run((training or play_and_learn)(attempt, control))
             folder.finish("finished", cause=reason)
         except BaseException as error:
-            _end_early(folder, progress, error)
+            readable = as_out_of_memory(error)
+            _end_early(folder, progress, readable or error)
             if trackers is not None:
                 interrupted = isinstance(error, KeyboardInterrupt)
                 _close_trackers(trackers, folder, "interrupted" if interrupted else "failed")
+            if readable is not None:
+                raise readable from error
             raise
         _close_trackers(trackers, folder, "finished")
         progress.close()
@@ -182,6 +186,12 @@ def _end_early(folder: RunFolder, progress: Progress, error: BaseException) -> N
     if isinstance(error, UserError) and not all_checkpoints(folder.path):
         # A resumed run has the same configuration, so it would end with the same error.
         progress.note("nothing was trained; correct the error and start a new run")
+        return
+    if isinstance(error, OutOfMemoryError):
+        # A resumed run keeps all of the keys that the error names.
+        at = f"{folder.path}@STEP" if all_checkpoints(folder.path) else None
+        how = f"openenv-pipe train --fork {at} KEY=VALUE" if at else "start a new run"
+        progress.note(f"to continue with other values: {how}")
         return
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     first = "free some space, then " if is_full else ""
