@@ -51,7 +51,7 @@ def view(
     serve(app, listener)
 
 
-def bundle(target: str | None, folder: Path, *, runs_dir: Path | None, trust: bool) -> Path:
+def bundle(target: str | None, folder: Path, *, runs_dir: Path | None = None, trust: bool) -> Path:
     """Write the pages of the target as static files, and return the page to open.
 
     Raises:

@@ -307,7 +307,9 @@ def _episode_files(folder: Path) -> dict[str, os.DirEntry[str]]:
     """Return the files of episodes by their names in the index."""
     found: dict[str, os.DirEntry[str]] = {}
     for part, beginning in (("episodes", "step_"), ("eval", "")):
-        with suppress(OSError), os.scandir(folder / part) as entries:
+        # Names behind a link are not the run's.
+        is_link = (folder / part).is_symlink()
+        with suppress(OSError), os.scandir(os.devnull if is_link else folder / part) as entries:
             for entry in entries:
                 name = entry.name
                 if name.endswith(EPISODES_SUFFIX) and name.startswith(beginning) and name[0] != ".":

@@ -22,7 +22,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.episodes import write_episodes
 from openenv_pipe.runs.eval_page import eval_page
 from openenv_pipe.runs.eval_report import EvalReport
-from openenv_pipe.system.files import dump_json, read_json, write_text
+from openenv_pipe.system.files import dump_json, names_in, read_json, write_text
 from openenv_pipe.types import Group
 
 STAGES = ("start", "warm_start", "trained")  # labels that the pipeline writes, in order
@@ -98,7 +98,8 @@ def read_during(folder: Path) -> list[EvalReport]:
 
 def report_paths(folder: Path) -> list[Path]:
     """List the files of a run's reports, in the order of `read_reports`."""
-    return sorted((folder / "eval").glob("*.json"), key=lambda path: _place(path.stem))
+    names = [name for name in names_in(folder / "eval") if name.endswith(".json")]
+    return sorted((folder / "eval" / name for name in names), key=lambda path: _place(path.stem))
 
 
 def _read_sound(folder: Path) -> Iterator[tuple[Path, EvalReport]]:

@@ -1,5 +1,6 @@
 """Atomic file writes, and digests of files. A file written here is complete or absent."""
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,8 @@ from typing import Any, BinaryIO
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.system.secrets import redact
 
+# A file of a run folder is at most this deep in it: checkpoints/NAME/resume/FILE.
+DEEPEST = 6
 # Socket paths have up to 107 bytes (Linux) or 103 (macOS), and ours up to 40 below TMPDIR.
 LONGEST_SOCKET_PARENT = 60
 
@@ -65,35 +68,67 @@ def dump_json(value: Any, *, sort_keys: bool = True) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file of a run folder.
+    """Read a file of a run folder. Raises RunFolderError as `open_file`."""
+    with open_file(path) as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise RunFolderError(f"cannot read {path}: {error}") from error
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file of a run folder to read it, also one that grows.
 
     Raises:
-        RunFolderError: It is missing, not a regular file, or not readable.
-    """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # A pipe would block, and a device never end.
-            raise RunFolderError(f"cannot read {path}: it is not a file")
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"cannot read {path}: {error}") from error
-
-
-def open_file(path: Path, *, follow_links: bool = True) -> BinaryIO:
-    """Open a file of a run folder that may grow, to read a part of it.
-
-    Raises:
-        RunFolderError: It is missing, not a regular file, or not readable.
+        RunFolderError: It is missing, not a regular file, or not readable; or a part of its path
+            below the run folder is a link.
     """
     try:
         # Opening a pipe would block without O_NONBLOCK, which means nothing for a file.
-        flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
-        file = os.fdopen(os.open(path, flags), "rb")
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            file.close()
+        descriptor = _open_below(path, os.O_RDONLY | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
             raise RunFolderError(f"cannot read {path}: it is not a file")
-        return file
+        return os.fdopen(descriptor, "rb")
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"cannot read {path}: {error}") from error
+        is_link = isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENOTDIR)
+        what = "a part of its path is a link, or no folder: " if is_link else ""
+        raise RunFolderError(f"cannot read {path}: {what}{error}") from error
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the sorted names in a folder of a run folder; [] if it is missing, or behind a link.
+
+    A folder that somebody else made may have links to private files, whose names are private too.
+    """
+    try:
+        descriptor = _open_below(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (OSError, ValueError):
+        return []
+    try:
+        return sorted(os.listdir(descriptor))  # noqa: PTH208 - pathlib takes no descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_below(path: Path, flags: int) -> int:
+    """Open a file or folder without following links below its run folder. Raises OSError."""
+    ancestors = [path, *path.parents][:DEEPEST]
+    root = next((each for each in reversed(ancestors) if _is_run_folder(each)), path.parent)
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    parts = path.relative_to(root).parts
+    try:
+        for part in parts[:-1]:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        return os.open(parts[-1] if parts else ".", flags | os.O_NOFOLLOW, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_run_folder(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("run.json", "sweep.json"))
 
 
 def read_json(path: Path) -> Any:

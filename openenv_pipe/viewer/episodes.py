@@ -17,7 +17,7 @@ from openenv_pipe.runs.episode_query import TRAIN, EpisodeFilter, IndexedEpisode
 from openenv_pipe.runs.episodes import RecordedEpisode, read_recorded_episodes
 from openenv_pipe.runs.pictures import FOLDER as PICTURES
 from openenv_pipe.runs.transcript import branch_notes
-from openenv_pipe.system.files import open_file
+from openenv_pipe.system.files import read_bytes
 from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.types import Turn
 from openenv_pipe.viewer.run_store import RunStore
@@ -170,11 +170,7 @@ def read_picture(store: RunStore, key: str, query: Mapping[str, str]) -> bytes:
     name = query.get("name", "")
     if not PICTURE_NAME.fullmatch(name):
         raise RunFolderError(f"{name!r:.80} is not the name of a picture")
-    folder = store.path(key) / PICTURES
-    if folder.is_symlink():  # It may lead out of the run.
-        raise RunFolderError(f"{folder} is a link")
-    with open_file(folder / name, follow_links=False) as file:
-        return file.read()
+    return read_bytes(store.path(key) / PICTURES / name)
 
 
 def _served_from(key: str) -> Callable[[str], str]:

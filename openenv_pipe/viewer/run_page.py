@@ -11,7 +11,7 @@ from openenv_pipe.errors import RunFolderError
 from openenv_pipe.reports.alarms import LOOSEST_MISMATCH, find_alarms
 from openenv_pipe.runs.checkpoints import StageStep, all_checkpoints
 from openenv_pipe.runs.metrics import MEMORY
-from openenv_pipe.system.files import open_file
+from openenv_pipe.system.files import names_in, open_file
 from openenv_pipe.system.secrets import redact
 from openenv_pipe.viewer.meanings import meanings
 from openenv_pipe.viewer.metrics_reader import Record
@@ -125,12 +125,9 @@ def explanations(names: list[str]) -> dict[str, Any]:
 
 def logs_of(folder: Path) -> list[str]:
     """List the log files of all attempts, the newest attempt's first."""
-    found = [
-        f"{path.parent.name}/{path.name}"
-        for path in (folder / "logs").glob("attempt_*/*")
-        if not path.is_symlink() and path.is_file()
-    ]
-    chosen = [name for name in found if LOG.fullmatch(name)]
+    logs = folder / "logs"
+    found = [f"{part}/{name}" for part in names_in(logs) for name in names_in(logs / part)]
+    chosen = [name for name in found if LOG.fullmatch(name) and not (logs / name).is_symlink()]
     chosen.sort(key=lambda name: (-int(name.partition("/")[0][8:]), name))
     return chosen[:MAX_LOGS]
 
@@ -140,8 +137,7 @@ def tail(folder: Path, name: str) -> str:
     if not LOG.fullmatch(name) or ".." in name:
         raise RunFolderError(f"{name!r:.80} is not a log; expected one such as attempt_1/env-0.log")
     path = folder / "logs" / name
-    # In a folder of others, a link could lead to a file that is not part of the run.
-    with open_file(path, follow_links=False) as file:
+    with open_file(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
         content = file.read(MAX_LOG_BYTES)
     text = content.decode(errors="replace")

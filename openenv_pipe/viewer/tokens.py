@@ -91,7 +91,11 @@ def _texts(ids: Sequence[int], path: Path, *, trust: bool) -> tuple[list[str] | 
         return texts, None
     except PipeError as error:
         problem = str(error).partition("\n")[0]
-    except Exception as error:  # What the library raises for damaged files has no narrower type.
+    except BaseException as error:
+        # What the library raises for damaged files has no narrower type, and that of a decoder that
+        # panics (pyo3's PanicException) is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         problem = repr(error)[:200]
     return None, f"tokens are shown by their ids, because there is no tokenizer: {problem}"
 
