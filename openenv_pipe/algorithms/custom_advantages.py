@@ -1,12 +1,15 @@
 """Advantages that another package computes from the groups of a step."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages
 from openenv_pipe.algorithms.credit import trained_turns
+from openenv_pipe.config.schema import PythonAdvantageConfig
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.python_targets import load_function
+from openenv_pipe.system.user_code import UserCode
+from openenv_pipe.system.user_numbers import read_numbers, shown
 from openenv_pipe.types import Group
 
 GroupValues = Sequence[Sequence[float]]  # a list for each scored episode, a number for each turn
@@ -23,42 +26,49 @@ class CustomAdvantages(Protocol):
         """
 
 
-def custom_advantages(function: CustomAdvantages, groups: Sequence[Group]) -> list[GroupAdvantages]:
-    """Call the function, whose options are filled in, and check what it returns.
+class UserAdvantages:
+    """The advantages of a step's groups as a user's function computes them."""
 
-    Raises:
-        ConfigError: numbers are missing, too many, or not finite.
-    """
-    found = function(groups)
-    _check_length("one entry per group", found, len(groups))
-    return [
-        GroupAdvantages(
-            group=group,
-            compared=[episode for episode in group.scored if trained_turns(episode)],
-            by_member={} if values is None else _by_member(group, values),
-        )
-        for group, values in zip(groups, found, strict=True)
-    ]
+    def __init__(self, config: PythonAdvantageConfig) -> None:
+        """Raises ConfigError if the target cannot be used."""
+        self._name = f"trainer.advantage.target={config.target!r}"
+        self._options = config.options
+        self._function = load_function("trainer.advantage", config, 1)
+        self._code = UserCode(self._name)
 
+    def __call__(self, groups: Sequence[Group]) -> list[GroupAdvantages]:
+        """Call the function, while this thread waits, and check what it returns.
 
-def _by_member(group: Group, values: GroupValues) -> dict[int, list[float]]:
-    _check_length(f"for group {group.id} one list per scored episode", values, len(group.scored))
-    by_member = {}
-    for episode, turns in zip(group.scored, values, strict=True):
-        what = f"for group {group.id}, member {episode.member}, one number per turn"
-        _check_length(what, turns, len(episode.turns))
-        numbers = [float(value) for value in turns]
-        if not all(map(math.isfinite, numbers)):
-            raise ConfigError(
-                f"trainer.advantage.target returned {numbers}; expected finite {what}"
+        Raises:
+            ConfigError: it has failed, or numbers are missing, too many, or not finite.
+        """
+        found = self._code.call_blocking(self._function, list(groups), **self._options)
+        self._check_length("one entry per group", found, len(groups))
+        return [
+            GroupAdvantages(
+                group=group,
+                compared=[episode for episode in group.scored if trained_turns(episode)],
+                by_member={} if values is None else self._by_member(group, values),
             )
-        by_member[episode.member] = numbers
-    return by_member
+            for group, values in zip(groups, found, strict=True)
+        ]
 
+    def _by_member(self, group: Group, values: Any) -> dict[int, list[float]]:
+        where = f"for group {group.id} of task {group.task.id}"
+        self._check_length(f"{where} one list per scored episode", values, len(group.scored))
+        by_member = {}
+        for episode, turns in zip(group.scored, values, strict=True):
+            what = f"{where}, member {episode.member}, one number per turn"
+            try:
+                numbers = read_numbers(turns)
+            except ValueError as error:
+                raise ConfigError(f"{self._name} returned {error}; expected {what}") from None
+            self._check_length(what, numbers, len(episode.turns))
+            by_member[episode.member] = numbers
+        return by_member
 
-def _check_length(what: str, values: Any, length: int) -> None:
-    if not isinstance(values, Sequence) or len(values) != length:
-        raise ConfigError(
-            f"trainer.advantage.target returned {str(values)[:100]}; expected {what}: a sequence "
-            f"of length {length}"
-        )
+    def _check_length(self, what: str, values: Any, length: int) -> None:
+        if not isinstance(values, list | tuple) or len(values) != length:
+            raise ConfigError(
+                f"{self._name} returned {shown(values)}; expected {what}: a list of length {length}"
+            )

@@ -233,7 +233,7 @@ class CheckpointPlay:
             draw = f"{episode.seed}/{len(episode.turns)}"
             replies = {}
             for name, reply in players.items():
-                call = asyncio.to_thread(reply, episode.observations, random.Random(draw), opening)
+                call = reply(episode.observations, random.Random(draw), opening)
                 replies[name] = await _scripted_reply(call)
             state.scripted.append(replies)
             text: str | None = await self._decision(PlayStatus.CHOOSING)

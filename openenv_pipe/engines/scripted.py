@@ -1,16 +1,18 @@
 """Engine `scripted`: replies of a policy in Python, for warm starts, baselines and tests."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from openenv_pipe.config.schema import ScriptedEngineConfig
 from openenv_pipe.engines.base import ObservationRequest, StaticEngine, TextReply
 from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.system.python_targets import call_problem, takes_keyword
+from openenv_pipe.system.user_code import UserCode, UserCodeError
 from openenv_pipe.types import Observation, Opening
 
 ScriptedPolicy = Callable[..., str]  # (observations, random) -> reply; may have a third, `opening`
-Replies = Callable[[Sequence[Observation], random.Random, Opening], str]
+Replies = Callable[[Sequence[Observation], random.Random, Opening], Coroutine[Any, Any, str]]
 
 
 class ScriptedEngine(StaticEngine):
@@ -25,11 +27,11 @@ class ScriptedEngine(StaticEngine):
     async def generate(self, request: ObservationRequest) -> TextReply:
         """Return the policy's reply. Raises ConfigError if the policy fails or returns no text."""
         draw = random.Random(f"{request.seed}/{request.turn}")
-        return TextReply(text=self._reply(request.observations, draw, request.opening))
+        return TextReply(text=await self._reply(request.observations, draw, request.opening))
 
 
 def replies_of(policy: ScriptedPolicy) -> Replies:
-    """Wrap the policy in a function that turns its errors into ConfigError.
+    """Wrap the policy in a function that calls it as user code.
 
     Raises:
         ConfigError: the policy cannot be called with observations and a random generator.
@@ -41,19 +43,17 @@ def replies_of(policy: ScriptedPolicy) -> Replies:
         raise ConfigError(
             f"the scripted policy {name} cannot be called with (observations, random): {problem}"
         )
+    code = UserCode(f"the scripted policy {name}", passed=(PipeError,))
 
-    def reply(observations: Sequence[Observation], draw: random.Random, opening: Opening) -> str:
+    async def reply(
+        observations: Sequence[Observation], draw: random.Random, opening: Opening
+    ) -> str:
         more = {"opening": opening} if takes_opening else {}
         try:
-            written = policy(observations, draw, **more)
-        except PipeError:
-            raise
-        except Exception as error:  # whatever a user's policy does
+            written = await code.call(policy, observations, draw, **more)
+        except UserCodeError as error:
             fields = ", ".join(sorted(observations[-1]))
-            raise ConfigError(
-                f"the scripted policy {name} raised {type(error).__name__}: {error}; the "
-                f"observation has {fields}"
-            ) from error
+            raise ConfigError(f"{error}; the observation has {fields}") from error
         if not isinstance(written, str):
             raise ConfigError(f"the scripted policy {name} returned {written!r}, expected a string")
         return written

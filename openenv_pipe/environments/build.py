@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.copies import copied
 from openenv_pipe.system.extras import how_to_install
 from openenv_pipe.system.python_targets import build_part
+from openenv_pipe.system.user_code import guarded
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import RunConfig, ServingConfig
@@ -45,7 +47,8 @@ def build_host(config: "RunConfig | ServingConfig", logs: Path) -> "Host":
             from openenv_pipe.environments.hosts.base import Host
 
             arguments = (config.env, logs, config.host.sessions_per_server)
-            return build_part("host", config.host, Host, *arguments)
+            name = f"host.target={config.host.target!r}"
+            return guarded(build_part("host", config.host, Host, *copied(arguments)), name)
         case "none":
             from openenv_pipe.environments.hosts.none import NoHost
 

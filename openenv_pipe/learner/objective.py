@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from openenv_pipe.algorithms.losses.custom import CustomLoss, LossTokens, custom_loss
+from openenv_pipe.algorithms.losses.custom import LossTokens, UserLoss
 from openenv_pipe.algorithms.losses.importance_weights import (
     Correction,
     geometric_weights,
@@ -21,7 +21,6 @@ from openenv_pipe.algorithms.losses.policy import PolicyLoss, cispo_loss, grpo_l
 from openenv_pipe.algorithms.losses.ratios import ratios
 from openenv_pipe.config.schema import LossConfig, PythonLossConfig
 from openenv_pipe.learner.accumulator import MetricAccumulator
-from openenv_pipe.system.python_targets import bind_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +43,7 @@ class Objective:
     def __init__(self, config: LossConfig) -> None:
         """Raises ConfigError if a loss of `type: python` cannot be used."""
         self._config = config
-        self._custom_loss: CustomLoss | None = None
-        if isinstance(config, PythonLossConfig):
-            self._custom_loss = bind_function("trainer.loss", config, 1)
+        self._user_loss = UserLoss(config) if isinstance(config, PythonLossConfig) else None
 
     @property
     def needs_start_logprobs(self) -> bool:
@@ -91,14 +88,15 @@ class Objective:
     def _policy_loss(self, tokens: Tokens, old_N: torch.Tensor) -> PolicyLoss:
         config = self._config
         if isinstance(config, PythonLossConfig):
-            assert self._custom_loss is not None
-            inputs = LossTokens(
-                logprobs=tokens.logprobs,
-                old_logprobs=old_N,
-                advantages=tokens.advantages,
-                sample_index=tokens.sample_index,
+            assert self._user_loss is not None
+            return self._user_loss(
+                LossTokens(
+                    logprobs=tokens.logprobs,
+                    old_logprobs=old_N,
+                    advantages=tokens.advantages,
+                    sample_index=tokens.sample_index,
+                )
             )
-            return custom_loss(self._custom_loss, inputs)
         low, high = config.clip_low, config.clip_high
         given = (tokens.logprobs, old_N, tokens.advantages)
         match config.type:

@@ -16,6 +16,7 @@ from contextlib import (
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -41,6 +42,7 @@ from openenv_pipe.environments.adapters import adapter_for, build_adapter
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.tasks import known_splits, open_splits
 from openenv_pipe.environments.tasks.splits import KnownSets
+from openenv_pipe.errors import PipeError
 from openenv_pipe.learner.distributed.build import (
     build_publication,
     build_workers,
@@ -67,6 +69,7 @@ from openenv_pipe.system.process import usable_cores
 from openenv_pipe.system.progress import Progress, telling_of_long_waits
 from openenv_pipe.system.python_targets import build_part
 from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.user_code import guarded
 
 _log = logging.getLogger(__name__)
 
@@ -269,8 +272,11 @@ async def _opened_engine(
     if isinstance(engine, PythonEngineConfig):
         setup = EngineSetup(config=config, policy=policy, executor=torch_thread, logs=logs)
         built = build_part("engine", engine, Engine, setup)
-        async with built if isinstance(built, AbstractAsyncContextManager) else nullcontext():
-            yield built
+        passed = (PipeError, torch.OutOfMemoryError)
+        used = guarded(built, f"engine.target={engine.target!r}", passed)
+        is_context = isinstance(built, AbstractAsyncContextManager)
+        async with cast(AbstractAsyncContextManager[Any], used) if is_context else nullcontext():
+            yield used
         return
     if isinstance(engine, OpenAIEngineConfig):
         async with ChatClient(engine, cache_dir=engine.cache_dir) as client:

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.run import Run
+from openenv_pipe.system.user_code import UserCode
+from openenv_pipe.system.user_numbers import shown
 
 STOPPED = "stopped by a callback"  # begins the cause of such a run, which may be resumed
+LIMIT_S = 3600.0  # of one call
 
 OnStep = Callable[[Run, Mapping[str, Any]], str | None]
 
@@ -23,23 +27,34 @@ class StepCallback(Protocol):
 Callback = OnStep | StepCallback
 
 
-def call_back(callbacks: Sequence[Callback], run: Run, metrics: Mapping[str, Any]) -> str | None:
-    """Call all callbacks; return the reasons to stop the run, None if there are none.
+class Callbacks:
+    """Calls all callbacks of a run as user code."""
 
-    Raises:
-        TypeError: a callback returned neither None nor text. Errors of callbacks pass through.
-    """
-    reasons = []
-    for callback in callbacks:
-        function: Any = getattr(callback, "on_step", callback)
-        reason = function(run, metrics)
-        if reason is not None and not isinstance(reason, str):
-            raise TypeError(
-                f"the callback {callback!r} returned {reason!r}; expected None to continue, or "
-                "the reason to stop as text"
-            )
-        if reason is not None:
-            reasons.append(reason)
-    if not reasons:
-        return None
-    return f"{STOPPED} after {metrics['stage']} step {metrics['step']}: {'; '.join(reasons)}"
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._functions: list[tuple[UserCode, Callable[..., Any]]] = []
+        for callback in callbacks:
+            function: Any = getattr(callback, "on_step", callback)
+            # Their exceptions are for the caller of `train`.
+            code = UserCode(f"the callback {callback!r}", limit_s=LIMIT_S, passed=(Exception,))
+            self._functions.append((code, function))
+
+    async def call(self, run: Run, metrics: Mapping[str, Any]) -> str | None:
+        """Call all callbacks; return the reasons to stop the run, None if there are none.
+
+        Raises:
+            ConfigError: a callback returned neither None nor text, or has not returned in time.
+                Other exceptions of callbacks pass.
+        """
+        reasons = []
+        for code, function in self._functions:
+            reason = await code.call(function, run, metrics)
+            if reason is not None and not isinstance(reason, str):
+                raise ConfigError(
+                    f"{code.name} returned {shown(reason)}; expected None to continue, or the "
+                    "reason to stop as text"
+                )
+            if reason is not None:
+                reasons.append(reason)
+        if not reasons:
+            return None
+        return f"{STOPPED} after {metrics['stage']} step {metrics['step']}: {'; '.join(reasons)}"

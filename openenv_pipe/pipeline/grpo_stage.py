@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from openenv_pipe.algorithms.advantages import GroupAdvantages, step_advantages
-from openenv_pipe.algorithms.custom_advantages import custom_advantages
+from openenv_pipe.algorithms.custom_advantages import UserAdvantages
 from openenv_pipe.algorithms.losses.normalization import Uncomputed
 from openenv_pipe.algorithms.samples import build_samples, count_uncomputed
 from openenv_pipe.config.schema import AdvantageConfig, LossConfig, PythonAdvantageConfig
@@ -31,7 +31,6 @@ from openenv_pipe.runs.checkpoints import StageStep
 from openenv_pipe.runs.episode_index import index_episodes
 from openenv_pipe.runs.episodes import episodes_path, write_episodes
 from openenv_pipe.runs.trained_tokens import tokens_path, write_trained_tokens
-from openenv_pipe.system.python_targets import bind_function
 from openenv_pipe.types import Group, Sample
 
 
@@ -134,7 +133,7 @@ class GrpoStage:
         """Update the policy on the groups, and write their episodes and the step's metrics."""
         collected, context = time.perf_counter(), self._context
         step = self._step + 1
-        advantages = self._advantages(groups)
+        advantages = await asyncio.to_thread(self._advantages, groups)
         path = episodes_path(context.folder, step)
         await asyncio.to_thread(write_episodes, path, groups, advantages)
         # While the policy is updated: the index is for readers, and training does not need it.
@@ -195,7 +194,7 @@ def build_advantages(
     Raises ConfigError if a target cannot be used.
     """
     if isinstance(config, PythonAdvantageConfig):
-        return partial(custom_advantages, bind_function("trainer.advantage", config, 1))
+        return UserAdvantages(config)
     return partial(
         step_advantages, baseline=config.baseline, scale=config.scale, discount=config.discount
     )

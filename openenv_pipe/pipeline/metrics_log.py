@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.pipeline.callbacks import Callback, call_back
+from openenv_pipe.pipeline.callbacks import Callback, Callbacks
 from openenv_pipe.reports.alarms import AlarmWatch
 from openenv_pipe.reports.unscored import UnscoredWatch
 from openenv_pipe.reports.unusable import UnusableWatch
@@ -20,6 +20,7 @@ from openenv_pipe.trackers.build import Trackers
 from openenv_pipe.types import Group
 
 MEMORY_EVERY_S = 10.0  # it is measured by looking at all processes of the machine
+CALLBACK_GRACE_S = 10.0
 Result = TypeVar("Result")
 
 
@@ -38,7 +39,7 @@ class MetricsLog:
         self._metrics = MetricsFile(folder.metrics_path)
         self._trackers = trackers
         self._progress = progress
-        self._callbacks = callbacks
+        self._callbacks = Callbacks(callbacks)
         self._run = Run(folder.path)
         self._last: Mapping[str, Any] = {}
         self._process = ProcessId.of_this_process()
@@ -91,12 +92,16 @@ class MetricsLog:
     async def call_back(self) -> str | None:
         """Call the callbacks with the last step's metrics; return their reason to stop, if any.
 
-        They run in a thread, so that a slow callback does not block the event loop.
+        A cancellation leaves them `CALLBACK_GRACE_S` to end.
         """
-        if not self._callbacks:
-            return None
-        work = asyncio.to_thread(call_back, self._callbacks, self._run, self._last)
-        return await finish_despite_cancel(work)
+        calling = asyncio.create_task(self._callbacks.call(self._run, self._last))
+        try:
+            return await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            await asyncio.wait({calling}, timeout=CALLBACK_GRACE_S)
+            calling.cancel()
+            await asyncio.wait({calling})  # in bounded time
+            raise
 
     def note(self, text: str) -> None:
         self._progress.note(text)

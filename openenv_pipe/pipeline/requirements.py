@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from openenv_pipe.algorithms.custom_advantages import UserAdvantages
 from openenv_pipe.config.schema import (
     HubModelConfig,
     ProcessHostConfig,
@@ -54,7 +55,7 @@ from openenv_pipe.rollout.cluster.requirements import check_settings_of_cluster
 from openenv_pipe.runs.allocation import check_writable
 from openenv_pipe.system.extras import refuse_missing_requirements
 from openenv_pipe.system.process import port_in_use
-from openenv_pipe.system.python_targets import bind_function, check_part
+from openenv_pipe.system.python_targets import check_part
 from openenv_pipe.system.resources import find_env, load_callable, short_path
 from openenv_pipe.trackers.build import check_tracker
 
@@ -153,7 +154,7 @@ def _advantage(config: RunConfig) -> str:
     advantage = config.trainer.advantage
     if not isinstance(advantage, PythonAdvantageConfig):
         return ""
-    bind_function("trainer.advantage", advantage, 1)
+    UserAdvantages(advantage)
     return advantage.target
 
 

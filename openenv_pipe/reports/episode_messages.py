@@ -4,7 +4,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from openenv_pipe.config.schema import RunConfig, TextAdapterConfig
-from openenv_pipe.environments.adapters.base import Adapter
 from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.environments.adapters.text import TextAdapter
 from openenv_pipe.errors import ConfigError
@@ -21,7 +20,7 @@ def messages_reader(config: RunConfig) -> Callable[[Episode], Messages]:
     `env.adapter.type=text` are rendered again from the observations, as they were in the run.
     Otherwise observations are the user's messages, as JSON.
     """
-    adapter: Adapter | None = None
+    adapter: TextAdapter | None = None
     if isinstance(config.env.adapter, TextAdapterConfig):
         adapter = TextAdapter(config.env.adapter)
 
@@ -47,7 +46,7 @@ def _recorded(episode: Episode) -> Messages:
     return found
 
 
-def _rendered(adapter: Adapter, episode: Episode) -> Messages:
+def _rendered(adapter: TextAdapter, episode: Episode) -> Messages:
     """Render the messages as `rollout/episode.py` does while it plays. Raises ConfigError."""
     opening = _finished(adapter.open(episode.first_observation, _ask))
     found = [_plain(message) for message in opening.messages]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from openenv_pipe.environments.client.protocol import MAX_REWARD
+from openenv_pipe.system.user_numbers import MAX_REWARD
 from openenv_pipe.types import Group, Observation
 
 RUBRIC_SCORES = "metadata.rubric_scores"  # where environments with OpenEnv's rubrics report them

@@ -32,5 +32,6 @@ class ReportedTerm:
         if weights is None:
             weights = {name: 1.0 for name in (reported or missing) if name not in term.gates}
         assumed = dict.fromkeys(missing, term.when_missing or 0.0)
-        total = check_number(self._name, weighted(reported | assumed, weights, term.gates))
+        value = weighted(reported | assumed, weights, term.gates)
+        total = check_number(self._name, value, episode)
         return TermValue(credits=[total], total=total, parts=reported)

@@ -87,7 +87,7 @@ class EpisodeTerm:
         return {episode.member: self._value(episode) for episode in group.scored}
 
     def _value(self, episode: Episode) -> TermValue:
-        by_turn = [check_number(self._name, value) for value in self._function(episode)]
+        by_turn = [check_number(self._name, value, episode) for value in self._function(episode)]
         total = math.fsum(by_turn)
         return TermValue(credits=by_turn if self._term.per_turn else [total], total=total)
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from openenv_pipe.environments.client.protocol import MAX_REWARD
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.tasks import run_all
+from openenv_pipe.system.user_numbers import read_number
 from openenv_pipe.types import Episode, Group, Judgement
 
 
@@ -53,14 +53,15 @@ async def value_each(
     return {episode.member: each for episode, each in zip(group.scored, found, strict=True)}
 
 
-def check_number(name: str, value: float) -> float:
+def check_number(name: str, value: float, episode: Episode) -> float:
     """Return a number of a term. Raises ConfigError if it is not finite or too large."""
-    if not abs(value) <= MAX_REWARD:  # NaN compares as False.
+    try:
+        return read_number(value)
+    except ValueError as error:
         raise ConfigError(
-            f"reward.terms.{name} gave {value!r:.80}, expected a finite number of at most "
-            f"{MAX_REWARD:g} in size"
-        )
-    return value
+            f"reward.terms.{name} gave a value that cannot be used for an episode of task "
+            f"{episode.task.id}: {error}"
+        ) from None
 
 
 def weighted(

@@ -5,8 +5,6 @@ are kept in the run folder and are not asked for again; a function is called aga
 """
 
 import asyncio
-import inspect
-import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from openenv_pipe.config.schema import HttpVerifier, PythonVerifier, RewardConfig, VerifierTerm
-from openenv_pipe.environments.client.protocol import MAX_REWARD
 from openenv_pipe.errors import ConfigError, JudgeError
 from openenv_pipe.rewards.judges.trajectories import conversation_of
 from openenv_pipe.rewards.judges.verdicts import FAILED, Verdicts
@@ -29,7 +26,9 @@ from openenv_pipe.system.http_retries import (
     post,
     repeated,
 )
-from openenv_pipe.system.python_targets import bind_function
+from openenv_pipe.system.python_targets import load_function
+from openenv_pipe.system.user_code import UserCode, UserCodeError
+from openenv_pipe.system.user_numbers import read_number
 from openenv_pipe.types import Episode, Group
 
 FOLDER = "verifier"  # in the folder of a judge's answers
@@ -184,19 +183,15 @@ class FunctionSource:
     def __init__(self, name: str, term: VerifierTerm, source: PythonVerifier) -> None:
         """Raises ConfigError if the function does not accept an episode and the options."""
         key = f"reward.terms.{name}.source"
-        self._call = bind_function(key, source, 1, may_be_async=True)
-        self._timeout_s = term.timeout_s
+        self._function = load_function(key, source, 1, may_be_async=True)
+        self._code = UserCode(f"{key}.target={source.target!r}", limit_s=term.timeout_s)
+        self._options = source.options
 
     async def ask(self, episode: Episode) -> Any:
-        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with limit:
-                returned = self._call(episode)
-                return await returned if inspect.isawaitable(returned) else returned
-        except Exception as error:  # A user's function may raise anything.
-            if limit.expired():
-                raise FailedVerifierError(f"no value within {self._timeout_s:g} s") from None
-            raise FailedVerifierError(f"{type(error).__name__}: {error}") from error
+            return await self._code.call(self._function, episode, **self._options)
+        except UserCodeError as error:
+            raise FailedVerifierError(str(error)) from error
 
     def keep_failures(self) -> None:
         """Do nothing: the function of a resumed run is called again."""
@@ -279,14 +274,9 @@ def _name(name: Any) -> str:
 
 def _number(value: Any) -> float:
     try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not abs(number) <= MAX_REWARD:  # NaN compares as False.
-        raise FailedVerifierError(
-            f"{_shown(value)}, expected a finite number of at most {MAX_REWARD:g} in size"
-        )
-    return number
+        return read_number(value)
+    except ValueError as error:
+        raise FailedVerifierError(quoted(str(error), MAX_QUOTED)) from None
 
 
 def _shown(value: Any) -> str:

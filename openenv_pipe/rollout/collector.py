@@ -12,6 +12,7 @@ from openenv_pipe.errors import FailureError, raise_first
 from openenv_pipe.rollout.context import RolloutContext
 from openenv_pipe.rollout.episode import Player
 from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.tasks import uncancelled
 from openenv_pipe.types import Episode, Group, Observation, Status, Task
 
 DEATH_SEEN_WITHIN_S = 2.0
@@ -96,9 +97,11 @@ async def play_groups(
         async with asyncio.TaskGroup() as workers:
             scoring = _Scoring(groups, score, workers) if score else None
             for _ in range(limit):
-                workers.create_task(_play_in_turn(context, players, scoring))
+                workers.create_task(uncancelled(_play_in_turn(context, players, scoring)))
     except BaseExceptionGroup as errors:
         raise_first(errors)
+    if scoring:
+        scoring.check()
     _log.debug("%s: played them in %.1f s", label, time.monotonic() - started_s)
     return groups
 
@@ -126,16 +129,27 @@ class _Scoring:
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._num_left = {group.id: len(group.episodes) for group in groups}
+        self._unscored = {group.id for group in groups}
         self._score = score
         self._tasks = tasks
 
     def end_episode(self, group: Group) -> None:
         self._num_left[group.id] -= 1
         if not self._num_left[group.id]:
-            self._tasks.create_task(self._score_group(group))
+            self._tasks.create_task(uncancelled(self._score_group(group)))
 
     async def _score_group(self, group: Group) -> None:
         await self._score(group)
+        self._unscored.remove(group.id)
+
+    def check(self) -> None:
+        """Raise FailureError if a group was not scored, whatever has stopped its task."""
+        if self._unscored:
+            raise FailureError(
+                f"{len(self._unscored)} of {len(self._num_left)} groups of tasks were not played "
+                "and scored to their end, although nothing stopped the run; user code may have "
+                "cancelled tasks of the run's event loop"
+            )
 
 
 async def _play_in_turn(

@@ -10,6 +10,7 @@ from openenv_pipe.errors import ConfigError, SessionError, StepRefusedError
 from openenv_pipe.models.reply_reader import ReplyReader
 from openenv_pipe.rollout.context import PlayContext
 from openenv_pipe.rollout.conversation import CONVERSATIONS, Conversation
+from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import (
     Action,
     Episode,
@@ -115,7 +116,8 @@ class Player:
         adapter, messages = self._context.adapter, list[Message]()
         assert self.opening is not None
         try:
-            actions = adapter.read(reader.read(turn.reply, self.opening.tools))
+            reply = reader.read(turn.reply, self.opening.tools)
+            actions = await awaited(adapter.read(reply))
         except UnusableReply as unusable:
             actions, turn.unusable = unusable.actions, str(unusable)
         is_answer = not actions and turn.unusable is None
@@ -128,11 +130,11 @@ class Player:
                 turn.times_s.append(time.time())
                 if result.done:
                     return [], Status.DONE
-                messages += adapter.follow(result.observation)
+                messages += await awaited(adapter.follow(result.observation))
         except UnusableReply as refused:  # The calls behind it are not made.
             turn.unusable = "; ".join(filter(None, (str(refused), turn.unusable)))
         if turn.unusable is not None:
-            messages += adapter.refuse(turn.unusable)
+            messages += await awaited(adapter.refuse(turn.unusable))
         return messages, Status.ANSWERED if is_answer else None
 
     async def _step(self, session: Session, action: Action) -> StepResult:

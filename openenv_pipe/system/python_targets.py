@@ -5,13 +5,14 @@ is called again and again (a loss, an advantage). What its signature and its cla
 without calling it; the rest is found when it is built.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from openenv_pipe.errors import ConfigError, PipeError
+from openenv_pipe.system.copies import copied
 from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.user_code import named
 
 Part = TypeVar("Part")
 
@@ -54,15 +55,9 @@ def build_part(key: str, block: Target, contract: type[Part], *arguments: Any) -
     Raises ConfigError if the target cannot be imported or called, or if members are missing.
     """
     make = check_part(key, block, contract, len(arguments))
-    try:
-        part = make(*arguments, **block.options)
-    except PipeError:
-        raise
-    except Exception as error:  # whatever a user's code does
-        raise ConfigError(
-            f"{key}.target={block.target!r} raised {type(error).__name__} when it was called with "
-            f"{_described(len(arguments), block)}: {error}"
-        ) from error
+    name = f"{key}.target={block.target!r} with {_described(len(arguments), block)}"
+    with named(name, (PipeError,)):
+        part = make(*arguments, **copied(block.options))
     missing = [
         name
         for name in _members(contract)  # The class first: a property may not be readable yet.
@@ -72,13 +67,12 @@ def build_part(key: str, block: Target, contract: type[Part], *arguments: Any) -
     return part
 
 
-def bind_function(
+def load_function(
     key: str, block: Target, num_arguments: int, *, may_be_async: bool = False
 ) -> Callable[..., Any]:
-    """The target as a function of `num_arguments` arguments, with its options filled in.
+    """Import the target, a function of `num_arguments` arguments and the block's options.
 
     may_be_async: whether the caller awaits what an async function returns.
-    What the function raises later gets a note that names the target, and goes on upwards.
     Raises ConfigError if the target cannot be imported, is a class, or does not take these
     arguments.
     """
@@ -88,16 +82,7 @@ def bind_function(
             f"{key}.target={block.target!r} is a class; expected a function, or an object with "
             "__call__"
         )
-
-    @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
-        try:
-            return function(*arguments, **block.options)
-        except Exception as error:
-            error.add_note(f"It was raised by {key}.target={block.target!r}.")
-            raise
-
-    return call
+    return function
 
 
 def call_problem(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> str | None:

@@ -169,7 +169,9 @@ def _import(module_name: str, dotted: str) -> Any:
             f"{dotted!r}: its module needs {missing!r}, which is not installed; "
             f"{how_to_install(missing)}"
         ) from error
-    except Exception as error:  # A user's module may raise anything on import.
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # A user's module may raise anything on import.
         raise ConfigError(
             f"{dotted!r}: importing {module_name} raised {type(error).__name__}: {error}"
         ) from error

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from openenv_pipe.errors import FailureError
+
 Result = TypeVar("Result")
 
 
@@ -29,14 +31,18 @@ class StopRequest:
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine to its end on a new event loop in this thread.
 
-        Raises KeyboardInterrupt if a request ended it.
+        Raises KeyboardInterrupt if a request ended it, and FailureError if something else, such as
+        `sys.exit` in user code, ended it without an exception of its own.
         """
         try:
             return asyncio.run(self._run(work))
-        except asyncio.CancelledError:
-            if self.is_made:
+        except (asyncio.CancelledError, SystemExit, GeneratorExit) as error:
+            if self.is_made and isinstance(error, asyncio.CancelledError):
                 raise KeyboardInterrupt from None
-            raise
+            raise FailureError(
+                f"{type(error).__name__}({error}) ended the run, although nothing stopped it; "
+                "`openenv-pipe -v` shows where it was raised"
+            ) from error
 
     async def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

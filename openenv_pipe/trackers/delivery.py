@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.record import EndStatus
+from openenv_pipe.system.copies import copied
 from openenv_pipe.system.files import read_json, write_json
 from openenv_pipe.system.foreign_text import quoted
+from openenv_pipe.system.user_code import is_ours
 from openenv_pipe.trackers.base import (
     EvaluationTracker,
     Opened,
@@ -138,7 +140,7 @@ class Delivery:
             try:
                 if self._advance():
                     return
-            except Exception as error:  # whatever a client raises must not end the run
+            except BaseException as error:  # whatever a client raises must not end the run
                 self._fail(error)
                 if is_ending:
                     self._give_up()
@@ -155,7 +157,7 @@ class Delivery:
     def _advance(self) -> bool:
         """Make the next call that is due; True if it was the last one."""
         if not self._is_open:
-            self._note(self._tracker.open(replace(self._run, saved_id=self._state.run_id)))
+            self._note(self._tracker.open(copied(replace(self._run, saved_id=self._state.run_id))))
             self._is_open = True
         with self._changed:
             first = self._pending[0] if self._pending else None
@@ -164,7 +166,7 @@ class Delivery:
             if end is not None:
                 self._tracker.close(*end)
             return end is not None
-        item = first.item
+        item = first.item if is_ours(self._tracker) else copied(first.item)
         if isinstance(item, TrackedEvaluation):
             self._send_evaluation(item)
         elif item.index >= self._state.num_records:
@@ -207,7 +209,7 @@ class Delivery:
         if self._with_episodes and self._with_episodes[0] is removed:
             self._with_episodes.popleft()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._num_failures += 1
         if self._num_failures == 1:
             self._tell(

@@ -1,12 +1,15 @@
 """Adapters turn observations into messages and replies into actions. Trap numbers:
 tests/README.md."""
 
+import asyncio
+from functools import partial
+
 import pytest
 
 from openenv_pipe.config.schema import PythonAdapterConfig, TextAdapterConfig
 from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.adapters.text import TextAdapter
-from openenv_pipe.errors import ConfigError
+from openenv_pipe.errors import ConfigError, SessionError
 from openenv_pipe.types import Opening
 
 
@@ -118,6 +121,89 @@ class OwnAdapter:
 
     def refuse(self, why):
         return [user(why)]
+
+
+class SpoiltAdapter(OwnAdapter):
+    """An adapter one of whose methods does something that it must not do."""
+
+    def __init__(self, *, method, does):
+        super().__init__(prefix="go")
+        self.kept = [{"text": "kept", "deep": [1]}]
+        own = {"open": self.open, "read": self.read, "follow": self.follow, "refuse": self.refuse}
+        spoil = {"open": self._spoil_open}.get(method, self._spoil)
+        setattr(self, method, partial(spoil, own[method], does))
+
+    def _spoil(self, method, does, given):
+        match does:
+            case "forges what it is given":
+                given["text"], given["deep"] = "forged", []
+            case "keeps what it returns":
+                return self.kept
+            case "raises":
+                raise asyncio.CancelledError
+            case "exits":
+                raise SystemExit(0)
+            case "returns nonsense":
+                return "nonsense"
+        return method(given)
+
+    async def _spoil_open(self, method, does, observation, ask):
+        self._spoil(dict, does, observation)
+        await ask({"type": "look"})
+        if does == "returns nonsense":
+            return [user("hello")]
+        return await method(observation, ask)
+
+
+def spoilt(method, does):
+    options = {"method": method, "does": does}
+    target = f"{__name__}:SpoiltAdapter"
+    return build_adapter(PythonAdapterConfig(type="python", target=target, options=options))
+
+
+async def called(adapter, method, given):
+    if method != "open":
+        return await getattr(adapter, method)(given)
+
+    async def ask(action):
+        return {"asked": dict(action)}
+
+    return await adapter.open(given, ask)
+
+
+METHODS = ["open", "read", "follow", "refuse"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("does", ["raises", "exits", "returns nonsense"])
+async def test_a_fault_of_a_python_adapter_is_named(method, does):
+    """A CancelledError of `open` made the run hang."""
+    with pytest.raises(ConfigError, match=r"env\.adapter\.target='.*:SpoiltAdapter'"):
+        await called(spoilt(method, does), method, {"text": "seen"} if method == "open" else "x")
+
+
+@pytest.mark.parametrize("method", ["open", "follow"])
+async def test_a_python_adapter_gets_a_copy_of_the_observation(method):
+    observation = {"text": "seen", "deep": [1]}
+    await called(spoilt(method, "forges what it is given"), method, observation)
+    assert observation == {"text": "seen", "deep": [1]}
+
+
+async def test_what_a_python_adapter_returns_is_copied():
+    adapter = spoilt("read", "keeps what it returns")
+    (first,) = await adapter.read("x")
+    first["deep"].append(2)
+    assert await adapter.read("x") == [{"text": "kept", "deep": [1]}]
+
+
+@pytest.mark.parametrize("error", [SessionError("closed"), asyncio.CancelledError()])
+async def test_what_ask_raises_reaches_the_episode(error):
+    async def ask(action):
+        raise error
+
+    kind = SessionError if isinstance(error, SessionError) else ConfigError
+    with pytest.raises(kind):
+        await spoilt("open", "nothing").open({}, ask)
 
 
 @pytest.mark.parametrize(

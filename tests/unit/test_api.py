@@ -16,7 +16,7 @@ import openenv_pipe
 from openenv_pipe import Run, compose, open_run, train
 from openenv_pipe.commands.api import _in_thread
 from openenv_pipe.errors import ConfigError, HostError, RunFolderError
-from openenv_pipe.pipeline.callbacks import STOPPED, call_back
+from openenv_pipe.pipeline.callbacks import STOPPED, Callbacks
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.system.stop_request import StopRequest
 
@@ -99,18 +99,50 @@ class Recorder:
         return self.answer
 
 
+METRICS = {"stage": "grpo", "step": 3}
+
+
+def call_back(callbacks, metrics):
+    return asyncio.run(Callbacks(callbacks).call("run", metrics))
+
+
 def test_callbacks_are_functions_or_objects_and_may_give_a_reason_to_stop():
-    metrics = {"stage": "grpo", "step": 3}
     silent, asking = Recorder(None), Recorder("it is good")
-    assert call_back([silent, lambda run, metrics: None], "run", metrics) is None
-    reason = call_back([silent, asking, lambda *_: "it is late"], "run", metrics)
+    assert call_back([silent, lambda run, metrics: None], METRICS) is None
+    reason = call_back([silent, asking, lambda *_: "it is late"], METRICS)
     assert reason == f"{STOPPED} after grpo step 3: it is good; it is late"
-    assert silent.calls == [("run", metrics)] * 2
+    assert silent.calls == [("run", METRICS)] * 2
 
 
 def test_a_callback_that_returns_something_else_is_an_error():
-    with pytest.raises(TypeError, match=r"returned 0\.5; expected None"):
-        call_back([lambda *_: 0.5], "run", {"stage": "grpo", "step": 3})
+    with pytest.raises(ConfigError, match=r"returned 0\.5; expected None"):
+        call_back([lambda *_: 0.5], METRICS)
+
+
+def raiser(error):
+    def on_step(run, metrics):
+        raise error
+
+    return on_step
+
+
+def test_an_exception_of_a_callback_is_raised_as_it_is():
+    with pytest.raises(LookupError, match="pruned"):
+        call_back([raiser(LookupError("pruned"))], METRICS)
+
+
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), SystemExit(0), KeyboardInterrupt(), StopIteration()]
+)
+def test_a_callback_cannot_end_the_run_without_an_error(error):
+    with pytest.raises(ConfigError, match=f"the callback .*raised {type(error).__name__}"):
+        call_back([raiser(error)], METRICS)
+
+
+def test_a_callback_changes_nothing_that_others_see():
+    metrics = dict(METRICS)
+    call_back([lambda run, seen: seen.clear()], metrics)
+    assert metrics == METRICS
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openenv_pipe.algorithms.advantages import has_signal, step_advantages
-from openenv_pipe.algorithms.custom_advantages import custom_advantages
+from openenv_pipe.algorithms.custom_advantages import UserAdvantages
 from openenv_pipe.algorithms.samples import build_samples
-from openenv_pipe.config.schema import RewardConfig
+from openenv_pipe.config.schema import PythonAdvantageConfig, RewardConfig
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.types import Group, TurnRole
 
@@ -133,11 +133,17 @@ def test_a_step_after_an_untrained_call_is_credited_to_the_trained_one_before_it
     assert has_signal(group, discount=discount)
 
 
+def of_the_second_turn(groups):
+    return [[[0, 1], [0, -1]] for _ in groups]
+
+
 def test_a_difference_between_untrained_turns_alone_is_no_signal():
     """Custom advantages give every turn a number, also those that are in no loss."""
     turns = [made_up_turn([1], [2]), made_up_turn([1], [3], role=TurnRole.RETRY)]
     episodes = [made_up_episode(member=member, turns=turns) for member in range(2)]
     group = Group(id="0", task=episodes[0].task, episodes=episodes)
-    (found,) = custom_advantages(lambda _: [[[0, 1], [0, -1]]], [group])
+    target = f"{__name__}:of_the_second_turn"
+    config = PythonAdvantageConfig(type="python", target=target, options={})
+    (found,) = UserAdvantages(config)([group])
     assert not found.has_signal
     assert build_samples([found]) == []

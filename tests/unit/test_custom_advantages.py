@@ -1,5 +1,9 @@
 """A user's advantage function: what it receives, and what it may return."""
 
+import asyncio
+import copy
+
+import numpy as np
 import pytest
 from fakes import made_up_group, run_config
 
@@ -30,6 +34,10 @@ RETURNED = {
     "a turn too many": [[[1.0, 2.0], [1.0]], None],
     "not finite": [[[float("nan")], [1.0]], None],
     "a number": 1.0,
+    "texts": ["12", None],
+    "a text for an episode": [["1", [1.0]], None],
+    "a set": [[{1.0}, [1.0]], None],
+    "a dict for a group": [{0: [1.0], 1: [1.0]}, None],
 }
 
 
@@ -53,16 +61,60 @@ def test_numbers_belong_to_the_scored_episodes_in_their_order():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("too few groups", "one entry per group: a sequence of length 2"),
-        ("a member too many", "for group 0 one list per scored episode: a sequence of length 2"),
-        ("a turn too many", "group 0, member 0, one number per turn: a sequence of length 1"),
-        ("not finite", r"\[nan\]; expected finite for group 0, member 0"),
+        ("too few groups", "one entry per group: a list of length 2"),
+        (
+            "a member too many",
+            "for group 0 of task train/0 one list per scored episode: a list of length 2",
+        ),
+        (
+            "a turn too many",
+            "group 0 of task train/0, member 0, one number per turn: a list of length 1",
+        ),
+        ("not finite", r"nan; expected a finite number.*group 0 of task train/0, member 0"),
         ("a number", "returned 1.0; expected one entry per group"),
+        ("texts", "returned '12'; expected for group 0"),
+        ("a text for an episode", r"returned '1' \(str\).*group 0 of task train/0, member 0"),
+        ("a set", r"returned \{1\.0\} \(set\).*group 0 of task train/0, member 0"),
+        ("a dict for a group", "expected for group 0 of task train/0 one list per scored episode"),
     ],
 )
 def test_what_are_no_advantages_is_refused(name, words):
     with pytest.raises(ConfigError, match=words):
         build("given", name=name)(GROUPS)
+
+
+def of_numpy(groups):
+    return [[np.ones(len(e.turns)) for e in group.scored] for group in groups]
+
+
+def test_arrays_are_lists_of_numbers():
+    first, second = build("of_numpy")(GROUPS)
+    assert (first.by_member, second.by_member) == ({0: [1.0], 2: [1.0]}, {0: [1.0], 1: [1.0]})
+
+
+def spoils(groups):
+    for group in groups:
+        group.episodes.clear()
+        group.task.reset["forged"] = True
+    groups.clear()
+    return [None, None]
+
+
+def cancels(groups):
+    raise asyncio.CancelledError
+
+
+def test_it_changes_nothing_of_the_groups():
+    before = copy.deepcopy(GROUPS)
+    build("spoils")(GROUPS)
+    assert before == GROUPS
+
+
+def test_what_it_raises_has_its_name():
+    with pytest.raises(
+        ConfigError, match=r"trainer\.advantage\.target='.*:cancels' raised Cancell"
+    ):
+        build("cancels")(GROUPS)
 
 
 def test_options_that_it_does_not_take_are_refused_before_the_run():

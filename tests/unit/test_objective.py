@@ -1,6 +1,8 @@
 """The objective of an update and its metrics. Trap numbers: tests/README.md."""
 
+import asyncio
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -192,6 +194,32 @@ def not_a_tensor(tokens):
     return 0.0
 
 
+def not_finite(tokens):
+    return tokens.logprobs * math.inf
+
+
+def complex_numbers(tokens):
+    return tokens.logprobs * 1j
+
+
+def raises_cancelled(tokens):
+    raise asyncio.CancelledError
+
+
+def exits(tokens):
+    raise SystemExit(0)
+
+
+def spoils(tokens):
+    """Change every tensor that it is given."""
+    loss = -tokens.advantages * tokens.logprobs
+    with torch.no_grad():
+        tokens.logprobs.zero_()
+    for tensor in (tokens.old_logprobs, tokens.advantages, tokens.sample_index):
+        tensor.zero_()
+    return loss.clone()
+
+
 def own_objective(name, options=None, **changes):
     loss = run_config().trainer.loss.model_dump() | changes
     del loss["clip_low"], loss["clip_high"]
@@ -224,11 +252,22 @@ def test_a_loss_of_ones_own_is_corrected_as_the_built_in_ones():
         ("of_another_shape", r"the shape \[\]; expected a tensor of shape \[4\]"),
         ("without_a_gradient", "without a gradient"),
         ("not_a_tensor", "a float; expected a tensor"),
+        ("not_finite", "returned -inf for token 0 of 4, whose logprob is"),
+        ("complex_numbers", r"numbers of type torch\.complex64"),
+        ("raises_cancelled", "raised CancelledError, although nothing cancelled it"),
+        ("exits", "raised SystemExit: 0"),
     ],
 )
 def test_what_is_no_loss_is_refused(name, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=rf"trainer\.loss\.target='{__name__}:{name}' .*{words}"):
         own_objective(name).loss(tokens(), COUNTS, MetricAccumulator())
+
+
+def test_a_loss_of_ones_own_changes_no_tensor():
+    given, untouched = tokens(), tokens()
+    own_objective("spoils").loss(given, COUNTS, MetricAccumulator())
+    for name in ("logprobs", "sampled_logprobs", "advantages", "sample_index"):
+        assert torch.equal(getattr(given, name), getattr(untouched, name))
 
 
 def test_options_that_a_loss_does_not_take_are_refused_before_the_run():

@@ -11,7 +11,7 @@ from openenv_pipe.config.schema import PythonTarget
 from openenv_pipe.errors import ConfigError, HostError
 from openenv_pipe.pipeline.facts import _callables
 from openenv_pipe.system.files import digest_of_file
-from openenv_pipe.system.python_targets import bind_function, build_part
+from openenv_pipe.system.python_targets import build_part, load_function
 
 
 class Contract(Protocol):
@@ -70,10 +70,6 @@ def scaled(value, *, scale=1.0):
     return scale * value
 
 
-def failing(value):
-    raise ZeroDivisionError("a mean of nothing")
-
-
 def block(name, /, **options):
     return PythonTarget(type="python", target=f"{__name__}:{name}", options=options)
 
@@ -118,26 +114,19 @@ def test_errors_that_are_meant_for_people_stay_what_they_are():
         build_part("host", block("unreachable"), Contract)
 
 
-def test_a_function_has_its_options_filled_in():
-    function = bind_function("trainer.loss", block("scaled", scale=2.0), 1)
-    assert function(3.0) == 6.0
+def test_a_function_is_loaded_with_the_options_that_it_takes():
+    assert load_function("trainer.loss", block("scaled", scale=2.0), 1) is scaled
 
 
 @pytest.mark.parametrize(("options", "number"), [({"size": 1}, 1), ({}, 2)])
 def test_a_function_that_takes_something_else_is_refused_before_it_is_called(options, number):
     with pytest.raises(ConfigError, match=r"trainer\.loss\.target=.* cannot be called with"):
-        bind_function("trainer.loss", block("scaled", **options), number)
+        load_function("trainer.loss", block("scaled", **options), number)
 
 
 def test_a_class_is_no_function():
     with pytest.raises(ConfigError, match=r"Whole' is a class; expected a function"):
-        bind_function("trainer.loss", block("Whole"), 1)
-
-
-def test_what_a_function_raises_says_which_target_it_was():
-    with pytest.raises(ZeroDivisionError) as raised:
-        bind_function("trainer.loss", block("failing"), 1)(1.0)
-    assert raised.value.__notes__ == [f"It was raised by trainer.loss.target='{__name__}:failing'."]
+        load_function("trainer.loss", block("Whole"), 1)
 
 
 class Doubling:

@@ -1,9 +1,17 @@
 """Reward terms and their sum."""
 
 import asyncio
+import copy
 import math
+import threading
+from collections import namedtuple
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 from fakes import made_up_episode, made_up_turn, run_config
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +22,7 @@ from openenv_pipe.config.schema import RewardConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards import Scorer
 from openenv_pipe.rewards import python_term as python_term_module
-from openenv_pipe.types import Group, Status
+from openenv_pipe.types import Group, Status, Step, Task
 
 
 def scored(terms, *, success_reward=1.0, status=Status.DONE, turns=None):
@@ -264,35 +272,139 @@ def test_an_episode_without_turns_has_a_reward_of_zero(term):
     assert episode.reward == 0.0
 
 
-def too_many(episode):
-    return [0.0] * 7
+def returned(name, **term):
+    """Return the value of the term with a function that returns one of RETURNED."""
+    return scored({"it": python_term("named_value", name=name, **term)}).reward_terms["it"]
 
 
-def broken(episode):
-    return float("nan")
+def named_value(episode, *, name):
+    return RETURNED[name]() if callable(RETURNED[name]) else RETURNED[name]
 
 
-def endless(episode):
-    return 10**400
+Pair = namedtuple("Pair", ["correct", "style"])
+RETURNED = {
+    "an int": 2,
+    "a bool": True,
+    "a bool of numpy": np.bool_(True),
+    "a float of numpy": np.float16(0.5),
+    "an array without dimensions": np.array(0.5),
+    "a tensor without dimensions": torch.tensor(0.5, dtype=torch.bfloat16),
+    "a tensor with a gradient": torch.tensor(0.5, requires_grad=True),
+    "a Decimal": Decimal("0.5"),
+    "a Fraction": Fraction(1, 2),
+    "a list": [1, 0.5],
+    "a tuple": (np.bool_(True), Decimal("0.5")),
+    "an array": np.array([1.0, 0.5]),
+    "a tensor": torch.tensor([1.0, 0.5]),
+    # What cannot be a value:
+    "a text": "12",
+    "bytes": b"12",
+    "a set": {1.0, 2.0},
+    "a dict": {0: 1.0, 1: 2.0},
+    "a generator": lambda: (1.0 for _ in range(2)),
+    "a range": range(2),
+    "a named tuple": Pair(1.0, 0.5),
+    "a complex number": 1j,
+    "a text of numpy": np.str_("1"),
+    "a time of numpy": np.timedelta64(1),
+    "a list in a list": [[1.0], [2.0]],
+    "two dimensions": torch.ones(2, 1),
+    "texts": ["1", "2"],
+    "None among numbers": [None, 1.0],
+    "seven numbers": [0.0] * 7,
+    "NaN": math.nan,
+    "infinity": np.float32("inf"),
+    "NaN in a tensor": torch.tensor([0.0, math.nan]),
+    "a Decimal that is none": Decimal("sNaN"),
+    "a number without end": 10**400,
+    "a huge number": [1e308, 1e308],
+}
+VALUES = dict.fromkeys(list(RETURNED)[:13], 0.5) | {
+    "an int": 2.0,
+    "a bool": 1.0,
+    "a bool of numpy": 1.0,
+    **dict.fromkeys(["a list", "a tuple", "an array", "a tensor"], 1.5),
+}
 
 
-def huge(episode):
-    return [1e308 for _ in episode.turns]
+@pytest.mark.parametrize("name", VALUES)
+def test_every_kind_of_number_is_a_value(name):
+    assert returned(name) == VALUES[name]
 
 
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        ("too_many", "7 values"),
-        ("broken", "nan, expected a finite number"),
-        ("endless", "OverflowError"),
-        ("huge", r"1e\+308, expected a finite number of at most 1e\+15"),
-    ],
-)
-def test_a_term_that_returns_nonsense_is_refused(function, why):
+@pytest.mark.parametrize("name", [name for name in RETURNED if name not in VALUES])
+def test_what_is_no_number_is_rejected_with_its_target_task_and_value(name):
     """Trap 7: NaN is reported, never averaged away."""
-    with pytest.raises(ConfigError, match=why):
-        scored({"it": python_term(function)})
+    with pytest.raises(ConfigError) as rejected:
+        returned(name)
+    value = RETURNED[name]
+    seen = "generator object" if callable(value) else " ".join(repr(value).split())[:20]
+    for word in ("reward.terms.it.target='test_rewards:named_value'", "task train/0", seen):
+        assert word in str(rejected.value)
+
+
+RAISED = {
+    "CancelledError": asyncio.CancelledError(),
+    "SystemExit": SystemExit(0),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "GeneratorExit": GeneratorExit(),
+    "StopIteration": StopIteration(1.0),
+    "StopAsyncIteration": StopAsyncIteration(),
+    "TimeoutError": TimeoutError("no answer"),
+    "BaseExceptionGroup": BaseExceptionGroup("two", [SystemExit(0), ValueError("x")]),
+}
+
+
+def raiser(episode, *, name):
+    raise RAISED[name]
+
+
+async def later_raiser(episode, *, name):
+    await asyncio.sleep(0)
+    raise RAISED[name]
+
+
+async def cancels_itself(episode, *, name):
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("name", RAISED)
+@pytest.mark.parametrize("function", ["raiser", "later_raiser", "cancels_itself"])
+def test_whatever_a_function_raises_is_an_error_with_its_name(function, name):
+    """A CancelledError gave the whole group the reward 0, and SystemExit the exit code 0."""
+    kind = "CancelledError" if function == "cancels_itself" or name == "CancelledError" else ""
+    with pytest.raises(ConfigError, match=kind or "raised") as raised:
+        scored({"it": python_term(function, name=name)})
+    assert f"reward.terms.it.target='test_rewards:{function}'" in str(raised.value)
+
+
+def spoiler(episode):
+    """Change everything that it is given."""
+    episode.task.reset["answer"]["k"].append(9)
+    episode.first_observation["text"] = "forged"
+    episode.turns[0].steps[0].observation["seen"].append("forged")
+    episode.turns[0].completion_ids.append(7)
+    episode.turns[0].logprobs[0] = 0.0
+    episode.turns.pop()
+    episode.reward_terms.clear()
+    episode.status = Status.ERROR
+    return 1.0
+
+
+def test_a_function_changes_nothing_of_the_episode():
+    task = Task(id="train/0", split="train", index=0, seed=0, reset={"answer": {"k": [1]}})
+    turn = made_up_turn([5], [6, 7])
+    turn.steps[0] = Step(action={}, observation={"seen": ["a"]}, reward=0.0)
+    played = replace(made_up_episode(turns=[turn, made_up_turn([5], [6])]), task=task)
+    played.first_observation = {"text": "real"}
+    before = copy.deepcopy(played)
+    terms = {name: python_term("spoiler") | {"weight": 1.0, "per_turn": False} for name in "ab"}
+    config = RewardConfig.model_validate({"terms": terms, "transforms": {}})
+    asyncio.run(Scorer(config, 1.0).score(Group(id="0", task=task, episodes=[played])))
+    assert (played.reward, played.reward_terms) == (2.0, {"a": 1.0, "b": 1.0})
+    scores = {"reward": 0.0, "whole_reward": 0.0, "reward_terms": {}}
+    assert replace(played, **scores) == replace(before, **scores)
 
 
 def test_a_function_that_returns_none_leaves_the_episode_without_a_reward():
@@ -301,10 +413,15 @@ def test_a_function_that_returns_none_leaves_the_episode_without_a_reward():
     assert not episode.is_scored
 
 
-def test_a_function_that_never_returns_ends_the_run(monkeypatch):
+def busy(episode):
+    threading.Event().wait(3600)
+
+
+@pytest.mark.parametrize("function", ["endless_wait", "busy"])
+def test_a_function_that_never_returns_ends_the_run(monkeypatch, function):
     monkeypatch.setattr(python_term_module, "LIMIT_S", 0.1)
-    with pytest.raises(ConfigError, match=r"nothing within 0\.1 s; a term of the type verifier"):
-        scored({"it": python_term("endless_wait")})
+    with pytest.raises(ConfigError, match=rf"{function}' has not returned within 0\.1 s"):
+        scored({"it": python_term(function)})
 
 
 def test_a_reply_that_takes_too_long_to_match_earns_nothing():

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import UserList
 
 import pytest
 import run_samples
@@ -19,6 +20,10 @@ from openenv_pipe.trackers.delivery import read_state
 from tests.fakes import made_up_group
 
 LIMIT_S = 60  # for what a thread does at once
+
+
+class Calls(UserList):
+    """A list that a configuration passes as it is: those that are plain data are copied."""
 
 
 class Recorder:
@@ -104,7 +109,7 @@ def steps_of(calls):
 
 
 def test_all_trackers_get_all_steps_in_order_and_the_end(tmp_path):
-    calls = {"one": [], "two": []}
+    calls = {"one": Calls(), "two": Calls()}
     config, folder = tracked(tmp_path, one={"calls": calls["one"]}, two={"calls": calls["two"]})
     trackers = Trackers(config, folder, pytest.fail)
     groups = [made_up_group([0.0, 1.0])]
@@ -128,7 +133,7 @@ def test_the_configuration_has_marks_in_the_place_of_secrets(tmp_path, monkeypat
     plain = run_samples.config(tmp_path).model_dump()
     plain["env"]["variables"] = {"GAME_TOKEN": "a secret of the game"}
     folder = RunFolder.create(validate_older(plain), overrides=[], command=[])
-    calls = []
+    calls = Calls()
     config, _ = tracked(tmp_path, one={"calls": calls})
     trackers = Trackers(config, folder, pytest.fail)
     trackers.close("finished", {})
@@ -137,7 +142,7 @@ def test_the_configuration_has_marks_in_the_place_of_secrets(tmp_path, monkeypat
 
 
 def test_a_failing_tracker_is_told_once_and_repeated_and_the_others_go_on(tmp_path):
-    good, bad, told = [], [], []
+    good, bad, told = Calls(), Calls(), Calls()
     config, folder = tracked(tmp_path, good={"calls": good}, bad={"calls": bad, "fail": 3})
     trackers = Trackers(config, folder, told.append)
     for step in (1, 2, 3):
@@ -161,7 +166,7 @@ def wait_for(condition):
 
 
 def test_a_tracker_that_always_fails_ends_with_the_run(tmp_path):
-    calls, told = [], []
+    calls, told = Calls(), Calls()
     config, folder = tracked(tmp_path, bad={"calls": calls, "fail": 10**9})
     trackers = Trackers(config, folder, told.append)
     trackers.log(record(1))
@@ -172,7 +177,7 @@ def test_a_tracker_that_always_fails_ends_with_the_run(tmp_path):
 
 
 def test_a_step_that_a_tool_never_takes_is_left_out(tmp_path):
-    calls, told = [], []
+    calls, told = Calls(), Calls()
     config, folder = tracked(tmp_path, bad={"calls": calls, "run_id": "it"})
     trackers = Trackers(config, folder, told.append)
     wait_for(lambda: calls)
@@ -188,7 +193,7 @@ def test_a_step_that_a_tool_never_takes_is_left_out(tmp_path):
 
 def test_steps_never_wait_for_a_tool_and_keep_few_episodes(tmp_path, monkeypatch):
     monkeypatch.setattr(delivery, "MAX_PENDING_EPISODES", 9)
-    calls, hold = [], threading.Event()
+    calls, hold = Calls(), threading.Event()
     config, folder = tracked(tmp_path, slow={"calls": calls, "hold": hold})
     trackers = Trackers(config, folder, pytest.fail)
     groups = [made_up_group([0.0, 1.0])]
@@ -203,7 +208,7 @@ def test_steps_never_wait_for_a_tool_and_keep_few_episodes(tmp_path, monkeypatch
 
 def test_a_tool_that_never_answers_does_not_hold_up_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr("openenv_pipe.trackers.build.END_LIMIT_S", 0.05)
-    hold, told = threading.Event(), []
+    hold, told = threading.Event(), Calls()
     config, folder = tracked(tmp_path, dead={"calls": [], "hold": hold})
     trackers = Trackers(config, folder, told.append)
     trackers.log(record(1))
@@ -213,7 +218,7 @@ def test_a_tool_that_never_answers_does_not_hold_up_the_end(tmp_path, monkeypatc
 
 
 def test_a_resumed_run_sends_nothing_twice_to_a_tool_that_keeps_it(tmp_path):
-    first, second = [], []
+    first, second = Calls(), Calls()
     config, folder = tracked(tmp_path, kept={"calls": first, "run_id": "its id"})
     trackers = Trackers(config, folder, pytest.fail)
     for step in (1, 2, 3):
@@ -232,7 +237,7 @@ def test_a_resumed_run_sends_nothing_twice_to_a_tool_that_keeps_it(tmp_path):
 
 
 def test_a_tool_that_has_lost_the_run_gets_all_of_it_again(tmp_path):
-    first, second = [], []
+    first, second = Calls(), Calls()
     config, folder = tracked(tmp_path, lost={"calls": first, "run_id": "one"})
     trackers = Trackers(config, folder, pytest.fail)
     trackers.log(record(1))
@@ -253,7 +258,7 @@ def test_a_damaged_state_counts_as_none(tmp_path, content):
 
 
 def test_evaluations_come_when_they_are_done(tmp_path):
-    calls, others = [], []
+    calls, others = Calls(), Calls()
     config, folder = taking_evaluations(tmp_path, one={"calls": calls}, two={"calls": others})
     config.tracker["two"] = PythonTrackerConfig(
         type="python", target=f"{__name__}:Recorder", options={"calls": others}
@@ -280,7 +285,7 @@ def test_evaluations_come_when_they_are_done(tmp_path):
 
 
 def test_a_resumed_run_sends_the_evaluations_that_a_tool_lacks(tmp_path):
-    keeps, loses = [], []
+    keeps, loses = Calls(), Calls()
     options = {"keeps": {"calls": keeps, "run_id": "a"}, "loses": {"calls": loses}}
     config, folder = taking_evaluations(tmp_path, **options)
     done = [evaluation(config, "start", 0), evaluation(config, f"{DURING}000001", 1)]
@@ -307,7 +312,7 @@ def test_a_resumed_run_sends_the_evaluations_that_a_tool_lacks(tmp_path):
 
 
 def test_an_evaluation_that_fails_is_sent_again(tmp_path):
-    calls, told = [], []
+    calls, told = Calls(), Calls()
     config, folder = taking_evaluations(tmp_path, one={"calls": calls, "fail": 2})
     trackers = Trackers(config, folder, told.append)
     trackers.log_evaluation(evaluation(config, "start", 0))
@@ -318,7 +323,7 @@ def test_an_evaluation_that_fails_is_sent_again(tmp_path):
 
 
 def test_a_fork_knows_its_parent_in_the_same_tool(tmp_path):
-    calls = []
+    calls = Calls()
     config, parent = tracked(tmp_path, it={"calls": calls, "run_id": "of the parent"})
     trackers = Trackers(config, parent, pytest.fail)
     trackers.close("finished", {})

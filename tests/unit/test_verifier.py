@@ -1,6 +1,7 @@
 """The term `verifier`: an HTTP endpoint, or a function; and what happens when it fails."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,6 @@ LASTING = {
     "a refusal": (400, "too long", {}),
     "a text": (200, '"good"', {}),
     "a number as a text": (200, '"1.0"', {}),
-    "true": (200, True, {}),
     "NaN": (200, "NaN", {}),
     "infinity": (200, "-Infinity", {}),
     "a number too large": (200, "1" + "0" * 400, {}),
@@ -215,6 +215,29 @@ def raises(episode):
     return 1.0
 
 
+def right(episode):
+    return episode.member == 1
+
+
+async def gives_up(episode):
+    if episode.member == 1:
+        raise asyncio.CancelledError
+    return 1.0
+
+
+def exits(episode):
+    if episode.member == 1:
+        raise SystemExit(0)
+    return 1.0
+
+
+def sleeps(episode):
+    """Block the thread, as a synchronous request to a server that does not answer."""
+    if episode.member == 1:
+        threading.Event().wait(3600)
+    return 1.0
+
+
 def without_episode():
     return 1.0
 
@@ -226,8 +249,15 @@ def without_episode():
         (function("number_or_nothing", max_failed_share=1.0), [2.0, None, None]),
         (function("hangs", timeout_s=0.2), [1.0, None, 1.0]),
         (function("raises"), [1.0, None, 1.0]),
+        (function("right"), [0.0, 1.0, 0.0]),
+        (function("gives_up"), [1.0, None, 1.0]),
+        (function("exits"), [1.0, None, 1.0]),
+        (function("sleeps", timeout_s=0.2), [1.0, None, 1.0]),
     ],
-    ids=["asynchronous", "None", "hangs", "raises"],
+    ids=[
+        *("asynchronous", "None", "hangs", "raises", "a bool", "CancelledError", "SystemExit"),
+        "blocks its thread",
+    ],
 )
 def test_a_function_gets_the_episode_and_its_failure_is_no_0(tmp_path, fields, expected):
     judged = three()

@@ -7,7 +7,7 @@ ends the episode as a failed one, unless env.step_exception=unusable.
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,12 @@ from openenv_pipe.environments.client.protocol import StepResult, is_mistake
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import ConfigError, StepRefusedError
 from openenv_pipe.models.reply_reader import PLAIN_READER
+from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Observation, Opening, Task
 
-Chooser = Callable[[Sequence[Observation], random.Random], Sequence[Action]]
+Chooser = Callable[
+    [Sequence[Observation], random.Random], Sequence[Action] | Awaitable[Sequence[Action]]
+]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -71,10 +74,10 @@ def scripted(policy: ScriptedPolicy, adapter: Adapter, opening: Opening) -> Choo
     """
     reply = replies_of(policy)
 
-    def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+    async def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
         try:
-            written = reply(observations, draw, opening)
-            return adapter.read(PLAIN_READER.read(written, opening.tools))
+            written = await reply(observations, draw, opening)
+            return await awaited(adapter.read(PLAIN_READER.read(written, opening.tools)))
         except UnusableReply as unusable:
             raise ConfigError(f"the scripted policy's reply is unusable: {unusable}") from None
 
@@ -109,7 +112,7 @@ async def play_to_end(
             return
         if with_states:
             await _keep_state(session, play, env)
-        actions = choose(play.observations, draw)
+        actions = await awaited(choose(play.observations, draw))
         if not actions:
             return
         for action in actions:

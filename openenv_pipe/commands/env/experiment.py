@@ -17,6 +17,7 @@ from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.rollout.conversation import cut_messages
+from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Message, Observation, Opening
 
 RANDOM_POLICY = "openenv_pipe.environments.random_policy:random_action"
@@ -59,7 +60,8 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
     """
     chat = ChatFormat(build_tokenizer())
     openings = [await _opening(adapter, first, trial) for first in trial.firsts]
-    follows = [adapter.follow(each) for play in trial.plays for each in play.observations[1:]]
+    seen = [each for play in trial.plays for each in play.observations[1:]]
+    follows = [await awaited(adapter.follow(each)) for each in seen]
     reply = _reply_tokens(env, trial, chat)
     lengths = [len(play.actions) + len(play.refusals) for play in trial.plays]
     has_ends = all(play.done for play in trial.plays)

@@ -6,11 +6,11 @@ interrupts the wait.
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -24,6 +24,7 @@ from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.rewards import Scorer
+from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import (
     Action,
     Episode,
@@ -39,6 +40,7 @@ from openenv_pipe.types import (
 )
 
 POLL_S = 1.0
+Result = TypeVar("Result")
 
 
 class Person(Protocol):
@@ -177,7 +179,8 @@ class Game:
         self.episode.turns.append(_turn_of(reply))
         unusable: UnusableReply | None = None
         try:
-            actions = self._adapter.read(PLAIN_READER.read(reply, self._tools))
+            read = PLAIN_READER.read(reply, self._tools)
+            actions = self._portal.call(_answer, self._adapter.read, read)
         except UnusableReply as error:
             actions, unusable = error.actions, error
         for action in actions:
@@ -200,14 +203,14 @@ class Game:
         step = Step(action=action, observation=result.observation, reward=result.reward or 0.0)
         self.episode.turns[-1].steps.append(step)
         self._person.show(f"reward {result.reward or 0.0:.4g}", "reward")
-        messages = self._adapter.follow(result.observation)
+        messages = self._portal.call(_answer, self._adapter.follow, result.observation)
         if play.done:  # A model would not be shown further messages.
             messages = [each for each in messages if each["content"].strip()]
         self._show(result.observation, messages)
 
     def _refuse(self, why: Exception) -> None:
         self.episode.turns[-1].unusable = str(why)
-        self._show_messages(self._adapter.refuse(str(why)))
+        self._show_messages(self._portal.call(_answer, self._adapter.refuse, str(why)))
 
     def _show(self, observation: Observation, messages: Sequence[Message]) -> None:
         if not self._raw:
@@ -219,6 +222,11 @@ class Game:
         for message in messages:
             self._person.show(f"[{message['role']}]", "note")
             self._person.show(message["content"], message["role"])
+
+
+async def _answer(method: Callable[[Any], Result | Awaitable[Result]], argument: Any) -> Result:
+    """Call a method of an adapter, which may be a coroutine function."""
+    return await awaited(method(argument))
 
 
 def _turn_of(reply: str) -> Turn:

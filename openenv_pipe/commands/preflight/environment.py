@@ -22,6 +22,7 @@ from openenv_pipe.environments.tasks import build_order, known_splits, open_spli
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.resources import load_callable
+from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Observation, Opening, Task
 
 MAX_ROUNDS = 4  # in which the episodes of a step are played one after the other, without a warning
@@ -118,7 +119,7 @@ async def _play(
     if play.failure or (play.refusals and not play.actions):
         raise play.failure or play.refusals[0]
     for observation in play.observations[1:]:
-        adapter.follow(observation)
+        await awaited(adapter.follow(observation))
     return _Played(first=first, trajectory=play.comparable, opening=opening)
 
 

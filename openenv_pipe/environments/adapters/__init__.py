@@ -13,10 +13,10 @@ from openenv_pipe.environments.adapters.base import Adapter, UnusableReply
 from openenv_pipe.environments.adapters.json import JsonAdapter
 from openenv_pipe.environments.adapters.text import TextAdapter
 from openenv_pipe.environments.adapters.tool import ToolAdapter
+from openenv_pipe.environments.adapters.user import UserAdapter
 from openenv_pipe.environments.client.metadata import fetch_metadata
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system.http import OPEN, Access
-from openenv_pipe.system.python_targets import build_part
 
 __all__ = ["Adapter", "UnusableReply", "adapter_for", "build_adapter"]
 
@@ -48,7 +48,7 @@ def build_adapter(config: AdapterConfig, action_schema: Mapping[str, Any] | None
     """
     match config:
         case PythonAdapterConfig():
-            return build_part("env.adapter", config, Adapter)
+            return UserAdapter(config)
         case JsonAdapterConfig():
             return JsonAdapter(config, action_schema or {})
         case ToolAdapterConfig():

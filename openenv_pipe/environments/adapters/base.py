@@ -22,7 +22,7 @@ class UnusableReply(Exception):  # noqa: N818 - data for the model, not an error
 class Adapter(Protocol):
     """Translates between an environment and a chat model.
 
-    A message is `{"role": ..., "content": ...}`.
+    A message is `{"role": ..., "content": ...}`. Any method may be a coroutine function.
     """
 
     async def open(self, observation: Observation, ask: Ask) -> Opening:
@@ -32,7 +32,7 @@ class Adapter(Protocol):
         adapter learns about the episode, such as its tools. It raises SessionError.
         """
 
-    def read(self, reply: str) -> Sequence[Action]:
+    def read(self, reply: str) -> Sequence[Action] | Awaitable[Sequence[Action]]:
         """Return the actions in the reply, in order; an empty sequence ends the episode.
 
         reply: the text as the model wrote it. In episodes it is a `models.replies.Reply`, which
@@ -42,8 +42,8 @@ class Adapter(Protocol):
             UnusableReply: The reply, or a part of it, is not an action.
         """
 
-    def follow(self, observation: Observation) -> list[Message]:
+    def follow(self, observation: Observation) -> list[Message] | Awaitable[list[Message]]:
         """Return the messages that follow a step."""
 
-    def refuse(self, why: str) -> list[Message]:
+    def refuse(self, why: str) -> list[Message] | Awaitable[list[Message]]:
         """Return the messages that follow an unusable reply."""

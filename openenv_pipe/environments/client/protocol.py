@@ -13,12 +13,12 @@ from openenv_pipe.errors import ServerFullError, SessionClosedError, SessionErro
 from openenv_pipe.system.foreign_json import parse_foreign, require_shallow
 from openenv_pipe.system.foreign_text import quoted, shortened
 from openenv_pipe.system.secrets import redact
+from openenv_pipe.system.user_numbers import MAX_REWARD
 
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
 
 REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
-MAX_REWARD = 1e15  # Sums and squares of rewards up to this are exact enough, and finite.
 MAX_ERROR_LENGTH = 2000  # characters of an error frame that are kept
 
 # Built once, because json.dumps with options builds an encoder for every call.

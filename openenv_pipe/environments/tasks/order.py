@@ -5,6 +5,7 @@ far. `state` holds all that the recorded groups contribute.
 """
 
 import heapq
+import json
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,12 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
-from openenv_pipe.config.schema import OrderConfig
+from openenv_pipe.config.schema import OrderConfig, PythonOrderConfig
 from openenv_pipe.environments.tasks.sets import TaskSet
+from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.system.python_targets import build_part
+from openenv_pipe.system.user_code import UserCode
+from openenv_pipe.system.user_numbers import shown
 from openenv_pipe.types import Group, Task
 
 NUM_RECENT = 3  # groups per task over which the success rate is measured
@@ -55,7 +59,45 @@ def build_order(order: OrderConfig, tasks: TaskSet, seed: int) -> TaskOrder:
             return Passes(tasks, seed)
         case "seed":
             return Passes(tasks, None)
-    return build_part("env.tasks.order", order, TaskOrder, tasks, seed)
+    return UserOrder(order, tasks, seed)
+
+
+class UserOrder:
+    """A `TaskOrder` of a user, whose answers are checked."""
+
+    def __init__(self, config: PythonOrderConfig, tasks: TaskSet, seed: int) -> None:
+        """Raises ConfigError if the target cannot be used."""
+        self._order = build_part("env.tasks.order", config, TaskOrder, tasks, seed)
+        self._code = UserCode(f"env.tasks.order.target={config.target!r}", passed=(PipeError,))
+
+    def take(self, start: int, count: int) -> list[Task]:
+        taken = self._code.call_blocking(self._order.take, start, count)
+        is_right = isinstance(taken, list | tuple) and len(taken) == count
+        if not is_right or not all(isinstance(task, Task) for task in taken):
+            raise ConfigError(
+                f"{self._code.name}: take({start}, {count}) returned {shown(taken)}; expected a "
+                f"list of {count} tasks of the task set"
+            )
+        return list(taken)
+
+    def record(self, groups: Sequence[Group]) -> None:
+        self._code.call_blocking(self._order.record, groups)
+
+    def state(self) -> dict[str, Any]:
+        state = self._code.call_blocking(self._order.state)
+        try:
+            if not isinstance(state, dict):
+                raise TypeError("it is no dict")
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self._code.name}: state returned {shown(state)}; expected a dict that JSON can "
+                f"hold: {error}"
+            ) from None
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._code.call_blocking(self._order.restore, state)
 
 
 class Passes:

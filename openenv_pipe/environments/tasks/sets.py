@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from openenv_pipe.config.schema import ListedTasks, TaskRange
 from openenv_pipe.errors import ConfigError
+from openenv_pipe.system.copies import copied
 from openenv_pipe.types import Task
 
 
@@ -32,7 +33,7 @@ class RangeTasks:
 
     def __getitem__(self, index: int) -> Task:
         index = range(len(self))[index]
-        reset = dict(self._config.reset)
+        reset = dict(copied(self._config.reset))
         if self._config.index_key is not None:
             reset[self._config.index_key] = index
         seed = self._config.seed_start + index
@@ -69,7 +70,7 @@ class ListedRows:
 
     def __getitem__(self, index: int) -> Task:
         index = range(len(self))[index]
-        reset = {**self._config.reset, **self._rows[index]}
+        reset = copied({**self._config.reset, **self._rows[index]})
         start = self._config.seed_start
         seed = reset.pop("seed", 0 if start is None else start + index)
         if type(seed) is not int or seed < 0:

@@ -19,10 +19,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from openenv_pipe.config.schema import ClientAgentConfig
-from openenv_pipe.environments.client.protocol import MAX_REWARD
 from openenv_pipe.rollout.agents.session_routes import UNKNOWN_KEY, error_response
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps
 from openenv_pipe.system.foreign_json import parse_foreign
+from openenv_pipe.system.user_numbers import MAX_REWARD
 from openenv_pipe.types import Episode, Group
 
 CLIENT_SPLIT = "client"  # of the tasks that clients bring

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.environments.client.protocol import MAX_REWARD
 from openenv_pipe.system.foreign_json import parse_foreign
 from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.system.user_numbers import MAX_REWARD
 
 RESULTS = "*/*/result.json"  # JOB/TRIAL/result.json
 REWARD = "reward"  # the name of the number that is the reward

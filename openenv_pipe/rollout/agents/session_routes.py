@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.rollout.agents.steps import EnvironmentSteps, RefusedStepError
 from openenv_pipe.system.foreign_json import parse_foreign
+from openenv_pipe.system.tasks import awaited
 
 MCP_VERSION = "2025-06-18"  # if a client names none
 INVALID_REQUEST, NO_METHOD = -32600, -32601  # codes of JSON-RPC
@@ -160,7 +161,8 @@ async def _call_tool(steps: EnvironmentSteps, parameters: Mapping[str, Any]) -> 
         result = await steps.step(action)
     except RefusedStepError as error:
         return {"content": [{"type": "text", "text": str(error)}], "isError": True}
-    texts = [message["content"] for message in steps.adapter.follow(result.observation)]
+    messages = await awaited(steps.adapter.follow(result.observation))
+    texts = [message["content"] for message in messages]
     if result.done:
         texts.append("The episode is over.")
     return {"content": [{"type": "text", "text": "\n".join(texts)}], "isError": False}

@@ -8,6 +8,7 @@ from openenv_pipe.commands.env.episodes import start_episode, take_step
 from openenv_pipe.commands.findings import Line, Result, failed
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import SessionError, StepRefusedError
+from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action
 
 NUM_PLAYS = 5  # attempts to see an episode that ends
@@ -51,7 +52,7 @@ async def _step(subject: EnvironmentUnderTest, session: Session) -> tuple[Result
 async def _state(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
     play = await start_episode(session, subject.task(0), subject.env)
     before = await session.state(subject.env.step_timeout_s)
-    await take_step(session, play, _random_action(subject), subject.env)
+    await take_step(session, play, await _random_action(subject), subject.env)
     after = await session.state(subject.env.step_timeout_s)
     if missing := {"episode_id", "step_count"} - set(after):
         return Result.WARN, f"has no {', '.join(sorted(missing))}"
@@ -83,7 +84,7 @@ async def _unknown_message(subject: EnvironmentUnderTest, session: Session) -> t
 
 async def _before_reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
     try:
-        result = await session.step(_random_action(subject), subject.env.step_timeout_s)
+        result = await session.step(await _random_action(subject), subject.env.step_timeout_s)
     except StepRefusedError as refusal:
         return Result.OK, f"refused: {refusal.code}"
     if result.reward:
@@ -114,8 +115,8 @@ async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[
     return Result.OK, answer
 
 
-def _random_action(subject: EnvironmentUnderTest) -> Action:
-    return subject.choosers["random"]([], random.Random(0))[0]
+async def _random_action(subject: EnvironmentUnderTest) -> Action:
+    return (await awaited(subject.choosers["random"]([], random.Random(0))))[0]
 
 
 PROBES: dict[str, Callable[[EnvironmentUnderTest, Session], Awaitable[tuple[Result, str]]]] = {

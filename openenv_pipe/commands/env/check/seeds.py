@@ -9,6 +9,7 @@ from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import PlayedEpisode, start_episode, take_step
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.session import Session
+from openenv_pipe.system.tasks import awaited
 
 NUM_TASKS = 8
 # Names of fields that measure time, and so differ between two plays of the same task.
@@ -48,7 +49,8 @@ async def _after_interruption(subject: EnvironmentUnderTest, session: Session) -
     """Play the first task after one step of another one."""
     play = await start_episode(session, subject.task(NUM_TASKS - 1), subject.env)
     if not play.done:
-        for action in subject.best(play.observations, random.Random(0))[:1]:
+        actions = await awaited(subject.best(play.observations, random.Random(0)))
+        for action in actions[:1]:
             await take_step(session, play, action, subject.env)
     return await subject.play(session, 0, subject.best)
 
