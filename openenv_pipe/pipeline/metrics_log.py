@@ -45,7 +45,7 @@ class MetricsLog:
         self._process = ProcessId.of_this_process()
         self._memory_measured_s = -math.inf
         self._unusable = UnusableWatch(config.trainer.unusable_limit)
-        self._unscored = UnscoredWatch()
+        self._unscored = UnscoredWatch(config.trainer.steps)
         records = read_metrics(folder.metrics_path)  # of attempts before this one
         self._alarms = AlarmWatch(records, config.trainer.max_mismatch)
         for record in records:
@@ -64,7 +64,10 @@ class MetricsLog:
         started: float,
         groups: Sequence[Group] = (),
     ) -> None:
-        """Record a step. groups: its episodes, for trackers."""
+        """Record a step. groups: its episodes, for trackers.
+
+        Raises FailureError if too many steps in a row had no episode with a reward.
+        """
         record = {
             "step": step,
             "stage": stage,
@@ -79,6 +82,7 @@ class MetricsLog:
         for warning in filter(None, [*warnings, *self._alarms.new_alarms(record)]):
             self._progress.note(warning)
         self._last = record
+        self._unscored.check(groups)
 
     def _memory(self) -> dict[str, float]:
         """Measure the memory of the run's processes, if that is due."""

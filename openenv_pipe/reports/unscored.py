@@ -7,6 +7,7 @@ one that has just not learned yet.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from openenv_pipe.errors import FailureError
 from openenv_pipe.runs.eval_report import EvalReport
 from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.types import Group
@@ -14,6 +15,7 @@ from openenv_pipe.types import Group
 METRIC = "judge/failed"
 CAUSE = "a judge, a verifier or a reward term gave no value"
 MAX_REASON_LENGTH = 300  # characters
+MAX_STEPS = 3  # in a row without a single reward, after which the run ends
 
 Record = Mapping[str, Any]
 
@@ -21,22 +23,40 @@ Record = Mapping[str, Any]
 class UnscoredWatch:
     """Watches whether the episodes of GRPO steps have rewards."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int) -> None:
+        """num_steps: of the run; if it has fewer than MAX_STEPS, they are the limit."""
+        self._max_steps = max(1, min(MAX_STEPS, num_steps))
+        self._num_unscored = 0  # steps in a row without a single reward
         self._has_warned = False
 
     def warning(self, record: Record, groups: Sequence[Group] = ()) -> str | None:
-        """Return a warning if no episode of a step has a reward; once a run.
+        """Take note of a step; return a warning, once a run, if none of its episodes has a reward.
 
         groups: the step's, for the reason.
         """
+        if record.get("stage") != "grpo":
+            return None
         num_unscored, num_played = _counts(record)
-        if self._has_warned or not num_unscored or num_unscored < num_played:
+        is_unscored = bool(num_unscored) and num_unscored >= num_played
+        self._num_unscored = self._num_unscored + 1 if is_unscored else 0
+        if self._has_warned or not is_unscored:
             return None
         self._has_warned = True
         return (
             f"no episode of step {record['step']} has a reward, so nothing was learned from it: "
             f"{reason(groups) or CAUSE}"
         )
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Raise FailureError if too many steps in a row had no reward at all.
+
+        groups: those of the last step, for the reason.
+        """
+        if self._num_unscored >= self._max_steps:
+            raise FailureError(
+                f"no episode of the last {self._num_unscored} steps has a reward, so nothing is "
+                f"learned: {reason(groups) or CAUSE}; correct that part of the reward"
+            )
 
 
 def unscored_text(records: Iterable[Record], reports: Mapping[str, EvalReport]) -> str:

@@ -1,7 +1,7 @@
 """Evaluation reports, report.md with its plots, and the table of runs."""
 
 import math
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from io import StringIO
 from random import Random
@@ -11,7 +11,7 @@ import pytest
 import run_samples
 from rich.console import Console
 
-from openenv_pipe.errors import RunFolderError, UserError
+from openenv_pipe.errors import FailureError, RunFolderError, UserError
 from openenv_pipe.reports.plots import draw_learning_curves, draw_losses, smooth
 from openenv_pipe.reports.run_report import write_report
 from openenv_pipe.reports.runs_table import list_runs, runs_table
@@ -83,15 +83,34 @@ def _judged(*failed):
 def test_a_step_without_any_reward_is_warned_of_once():
     group = run_samples.groups(num_groups=1)[0]
     group.episodes[1].unscored = "term 'ruler': the judge is\nsilent"
-    watch = UnscoredWatch()
+    watch = UnscoredWatch(9)
     warnings = [watch.warning(each, [group]) for each in _judged(0, 7, 8, 8)]
     assert warnings[:2] == [None, None] and warnings[3] is None
     assert warnings[2].startswith("no episode of step 3 has a reward, so nothing was learned")
     assert "the judge is" in warnings[2]
-    assert "a verifier" in UnscoredWatch().warning(*_judged(8))
-    assert UnscoredWatch().warning({**_judged(8)[0], "stage": "warm_start"}) is None
+    assert "a verifier" in UnscoredWatch(9).warning(*_judged(8))
+    assert UnscoredWatch(9).warning({**_judged(8)[0], "stage": "warm_start"}) is None
     none_played = {**_judged(0)[0], "episodes/failed": 9}
-    assert UnscoredWatch().warning(none_played) is None
+    assert UnscoredWatch(9).warning(none_played) is None
+
+
+@pytest.mark.parametrize(
+    ("failed", "num_steps", "ends"),
+    [
+        ((8, 8, 8), 100, True),
+        ((8, 8, 7, 8, 8), 100, False),
+        ((8, 8), 2, True),
+        ((0, 0, 8), 3, False),
+        ((), 0, False),
+    ],
+)
+def test_steps_without_any_reward_end_the_run(failed, num_steps, ends):
+    watch = UnscoredWatch(num_steps)
+    for each in _judged(*failed):
+        watch.warning(each)
+    watch.warning({"stage": "warm_start", "step": 1})
+    with pytest.raises(FailureError, match="no episode of the last") if ends else nullcontext():
+        watch.check([])
 
 
 def test_the_report_says_how_many_episodes_have_no_reward(folder):

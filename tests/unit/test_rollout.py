@@ -1,6 +1,7 @@
 """Playing episodes and collecting groups on a fake host. Trap numbers: tests/README.md."""
 
 import asyncio
+import dataclasses
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from fakes import (
     local_engine,
     plain_sample,
     play,
+    rollout_context,
     run_config,
     sampled,
     tiny_policy,
@@ -26,6 +28,7 @@ from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.errors import (
     ConfigError,
+    FailureError,
     ServerFullError,
     SessionClosedError,
     SessionTimeoutError,
@@ -33,7 +36,7 @@ from openenv_pipe.errors import (
 )
 from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.tiny import build_tokenizer
-from openenv_pipe.rollout.collector import episode_seed
+from openenv_pipe.rollout.collector import collect_groups, episode_seed
 from openenv_pipe.rollout.metrics import summarise_groups
 from openenv_pipe.runs.episodes import read_episodes, write_episodes
 from openenv_pipe.runs.transcript import transcript
@@ -510,3 +513,32 @@ async def test_a_scripted_reply_is_cut_at_its_limit():
     (episode,) = await collect_scripted("abc", config=config, num_tasks=1, group_size=1)
     assert [turn.reply for turn in episode.turns] == ["ab", "ab"]
     assert {turn.finish for turn in episode.turns} == {Finish.LENGTH}
+
+
+class StoppedScorer:
+    """A scorer whose task ends as if it had been cancelled, as user code once could do."""
+
+    def __init__(self, how):
+        self.how = how
+        self.reads_messages = False
+
+    async def score(self, group):
+        if self.how == "cancels its task":
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+        raise asyncio.CancelledError
+
+    def accept(self, groups):
+        """Accept everything."""
+
+
+@pytest.mark.parametrize("how", ["raises CancelledError", "cancels its task"])
+async def test_a_group_that_was_not_scored_is_an_error(how):
+    """A TaskGroup says nothing of a task that ends so, and its episodes kept the reward 0."""
+    config, policy = run_config(), tiny_policy(ends=True)
+    context = rollout_context(config, FakeHost(), chat=policy.chat, engine=local_engine(policy))
+    context = dataclasses.replace(context, scorer=StoppedScorer(how))
+    with pytest.raises(FailureError, match=r"although nothing (cancelled it|stopped the run)"):
+        await collect_groups(
+            context, [context.splits.train[0]], group_size=2, temperature=1.0, seed=0, label="x"
+        )

@@ -1,11 +1,13 @@
 """Task sets, the separation of splits, and the task orders of training."""
 
+import asyncio
 import json
 import sys
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from fakes import run_config
 from pydantic import ValidationError
 
 from openenv_pipe.config.compose import compose
@@ -431,10 +433,42 @@ class EveryOther:
         """The order does not depend on results."""
 
     def state(self):
-        return {}
+        return {"seed": self.seed}
 
     def restore(self, state):
         """The order has no state."""
+
+
+class SpoiltOrder(EveryOther):
+    """An order that changes the tasks of its set, and then does what it must not do."""
+
+    def take(self, start, count):
+        self.tasks[0].reset["deep"].append(1)
+        match self.first:
+            case 0:
+                raise asyncio.CancelledError
+            case 1:
+                return super().take(start, count - 1)
+            case 2:
+                return [None] * count
+
+    def state(self):
+        return {"when": object()}
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_fault_of_an_order_of_ones_own_is_named_and_changes_no_task(first):
+    own = PythonOrderConfig(
+        type="python", target=f"{__name__}:SpoiltOrder", options={"first": first}
+    )
+    listed = run_config().env.tasks.train.model_copy(update={"reset": {"deep": [0]}})
+    tasks = RangeTasks("train", listed)
+    order = build_order(own, tasks, 7)
+    with pytest.raises(ConfigError, match=r"env\.tasks\.order\.target='.*:SpoiltOrder'.*"):
+        order.take(0, 2)
+    with pytest.raises(ConfigError, match=r"state returned .* a dict that JSON can hold"):
+        order.state()
+    assert tasks[0].reset["deep"] == [0]
 
 
 def test_an_order_of_ones_own_is_given_the_tasks_and_the_seed():
@@ -442,7 +476,7 @@ def test_an_order_of_ones_own_is_given_the_tasks_and_the_seed():
     own = PythonOrderConfig(type="python", target=name, options={"first": 1})
     order = build_order(own, tasks_of(6), 7)
     assert indices(order, 0, 4) == [1, 3, 5, 1]
-    assert order.seed == 7
+    assert order.state() == {"seed": 7}
 
 
 def test_an_order_that_lacks_a_method_is_refused():

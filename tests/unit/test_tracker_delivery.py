@@ -58,6 +58,19 @@ class EvaluationRecorder(Recorder):
         self._called("evaluation", evaluation)
 
 
+class SpoilingRecorder(Recorder):
+    """A tracker that changes what it gets, and then leaves the process."""
+
+    def open(self, run):
+        run.config.clear()
+        return super().open(run)
+
+    def log(self, step):
+        step.record.clear()
+        step.groups[0].episodes.clear()
+        raise SystemExit(0)
+
+
 @pytest.fixture(autouse=True)
 def _no_delays(monkeypatch):
     monkeypatch.setattr(delivery, "FIRST_DELAY_S", 0.001)
@@ -174,6 +187,18 @@ def test_a_tracker_that_always_fails_ends_with_the_run(tmp_path):
     assert calls == []
     assert [line.split(" (")[0] for line in told[:1]] == ["tracker bad failed"]
     assert told[-1].startswith("tracker bad has not received 1 steps and the end of the run")
+
+
+def test_a_tracker_changes_nothing_and_cannot_end_its_thread_without_a_word(tmp_path):
+    calls, told = Calls(), []
+    config, folder = tracked(tmp_path, bad={"calls": calls})
+    config.tracker["bad"].__dict__["target"] = f"{__name__}:SpoilingRecorder"
+    groups, step = [made_up_group([1.0])], record(1)
+    trackers = Trackers(config, folder, told.append)
+    trackers.log(step, groups)
+    trackers.close("finished", {})
+    assert (groups, step) == ([made_up_group([1.0])], record(1))
+    assert told[0].startswith("tracker bad failed (SystemExit: '0'); the run goes on")
 
 
 def test_a_step_that_a_tool_never_takes_is_left_out(tmp_path):
