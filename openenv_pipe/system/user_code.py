@@ -247,7 +247,7 @@ class _GuardedPart:
 
     def _guard(self, returned: Any) -> Any:
         if inspect.isawaitable(returned):
-            return self._finish(returned)
+            return self._finish_apart(returned)
         if isinstance(returned, AbstractAsyncContextManager):
             return _GuardedContext(returned, self._guard_lent, self._finish)
         return copied(returned)
@@ -255,6 +255,21 @@ class _GuardedPart:
     async def _finish(self, work: Awaitable[Any]) -> Any:
         with named(self._name, self._passed):
             return copied(await work)
+
+    async def _finish_apart(self, work: Awaitable[Any]) -> Any:
+        """Await the work in a task of its own, so that it can cancel no task of the run."""
+        task = asyncio.create_task(self._finish(work))
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        if task.cancelled():
+            raise UserCodeError(
+                f"{self._name} cancelled its own task, although nothing asked it to"
+            )
+        return task.result()
 
     def _guard_lent(self, lent: Any) -> Any:
         """Guard an object of the user's own that a context manager lends, such as a session."""

@@ -233,6 +233,18 @@ async def test_what_a_guarded_part_raises_gets_its_name(error):
             await session.step({})
 
 
+async def test_a_guarded_part_can_cancel_no_task_of_the_run():
+    """An engine that did so left the others waiting for ever."""
+
+    class Cancelling(Host):
+        async def start(self):
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+
+    with pytest.raises(ConfigError, match="host' cancelled its own task"):
+        await guarded(Cancelling(), "the host'").start()
+
+
 async def test_errors_in_the_block_of_a_guarded_context_are_not_the_users():
     part = guarded(Host(), "host.target='m:Host'")
     with pytest.raises(ZeroDivisionError):
