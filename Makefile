@@ -18,11 +18,12 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progres
 SHOW_PROGRESS = sed -un -e 's/^Collecting \([^ ]*\).*/    \1/p' \
 	-e 's/^Installing collected packages.*/==> unpacking/p'
 
-.PHONY: help install train test vllm lint docs gpu-acceptance
+.PHONY: help install train test test-lowest vllm lint docs gpu-acceptance
 help:
 	@echo "make install   set up .venv (a few minutes, once)"
 	@echo "make train     install, then train the Wordle agent: openenv-pipe train conf=wordle"
 	@echo "make test      install with the tools for development, then run the tests"
+	@echo "make test-lowest   run some tests with the lowest versions that pyproject.toml allows"
 	@echo "make vllm      install the engine vllm into an environment of its own: gigabytes, once"
 	@echo "make lint      check style, formatting and types"
 	@echo "make gpu-acceptance   measure and test everything on a GPU, in parts of up to ten minutes"
@@ -35,6 +36,17 @@ train: $(USER_STAMP)
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# All but torch, whose oldest build for CPUs is not on every index: that of .venv is used.
+LOWEST := .venv/lowest
+LOWEST_TESTS := $(addprefix tests/unit/test_,weights.py forward_check.py learner.py local_engine.py)
+test-lowest: $(DEV_STAMP)
+	rm -rf $(LOWEST)
+	echo "torch ; python_version < '3'" >.venv/no-torch.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(LOWEST) \
+		--resolution lowest-direct --override .venv/no-torch.txt -r pyproject.toml
+	PYTHONPATH=$(LOWEST) $(BIN)/python -m pytest -n 2 -p no:cacheprovider $(LOWEST_TESTS)
+	PYTHONPATH=$(LOWEST) $(BIN)/openenv-pipe train conf=smoke runs_dir=$(LOWEST)/runs
 
 vllm: $(DEV_STAMP)
 	$(BIN)/openenv-pipe engine install vllm
