@@ -105,7 +105,7 @@ async def test_the_advice_of_a_sampler_reaches_the_error_of_the_run(monkeypatch)
     assert "sampling: " in str(as_out_of_memory(found.value))
 
 
-@pytest.mark.parametrize("advice", {advice for _, advice in STAGES.values()})
+@pytest.mark.parametrize("advice", sorted({advice for _, advice in STAGES.values()}))
 def test_the_advice_names_keys_that_exist(advice):
     keys = re.findall(r"\b(?:engine|env|model|trainer)(?:\.[a-z_]+)+", advice)
     whole = compose(["conf=echo"]).config.model_dump()

@@ -146,7 +146,7 @@ def experiment(name: str, serving: ServingConfig, trial: Trial, limits: Limits) 
         }
     # From random weights, a model has to move further than from those of a warm start.
     lr = 1.0e-3 if "warm_start" in trainer else 1.0e-2
-    trainer["optimizer"] = {"type": "muon", "lr": lr, "schedule": "linear"}
+    trainer["optimizer"] = {"type": "muon", "lr": lr}
     return {
         "name": name,
         "env": limits.keys,
