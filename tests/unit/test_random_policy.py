@@ -46,16 +46,16 @@ async def no_questions(action):
     raise AssertionError(action)
 
 
-def played(opening, adapter, number=300):
+async def played(opening, adapter, number=300):
     """Return what the adapter reads from this many replies to the first messages."""
     reply, draw = replies_of(random_action), random.Random(0)
-    replies = [reply([{"text": "go"}], draw, opening) for _ in range(number)]
+    replies = [await reply([{"text": "go"}], draw, opening) for _ in range(number)]
     assert all(text == text.strip() for text in replies)
     return [action for text in replies for action in adapter.read(text)]
 
 
 async def test_objects_are_what_the_environments_schema_says():
-    actions = played(await JSON.open({"text": "go"}, no_questions), JSON)
+    actions = await played(await JSON.open({"text": "go"}, no_questions), JSON)
     for action in actions:  # the adapter accepted every reply
         jsonschema.validate(action, SCHEMA)
     assert {action["move"] for action in actions} == {"left", "right"}
@@ -68,7 +68,7 @@ async def test_calls_are_of_all_tools_with_arguments_of_their_own():
         tools = {"place": SCHEMA, "stop": {"type": "object", "properties": {}}}
         return {"tools": [{"name": name, "inputSchema": each} for name, each in tools.items()]}
 
-    actions = played(await TOOL.open({"text": "go"}, listed), TOOL)
+    actions = await played(await TOOL.open({"text": "go"}, listed), TOOL)
     assert len(actions) == 300
     assert {action["tool_name"] for action in actions} == {"place", "stop"}
     for action in actions:
@@ -103,10 +103,10 @@ def test_a_schema_that_contains_itself_ends():
         draw_value(tree, random.Random(seed))
 
 
-def test_where_a_reply_is_text_a_policy_has_to_be_written():
+async def test_where_a_reply_is_text_a_policy_has_to_be_written():
     reply = replies_of(random_action)
     with pytest.raises(ConfigError, match=r"adapter\.type=json or tool.*write a policy"):
-        reply([{"text": "go"}], random.Random(0), Opening(messages=()))
+        await reply([{"text": "go"}], random.Random(0), Opening(messages=()))
 
 
 def test_legal_actions_that_the_observation_lists_are_drawn():
