@@ -130,7 +130,7 @@ def killed_and_resumed(
             process.kill()
             process.wait()
             trial.kills.append(where(trial.folder))
-            assert "unreadable" not in [row.status for row in list_runs(runs_dir)]
+            assert "unreadable" not in [row.status for row in list_runs([runs_dir])]
     return trial
 
 
