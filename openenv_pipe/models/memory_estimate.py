@@ -177,7 +177,8 @@ def memory_bytes(shape: Shape, config: RunConfig, *, in_one_memory: bool) -> dic
     if config.engine.type == "local" and trainer.max_staleness:
         needed["the sampler's copy"] = trained_bytes(shape, config)
     if config.engine.type == "local":
-        num_cached = min(config.engine.max_batch, trainer.tasks_per_step * trainer.group_size)
+        num_sampled = config.engine.max_batch or config.host.capacity
+        num_cached = min(num_sampled, trainer.tasks_per_step * trainer.group_size)
         per_cached = 2 * shape.cache_width * shape.num_layers * BYTES[model.autocast]
         needed["cache of the engine"] = num_cached * config.env.max_episode_tokens * per_cached
     return needed

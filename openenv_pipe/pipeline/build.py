@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
@@ -326,7 +327,7 @@ def _local_engine(
         kind = EagerEngine if isinstance(config.agent, ClientAgentConfig) else LocalEngine
         yield kind(
             model,
-            max_episodes=engine.max_batch,
+            max_episodes=engine.max_batch or sys.maxsize,  # The host has a limit of its own.
             executor=executor,
             in_lanes=model.is_fast,
             refresh=partial(twin.follow, policy) if twin else None,

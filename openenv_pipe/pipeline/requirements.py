@@ -274,12 +274,11 @@ def _environment(config: RunConfig) -> str:
 def _refuse_too_many_sessions(config: RunConfig) -> None:
     """Raise ConfigError if this process may not open a socket for each session."""
     host = config.host
-    num_servers = len(host.urls) if host.type == "attach" else getattr(host, "num_servers", 1)
-    needed = num_servers * host.sessions_per_server + OTHER_FILES
+    needed = host.capacity + OTHER_FILES
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise ConfigError(
-            f"host.sessions_per_server={host.sessions_per_server} on {num_servers} servers needs "
+            f"host.sessions_per_server={host.sessions_per_server}, {host.capacity} in all, needs "
             f"about {needed} open files, and this process may have {allowed}; lower it, or raise "
             f"the limit with `ulimit -n {needed}`"
         )

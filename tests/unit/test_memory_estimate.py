@@ -45,6 +45,18 @@ def needed(*overrides: str) -> int:
     return disk_bytes(tiny_shape(config.model), config)
 
 
+def test_the_engine_samples_the_episodes_of_all_servers():
+    """Servers of one session each: their number decides how many rows the engine's cache has."""
+    one, three = (
+        memory_bytes(tiny_shape(config.model), config, in_one_memory=True)["cache of the engine"]
+        for config in (
+            compose([*LARGER, "host.sessions_per_server=1", f"host.num_servers={count}"]).config
+            for count in (1, 3)
+        )
+    )
+    assert three == 3 * one
+
+
 def test_the_episodes_of_evaluations_are_counted():
     """By hand: 250 tasks with two samples each, in three stages and for two baselines."""
     per_episode = compose(["conf=wordle"]).config.env.max_episode_tokens * BYTES_PER_EPISODE_TOKEN

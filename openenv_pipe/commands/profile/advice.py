@@ -13,7 +13,6 @@ from openenv_pipe.commands.profile.activities import (
     UPDATE,
 )
 from openenv_pipe.commands.profile.command import Profiled
-from openenv_pipe.config.schema import AttachHostConfig
 from openenv_pipe.system.process import usable_cores
 
 LARGE = 0.2  # of the measured time, from which a wait is worth a change
@@ -33,19 +32,17 @@ def _sessions(profiled: Profiled) -> str | None:
     host = config.host
     if host.type == "python" or host.type == "none":
         return None
-    num_servers = len(host.urls) if isinstance(host, AttachHostConfig) else host.num_servers
-    capacity = num_servers * host.sessions_per_server
-    if capacity >= num_episodes:
+    if host.capacity >= num_episodes:
         return None
     return (
-        f"only {capacity} of a step's {num_episodes} episodes are played at once: raise "
+        f"only {host.capacity} of a step's {num_episodes} episodes are played at once: raise "
         "host.sessions_per_server, if the environment allows it, or host.num_servers"
     )
 
 
 def _batch(profiled: Profiled) -> str | None:
     engine, num_episodes = profiled.config.engine, _num_episodes(profiled)
-    if engine.type != "local" or engine.max_batch >= num_episodes:
+    if engine.type != "local" or (engine.max_batch or num_episodes) >= num_episodes:
         return None
     return (
         f"engine.max_batch={engine.max_batch} is less than the {num_episodes} episodes of a step, "

@@ -24,9 +24,9 @@ class LocalEngineConfig(EngineBlock):
         takes_branches=True,
     )
     type: Literal["local"]
-    max_batch: PositiveCount = Field(
+    max_batch: PositiveCount | None = Field(
         description="episodes sampled at once; larger is faster and needs more memory for keys "
-        "and values"
+        "and values; null: as many as all servers of the environment play at once"
     )
 
 

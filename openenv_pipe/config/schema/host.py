@@ -44,12 +44,31 @@ CpuLimit = Annotated[NumCores, Field(description="CPU limit of a container, in c
 BuildTimeout = Annotated[Seconds, Field(description="time limit of a build or a pull")]
 
 
-class ProcessHostConfig(Block):
+class HostBlock(Block):
+    """Base of the hosts."""
+
+    sessions_per_server: SessionsPerServer
+
+    @property
+    def capacity(self) -> int:
+        """The number of episodes that all servers play at once, as far as the keys say."""
+        return self.sessions_per_server
+
+
+class StartedServers(HostBlock):
+    """Base of the hosts that start their servers."""
+
+    num_servers: NumServers
+
+    @property
+    def capacity(self) -> int:
+        return self.num_servers * self.sessions_per_server
+
+
+class ProcessHostConfig(StartedServers):
     """Servers as child processes on the loopback interface (conf/host/process.yaml)."""
 
     type: Literal["process"]
-    num_servers: NumServers
-    sessions_per_server: SessionsPerServer
     port: Port | None = Field(
         description="port of the first server, the others follow; null: any free ports"
     )
@@ -58,12 +77,10 @@ class ProcessHostConfig(Block):
     max_restarts: MaxRestarts
 
 
-class DockerHostConfig(Block):
+class DockerHostConfig(StartedServers):
     """Servers in containers of this machine's Docker daemon (conf/host/docker.yaml)."""
 
     type: Literal["docker"]
-    num_servers: NumServers
-    sessions_per_server: SessionsPerServer
     image: str | None = Field(
         description="the image, pulled if missing; null: build env.package's Dockerfile"
     )
@@ -93,14 +110,13 @@ class DockerHostConfig(Block):
     max_restarts: MaxRestarts
 
 
-class AttachHostConfig(Block):
+class AttachHostConfig(HostBlock):
     """Servers that run already, on this machine or elsewhere (conf/host/attach.yaml)."""
 
     type: Literal["attach"]
     urls: Annotated[list[ServerUrl], Field(min_length=1)] = Field(
         description="http(s) or ws(s) URLs of the servers"
     )
-    sessions_per_server: SessionsPerServer
     headers: dict[HeaderName, HeaderValue] = Field(
         description="HTTP headers of every request and connection, such as Authorization"
     )
@@ -121,13 +137,15 @@ class AttachHostConfig(Block):
             raise ValueError("urls names a server twice; raise sessions_per_server instead")
         return self
 
+    @property
+    def capacity(self) -> int:
+        return len(self.urls) * self.sessions_per_server
 
-class KubernetesHostConfig(Block):
+
+class KubernetesHostConfig(StartedServers):
     """Servers in pods of a Kubernetes cluster, one each (conf/host/kubernetes.yaml)."""
 
     type: Literal["kubernetes"]
-    num_servers: NumServers
-    sessions_per_server: SessionsPerServer
     image: str = Field(description="the image's name as the cluster's nodes pull it")
     image_pull_secrets: list[str] = Field(description="Secrets with the registry's credentials")
     container_port: Port = Field(description="the port where the server listens in the pod")
@@ -160,20 +178,17 @@ class KubernetesHostConfig(Block):
     max_restarts: MaxRestarts
 
 
-class PythonHostConfig(PythonTarget):
+class PythonHostConfig(PythonTarget, HostBlock):
     """An `environments.hosts.base.Host` of your own.
 
     It is made by target(env, logs, sessions_per_server, **options).
     """
 
-    sessions_per_server: SessionsPerServer
 
-
-class NoHostConfig(Block):
+class NoHostConfig(HostBlock):
     """No environment: clients and Harbor play by rules of their own (conf/host/none.yaml)."""
 
     type: Literal["none"]
-    sessions_per_server: SessionsPerServer
 
 
 SupervisedHostConfig = ProcessHostConfig | DockerHostConfig | KubernetesHostConfig  # start servers

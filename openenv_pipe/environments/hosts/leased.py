@@ -25,7 +25,7 @@ class LeasedHost:
 
     def __init__(self, env: EnvConfig, host: SupervisedHostConfig, socket: Path) -> None:
         """Create the host; `start` acquires the lease from the owner at the unix socket."""
-        self.capacity = host.num_servers * host.sessions_per_server
+        self.capacity = host.capacity
         self.access = OPEN
         self._wanted = ServingConfig(env=env, host=host)
         self._socket = socket
