@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,18 +94,15 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _float(literal: str) -> float:
     """Read a number that is not whole. Raises ValueError if a float cannot hold its digits."""
     value = float(literal)
-    exact = Decimal(literal)
-    # Writers print floats with the fewest digits, with 17 digits, or with all of them.
-    if value in (float("inf"), float("-inf")) or exact not in (
-        Decimal(repr(value)),
-        Decimal(f"{value:.17g}"),
-        Decimal(value),
-    ):
-        raise ValueError(
-            f"{literal} is not what a floating-point number can hold, which is {value!r}; write "
-            "it as text, in quotes"
-        )
-    return value
+    with suppress(InvalidOperation):  # of an exponent that is absurdly large
+        # Writers print floats with the fewest digits, with 17 digits, or with all of them.
+        printed = (Decimal(repr(value)), Decimal(f"{value:.17g}"), Decimal(value))
+        if math.isfinite(value) and Decimal(literal) in printed:
+            return value
+    raise ValueError(
+        f"{literal} is not what a floating-point number can hold, which is {value!r}; write it as "
+        "text, in quotes"
+    )
 
 
 def _reject_constant(name: str) -> float:
