@@ -1,12 +1,14 @@
 """Drive environments of the OpenEnv repository from `env inspect` to `train`, without an edit.
 
 For each environment, `env inspect` writes a block and an experiment into an empty folder, and
-`train` takes two steps of it. The table says how both ended, and quotes the error of one that
-failed. The checkout is not changed, and nothing is installed: `--python` names an interpreter in
-which the requirements of the environments are installed.
+`train` takes two steps of it. How both ended is recorded in `benchmarks/results`, where the rows of
+other environments stay; the table of docs/foreign_environments.md is made of that file. The
+checkout is not changed, and nothing is installed: `--python` names an interpreter in which the
+requirements of the environments are installed.
 
     PYTHONPATH=. python benchmarks/foreign_environments.py ~/OpenEnv --python ~/envs/bin/python
-        [--only maze_env,chess_env] [--work FOLDER] [--limit-s 600] [--output FILE.md]
+        [--only maze_env,chess_env] [--work FOLDER] [--limit-s 600]
+    PYTHONPATH=. python benchmarks/foreign_environments.py    # prints the table of what is recorded
 """
 
 import argparse
@@ -14,14 +16,17 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import yaml
+
 from openenv_pipe.models.tiny import build_tokenizer
 
+RESULTS = Path(__file__).parent / "results" / "foreign_environments.json"
+ANSWERS = {True: "yes", False: "no", None: "not tried"}
 CLI = (sys.executable, "-m", "openenv_pipe.cli.main")
 # What these environments need to be told, as their own READMEs say. {data}: see `_write_data`.
 SETTINGS = {
@@ -47,35 +52,53 @@ QUESTIONS = """id,user_query,company,question,answer,question_type,explanation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How the two commands ended for one environment."""
+    """How the two commands ended for one environment; None: they were not run."""
 
     name: str
-    inspected: bool
-    trained: bool
-    duration_s: float
+    commit: str  # of the OpenEnv repository
+    adapter: str | None  # that `inspect` chose; None: it wrote no block
+    sessions: int | None  # that one server allows; None: not measured
+    inspected: bool | None
+    trained: bool | None
     remark: str  # the error, or what inspect noted
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkout", type=Path)
+    parser.add_argument("checkout", type=Path, nargs="?")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--work", type=Path, help="keep the written files and runs here")
     parser.add_argument("--limit-s", type=float, default=600.0, help="for each command")
-    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="openenv-pipe-foreign-") as temporary:
-        work = (arguments.work or Path(temporary)).resolve()
-        _write_data(work / "data")
-        outcomes = []
-        for package in _packages(arguments.checkout.resolve(), arguments.only):
-            outcomes.append(_try(package, arguments.python, work / package.name, arguments.limit_s))
-            print(_row(outcomes[-1]), flush=True)
-    text = _table(outcomes)
-    if arguments.output:
-        arguments.output.write_text(text)
-    print(f"\n{text}", end="")
+    if arguments.checkout is not None:
+        checkout = arguments.checkout.resolve()
+        show_commit = ["git", "-C", str(checkout), "rev-parse", "--short=7", "HEAD"]
+        commit = subprocess.check_output(show_commit, text=True).strip()
+        with tempfile.TemporaryDirectory(prefix="openenv-pipe-foreign-") as temporary:
+            work = (arguments.work or Path(temporary)).resolve()
+            _write_data(work / "data")
+            for package in _packages(checkout, arguments.only):
+                folder = work / package.name
+                outcome = _try(package, commit, arguments.python, folder, arguments.limit_s)
+                _record(outcome)
+                print(_row(outcome), flush=True)
+    print(table(read_outcomes()), end="")
+
+
+def read_outcomes() -> list[Outcome]:
+    """Read what is recorded, by name."""
+    return [Outcome(**row) for row in json.loads(RESULTS.read_text())["rows"]]
+
+
+def _record(outcome: Outcome) -> None:
+    """Put an outcome in the place of the one that is recorded for the same environment."""
+    rows = {each.name: asdict(each) for each in [*read_outcomes(), outcome]}
+    python = ".".join(map(str, sys.version_info[:2]))
+    found = {"openenv": version("openenv"), "python": python}
+    RESULTS.write_text(
+        json.dumps({**found, "rows": [rows[name] for name in sorted(rows)]}, indent=2) + "\n"
+    )
 
 
 def _packages(checkout: Path, only: str) -> Iterator[Path]:
@@ -98,26 +121,37 @@ def _write_data(folder: Path) -> None:
     questions.write_text(QUESTIONS)
 
 
-def _try(package: Path, python: str, folder: Path, limit_s: float) -> Outcome:
+def _try(package: Path, commit: str, python: str, folder: Path, limit_s: float) -> Outcome:
     """Inspect the environment and train on it, in an empty folder."""
     folder.mkdir(parents=True)
-    name, started_s = package.name, time.monotonic()
+    name = package.name
     block = f"conf/env/{name}.yaml"
     own = [each.format(data=folder.parent / "data") for each in SETTINGS.get(name, ())]
     settings = (f"env.python={python}", *own, "-o", block)
     code, inspected = _run(folder, limit_s, "env", "inspect", str(package), *settings)
-    trained = inspected
+    trained, sessions = inspected, None
     if code == 0:
-        text = (folder / "conf" / "conf" / f"{name}.yaml").read_text()
-        fewer = (*FEW, *(SHORT_WARM_START if "warm_start:" in text else ()))
+        experiment = yaml.safe_load((folder / "conf" / "conf" / f"{name}.yaml").read_text())
+        sessions = experiment["host"]["sessions_per_server"]
+        fewer = (*FEW, *(SHORT_WARM_START if "warm_start" in experiment["trainer"] else ()))
         code, trained = _run(folder, limit_s, "train", f"conf={name}", *fewer)
     return Outcome(
         name=name,
+        commit=commit,
+        adapter=_adapter(folder / block),
+        sessions=sessions,
         inspected=trained is not inspected,
         trained=trained is not inspected and code == 0,
-        duration_s=time.monotonic() - started_s,
         remark=_remark(trained if code else inspected, "error: " if code else "note: "),
     )
+
+
+def _adapter(block: Path) -> str | None:
+    if not block.exists():
+        return None
+    chosen = [each for each in yaml.safe_load(block.read_text())["defaults"] if each != "base"]
+    overrides = [each for each in chosen if isinstance(each, dict)]
+    return overrides[0]["override adapter"] if overrides else "text"
 
 
 def _run(folder: Path, limit_s: float, *arguments: str) -> tuple[int, str]:
@@ -139,19 +173,27 @@ def _remark(stderr: str, prefix: str) -> str:
 
 
 def _row(outcome: Outcome) -> str:
-    yes = {True: "yes", False: "no"}
-    return (
-        f"| `{outcome.name}` | {yes[outcome.inspected]} | {yes[outcome.trained]} | "
-        f"{outcome.duration_s:.0f} | {outcome.remark} |"
+    cells = (
+        f"`{outcome.name}`",
+        outcome.adapter or "",
+        "" if outcome.sessions is None else str(outcome.sessions),
+        ANSWERS[outcome.inspected],
+        ANSWERS[outcome.trained],
+        outcome.remark,
     )
+    return f"| {' | '.join(cells)} |"
 
 
-def _table(outcomes: Sequence[Outcome]) -> str:
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of docs/foreign_environments.md, and a sentence with its sums."""
+    tried = [each for each in outcomes if each.inspected is not None]
+    num_inspected = sum(each.inspected is True for each in tried)
+    num_trained = sum(each.trained is True for each in tried)
     head = (
-        f"{sum(outcome.trained for outcome in outcomes)} of {len(outcomes)} environments were "
-        f"trained as inspected, with openenv {version('openenv')}.\n\n"
-        "| environment | inspected | trained | seconds | error, or note of `inspect` |\n"
-        "|---|---|---|---|---|\n"
+        f"Of {len(tried)} environments, {num_inspected} were inspected, and {num_trained} trained "
+        "as inspected.\n\n"
+        "| environment | adapter | sessions | inspected | trained | remark |\n"
+        "|---|---|---|---|---|---|\n"
     )
     return head + "".join(f"{_row(outcome)}\n" for outcome in outcomes)
 

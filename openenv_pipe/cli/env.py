@@ -64,16 +64,21 @@ def inspect(
     openenv-pipe env inspect ./my_env host=docker
     openenv-pipe env inspect registry.example/my_env:latest
     """
+    from openenv_pipe.cli.console import open_console
     from openenv_pipe.commands.env.inspect import inspect_environment
     from openenv_pipe.commands.env.targets import find_target
 
-    found = inspect_environment(find_target(target, overrides), output)
+    console = open_console(stderr=True)
+    with console.status("") as status:
+        tell = status.update if console.is_terminal else console.print
+        found = inspect_environment(find_target(target, overrides), output, tell)
     print(redact(f"# conf/env/{found.name}.yaml\n{found.block}"))
-    print(redact(f"# conf/conf/{found.name}.yaml\n{found.experiment}"), end="", flush=True)
+    if found.experiment is not None:
+        print(redact(f"# conf/conf/{found.name}.yaml\n{found.experiment}"), end="", flush=True)
     for note in found.notes:
         tell_person(f"note: {note}")
     if found.problem is not None:
-        raise FailureError(found.problem)
+        raise FailureError(f"no experiment is written: {found.problem}")
     if output is None:
         print("nothing is written; -o conf/env/NAME.yaml writes both files", file=sys.stderr)
     else:

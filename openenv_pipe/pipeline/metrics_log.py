@@ -78,8 +78,13 @@ class MetricsLog:
         self._metrics.append(record)
         self._track(record, groups)
         self._progress.advance(record)
-        warnings = [self._unusable.warning(record), self._unscored.warning(record, groups)]
-        for warning in filter(None, [*warnings, *self._alarms.new_alarms(record)]):
+        warnings = (
+            self._unusable.exceptions(record, groups),
+            self._unusable.warning(record),
+            self._unscored.warning(record, groups),
+            *self._alarms.new_alarms(record),
+        )
+        for warning in filter(None, warnings):
             self._progress.note(warning)
         self._last = record
         self._unscored.check(groups)

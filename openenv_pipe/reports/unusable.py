@@ -1,14 +1,21 @@
-"""Notice that a model learns not to act: the fraction of unusable replies rises while it trains.
+"""Notice that a model learns not to act, or that it cannot act.
 
 Where rewards are negative and an unusable reply costs nothing, never acting is the best policy,
-and a run that learns it looks like one that improves.
+and a run that learns it looks like one that improves. Where every action raises on the server, and
+env.step_exception=unusable takes that as the model's mistake, a broken environment looks like a bad
+model.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from openenv_pipe.environments.client.protocol import EXECUTION_ERROR
+from openenv_pipe.system.foreign_text import shortened
+from openenv_pipe.types import Group
 
 METRIC = "replies/unusable"
 MANY_UNUSABLE = 0.5  # fraction of replies from which on it is worth a warning
+MAX_SHOWN = 300  # characters of an exception
 MARGIN = 0.1  # of a rise that is more than the noise of a step
 
 
@@ -25,13 +32,32 @@ def unusable_text(share: float, what: str) -> str:
 
 
 class UnusableWatch:
-    """Watches the fraction of unusable replies over the GRPO steps of a run."""
+    """Watches the unusable replies over the GRPO steps of a run."""
 
     def __init__(self, limit: float) -> None:
         """limit: `trainer.unusable_limit`."""
         self._limit = limit
         self._lowest: float | None = None
         self._has_warned = False
+        self._has_warned_of_exceptions = False
+
+    def exceptions(self, record: Mapping[str, Any], groups: Sequence[Group]) -> str | None:
+        """Return a warning if every action of a step that reached the server raised; once a run.
+
+        groups: the step's.
+        """
+        turns = [turn for group in groups for each in group.episodes for turn in each.turns]
+        whys = [
+            turn.unusable for turn in turns if (turn.unusable or "").startswith(EXECUTION_ERROR)
+        ]
+        if self._has_warned_of_exceptions or not whys or any(turn.steps for turn in turns):
+            return None
+        self._has_warned_of_exceptions = True
+        return (
+            f"all {len(whys)} actions of step {record['step']} that reached the environment raised "
+            f"there, the first with {shortened(str(whys[0]), MAX_SHOWN)}; nothing can be learned "
+            "while none is accepted: `openenv-pipe env check` says whether any is"
+        )
 
     def warning(self, record: Mapping[str, Any]) -> str | None:
         """Return a warning if the fraction has risen above the limit with this step; once a run.

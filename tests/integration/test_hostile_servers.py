@@ -133,7 +133,9 @@ async def inspect(url):
     async with attached(url, env) as host:
         description = await metadata.fetch_metadata(host.urls[0], host.access)
         tasks = RangeTasks("train", env.tasks.train)
-        played = await trial.try_environment(env, host, tasks, description.action)
+        played = await trial.try_environment(
+            env, host, tasks, description.action, tell=lambda _: None
+        )
     block = yaml.safe_load(env_block(description, env, played))
     assert 0 < len(block["name"]) <= 60
 

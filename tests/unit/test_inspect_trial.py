@@ -4,18 +4,28 @@ import pytest
 from fakes import run_config
 
 from openenv_pipe.commands.env.check.rewards import unusable_penalty
-from openenv_pipe.commands.env.episodes import PlayedEpisode
-from openenv_pipe.commands.env.experiment import experiment, fit_limits
-from openenv_pipe.commands.env.inspect import problem_of
+from openenv_pipe.commands.env.episodes import PlayedEpisode, is_complaint
+from openenv_pipe.commands.env.experiment import ends_notes, experiment, fit_limits
+from openenv_pipe.commands.env.inspect import env_block
 from openenv_pipe.commands.env.templates import first_template, following_template, is_plain
 from openenv_pipe.commands.env.trial import Trial
+from openenv_pipe.commands.env.trial_notes import notes_of, problem_of
 from openenv_pipe.config.schema import ServingConfig
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.templates import compile_template, render_message
-from openenv_pipe.environments.client.protocol import StepResult
+from openenv_pipe.environments.client.metadata import ServerMetadata
+from openenv_pipe.environments.client.protocol import StepResult, error_of_frame
 from openenv_pipe.errors import SessionTimeoutError, StepRefusedError
 from openenv_pipe.types import Task
 
+DESCRIPTION = ServerMetadata(
+    name="mine",
+    text="",
+    action={"properties": {"text": {"type": "string"}}},
+    first_observation={"properties": {"text": {}}},
+    observation={"properties": {"text": {}}},
+)
+ENV = run_config().env
 TASK = Task(id="train/0", split="train", index=0, seed=0)
 
 
@@ -135,14 +145,102 @@ async def test_a_server_of_one_session_gets_company():
     assert keys["reward"] == {"terms": {"unusable": {"weight": -1.0}}}
 
 
+RAISED = StepRefusedError("EXECUTION_ERROR", "not a move")
+TUPLE = error_of_frame(
+    {
+        "type": "error",
+        "data": {
+            "code": "EXECUTION_ERROR",
+            "message": "'tuple' object has no attribute 'model_dump'",
+        },
+    },
+    "step",
+    "ws://x",
+)
+
+
+def problem(trial, *, action=DESCRIPTION.action, **env):
+    return problem_of(trial, ENV.model_copy(update=env), action)
+
+
 def test_what_cannot_be_trained_is_said():
-    assert problem_of(tried(played(1.0))) is None
+    assert problem(tried(played(1.0))) is None
     at_once = played(text="no API key")
     at_once.results[0] = StepResult({"text": "no API key"}, None, True)
-    assert "done at its reset" in problem_of(tried(at_once))
-    assert "no API key" in problem_of(tried(at_once))
+    assert "done at its reset" in problem(tried(at_once))
+    assert "no API key" in problem(tried(at_once))
     silent = played(done=False)
-    assert "no answer" in problem_of(tried(silent, failure=SessionTimeoutError("no answer")))
-    assert problem_of(tried(played(1.0), failure=SessionTimeoutError("no answer"))) is None
-    silent.refusals.append(StepRefusedError("EXECUTION_ERROR", "not a move"))
-    assert problem_of(tried(silent)) is None, "another action may be legal"
+    assert "no answer" in problem(tried(silent, failure=SessionTimeoutError("no answer")))
+    assert problem(tried(played(1.0), failure=SessionTimeoutError("no answer"))) is None
+    assert "no fields" in problem(tried(played(1.0)), action={"properties": {"metadata": {}}})
+
+
+def test_an_environment_that_takes_no_action_cannot_be_trained():
+    def refusing(*refusals):
+        play = played(done=False)
+        play.refusals += refusals
+        return tried(play)
+
+    assert "of 2 random actions, all raised on the server" in problem(refusing(RAISED, RAISED))
+    assert problem(refusing(RAISED), step_exception="unusable") is None, "the user knows better"
+    invalid = StepRefusedError("VALIDATION_ERROR", "extra field")
+    assert "none is valid for the server" in problem(refusing(invalid))
+    wrong = problem(refusing(TUPLE), step_exception="unusable")
+    assert "step() returned a tuple; OpenEnv wants the observation alone" in wrong
+    assert "step_exception" not in env_block(DESCRIPTION, ENV, refusing(RAISED))
+    some = played(1.0)
+    some.refusals.append(RAISED)
+    assert problem(tried(some)) is None
+    assert "step_exception: unusable" in env_block(DESCRIPTION, ENV, tried(some))
+    assert "1 of 2 random actions raised" in " ".join(notes_of(tried(some), ENV))
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        ({"text": "go north"}, "a task begins with"),
+        ({"text": "", "metadata": {"error": "no task"}}, "reads like a complaint"),
+        ({"text": "The keyword `task_id` is missing"}, "reads like a complaint"),
+        ({"text": "KeyError: 'task'"}, "reads like a complaint"),
+        ({"text": "Find the error in this program: " + "x" * 600}, "a task begins with"),
+    ],
+)
+def test_the_words_of_a_reset_are_shown(first, expected):
+    play = played(1.0)
+    play.results[0] = StepResult(first, None, False)
+    assert any(expected in note for note in notes_of(tried(play), ENV))
+    assert is_complaint(first) is ("complaint" in expected)
+
+
+def test_a_reward_that_is_always_null_is_noted():
+    assert any("always null" in note for note in notes_of(tried(played(None, None)), ENV))
+    assert not any("null" in note for note in notes_of(tried(played(None, 0.0)), ENV))
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+async def limits_and_notes(*plays):
+    trial = tried(*plays)
+    limits = await limits_of(trial)
+    env = ENV.model_copy(update=limits.keys)
+    return limits, list(ends_notes(trial, env))
+
+
+async def test_games_can_end_within_the_written_limits():
+    """A game of 20 turns of 400 bytes is longer than 4096 tokens."""
+    limits, notes = await limits_and_notes(played(*[0] * 20, text="x" * 400))
+    assert (limits.max_turns, notes) == (20, [])
+    assert limits.max_observation_tokens is None or limits.max_observation_tokens > 400
+    assert limits.max_episode_tokens > 20 * 400
+
+
+async def test_games_that_cannot_end_within_the_limits_are_noted():
+    limits, notes = await limits_and_notes(played(*[0] * 60, text="x" * 2000))
+    assert limits.max_turns < 60
+    assert "0 of 1 random episodes were done within" in notes[0]
+    _, notes = await limits_and_notes(played(*[0] * 64, done=False))
+    assert "no random episode was done within 64 turns" in notes[0]
+    limits, notes = await limits_and_notes(played(0, 0), played(*[0] * 64, done=False))
+    assert limits.max_turns == ENV.max_turns
+    assert "1 of 2 random episodes were done" in notes[0]

@@ -243,3 +243,18 @@ def test_hidden_fields_must_be_optional_fields(name, why):
 async def test_empty_fields_and_bookkeeping_are_not_shown(observation, text):
     messages = (await json_adapter(system=None).open(observation, None)).messages
     assert [message["content"] for message in messages] == [text]
+
+
+def test_the_descriptions_of_an_action_and_its_parts_are_shown():
+    side = {"type": "object", "description": "Which side", "properties": {"x": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "description": "Place an order.\n\n    Only once.",
+        "properties": {"side": {"$ref": "#/$defs/Side"}, "much": {"description": "a" * 5000}},
+        "required": ["side"],
+        "$defs": {"Side": side},
+    }
+    text = schema_text(schema)
+    assert text.startswith("// Place an order. Only once.\n{\n")
+    assert "// Which side" in text
+    assert len(text) < 3000

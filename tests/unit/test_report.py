@@ -31,7 +31,7 @@ from openenv_pipe.runs.evals import (
 from openenv_pipe.runs.metrics import MetricsFile
 from openenv_pipe.runs.transcript import transcript
 from openenv_pipe.system.foreign_text import code_block
-from openenv_pipe.types import Status
+from openenv_pipe.types import Status, Step
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -71,6 +71,25 @@ def test_a_model_that_learns_not_to_act_is_warned_of_once():
     assert unusable_warning([{"stage": "warm_start", "step": 1}], limit=0.9) is None
     watch = UnusableWatch(0.9)
     assert [watch.warning(each) is None for each in _steps(0.5, 1.0, 1.0)] == [True, False, True]
+
+
+def test_a_server_on_which_every_action_raises_is_warned_of_once():
+    """A model whose actions raise looks as bad as one that writes no action."""
+    groups = run_samples.groups(num_groups=2)
+    turns = [turn for group in groups for each in group.episodes for turn in each.turns]
+    for turn in turns:
+        turn.steps, turn.unusable = [], "the reply does not match"
+    watch, record = UnusableWatch(0.9), {"stage": "grpo", "step": 4}
+    assert watch.exceptions(record, groups) is None, "no action reached the server"
+    for turn in turns[1:3]:
+        turn.unusable = "EXECUTION_ERROR: no attribute"
+    turns[0].steps = [Step(action={"text": "a"}, observation={})]
+    assert watch.exceptions(record, groups) is None, "one was accepted"
+    turns[0].steps = []
+    warning = watch.exceptions(record, groups)
+    assert warning.startswith("all 2 actions of step 4 that reached the environment raised there")
+    assert "no attribute" in warning
+    assert watch.exceptions(record, groups) is None
 
 
 def _judged(*failed):

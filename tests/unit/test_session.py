@@ -9,7 +9,11 @@ import pytest
 from websockets.asyncio.server import serve
 from websockets.utils import accept_key
 
-from openenv_pipe.environments.client.protocol import StepResult, error_details
+from openenv_pipe.environments.client.protocol import (
+    StepResult,
+    error_details,
+    is_wrong_return,
+)
 from openenv_pipe.environments.client.session import LIST_TOOLS, Session, step_aside, websocket_url
 from openenv_pipe.errors import (
     ServerFullError,
@@ -535,3 +539,29 @@ async def test_an_endless_error_text_is_cut():
         ) as refused:
             await session.step({}, LIMIT_S)
         assert len(str(refused.value)) < 2100
+
+
+@pytest.mark.parametrize(
+    ("name", "attribute", "words"),
+    [
+        ("tuple", "model_dump", "step() returned a tuple; OpenEnv wants the observation alone"),
+        ("NoneType", "model_dump", "step() returned nothing; OpenEnv"),
+        ("coroutine", "model_dump", "step() returned a coroutine, because it is `async def`"),
+        ("Seen", "reward", "step() returned a Seen; OpenEnv"),
+        ("Game", "board", None),
+    ],
+)
+async def test_the_usual_cause_of_an_exception_is_said(name, attribute, words):
+    message = f"'{name}' object has no attribute '{attribute}'"
+    async with session_with(answers(error("EXECUTION_ERROR", message))) as session:
+        with pytest.raises(StepRefusedError) as caught:
+            await session.step({}, LIMIT_S)
+    assert is_wrong_return(caught.value) is (words is not None)
+    assert (words or message) in str(caught.value)
+
+
+async def test_the_usual_cause_of_an_exception_names_the_reset():
+    frame = error("EXECUTION_ERROR", "'tuple' object has no attribute 'model_dump'")
+    async with session_with(answers(frame)) as session:
+        with pytest.raises(StepRefusedError, match=r"reset\(\) returned a tuple"):
+            await session.reset({}, LIMIT_S)

@@ -6,8 +6,9 @@ ends the episode as a failed one, unless env.step_exception=unusable.
 """
 
 import random
+import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,17 @@ from openenv_pipe.errors import ConfigError, StepRefusedError
 from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Observation, Opening, Task
+
+ERROR_FIELDS = frozenset({"error", "errors", "error_message", "exception", "traceback"})
+MAX_COMPLAINT = 400  # characters
+COMPLAINT = re.compile(
+    r"not (?:set|found|given|provided|specified|loaded|configured|available|installed)|unavailable"
+    r"|\b(?:is|are) (?:required|missing)|\bmissing (?:\w+ ){0,3}(?:keyword|argument|parameter|key)"
+    r"|must (?:be (?:set|given|provided|specified)|provide|pass|specify)|please (?:provide|pass|set"
+    r"|specify)|no \w+ (?:was )?(?:set|given|provided|specified|loaded|selected|configured)"
+    r"|\berror:|\b\w+Error\b|failed to|api[_ ]key",
+    re.IGNORECASE,
+)
 
 Chooser = Callable[
     [Sequence[Observation], random.Random], Sequence[Action] | Awaitable[Sequence[Action]]
@@ -45,6 +57,11 @@ class PlayedEpisode:
     @property
     def reward(self) -> float:
         return sum(result.reward or 0.0 for result in self.results)
+
+    @property
+    def num_turns(self) -> int:
+        """The number of actions that the server was asked to take."""
+        return len(self.actions) + len(self.refusals)
 
     @property
     def done(self) -> bool:
@@ -141,3 +158,27 @@ async def _keep_state(session: Session, play: PlayedEpisode, env: EnvConfig) -> 
         play.states.append(await session.state(env.step_timeout_s))
     except StepRefusedError as refusal:
         play.refusals.append(refusal)
+
+
+def is_complaint(first: Observation) -> bool:
+    """True if a first observation seems to say that something is missing (a heuristic).
+
+    It has an error in a field of that name, or is a short text with the usual words.
+    """
+    told = [(path.lower().split("."), value) for path, value in leaves(first) if value]
+    if any(ERROR_FIELDS.intersection(path) for path, _ in told):
+        return True
+    text = "\n".join(value for _, value in told if isinstance(value, str))
+    return len(text) <= MAX_COMPLAINT and COMPLAINT.search(text) is not None
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values that are not containers, with their paths; items of a list share one."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner, f"{path}[]")
+    else:
+        yield path, value

@@ -5,7 +5,7 @@ texts, measured in the observations of a trial. A larger model needs other limit
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,6 +23,7 @@ from openenv_pipe.types import Action, Message, Observation, Opening
 RANDOM_POLICY = "openenv_pipe.environments.random_policy:random_action"
 SHORT_EPISODE_TOKENS = 1024  # with the model `tiny`, a step takes seconds on a CPU
 LONG_EPISODE_TOKENS = 4096  # for episodes that would have fewer than MIN_TURNS otherwise
+LONGEST_EPISODE_TOKENS = 16_384  # for episodes that could not end otherwise
 MAX_OBSERVATION_TOKENS = 768  # if longer ones would leave no room for MIN_TURNS
 MIN_TURNS = 3
 WARM_START_TOKENS = 200_000  # trained in all, about
@@ -55,6 +56,8 @@ class Limits:
 async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
     """Measure the messages of a trial's episodes as the adapter writes them.
 
+    Where episodes were seen to end, the limits let the longest of them end, if the tokens suffice.
+
     Raises:
         ConfigError: A template asks for a field that an observation lacks.
     """
@@ -63,9 +66,10 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
     seen = [each for play in trial.plays for each in play.observations[1:]]
     follows = [await awaited(adapter.follow(each)) for each in seen]
     reply = _reply_tokens(env, trial, chat)
-    lengths = [len(play.actions) + len(play.refusals) for play in trial.plays]
-    has_ends = all(play.done for play in trial.plays)
-    turns = max(1, min(env.max_turns, max(lengths))) if has_ends else env.max_turns
+    has_only_ends = len(trial.endings) == len(trial.plays)
+    longest = max(trial.endings, default=0)
+    wanted = longest if has_only_ends else max(longest, env.max_turns)
+    needed = longest or min(wanted, MIN_TURNS)
 
     def limits(max_tokens: int, limit: int | None) -> Limits:
         """Return the limits with as many turns as fit into `max_tokens`, or one."""
@@ -73,7 +77,7 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
         follow = max([_num_following(chat, each, limit) for each in follows], default=0)
         first, follow = math.ceil(ROOM * first), max(math.ceil(ROOM * follow), FOLLOWING_TOKENS)
         num_fitting = 1 + (max_tokens - first - reply) // (reply + follow)
-        num_turns = max(1, min(turns, num_fitting))
+        num_turns = max(1, min(wanted, num_fitting))
         return Limits(
             max_turns=num_turns,
             max_reply_tokens=reply,
@@ -81,12 +85,37 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
             max_observation_tokens=limit,
         )
 
-    found = limits(SHORT_EPISODE_TOKENS, None)
-    if found.max_turns < min(turns, MIN_TURNS):
-        found = limits(LONG_EPISODE_TOKENS, None)
-    if found.max_turns < min(turns, MIN_TURNS) or found.max_episode_tokens > LONG_EPISODE_TOKENS:
-        found = limits(LONG_EPISODE_TOKENS, MAX_OBSERVATION_TOKENS)
+    budgets = (
+        (SHORT_EPISODE_TOKENS, None),
+        (LONG_EPISODE_TOKENS, None),
+        (LONG_EPISODE_TOKENS, MAX_OBSERVATION_TOKENS),
+        (LONGEST_EPISODE_TOKENS, MAX_OBSERVATION_TOKENS),
+    )
+    for max_tokens, limit in budgets:
+        found = limits(max_tokens, limit)
+        if found.max_turns >= needed and found.max_episode_tokens <= max_tokens:
+            break
     return found
+
+
+def ends_notes(trial: Trial, env: EnvConfig) -> Iterator[str]:
+    """Say whether episodes can end within the limits of the written experiment, `env`."""
+    num_ended = sum(num_turns <= env.max_turns for num_turns in trial.endings)
+    if num_ended == len(trial.plays):
+        return
+    longest = max(play.num_turns for play in trial.plays)
+    if not trial.endings:
+        yield (
+            f"no random episode was done within {longest} turns, so every episode of the "
+            f"experiment runs to env.max_turns={env.max_turns}; raise it and model.max_length if "
+            "the reward comes with the end"
+        )
+    else:
+        yield (
+            f"{num_ended} of {len(trial.plays)} random episodes were done within the "
+            f"env.max_turns={env.max_turns} of the experiment, whose env.max_episode_tokens="
+            f"{env.max_episode_tokens} has no room for more; the others took up to {longest} turns"
+        )
 
 
 async def _opening(adapter: Adapter, first: Observation, trial: Trial) -> Opening:

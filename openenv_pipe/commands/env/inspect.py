@@ -7,17 +7,17 @@ is, and what else a model should be told, is not published; such values are mark
 
 import asyncio
 import contextlib
+import logging
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from openenv_pipe.commands.env.check.rewards import unusable_penalty
-from openenv_pipe.commands.env.experiment import experiment, fit_limits
+from openenv_pipe.commands.env.experiment import ends_notes, experiment, fit_limits
 from openenv_pipe.commands.env.random_play import calls_tools
 from openenv_pipe.commands.env.targets import NO_BLOCK, Target, one_server, open_tasks
 from openenv_pipe.commands.env.templates import (
@@ -27,13 +27,14 @@ from openenv_pipe.commands.env.templates import (
     template_of_schema,
 )
 from openenv_pipe.commands.env.trial import NUM_SESSIONS, Trial, try_environment
+from openenv_pipe.commands.env.trial_notes import notes_of, problem_of
 from openenv_pipe.config.compose import compose, compose_env
 from openenv_pipe.config.render import to_yaml
 from openenv_pipe.config.schema import EnvConfig, ServingConfig, TaskRange
 from openenv_pipe.config.secrets import hide_in_config, known_secrets
 from openenv_pipe.environments.adapters import build_adapter
 from openenv_pipe.environments.adapters.json import without_metadata
-from openenv_pipe.environments.adapters.schema_text import schema_text
+from openenv_pipe.environments.adapters.schema_text import description_of, schema_text
 from openenv_pipe.environments.client.metadata import (
     ServerMetadata,
     describe_unknown_paths,
@@ -43,9 +44,10 @@ from openenv_pipe.environments.schemas import Schema, SchemaWalk
 from openenv_pipe.environments.tasks.server import describe_task_api
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.pipeline.requirements import check_requirements
-from openenv_pipe.rollout.collector import done_at_reset
 from openenv_pipe.system.resources import env_dirs, find_env, short_path
 from openenv_pipe.system.secrets import MARK
+
+_log = logging.getLogger(__name__)
 
 START_KEYS = (
     *("package", "python", "command", "variables"),
@@ -55,10 +57,10 @@ ONE_SESSION = (
     "A server has one session. Several servers play episodes at the same time:\n"
     "host.sessions_per_server=1 host.num_servers=4"
 )
-MAX_SHOWN = 400  # characters of an observation or an error in a message
 MAX_NAME = 60  # characters
 WIDTH = 100  # columns of the files that are written
 MAX_WORDS = 20_000  # characters of a server's words
+UNTRAINABLE = "NO MODEL CAN BE TRAINED WITH THIS BLOCK"  # begins its first line
 TOOL_SYSTEM = "Use the tools to do what you are asked."
 # Only for actions with a schema; for plain text there is nothing to draw from.
 BASELINES = "baselines: {random: openenv_pipe.environments.random_policy:random_action}\n"
@@ -70,16 +72,21 @@ class Inspection:
 
     name: str  # of the block and of the experiment
     block: str  # conf/env/<name>.yaml
-    experiment: str  # conf/conf/<name>.yaml
+    experiment: str | None  # conf/conf/<name>.yaml; None: there is a problem
     notes: Sequence[str]  # what the user should know of the environment
     problem: str | None  # why a model cannot be trained on it; None: it can
 
 
-def inspect_environment(target: Target, output: Path | None) -> Inspection:
+def inspect_environment(
+    target: Target, output: Path | None, tell: Callable[[str], None] = _log.info
+) -> Inspection:
     """Play an environment, and return its block and its experiment as YAML.
+
+    A block of which no model can be trained says so in its first line, and has no experiment.
 
     output: conf/env/NAME.yaml, where the block is written; the experiment becomes
     conf/conf/NAME.yaml beside it. None: nothing is written.
+    tell: receives progress messages.
 
     Raises:
         ConfigError: The target or its description is invalid, or a file exists.
@@ -89,12 +96,13 @@ def inspect_environment(target: Target, output: Path | None) -> Inspection:
     for path in paths:
         if path.exists():
             raise ConfigError(f"{path} exists; name another file, or remove it")
-    description, trial, more = asyncio.run(_ask(target.serving))
+    description, trial, more = asyncio.run(_ask(target.serving, tell))
     found = _inspect(target.serving, description, trial, output.stem if output else None)
     found = replace(found, notes=[*found.notes, *more])
     for path, text in zip(paths, (found.block, found.experiment), strict=False):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        if text is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
     return found
 
 
@@ -111,8 +119,13 @@ def _beside(output: Path) -> Path:
 def _inspect(
     serving: ServingConfig, description: ServerMetadata, trial: Trial, name: str | None
 ) -> Inspection:
+    problem = problem_of(trial, serving.env, description.action)
     block = env_block(description, serving.env, trial, _comments(serving, trial))
     name = name or yaml.safe_load(block)["name"]
+    if problem is not None:
+        block = f"{_comment(f'{UNTRAINABLE}: {problem}')}{block}"
+        notes = list(notes_of(trial, serving.env))
+        return Inspection(name=name, block=block, experiment=None, notes=notes, problem=problem)
     with tempfile.TemporaryDirectory(prefix="openenv-pipe-inspect-") as folder:
         conf = Path(folder) / "conf"
         for group in ("env", "conf"):
@@ -129,13 +142,8 @@ def _inspect(
         with contextlib.chdir(folder):
             config = compose([f"conf={name}"]).config
     check_requirements(config, makes_folder=False)
-    return Inspection(
-        name=name,
-        block=block,
-        experiment=text,
-        notes=list(_notes(trial)),
-        problem=problem_of(trial),
-    )
+    notes = [*notes_of(trial, serving.env), *ends_notes(trial, config.env)]
+    return Inspection(name=name, block=block, experiment=text, notes=notes, problem=None)
 
 
 def _experiment_text(name: str, host: str, keys: dict[str, Any]) -> str:
@@ -152,45 +160,6 @@ def _experiment_text(name: str, host: str, keys: dict[str, Any]) -> str:
 
 def _comments(serving: ServingConfig, trial: Trial) -> list[str]:
     return [_where(serving), ONE_SESSION if trial.num_sessions == 1 else ""]
-
-
-def _notes(trial: Trial) -> Iterator[str]:
-    """Say what a user should know, in whole sentences."""
-    if trial.mean_reward < 0.0:
-        yield (
-            f"random actions earn {trial.mean_reward:.3g} an episode, and never acting earns 0, so "
-            "GRPO would learn not to act; the experiment therefore has the reward term `unusable`, "
-            f"which takes {unusable_penalty(trial.plays):g} for each unusable reply"
-        )
-    if trial.exceptions:
-        yield (
-            "an action raises on the server, so the block has step_exception: unusable: "
-            f"{_short(str(trial.exceptions[0]))}"
-        )
-    if trial.exceptions and not trial.num_actions:
-        yield (
-            "every random action raised; if that is not the actions' fault, no model can learn here"
-        )
-    if trial.are_tasks_alike and len(trial.firsts) > 1:
-        yield (
-            f"the first observations of {len(trial.firsts)} tasks are the same: the environment "
-            "may ignore the seed, or need keywords (env.tasks.train.reset) that tell tasks apart"
-        )
-    if trial.failure is not None:
-        yield f"a random episode failed: {_short(str(trial.failure))}"
-
-
-def problem_of(trial: Trial) -> str | None:
-    """Return why a model cannot be trained; None if it can."""
-    if trial.is_done_at_once:
-        return done_at_reset(trial.firsts[0])
-    if trial.failure is not None and not trial.num_actions:
-        return f"no step is answered: {_short(str(trial.failure))}"
-    return None
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def env_block(
@@ -224,7 +193,7 @@ def env_block(
 
 def _step_exception(env: EnvConfig, trial: Trial | None) -> str:
     """Return the key for environments that raise on some actions."""
-    if trial is not None and trial.exceptions:
+    if trial is not None and trial.exceptions and trial.num_actions:
         return "step_exception: unusable  # an action that the schema allows raised\n"
     return "step_exception: unusable\n" if env.step_exception == "unusable" else ""
 
@@ -299,9 +268,9 @@ def _request(schema: Schema) -> str:
     """Ask the model for an action that is one text."""
     ((name, field),) = schema["properties"].items()
     field = SchemaWalk(schema).resolved(field)
-    told = " ".join(str(field.get("description", "")).split())
     choices = f": {', '.join(field['enum'])}" if "enum" in field else ""
-    return _literal(f"Reply with the {name} and nothing else{choices}. {told}".strip())
+    reply = f"Reply with the {name} and nothing else{choices}."
+    return _literal(" ".join(filter(None, (description_of(schema), reply, description_of(field)))))
 
 
 def _pattern(schema: Schema) -> str | None:
@@ -330,17 +299,20 @@ def _short_package(package: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
-async def _ask(serving: ServingConfig) -> tuple[ServerMetadata, Trial, list[str]]:
+async def _ask(
+    serving: ServingConfig, tell: Callable[[str], None]
+) -> tuple[ServerMetadata, Trial, list[str]]:
     """Fetch the metadata and play random actions, starting a server if none runs.
 
     Also returns sentences on what else the server offers: tasks, and what is not known of it.
     """
+    tell("starting the server")
     async with one_server(serving, num_sessions=NUM_SESSIONS) as host:
         url, access = host.urls[0], host.access
         description = await fetch_metadata(url, access)
         told = [await describe_task_api(url, access), await describe_unknown_paths(url, access)]
         tasks = await open_tasks(serving.env, "train", host)
-        trial = await try_environment(serving.env, host, tasks, description.action)
+        trial = await try_environment(serving.env, host, tasks, description.action, tell)
         return description, trial, [text for text in told if text is not None]
 
 

@@ -11,6 +11,7 @@ from openenv_pipe.environments.client.session import LIST_TOOLS, step_aside
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.random_policy import draw_action, draw_call
 from openenv_pipe.environments.schemas import Schema
+from openenv_pipe.errors import ConfigError, StepRefusedError
 from openenv_pipe.types import Action, Observation, Task, Tool
 
 
@@ -34,11 +35,20 @@ def random_actions(schema: Schema, tools: Sequence[Tool]) -> Chooser:
 
 
 async def session_tools(env: EnvConfig, host: Host, task: Task, schema: Schema) -> Sequence[Tool]:
-    """Return the tools of an MCP environment; none for any other."""
-    if not calls_tools(schema):
+    """Return the tools of an MCP environment; none for any other.
+
+    Without fields of its own, an action may be one, which is asked.
+    """
+    has_fields = bool(without_metadata(schema).get("properties"))
+    if has_fields and not calls_tools(schema):
         return ()
     async with host.session() as session:
         await start_episode(session, task, env)
-        listing = await step_aside(session, env.step_timeout_s, LIST_TOOLS)
-        await session.close()
-        return tools_of(listing)
+        try:
+            return tools_of(await step_aside(session, env.step_timeout_s, LIST_TOOLS))
+        except (ConfigError, StepRefusedError):
+            if has_fields:
+                raise
+            return ()
+        finally:
+            await session.close()

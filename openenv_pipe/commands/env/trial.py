@@ -1,11 +1,12 @@
 """Try an environment before its block is written: sessions, first observations, random episodes."""
 
 import asyncio
+import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from openenv_pipe.commands.env.episodes import (
@@ -16,18 +17,20 @@ from openenv_pipe.commands.env.episodes import (
 )
 from openenv_pipe.commands.env.random_play import random_actions, session_tools
 from openenv_pipe.config.schema import EnvConfig
+from openenv_pipe.environments.client.protocol import EXECUTION_ERROR
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.environments.hosts.base import Host
 from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.environments.schemas import Schema
 from openenv_pipe.environments.tasks import TaskSet
-from openenv_pipe.errors import ServerFullError, SessionError, StepRefusedError
-from openenv_pipe.types import Observation, Task, Tool
+from openenv_pipe.errors import ServerFullError, SessionError, StepRefusedError, raise_first
+from openenv_pipe.types import Action, Observation, Tool
 
 NUM_SESSIONS = 32  # opened at once: more are not needed by the experiment that `inspect` writes
 NUM_TASKS = 4
 NUM_PLAYS = 12
-PLAY_LIMIT_S = 30.0  # no episode is begun after it
+MAX_TURNS = 64  # that an episode is played on, to see when it ends
+PLAY_LIMIT_S = 30.0  # no episode and no turn is begun after it
 SLOT_LIMIT_S = 2.0  # for a server to free the slot of a closed session
 SLOT_POLL_S = 0.1
 
@@ -40,13 +43,27 @@ class Trial:
     tools: Sequence[Tool]  # of an MCP environment
     firsts: Sequence[Observation]  # the first observation of each of the first tasks
     plays: Sequence[PlayedEpisode]  # at least one
-    failure: SessionError | None = None  # that ended the last episode, such as a timeout
+    failure: SessionError | None = None  # that ended an episode, such as a timeout
+
+    @property
+    def refusals(self) -> list[StepRefusedError]:
+        """The answers to actions that the server did not take."""
+        return [refusal for play in self.plays for refusal in play.refusals]
 
     @property
     def exceptions(self) -> list[StepRefusedError]:
         """Steps that raised on the server."""
-        refusals = [refusal for play in self.plays for refusal in play.refusals]
-        return [refusal for refusal in refusals if refusal.code == "EXECUTION_ERROR"]
+        return [refusal for refusal in self.refusals if refusal.code == EXECUTION_ERROR]
+
+    @property
+    def endings(self) -> list[int]:
+        """The numbers of turns after which episodes were done."""
+        return [play.num_turns for play in self.plays if play.done and play.num_turns]
+
+    @property
+    def has_rewards(self) -> bool:
+        """True if a step had a reward, even if it was 0."""
+        return any(each.reward is not None for play in self.plays for each in play.results[1:])
 
     @property
     def num_actions(self) -> int:
@@ -75,72 +92,110 @@ class Trial:
         return fmean(steps_s or [play.durations_s[0] for play in self.plays])
 
 
-async def try_environment(env: EnvConfig, host: Host, tasks: TaskSet, action: Schema) -> Trial:
-    """Play the first tasks with random actions, each episode in the same session.
+async def try_environment(
+    env: EnvConfig, host: Host, tasks: TaskSet, action: Schema, tell: Callable[[str], None]
+) -> Trial:
+    """Play the first tasks with random actions, in several sessions at once if there are as many.
+
+    tell: receives progress messages.
 
     Raises:
         SessionError: No session can be opened, or no task can be reset.
     """
-    lenient = env.model_copy(update={"step_exception": "unusable"})
-    num_sessions = await count_sessions(env, host)
+    tell("listing tools")
     tools = await session_tools(env, host, tasks[0], action)
-    plays: list[PlayedEpisode] = []
-    failure = None
-    session = await _open_when_free(env, host)
-    try:
-        failure = await _play(session, lenient, tasks, random_actions(action, tools), plays)
-    finally:
-        await session.close()
+    tell("opening sessions")
+    async with AsyncExitStack() as opened:
+        sessions = await _open_sessions(env, host, opened)
+        for session in sessions[NUM_PLAYS:]:
+            await session.close()
+        # Longer than a run's episodes, to see when they end; no exception ends an episode.
+        lenient = env.model_copy(
+            update={"step_exception": "unusable", "max_turns": max(MAX_TURNS, env.max_turns)}
+        )
+        trial = _RandomPlay(
+            env=lenient, tasks=tasks, choose=random_actions(action, tools), tell=tell
+        )
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for session in sessions[:NUM_PLAYS]:
+                    workers.create_task(trial.play(session))
+        except BaseExceptionGroup as errors:
+            raise_first(errors)
+    if not trial.plays:
+        raise trial.failures[0]
+    plays = [trial.plays[number] for number in sorted(trial.plays)]
     return Trial(
-        num_sessions=num_sessions,
+        num_sessions=len(sessions),
         tools=tools,
         firsts=[play.observations[0] for play in plays[: min(NUM_TASKS, len(tasks))]],
         plays=plays,
-        failure=failure,
+        failure=trial.failures[0] if trial.failures else None,
     )
 
 
-async def _play(
-    session: Session, env: EnvConfig, tasks: TaskSet, choose: Chooser, plays: list[PlayedEpisode]
-) -> SessionError | None:
-    """Add episodes to `plays`; return the error that ended the last, if it had been reset.
+@dataclass(kw_only=True)
+class _RandomPlay:
+    """Episodes of the first tasks, which sessions take in turn until the time is over."""
 
-    Raises:
-        SessionError: The first task cannot be reset.
-    """
-    latest_s = time.monotonic() + PLAY_LIMIT_S
-    for number in range(NUM_PLAYS):
-        task: Task = tasks[number % min(NUM_TASKS, len(tasks))]
-        if plays and time.monotonic() > latest_s:
-            return None
-        try:
-            play = await start_episode(session, task, env)
-            plays.append(play)
-            await play_to_end(session, play, choose, env, random.Random(number))
-        except SessionError as error:
-            if not plays:
-                raise
-            return error
-    return None
+    env: EnvConfig
+    tasks: TaskSet
+    choose: Chooser
+    tell: Callable[[str], None]
+    plays: dict[int, PlayedEpisode] = field(default_factory=dict)  # by their number
+    failures: list[SessionError] = field(default_factory=list)  # one at most for each session
+
+    def __post_init__(self) -> None:
+        self._numbers = iter(range(NUM_PLAYS))
+        self._latest_s = time.monotonic() + PLAY_LIMIT_S
+        self._num_ended = 0
+
+    async def play(self, session: Session) -> None:
+        """Play one episode after another, until none is left, the time is over, or one fails."""
+        for number in self._numbers:
+            if self.plays and time.monotonic() > self._latest_s:
+                return
+            try:
+                await self._play_one(session, number)
+            except SessionError as error:
+                self.failures.append(error)
+                return
+            self._num_ended += 1
+            self.tell(f"{self._num_ended} of {NUM_PLAYS} random episodes played")
+
+    async def _play_one(self, session: Session, number: int) -> None:
+        task = self.tasks[number % min(NUM_TASKS, len(self.tasks))]
+        play = self.plays[number] = await start_episode(session, task, self.env)
+        turns = itertools.count()
+
+        def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+            """Choose one action at least, and none when the time is over."""
+            is_over = next(turns) > 0 and time.monotonic() > self._latest_s
+            return () if is_over else self.choose(observations, draw)
+
+        await play_to_end(session, play, choose, self.env, random.Random(number))
 
 
-async def count_sessions(env: EnvConfig, host: Host) -> int:
-    """Return how many sessions the server allows at once, up to NUM_SESSIONS.
+async def _open_sessions(env: EnvConfig, host: Host, opened: AsyncExitStack) -> list[Session]:
+    """Open as many sessions as the server allows at once, up to NUM_SESSIONS, and at least one.
 
     Other failures than that of a full server are not reported here: playing meets them again.
+
+    opened: closes them. Raises SessionError if the first cannot be opened.
     """
-    async with AsyncExitStack() as opened:
-        for number in range(NUM_SESSIONS):
-            try:
-                session = await (
-                    open_session(env, host.urls[0], host.access)
-                    if number
-                    else _open_when_free(env, host)
-                )
-            except SessionError:
-                return max(1, number)
-            opened.push_async_callback(session.close)
-    return NUM_SESSIONS
+    first = await _open_when_free(env, host)
+    opened.push_async_callback(first.close)
+    more = await asyncio.gather(
+        *(open_session(env, host.urls[0], host.access) for _ in range(NUM_SESSIONS - 1)),
+        return_exceptions=True,
+    )
+    others = [each for each in more if isinstance(each, Session)]
+    for session in others:
+        opened.push_async_callback(session.close)
+    for error in more:
+        if not isinstance(error, Session | SessionError):
+            raise error
+    return [first, *others]
 
 
 async def _open_when_free(env: EnvConfig, host: Host) -> Session:

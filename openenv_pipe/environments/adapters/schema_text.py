@@ -15,8 +15,10 @@ from typing import Any
 
 from openenv_pipe.environments.adapters.templates import compact_json
 from openenv_pipe.environments.schemas import LongWalkError, Schema, SchemaWalk
+from openenv_pipe.system.foreign_text import shortened
 
 MAX_DEPTH = 5  # levels; a schema may contain itself
+MAX_DESCRIPTION = 2000  # characters
 INDENT = "  "
 LIMITS = {
     "minimum": "at least {}",
@@ -35,12 +37,21 @@ LIMITS = {
 def schema_text(schema: Schema) -> str:
     """Return the short form of a schema; each `$ref` is replaced by what it names.
 
-    It has up to `MAX_DEPTH` levels, and fewer if they would have too many parts.
+    It has up to `MAX_DEPTH` levels, and fewer if they would have too many parts. The schema's own
+    description, such as the docstring of the action's class, is its first line.
     """
+    about = description_of(schema)
+    first = f"// {about}\n" if about else ""
     for depth in range(MAX_DEPTH, 0, -1):
         with suppress(LongWalkError, RecursionError):
-            return _Writer(schema, depth).value(schema, 0)
-    return "object"
+            return first + _Writer(schema, depth).value(schema, 0)
+    return f"{first}object"
+
+
+def description_of(schema: Schema) -> str:
+    """Return the description of a schema in one line; empty if it has none."""
+    told = schema.get("description")
+    return shortened(" ".join(told.split()), MAX_DESCRIPTION) if isinstance(told, str) else ""
 
 
 class _Writer:
@@ -94,7 +105,7 @@ class _Writer:
         for number, (name, field) in enumerate(schema["properties"].items(), start=1):
             mark = "" if name in required else "?"
             comma = "," if number < len(schema["properties"]) else ""
-            told = self._walk.resolved(field).get("description")
-            note = f"  // {' '.join(told.split())}" if isinstance(told, str) else ""
+            about = description_of(self._walk.resolved(field))
+            note = f"  // {about}" if about else ""
             value = self.value(field, depth + 1)
             yield f"{compact_json(name)}{mark}: {value}{comma}{note}"

@@ -5,6 +5,7 @@ wrote into an action never breaks the protocol: an action that no server could r
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,15 @@ from openenv_pipe.system.user_numbers import MAX_REWARD
 if TYPE_CHECKING:
     from openenv_pipe.config.schema import EnvConfig
 
-REFUSALS = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
+EXECUTION_ERROR = "EXECUTION_ERROR"  # the code of an exception of the environment's own
+REFUSALS = (EXECUTION_ERROR, "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
+# AttributeErrors of OpenEnv's `serialize_observation`, for what is no `Observation`.
+NOT_AN_OBSERVATION = re.compile(r"'(\w+)' object has no attribute '(?:model_dump|reward|done)'$")
+WANTED = "OpenEnv wants the observation alone, with its fields reward and done set"
+RETURNED = {
+    "NoneType": "nothing",
+    "coroutine": "a coroutine, because it is `async def` (only reset_async and step_async may be)",
+}
 MAX_ERROR_LENGTH = 2000  # characters of an error frame that are kept
 
 # Built once, because json.dumps with options builds an encoder for every call.
@@ -82,15 +91,34 @@ def error_of_frame(frame: dict[str, Any], kind: str, url: str) -> SessionError:
         )
     code, message = str(data.get("code"))[:80], _cut(str(data.get("message")))
     if code in REFUSALS:
-        return StepRefusedError(code, message + _cut(error_details(data.get("errors"))))
+        details = _cut(error_details(data.get("errors")))
+        return StepRefusedError(code, f"{message}{details}{_wrong_return(kind, message)}")
     if code == "CAPACITY_REACHED":
         return ServerFullError(f"{url}: {message}")
     return SessionClosedError(f"{url}: {code}: {message}")
 
 
+def _wrong_return(kind: str, message: str) -> str:
+    """Say what `reset` or `step` of an environment should have returned, if that is the error.
+
+    OpenEnv calls `model_dump` of what they return, and reads its `reward` and `done`. In OpenEnv's
+    own words, the error names only the attribute.
+    """
+    found = NOT_AN_OBSERVATION.match(message)
+    if kind not in ("reset", "step") or found is None:
+        return ""
+    returned = RETURNED.get(found[1], f"a {found[1]}")
+    return f"; {kind}() returned {returned}; {WANTED}"
+
+
+def is_wrong_return(refusal: StepRefusedError) -> bool:
+    """True if `reset` or `step` returned no observation, which no other action can change."""
+    return str(refusal).endswith(WANTED)
+
+
 def is_mistake(refusal: StepRefusedError, env: "EnvConfig") -> bool:
     """True if a refused step is the player's mistake, and not the failure of the episode."""
-    if refusal.code == "EXECUTION_ERROR":
+    if refusal.code == EXECUTION_ERROR:
         return env.step_exception == "unusable"
     return refusal.code in ("VALIDATION_ERROR", "INVALID_JSON")  # refused there, or before
 

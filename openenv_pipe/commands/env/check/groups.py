@@ -1,13 +1,21 @@
 """Play groups of episodes as training does, and check their rewards and leaks."""
 
+import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from openenv_pipe.commands.env.check.leaks import leak_lines
-from openenv_pipe.commands.env.check.rewards import reward_lines, silence_line
+from openenv_pipe.commands.env.check.rewards import (
+    best_play,
+    constant_line,
+    ends_line,
+    reward_lines,
+    silence_line,
+)
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
 from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line
 from openenv_pipe.environments.client.session import Session
+from openenv_pipe.types import Action, Observation
 
 NUM_TASKS = 16
 GROUP_SIZE = 6
@@ -25,8 +33,34 @@ async def probe_groups(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
     silence = subject.env.max_turns * subject.unusable_reward
     if (compared := silence_line(groups["random"], silence)) is not None:
         yield compared
-    for line in leak_lines([play for each in groups.values() for group in each for play in group]):
+    plays = [play for each in groups.values() for group in each for play in group]
+    if (ends := ends_line(plays, subject.env.max_turns)) is not None:
+        yield ends
+    if (best := best_play(groups, subject.env.success_reward)) is not None:
+        yield constant_line(best, await _repeated(subject, best))
+    for line in leak_lines(plays):
         yield line
+
+
+async def _repeated(subject: EnvironmentUnderTest, best: PlayedEpisode) -> list[PlayedEpisode]:
+    """Play the first tasks with the actions of one episode, whatever the observations are."""
+    plays: list[PlayedEpisode] = []
+
+    async def do(session: Session, index: int) -> None:
+        actions = iter(best.actions)
+
+        def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+            return [action for action in [next(actions, None)] if action is not None]
+
+        plays.append(await subject.play(session, index, choose))
+
+    await subject.spread(
+        range(min(NUM_TASKS, len(subject.tasks))),
+        do,
+        num_sessions=min(NUM_SESSIONS, subject.num_sessions),
+        limit_s=LIMIT_S,
+    )
+    return plays
 
 
 async def _groups(subject: EnvironmentUnderTest, name: str) -> list[list[PlayedEpisode]]:

@@ -2,21 +2,25 @@
 
 A revealed value is in a field of the last observation that was empty until then, and differs
 between tasks. It is searched as a whole word in everything sent before: observations and states.
-What the agent wrote does not count. Neither does what contains other tasks' answers as often:
-that is chance, or a list of choices.
+What the agent wrote does not count, nor do clocks and ids. Neither does a value that stands as
+often in episodes whose end reveals another one: that is chance, a frequent value, or a list of
+choices.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-from openenv_pipe.commands.env.episodes import PlayedEpisode
+from openenv_pipe.commands.env.check.clocks import is_time
+from openenv_pipe.commands.env.episodes import PlayedEpisode, leaves
 from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.environments.adapters.templates import BOOKKEEPING
 from openenv_pipe.environments.client.metadata import ANSWER_FIELD_NAMES
 
 EMPTY: tuple[Any, ...] = ("", None, [], {}, 0, 0.0, False)
-MAX_OTHERS = 20  # other answers that are searched to measure hits by chance
+MAX_OTHERS = 20  # episodes with another answer that are searched to measure hits by chance
 LEAK_FRACTION = 0.2  # of the episodes, above chance, from which on it counts as a leak
 MAX_FIELDS = 3  # that a message names
 
@@ -67,19 +71,24 @@ def revealed(play: PlayedEpisode) -> dict[str, str]:
         if path not in before
         and value not in EMPTY
         and isinstance(value, str | int | float)
+        and path.rpartition(".")[2] not in BOOKKEEPING
+        and not is_time(path, value)
         and not _has_word(written, str(value).lower())
     }
 
 
 def _found(values: Mapping[int, str], earlier: Sequence[str]) -> tuple[float, float]:
-    """Return the fraction of episodes that contain their own value before, and others' values."""
+    """Return how often episodes contain their value before the end, and how often others do.
+
+    Both are means over the episodes; of the others, those whose end reveals another value.
+    """
     own = [_has_word(earlier[number], value) for number, value in values.items()]
-    others = [
-        _has_word(earlier[number], other)
-        for number, value in values.items()
-        for other in sorted(set(values.values()) - {value})[:MAX_OTHERS]
-    ]
-    return sum(own) / len(own), sum(others) / len(others)
+    by_chance = []
+    for value in values.values():
+        others = [number for number, other in values.items() if other != value]
+        searched = others[:: 1 + len(others) // MAX_OTHERS]
+        by_chance.append(fmean(_has_word(earlier[number], value) for number in searched))
+    return fmean(own), fmean(by_chance)
 
 
 def _where(plays: Sequence[PlayedEpisode], values: Mapping[int, str]) -> str:
@@ -116,15 +125,3 @@ def _answer_fields(play: PlayedEpisode) -> Iterator[str]:
 
 def _names_answer(path: str) -> bool:
     return path.rpartition(".")[2].lower() in ANSWER_FIELD_NAMES
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values that are not containers, with their paths; items of a list share one."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from leaves(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from leaves(inner, f"{path}[]")
-    else:
-        yield path, value

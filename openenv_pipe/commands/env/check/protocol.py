@@ -4,14 +4,24 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import start_episode, take_step
+from openenv_pipe.commands.env.episodes import (
+    is_complaint,
+    play_to_end,
+    start_episode,
+    take_step,
+)
 from openenv_pipe.commands.findings import Line, Result, failed
+from openenv_pipe.environments.adapters.templates import observation_text
+from openenv_pipe.environments.client.protocol import EXECUTION_ERROR, is_wrong_return
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.errors import SessionError, StepRefusedError
+from openenv_pipe.rollout.collector import done_at_reset
+from openenv_pipe.system.foreign_text import shortened
 from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action
 
-NUM_PLAYS = 5  # attempts to see an episode that ends
+NUM_PLAYS = 5  # tasks that are reset, and played to see an episode that ends
+MAX_SHOWN = 300  # characters of an observation or a refusal
 UNKNOWN_FIELD = {"no_such_field_of_any_action": 1}
 
 
@@ -27,25 +37,60 @@ async def probe_protocol(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
 
 
 async def _reset(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    result = (await start_episode(session, subject.task(0), subject.env)).results[0]
-    text = f"{len(result.observation)} fields, reward {result.reward}"
-    if result.done:
-        return Result.WARN, f"{text}, and done at once: is a reset keyword missing?"
+    firsts = []
+    for index in range(min(NUM_PLAYS, len(subject.tasks))):
+        play = await start_episode(session, subject.task(index), subject.env)
+        firsts.append(play.results[0])
+    done = [each.observation for each in firsts if each.done]
+    if len(done) == len(firsts):
+        return Result.FAIL, done_at_reset(done[0])
+    shown = shortened(observation_text(firsts[0].observation), MAX_SHOWN)
+    text = f"{len(firsts[0].observation)} fields, reward {firsts[0].reward}: {shown}"
+    if done:
+        shown = shortened(observation_text(done[0]), MAX_SHOWN)
+        return Result.WARN, f"{len(done)} of {len(firsts)} tasks are done at their reset: {shown}"
+    if is_complaint(firsts[0].observation):
+        return Result.WARN, (
+            f"{text}, which reads like a complaint: reset may need keywords "
+            "(env.tasks.train.reset), or the server data or a key (env.variables)"
+        )
     return Result.OK, text
 
 
 async def _step(subject: EnvironmentUnderTest, session: Session) -> tuple[Result, str]:
-    play = await subject.play(session, 0, subject.choosers["random"])
-    if not play.refusals:
-        return Result.OK, f"{len(play.actions)} random actions answered, reward {play.reward:.3g}"
-    what = f"{len(play.refusals)} of {len(play.refusals) + len(play.actions)} actions were refused"
-    worst = next((each for each in play.refusals if each.code == "EXECUTION_ERROR"), None)
-    if worst is None or subject.env.step_exception == "unusable":
-        return Result.OK, f"{what}, as unusable replies are: {play.refusals[0]!s:.200}"
+    """Play random actions, of which none ends an episode by raising."""
+    lenient = subject.env.model_copy(update={"step_exception": "unusable"})
+    num_taken, refusals, reward = 0, list[StepRefusedError](), 0.0
+    for name, chooser in subject.choosers.items():
+        if name == "scripted" and num_taken:
+            continue  # It is asked only where all random actions are refused.
+        for index in range(min(NUM_PLAYS, len(subject.tasks))):
+            play = await start_episode(session, subject.task(index), lenient)
+            await play_to_end(session, play, chooser, lenient, random.Random(index))
+            num_taken, reward = num_taken + len(play.actions), reward + play.reward
+            refusals += play.refusals
+    if not num_taken and not refusals:
+        return Result.FAIL, "not tried, because every episode is done at its reset"
+    if not refusals:
+        return Result.OK, f"{num_taken} random actions answered, reward {reward:.3g}"
+    what = f"{len(refusals)} of {num_taken + len(refusals)} actions were refused"
+    raised = [each for each in refusals if each.code == EXECUTION_ERROR]
+    wrong = next(filter(is_wrong_return, raised), None)
+    shown = shortened(str(wrong or (raised or refusals)[0]), MAX_SHOWN)
+    if wrong is not None:
+        return Result.FAIL, f"{what}: {shown}"
+    if not num_taken:
+        how = "by an exception on the server" if raised else "as invalid"
+        return Result.FAIL, (
+            f"all {len(refusals)} actions were refused {how}, so nothing shows that any "
+            f"action is accepted: {shown}"
+        )
+    if not raised or subject.env.step_exception == "unusable":
+        return Result.OK, f"{what}, as unusable replies are: {shown}"
     return Result.WARN, (
-        f"{what} by an exception, which makes an episode of a run fail; answer unusable actions "
-        "with an observation, or, if the action is at fault, set "
-        f"env.step_exception=unusable: {worst!s:.200}"
+        f"{what}, {len(raised)} by an exception, which makes an episode of a run fail; answer "
+        "unusable actions with an observation, or, if the action is at fault, set "
+        f"env.step_exception=unusable: {shown}"
     )
 
 
@@ -97,6 +142,8 @@ async def _after_done(subject: EnvironmentUnderTest, session: Session) -> tuple[
     answer = f"no episode of {NUM_PLAYS} was done within {subject.env.max_turns} turns"
     for index in range(NUM_PLAYS):
         play = await subject.play(session, index, subject.best)
+        if play.done and not play.actions:
+            answer = "not tried, because episodes are done at their reset"
         if not (play.done and play.actions):
             continue
         try:

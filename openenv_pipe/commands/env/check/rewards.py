@@ -6,12 +6,15 @@ from statistics import fmean, pstdev
 
 from openenv_pipe.commands.env.episodes import PlayedEpisode
 from openenv_pipe.commands.findings import Line, Result
+from openenv_pipe.environments.adapters.templates import compact_json
+from openenv_pipe.system.foreign_text import shortened
 
 ADVICE = (
     "GRPO has nothing to compare at the start; reward partial progress (reward.terms), or begin "
     "with a warm start (trainer.warm_start)"
 )
 USUAL_PENALTY = 0.1  # for an unusable reply, as in conf/reward/usable.yaml
+MAX_SHOWN = 200  # characters of actions
 SAME = 1e-9  # Rewards are sums of floats; smaller differences do not count.
 
 Groups = Mapping[str, Sequence[Sequence[PlayedEpisode]]]
@@ -25,7 +28,13 @@ def reward_lines(groups: Groups, success_reward: float) -> Iterator[Line]:
     for name, summary in summaries.items():
         yield Line(f"rewards, {name}", Result.OK, _text(summary), summary)
     if summaries:
-        yield _learnable(summaries)
+        plays = [play for each in scored.values() for group in each for play in group]
+        steps = [result for play in plays for result in play.results[1:]]
+        if steps and all(step.reward is None for step in steps):
+            text = "no step had a reward (it was always null); reward.terms has to define one"
+            yield Line("learnable", Result.WARN, text)
+        else:
+            yield _learnable(summaries)
     elif not any(groups.values()):
         text = "episodes take too long to play groups of them within the time limit"
         yield Line("learnable", Result.WARN, text)
@@ -52,6 +61,68 @@ def silence_line(groups: Sequence[Sequence[PlayedEpisode]], silence: float) -> L
         f"reward.terms.unusable.weight={weight:g}",
         measured,
     )
+
+
+def ends_line(plays: Sequence[PlayedEpisode], max_turns: int) -> Line | None:
+    """Say how many episodes end by themselves. None if none was played that could."""
+    played = [play for play in plays if play.actions and play.failure is None]
+    if not played:
+        return None
+    num_done = sum(play.done for play in played)
+    measured = {"episodes": len(played), "done": num_done}
+    if num_done:
+        text = f"{num_done} of {len(played)} episodes were done within {max_turns} turns"
+        return Line("ends", Result.OK, text, measured)
+    text = (
+        f"no episode ends by itself: all {len(played)} ran to env.max_turns={max_turns}; raise it "
+        "if episodes take longer, or let step() set done"
+    )
+    return Line("ends", Result.WARN, text, measured)
+
+
+def best_play(groups: Groups, success_reward: float) -> PlayedEpisode | None:
+    """Return an episode with the highest reward, to see whether its actions do for any task.
+
+    None if all rewards are equal, or if random actions earned the highest and it is no success:
+    then more can be earned than was seen.
+    """
+    plays = {name: [play for group in each for play in group] for name, each in groups.items()}
+    scored = [
+        (play.reward, name == "scripted", play)
+        for name, each in plays.items()
+        for play in each
+        if play.failure is None and play.actions
+    ]
+    if not scored:
+        return None
+    reward, is_scripted, best = max(scored, key=lambda each: each[:2])
+    if reward - min(each[0] for each in scored) <= SAME:
+        return None
+    return best if is_scripted or reward >= success_reward else None
+
+
+def constant_line(best: PlayedEpisode, repeated: Sequence[PlayedEpisode]) -> Line:
+    """Say whether the actions of the best episode earn as much in every task.
+
+    repeated: episodes of different tasks with these actions.
+    """
+    num_equal = sum(play.reward >= best.reward - SAME for play in repeated)
+    measured = {"tasks": len(repeated), "equal": num_equal, "reward": best.reward}
+    if num_equal < len(repeated) or len(repeated) < 2:
+        text = (
+            f"the actions of the best episode earn its {best.reward:.3g} in {num_equal} of "
+            f"{len(repeated)} tasks"
+        )
+        return Line("constant actions", Result.OK, text, measured)
+    distinct = list(dict.fromkeys(compact_json(action) for action in best.actions))
+    what = "one action that does not look at the task earns everything"
+    if len(distinct) > 1:
+        what = f"{len(best.actions)} actions that do not look at the task earn everything"
+    text = (
+        f"{what}: the highest reward, {best.reward:.3g}, in each of {len(repeated)} tasks; a "
+        f"model earns it without reading them: {shortened(', '.join(distinct), MAX_SHOWN)}"
+    )
+    return Line("constant actions", Result.WARN, text, measured)
 
 
 def unusable_penalty(plays: Sequence[PlayedEpisode]) -> float:

@@ -1,19 +1,21 @@
 """Check that a task is the same each time it is played, and that tasks differ."""
 
 import random
-import re
 from collections.abc import AsyncIterator
 
-from openenv_pipe.commands.env.check.leaks import leaves
+from openenv_pipe.commands.env.check.clocks import is_clock
 from openenv_pipe.commands.env.check.subject import EnvironmentUnderTest
-from openenv_pipe.commands.env.episodes import PlayedEpisode, start_episode, take_step
+from openenv_pipe.commands.env.episodes import (
+    PlayedEpisode,
+    leaves,
+    start_episode,
+    take_step,
+)
 from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.environments.client.session import Session
 from openenv_pipe.system.tasks import awaited
 
 NUM_TASKS = 8
-# Names of fields that measure time, and so differ between two plays of the same task.
-CLOCK = re.compile(r"(^|_)(time|timestamp|duration|elapsed|latency|uptime|date)(_|$)|_at$|_ms$")
 
 
 async def probe_seeds(subject: EnvironmentUnderTest) -> AsyncIterator[Line]:
@@ -75,27 +77,28 @@ def same_seed_line(plays: list[PlayedEpisode], again: list[PlayedEpisode]) -> Li
 def _are_alike(one: PlayedEpisode, other: PlayedEpisode) -> bool:
     """True if two episodes differ in nothing but clocks."""
     differences = _differences(one, other)
-    return differences is not None and all(map(_is_clock, differences))
+    return differences is not None and all(differences.values())
 
 
 def _clocks(one: PlayedEpisode, other: PlayedEpisode) -> set[str]:
-    return {path for path in _differences(one, other) or () if _is_clock(path)}
+    return {path for path, are_clocks in (_differences(one, other) or {}).items() if are_clocks}
 
 
-def _is_clock(path: str) -> bool:
-    return CLOCK.search(path.rpartition(".")[2]) is not None
+def _differences(one: PlayedEpisode, other: PlayedEpisode) -> dict[str, bool] | None:
+    """Return the paths of the values that differ, and whether all that differ there are clocks.
 
-
-def _differences(one: PlayedEpisode, other: PlayedEpisode) -> set[str] | None:
-    """Return the paths of the values that differ; None if the episodes have different shapes."""
-    found: set[str] = set()
+    None if the episodes have different shapes.
+    """
+    found: dict[str, bool] = {}
     if len(one.comparable) != len(other.comparable):
         return None
     for (seen, *rest), (again, *others) in zip(one.comparable, other.comparable, strict=True):
         before, after = list(leaves(seen)), list(leaves(again))
         if rest != others or [path for path, _ in before] != [path for path, _ in after]:
             return None
-        found |= {path for (path, a), (_, b) in zip(before, after, strict=True) if a != b}
+        for (path, a), (_, b) in zip(before, after, strict=True):
+            if a != b:
+                found[path] = found.get(path, True) and is_clock(path, a, b)
     return found
 
 
