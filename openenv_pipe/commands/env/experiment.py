@@ -7,6 +7,7 @@ texts, measured in the observations of a trial. A larger model needs other limit
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from statistics import median_low
 from typing import Any
 
 from openenv_pipe.commands.env.check.rewards import unusable_penalty
@@ -56,7 +57,8 @@ class Limits:
 async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
     """Measure the messages of a trial's episodes as the adapter writes them.
 
-    Where episodes were seen to end, the limits let the longest of them end, if the tokens suffice.
+    Where episodes were seen to end, the limits let some of them end, if the tokens suffice, and
+    half of them where each takes more than env.max_turns.
 
     Raises:
         ConfigError: A template asks for a field that an observation lacks.
@@ -67,9 +69,12 @@ async def fit_limits(env: EnvConfig, adapter: Adapter, trial: Trial) -> Limits:
     follows = [await awaited(adapter.follow(each)) for each in seen]
     reply = _reply_tokens(env, trial, chat)
     has_only_ends = len(trial.endings) == len(trial.plays)
-    longest = max(trial.endings, default=0)
-    wanted = longest if has_only_ends else max(longest, env.max_turns)
-    needed = longest or min(wanted, MIN_TURNS)
+    wanted = min(env.max_turns, max(trial.endings)) if has_only_ends else env.max_turns
+    needed = min(wanted, MIN_TURNS)
+    if trial.endings:
+        needed = max(needed, min(trial.endings))
+        if needed > env.max_turns:
+            wanted, needed = max(trial.endings), median_low(trial.endings)
 
     def limits(max_tokens: int, limit: int | None) -> Limits:
         """Return the limits with as many turns as fit into `max_tokens`, or one."""
@@ -112,9 +117,9 @@ def ends_notes(trial: Trial, env: EnvConfig) -> Iterator[str]:
         )
     else:
         yield (
-            f"{num_ended} of {len(trial.plays)} random episodes were done within the "
-            f"env.max_turns={env.max_turns} of the experiment, whose env.max_episode_tokens="
-            f"{env.max_episode_tokens} has no room for more; the others took up to {longest} turns"
+            f"{num_ended} of {len(trial.plays)} random episodes were done within the env.max_turns="
+            f"{env.max_turns} of the experiment, the others took up to {longest} turns; raise "
+            "env.max_turns, env.max_episode_tokens and model.max_length to let more of them end"
         )
 
 
