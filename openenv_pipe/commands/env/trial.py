@@ -24,6 +24,7 @@ from openenv_pipe.environments.hosts.pool import open_session
 from openenv_pipe.environments.schemas import Schema
 from openenv_pipe.environments.tasks import TaskSet
 from openenv_pipe.errors import ServerFullError, SessionError, StepRefusedError, raise_first
+from openenv_pipe.system.tasks import awaited
 from openenv_pipe.types import Action, Observation, Tool
 
 NUM_SESSIONS = 32  # opened at once: more are not needed by the experiment that `inspect` writes
@@ -168,10 +169,12 @@ class _RandomPlay:
         play = self.plays[number] = await start_episode(session, task, self.env)
         turns = itertools.count()
 
-        def choose(observations: Sequence[Observation], draw: random.Random) -> Sequence[Action]:
+        async def choose(
+            observations: Sequence[Observation], draw: random.Random
+        ) -> Sequence[Action]:
             """Choose one action at least, and none when the time is over."""
             is_over = next(turns) > 0 and time.monotonic() > self._latest_s
-            return () if is_over else self.choose(observations, draw)
+            return () if is_over else await awaited(self.choose(observations, draw))
 
         await play_to_end(session, play, choose, self.env, random.Random(number))
 
