@@ -48,7 +48,7 @@ def write_model(folder: Path, hidden_size: int, num_layers: int) -> None:
 
 def model_config(folder: str, ranks: Ranks) -> RunConfig:
     kept = {"lora", "chat_template", "dtype", "autocast", "activation_checkpointing"}
-    kept |= {"quantization", "history"}
+    kept |= {"quantization", "history", "template_time"}
     model = {key: value for key, value in tiny_model().model_dump().items() if key in kept}
     model |= {"type": "hub", "path": folder, "revision": None, "activation_checkpointing": True}
     changes = {"trainer.parallel": "fsdp", "trainer.devices": ranks.size}

@@ -63,7 +63,8 @@ def test_in_a_thread_with_a_running_loop_a_callback_stops_and_a_resume_goes_on()
 
 def test_checkpoints_by_time_are_replaced_and_change_nothing():
     """One is due after each step. The regular ones are those of steps 3 and 4."""
-    saved, settings = [], (*SMALL, "trainer.checkpoint.every=3", "trainer.steps=4")
+    steps = ("trainer.checkpoint.every=3", "trainer.steps=4", "trainer.checkpoint.best=null")
+    saved, settings = [], (*SMALL, *steps)
 
     def on_step(run, metrics):
         saved.append([path.name for path in all_checkpoints(run.path)])
