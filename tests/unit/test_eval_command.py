@@ -56,7 +56,7 @@ def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(folder):
     with pytest.raises(RunFolderError, match="'7'; there are: 10, 20, best"):
         find_model(f"{folder.path}@7", [])
     (folder.path / "checkpoints").rename(folder.path / "elsewhere")
-    with pytest.raises(RunFolderError, match="no checkpoint yet"):
+    with pytest.raises(RunFolderError, match="has no checkpoint: "):
         find_model(str(folder.path), [])
 
 
