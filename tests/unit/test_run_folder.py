@@ -14,7 +14,7 @@ import run_samples
 
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
-from openenv_pipe.runs.checkpoints import StageStep, checkpoint_path, new_checkpoint
+from openenv_pipe.runs.checkpoints import RESUME, StageStep, checkpoint_path, new_checkpoint
 from openenv_pipe.runs.folder import RunFolder
 from openenv_pipe.system import files
 
@@ -206,10 +206,11 @@ def test_a_checkpoint_that_fails_leaves_nothing(tmp_path):
     assert not list((folder.path / "checkpoints").iterdir())
 
 
-def test_a_checkpoint_is_never_overwritten(tmp_path):
+def test_a_checkpoint_that_resumes_is_never_overwritten(tmp_path):
     folder = run_samples.create(tmp_path)
     with new_checkpoint(folder.path, TEN) as path:
         (path / "weights").write_text("first")
+        (path / RESUME).mkdir()
     with pytest.raises(RunFolderError, match="not overwritten"), new_checkpoint(folder.path, TEN):
         pytest.fail("the block must not run")
     assert (checkpoint_path(folder.path, TEN) / "weights").read_text() == "first"
