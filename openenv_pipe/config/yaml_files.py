@@ -42,7 +42,10 @@ def check_file(path: Path, *, is_experiment: bool) -> None:
         is_mapping = _is_mapping(text)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except yaml.YAMLError:
+    except yaml.YAMLError as error:
+        # libyaml looks ahead, and from PyYAML 6.0.4 on gives up by itself at a thousand levels.
+        if "nesting depth" in str(error):
+            raise ConfigError(f"{path}: values are nested more than {MAX_DEPTH} levels") from None
         return
     if not is_mapping:
         raise ConfigError(f"{path}: expected keys and values, such as `name: wordle`")
