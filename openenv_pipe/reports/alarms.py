@@ -30,6 +30,10 @@ MISMATCH_CAUSES = (
     "attention or position that one of them lacks, or in another precision (engine.dtype, "
     "model.autocast); an update so large that the weights broke (grad/norm, trainer.optimizer.lr)"
 )
+STALE_ADVICE = (
+    "its tokens are of older weights, and the policy has moved far since: lower "
+    "trainer.optimizer.lr or trainer.max_staleness"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +82,13 @@ def find_alarms(records: Sequence[Record], max_mismatch: float = LOOSEST_MISMATC
 
 
 def check_mismatch(step: Record, max_mismatch: float) -> None:
-    """Raise TrainingError if a step was not sampled by what is trained."""
+    """Raise TrainingError if a step was not sampled by what is trained.
+
+    Tokens of older weights end no run: they differ by what the policy has learned since, which may
+    be much. `AlarmWatch` warns of it.
+    """
+    if step.get("staleness/max"):
+        return
     measured = _mismatch_above(step, max_mismatch, 1.0, LIMIT_FACTOR_OF_MAX)
     if measured is not None:
         raise TrainingError(
@@ -118,7 +128,9 @@ def _large_mismatch(steps: Sequence[Record], max_mismatch: float) -> Alarm | Non
             return Alarm(
                 metric="mismatch/max",
                 what=f"In step {step['step']}, {measured}",
-                advice=f"{MISMATCH_CAUSES}; the run ends above trainer.max_mismatch",
+                advice=STALE_ADVICE
+                if step.get("staleness/max")
+                else f"{MISMATCH_CAUSES}; the run ends above trainer.max_mismatch",
                 at_once=True,
             )
     return None

@@ -129,10 +129,10 @@ STEP = {**SOUND, "step": 3, "mismatch/max": 0.01}
         ({"mismatch/max": 1.1}, True, False),
         ({"mismatch/max": 5.2}, True, True),
         ({"mismatch/max": None}, False, False),
-        # A newer version has moved what is trained: the mean may be larger, and single tokens too.
+        # Learning itself moves tokens of older weights: it is said, and ends nothing.
         ({"mismatch/mean": 0.2, "mismatch/max": 6.0, "staleness/max": 1}, False, False),
         ({"mismatch/mean": 0.24, "mismatch/max": 6.0, "staleness/max": 1}, True, False),
-        ({"mismatch/mean": 0.31, "mismatch/max": 6.0, "staleness/max": 1}, True, True),
+        ({"mismatch/mean": 0.77, "mismatch/max": 6.0, "staleness/max": 1}, True, False),
         ({"mismatch/mean": 0.31, "mismatch/max": 6.0, "staleness/max": 2}, False, False),
     ],
 )
