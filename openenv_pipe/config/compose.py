@@ -291,14 +291,13 @@ def load_values(
     only: Collection[str] = (),
     *,
     saved: Mapping[str, Any] | None = None,
-    may_miss: bool = False,
 ) -> dict[str, Any]:
     """Return the composed values, or only some blocks of them.
 
     saved: the values of all other blocks, to which interpolations may refer.
 
     Raises:
-        ConfigError: Values that the YAML leaves to the user (`???`) are missing and not `may_miss`.
+        ConfigError: Values that the YAML leaves to the user (`???`) are missing.
     """
     from hydra.types import RunMode
     from omegaconf import OmegaConf, flag_override
@@ -315,7 +314,7 @@ def load_values(
         refuse_exploding_interpolations(unresolved)
     except ValueError as error:
         raise ConfigError(visible(str(error))) from None
-    if not may_miss and (missing := OmegaConf.missing_keys(tree)):
+    if missing := OmegaConf.missing_keys(tree):
         raise ConfigError(explain_missing(sorted(missing)))
     values: Any = OmegaConf.to_container(tree, resolve=True)
     assert isinstance(values, dict)

@@ -263,7 +263,7 @@ def _episode_of_row(task: Task, row: Mapping[str, Any]) -> Episode:
 
 
 def _advantages_of_row(row: Mapping[str, Any]) -> list[float] | None:
-    advantages = row.get("advantages")  # Older versions did not write them.
+    advantages = row.get("advantages")  # Those of evaluations have none.
     return None if advantages is None else [float(each) for each in advantages]
 
 

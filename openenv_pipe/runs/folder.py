@@ -21,8 +21,8 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
+from openenv_pipe import __version__
 from openenv_pipe.config.error_messages import explain_validation, first_problem
-from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.config.secrets import (
     hide_assignments,
@@ -42,7 +42,15 @@ from openenv_pipe.runs.allocation import (
 )
 from openenv_pipe.runs.checkpoints import all_checkpoints
 from openenv_pipe.runs.places import note_runs_folder
-from openenv_pipe.runs.record import Attempt, EndStatus, Lineage, LineageKind, Purpose, RunRecord
+from openenv_pipe.runs.record import (
+    FORMAT,
+    Attempt,
+    EndStatus,
+    Lineage,
+    LineageKind,
+    Purpose,
+    RunRecord,
+)
 from openenv_pipe.runs.trust import check_trust
 from openenv_pipe.system.file_lock import locked
 from openenv_pipe.system.files import (
@@ -113,7 +121,8 @@ class RunFolder:
         """Open an existing folder, also through a `latest` link.
 
         Raises:
-            RunFolderError: It is missing, not a run folder, or its run.json is damaged.
+            RunFolderError: It is missing, not a run folder, of another format, or its run.json is
+                damaged.
         """
         path = Path(path)
         if path.is_symlink():
@@ -327,11 +336,11 @@ class RunFolder:
                 f"{self.path / 'config.json'} holds {values!r:.80}; expected keys and values"
             )
         try:
-            return validate_older(values)
+            return RunConfig.model_validate(values)
         except ValidationError as error:
             raise RunFolderError(
-                f"{self.path / 'config.json'} does not fit this version of openenv-pipe "
-                f"(it was written by {self.record.version}): "
+                f"{self.path / 'config.json'} does not fit openenv-pipe {__version__} "
+                f"(openenv-pipe {self.record.version} wrote it): "
                 f"{explain_validation(error, RunConfig)}"
             ) from error
 
@@ -344,7 +353,16 @@ class RunFolder:
 
 
 def _read_record(path: Path) -> RunRecord:
+    values = read_json(path / "run.json")
+    versions = values.get("versions") if isinstance(values, dict) else None
+    if isinstance(versions, dict) and values.get("format") != FORMAT:
+        found, writer = repr(values.get("format")), str(versions.get("openenv-pipe"))
+        raise RunFolderError(
+            f"{path / 'run.json'} has format={for_people(found)}, written by openenv-pipe "
+            f"{for_people(writer)}; openenv-pipe {__version__} reads format={FORMAT}; use the "
+            "version that wrote the folder"
+        )
     try:
-        return RunRecord.model_validate(read_json(path / "run.json"))
+        return RunRecord.model_validate(values)
     except ValidationError as error:
         raise RunFolderError(f"{path / 'run.json'} is damaged: {first_problem(error)}") from error

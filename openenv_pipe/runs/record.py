@@ -9,6 +9,8 @@ from openenv_pipe.system.process_id import ProcessId
 
 EndStatus = Literal["finished", "failed", "interrupted"]
 Status = Literal["running", EndStatus]
+# Raised whenever the keys of config.json or the contents of another file change.
+FORMAT = 1
 MAX_ATTEMPTS = 10**6
 CHECKPOINT = r"^(step|warm_start)_\d{6,12}$"
 LineageKind = Literal["fork", "reproduction", "recording"]
@@ -42,6 +44,7 @@ class Lineage(Record):
 class RunRecord(Record):
     """run.json. `facts` is what the run finds out: digests, model size, device."""
 
+    format: int = FORMAT  # of the run folder
     id: Annotated[str, Field(pattern=r"^[\w.-]+/\d+$")]  # "wordle/0007"
     purpose: Purpose = "training"  # evaluation: of a model that no run has trained
     status: Status
@@ -51,10 +54,10 @@ class RunRecord(Record):
     ended: AwareDatetime | None
     process: ProcessId  # the current attempt's
     config_digest: str  # sha256 of config.json
-    local_code: list[str] = Field(default_factory=list)  # see runs/trust.py, as is `signature`
-    signature: str | None = None
+    local_code: list[str]  # see runs/trust.py, as is `signature`
+    signature: str | None
     checkouts: list[Checkout]
-    code_digest: str | None = None  # of this tool's own files
+    code_digest: str  # of this tool's own files
     versions: dict[str, str]
     machine: Machine
     facts: dict[str, JsonValue]

@@ -73,7 +73,7 @@ def try_to_sign(text: str) -> str | None:
 def why_foreign(text: str, signature: str | None) -> str | None:
     """Say why the signature does not show that this user signed the text; None if it does."""
     if signature is None:
-        return "it carries no signature, as one of an older version, or of a user without a key"
+        return "it carries no signature, as one of a user without a key"
     try:
         is_own = is_signed(text, signature)
     except NoKeyError as error:

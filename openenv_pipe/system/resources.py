@@ -18,7 +18,6 @@ from openenv_pipe.system.plugins import plugin_dirs, unusable_plugins_note
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
 BASE = "base"  # a group's file that others include; it is not an option itself
-MOVED = {"openenv_pipe.policies": "openenv_pipe.environments.random_policy"}  # in old run folders
 
 
 def conf_dirs() -> list[Path]:
@@ -95,7 +94,6 @@ def load_callable(dotted: str) -> Callable[..., Any]:
     only if the module is there. Raises ConfigError on failure.
     """
     module_name, _, attribute_path = dotted.partition(":")
-    module_name = MOVED.get(module_name, module_name)
     is_own = module_in_current_folder(dotted) is not None
     for folder in _module_dirs():
         if folder not in sys.path and (is_own or folder not in _current_dirs()):

@@ -70,7 +70,7 @@ def tokens_of(
 def trained_tokens_of(episodes: Path) -> Mapping[tuple[str, int], RecordedTokens]:
     """Return what the learner has recorded beside a file of episodes, by group and member.
 
-    A file that is missing, as in a run of an older version, or damaged records nothing.
+    A file that is missing, as for evaluations, or damaged records nothing.
     """
     try:
         return read_trained_tokens(tokens_path(episodes))

@@ -10,7 +10,6 @@ from fakes import made_up_group, run_config
 from openenv_pipe.algorithms.advantages import step_advantages
 from openenv_pipe.algorithms.samples import build_samples
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.pipeline.grpo_stage import build_advantages
 
@@ -141,10 +140,3 @@ def test_dynamic_sampling_has_to_know_what_a_signal_is():
     own = ["trainer/advantage=python", "trainer.advantage.target=my:ranks"]
     with pytest.raises(ConfigError, match=r"=2 with advantage\.type=python"):
         compose(["conf=smoke", *own, "trainer.max_sampling_rounds=2"])
-
-
-def test_a_run_from_before_there_were_types_has_the_one_that_there_was():
-    config = run_config()
-    values = config.model_dump()
-    del values["trainer"]["advantage"]["type"]
-    assert validate_older(values) == config

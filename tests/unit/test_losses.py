@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from fakes import run_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ from openenv_pipe.algorithms.losses.normalization import Counts, token_weights
 from openenv_pipe.algorithms.losses.policy import cispo_loss, grpo_loss, gspo_loss
 from openenv_pipe.algorithms.losses.ratios import sample_means
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.migrations import validate_older
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.3}
 EPISODE_TOKENS = torch.tensor([3.0, 3.0, 3.0, 1.0])  # an episode of three tokens, and of one
@@ -65,12 +63,6 @@ def test_weights_of_tokens(normaliser, expected):
 def test_presets_have_the_means_of_their_papers(preset, expected):
     loss = compose(["conf=smoke", f"trainer={preset}"]).config.trainer.loss
     assert (loss.normalise, loss.normalise_groups) == expected
-
-
-def test_an_old_run_goes_on_with_the_mean_that_it_began_with():
-    values = run_config().model_dump(mode="json")
-    assert values["trainer"]["loss"].pop("normalise_groups") == "all"
-    assert validate_older(values).trainer.loss.normalise_groups == "with_signal"
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from fakes import run_config
 
 from openenv_pipe.config.compose import compose
-from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.environments.hosts.docker.guarded import GuardedDaemon
 from openenv_pipe.environments.hosts.docker.image import Image
 from openenv_pipe.environments.hosts.docker.program import program_options, program_recipe
@@ -62,14 +60,6 @@ def test_what_cannot_be_mounted_is_refused(tmp_path):
         REQUIREMENTS["agent"](gone)
     here = configured(f"agent.sandbox.mounts={{/data: '{tmp_path}'}}")
     assert REQUIREMENTS["agent"](here) == "a program in containers of agent:1"
-
-
-def test_a_program_of_an_older_version_runs_without_a_sandbox():
-    values = compose([*PROGRAM]).config.model_dump(mode="json")
-    assert values["agent"].pop("sandbox") == {"type": "none"}
-    assert validate_older(values).agent.sandbox.type == "none"
-    older_still = run_config({}).model_dump(mode="json")
-    assert validate_older(older_still).agent.type == "loop"
 
 
 def test_a_foreign_runs_program_and_image_are_shown_before_they_are_trusted():

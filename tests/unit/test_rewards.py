@@ -12,12 +12,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from fakes import made_up_episode, made_up_turn, run_config
+from fakes import made_up_episode, made_up_turn
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from openenv_pipe.config.migrations import validate_older
 from openenv_pipe.config.schema import RewardConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.rewards import Scorer
@@ -138,50 +137,7 @@ def test_a_term_cannot_have_the_name_of_a_metric_of_the_whole_reward(name):
         scored({name: {"type": "turns"}})
 
 
-def older(terms, *, metric="reward/mean", direction="max"):
-    """Read the configuration of an old run with these terms, which evaluates between steps."""
-    values = run_config().model_dump(mode="json")
-    values["reward"]["terms"] = terms
-    values["eval"]["during"]["every"] = 1
-    values["trainer"]["checkpoint"]["best"] = {"metric": metric, "direction": direction}
-    return validate_older(values)
-
-
-def test_a_reward_of_an_old_run_has_no_transforms():
-    values = run_config().model_dump(mode="json")
-    del values["reward"]["transforms"]
-    assert validate_older(values).reward.transforms == {}
-
-
 TURNS_TERM = {"type": "turns", "weight": 1.0, "per_turn": False}
-MEAN_BY_TURN = python_term("halves", use="mean", share=0.5) | {"weight": 1.0, "per_turn": True}
-
-
-def test_a_term_of_an_old_run_with_a_reserved_name_gets_another_one():
-    names = ("mean", "turns", "std", "std_term")
-    reward = older({name: TURNS_TERM | {"weight": i} for i, name in enumerate(names)}).reward
-    assert [(name, term.weight) for name, term in reward.terms.items()] == [
-        *(("mean_term", 0.0), ("turns", 1.0), ("std_term_term", 2.0), ("std_term", 3.0)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("terms", "metric", "expected"),
-    [
-        ({"it": MEAN_BY_TURN}, "reward/mean", "success/rate"),
-        ({"it": MEAN_BY_TURN}, "reward/it", "success/rate"),
-        ({"it": MEAN_BY_TURN}, "eval/reward", "eval/success"),
-        ({"it": MEAN_BY_TURN}, "turns/mean", "turns/mean"),
-        ({"mean": TURNS_TERM}, "reward/mean", "success/rate"),
-        ({"mean": TURNS_TERM}, "eval/reward", "eval/reward"),
-        ({"it": TURNS_TERM}, "reward/mean", "reward/mean"),
-    ],
-)
-def test_an_old_runs_best_checkpoint_is_chosen_by_values_of_one_scale(terms, metric, expected):
-    """Otherwise steps after a resume would win or lose by another measure than those before."""
-    best = older(terms, metric=metric, direction="min").trainer.checkpoint.best
-    assert best.metric == expected
-    assert best.direction == ("min" if expected == metric else "max")
 
 
 def values_of(episode, *, values):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import run_samples
 
+from openenv_pipe import __version__
 from openenv_pipe.config.schema import RunConfig
 from openenv_pipe.errors import RunFolderError
 from openenv_pipe.runs.checkpoints import RESUME, StageStep, checkpoint_path, new_checkpoint
@@ -104,14 +105,18 @@ def test_a_damaged_record_is_a_user_error(tmp_path, content):
         RunFolder.open(folder.path)
 
 
-def test_keys_that_are_new_since_a_run_was_written_get_the_shipped_value(tmp_path):
-    folder = run_samples.create(tmp_path)
-    values = json.loads((folder.path / "config.json").read_text())
-    for block, key in (("trainer", "max_staleness"), ("env", "step_exception"), ("eval", "during")):
-        del values[block][key]
-    del values["env"]["adapter"]["unusable"], values["engine"]["max_batch"]
-    files.write_json(folder.path / "config.json", values)
-    assert folder.written_config == run_samples.config(tmp_path)
+@pytest.mark.parametrize("written", [None, 0, 2])
+def test_a_folder_of_another_format_is_rejected_with_both_versions(tmp_path, written):
+    path = run_samples.create(tmp_path).path
+    record = json.loads((path / "run.json").read_text())
+    assert record["format"] == 1
+    del record["format"], record["id"]
+    record["versions"]["openenv-pipe"] = "0.7.0"
+    files.write_json(path / "run.json", record | ({} if written is None else {"format": written}))
+    with pytest.raises(RunFolderError, match=rf"format={written}") as caught:
+        RunFolder.open(path)
+    for each in ("openenv-pipe 0.7.0", f"openenv-pipe {__version__} reads format=1"):
+        assert each in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +126,7 @@ def test_keys_that_are_new_since_a_run_was_written_get_the_shipped_value(tmp_pat
         ({"reward": {"terms": {"a": {"type": "env"}}}}, r"terms\.a\.weight is missing"),
     ],
 )
-def test_a_config_of_another_version_is_a_user_error(tmp_path, change, problem):
+def test_a_configuration_that_does_not_fit_is_a_user_error(tmp_path, change, problem):
     folder = run_samples.create(tmp_path)
     values = json.loads((folder.path / "config.json").read_text())
     for block, keys in change.items():
@@ -129,7 +134,7 @@ def test_a_config_of_another_version_is_a_user_error(tmp_path, change, problem):
     files.write_json(folder.path / "config.json", values)
     with pytest.raises(RunFolderError, match=problem) as caught:
         _ = folder.written_config
-    assert "does not fit this version" in str(caught.value)
+    assert f"does not fit openenv-pipe {__version__}" in str(caught.value)
 
 
 def test_a_runs_dir_that_cannot_be_made_is_a_user_error(tmp_path):

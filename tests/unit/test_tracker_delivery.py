@@ -7,8 +7,7 @@ from collections import UserList
 import pytest
 import run_samples
 
-from openenv_pipe.config.migrations import validate_older
-from openenv_pipe.config.schema import PythonTrackerConfig
+from openenv_pipe.config.schema import PythonTrackerConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.eval_report import summarise
 from openenv_pipe.runs.evals import DURING, Evaluation, save_evaluation
@@ -145,7 +144,7 @@ def test_the_configuration_has_marks_in_the_place_of_secrets(tmp_path, monkeypat
     monkeypatch.setenv("GAME_TOKEN", "a secret of the game")
     plain = run_samples.config(tmp_path).model_dump()
     plain["env"]["variables"] = {"GAME_TOKEN": "a secret of the game"}
-    folder = RunFolder.create(validate_older(plain), overrides=[], command=[])
+    folder = RunFolder.create(RunConfig.model_validate(plain), overrides=[], command=[])
     calls = Calls()
     config, _ = tracked(tmp_path, one={"calls": calls})
     trackers = Trackers(config, folder, pytest.fail)
@@ -368,16 +367,3 @@ def test_a_tracker_without_the_interface_is_refused(tmp_path):
     config.tracker["it"] = config.tracker["it"].model_copy(update={"target": "builtins:dict"})
     with pytest.raises(ConfigError, match=r"tracker\.it\.target='builtins:dict'"):
         build_tracker("it", config.tracker["it"], tmp_path)
-
-
-def test_trackers_of_older_configurations_are_read(tmp_path):
-    values = run_samples.config(tmp_path).model_dump()
-    for older, now in (
-        ({"type": "none"}, []),
-        ({"type": "tensorboard"}, ["tensorboard"]),
-        ({"type": "python", "target": "a:b", "options": {"c": 1}}, ["python"]),
-    ):
-        assert [*validate_older(values | {"tracker": older}).tracker] == now
-    wandb = {"type": "wandb", "mode": "offline", "project": "p"}  # keys that came later are added
-    found = validate_older(values | {"tracker": {"wandb": wandb, "mine": {"type": "tensorboard"}}})
-    assert found.tracker["wandb"].episodes_every == 10

@@ -60,9 +60,9 @@ def test_a_folder_of_another_user_says_what_it_names(tmp_path, other_user):
     folder = run_samples.create(tmp_path)
     change_config(folder, env={"command": ["sh", "-c", "touch owned"]})
     terms = read_json(folder.path / "config.json")["reward"]["terms"]
-    verifier = load_values(open_loader(), ["conf=smoke", "reward=verifier"], may_miss=True)
+    url = "reward.terms.verifier.source.url=https://elsewhere.example/verify"
+    verifier = load_values(open_loader(), ["conf=smoke", "reward=verifier", url])
     checked = verifier["reward"]["terms"]["verifier"]
-    checked["source"]["url"] = "https://elsewhere.example/verify"
     change_config(folder, reward={"terms": {**terms, "checked": checked}})
     other_user()
     run_samples.create(tmp_path)  # This user has a key.

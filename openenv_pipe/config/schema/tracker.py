@@ -1,9 +1,8 @@
 """`tracker`: where metrics go beside metrics.jsonl, which is always written."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from openenv_pipe.config.schema.base import (
     Block,
@@ -18,8 +17,6 @@ from openenv_pipe.config.schema.base import (
     Text,
     VariableName,
 )
-
-OLDER_KEYS = ("type", "target", "options")  # of the only tracker, in versions that had one
 
 
 class TensorboardTrackerConfig(Block):
@@ -117,15 +114,6 @@ TrackerConfig = Annotated[
 ]
 
 
-def name_older_tracker(value: Any) -> Any:
-    """Return the trackers by name, also from the form of versions that had a single tracker."""
-    if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
-        return value
-    older = {key: value[key] for key in OLDER_KEYS if key in value}
-    others = {key: each for key, each in value.items() if key not in OLDER_KEYS}
-    return others if older["type"] == "none" else {older["type"]: older, **others}
-
-
 # A name is also that of a file in the run folder.
 TrackerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]{0,63}$")]
-TrackerConfigs = Annotated[dict[TrackerName, TrackerConfig], BeforeValidator(name_older_tracker)]
+TrackerConfigs = dict[TrackerName, TrackerConfig]

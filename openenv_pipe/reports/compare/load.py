@@ -1,8 +1,7 @@
 """Load the runs of a comparison from their folders, in whatever state they are.
 
 Runs of a sweep are those whose run.json has the sweep's stamp as `sweep`; sweep.json names the
-jobs that never became a run. Configurations of older versions are read as those of this one, so
-that equal settings are one setting. One that this version cannot read is compared as it is written.
+jobs that never became a run.
 """
 
 import json
@@ -126,7 +125,7 @@ def _read(path: Path) -> FoundRun:
     name = f"{path.parent.name}/{path.name}"
     try:
         folder = RunFolder.open(path)
-        config = _read_config(folder)
+        config = folder.written_config.model_dump(mode="json")
         stages = read_stages(path)
         seed = config["seed"]
         records = read_metrics(folder.metrics_path)
@@ -145,13 +144,6 @@ def _read(path: Path) -> FoundRun:
         )
     except (RunFolderError, OSError, LookupError, TypeError, AttributeError) as error:
         return FoundRun(id=name, path=Path(short_path(path)), status="unreadable", cause=str(error))
-
-
-def _read_config(folder: RunFolder) -> Any:
-    try:
-        return folder.written_config.model_dump(mode="json")
-    except RunFolderError:  # written by a version whose configurations differ too much
-        return read_json(folder.path / "config.json")
 
 
 def _final(folder: RunFolder, stages: Mapping[str, EvalReport]) -> EvalReport | None:
