@@ -122,35 +122,27 @@ def compare(
         Literal["table", "json", "csv", "md"],
         typer.Option("--format", help="What is printed: a table, or its data."),
     ] = "table",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where compare.png and compare.html go: the sweep's folder, or `compare` beside "
-            "the experiments.",
-            show_default=False,
-        ),
-    ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Compare runs: the settings that differ, and the results.
 
-    Runs that differ only in the seed are one row, with an interval over the seeds. Also draws the
-    learning curves, and writes an HTML page that needs no network.
+    Runs that differ only in the seed are one row, with an interval over the seeds. `openenv-pipe
+    view` shows the same with the learning curves.
 
     \b
     openenv-pipe compare wordle/0003 wordle/0004
     openenv-pipe compare runs/sweeps/2026-11-20_14-03-11 --format md
     """
     from openenv_pipe.cli.console import print_table
-    from openenv_pipe.reports import compare
+    from openenv_pipe.reports.compare.grouping import compare_settings
+    from openenv_pipe.reports.compare.load import find_runs
     from openenv_pipe.reports.compare.text import as_table, as_text
 
-    comparison, page = compare.compare(targets, output, runs_dir)
+    comparison = compare_settings(find_runs(targets, runs_dir))
     if form == "table":
         print_table(as_table(comparison))
     else:
         print(as_text(comparison, form), end="")
-    tell_person(str(page))
 
 
 def reproduce(

@@ -5,7 +5,6 @@ function here hides secrets, writes out characters that would control a terminal
 and cuts what is too long. Nothing else does any of this.
 """
 
-import html
 import json
 import re
 from pathlib import Path
@@ -53,11 +52,6 @@ def quoted(text: str | bytes, max_length: int = MAX_QUOTE_LENGTH) -> str:
         text = text.decode(errors="replace")
     text = redact(text.strip())  # before the cut, which could leave half of a secret
     return repr(text[:max_length]) + ("..." if len(text) > max_length else "")
-
-
-def for_html(text: str) -> str:
-    """Escape a text for HTML."""
-    return html.escape(for_people(text))
 
 
 def for_markdown(text: str) -> str:

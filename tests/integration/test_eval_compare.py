@@ -127,5 +127,4 @@ def test_the_two_runs_are_compared(home):
     stop = {"eval.during.stop.measure", "eval.during.stop.at", "trainer.steps"}
     assert set(values["keys"]) == stop
     assert len(values["settings"]) == 2 and values["best"] is not None
-    assert (home / "runs/compare/compare.html").stat().st_size > 20_000
     told(home, "compare", "runs/smoke/0007", code=2)

@@ -13,7 +13,6 @@ from openenv_pipe.system.foreign_text import (
     MAX_LENGTH,
     code_block,
     code_span,
-    for_html,
     for_markdown,
     for_people,
     quoted,
@@ -52,7 +51,6 @@ def test_nothing_acts_on_a_terminal(bad):
     for shown in (
         visible(text),
         for_people(text),
-        for_html(text),
         for_markdown(text),
         quoted(text),
     ):

@@ -35,7 +35,6 @@ from openenv_pipe.rollout.agents.served_model import ServedModel
 from openenv_pipe.system.foreign_text import (
     code_block,
     code_span,
-    for_html,
     for_markdown,
     for_people,
 )
@@ -654,7 +653,7 @@ def readers_of_untrusted_text():
         yield name, 1000, unless_unusable(adapter.read)
     yield "judge", 20_000, unless_unusable(json_object)
     yield "number", 20_000, unless_unusable(lambda text: number_of(text, 3, "turn"))
-    for show in (for_people, for_markdown, for_html, code_span, code_block, redact):
+    for show in (for_people, for_markdown, code_span, code_block, redact):
         yield show.__name__, 20_000, show
 
 

@@ -47,12 +47,11 @@ class FoundRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The runs, the jobs that never became one, and the folder for the results."""
+    """The runs, and the jobs that never became one."""
 
     title: str
     runs: Sequence[FoundRun]
     lost_jobs: Sequence[str]  # each with its cause
-    home: Path
 
 
 def find_runs(targets: Sequence[str], runs_dir: Path | None = None) -> Found:
@@ -63,9 +62,7 @@ def find_runs(targets: Sequence[str], runs_dir: Path | None = None) -> Found:
     if len(targets) == 1 and is_sweep(path := find_folder(targets[0], runs_dir)):
         return _find_sweep(path)
     folders = {_open(name, runs_dir).path.resolve(): None for name in targets}
-    runs = [_read(path) for path in folders]
-    home = next(iter(folders)).parent.parent / "compare"
-    return Found(title="Runs", runs=runs, lost_jobs=[], home=Path(short_path(home)))
+    return Found(title="Runs", runs=[_read(path) for path in folders], lost_jobs=[])
 
 
 def _open(name: str, runs_dir: Path | None) -> RunFolder:
@@ -91,7 +88,7 @@ def _find_sweep(path: Path) -> Found:
             f"{path} has no runs: below {short_path(runs_dir)} no run.json has sweep={stamp!r}; "
             "name run folders instead"
         )
-    return Found(title=f"Sweep {stamp}", runs=runs, lost_jobs=lost, home=path)
+    return Found(title=f"Sweep {stamp}", runs=runs, lost_jobs=lost)
 
 
 def _jobs(file: Path) -> list[dict[str, Any]]:
