@@ -61,7 +61,7 @@ def test_a_server_killed_in_a_step_is_replaced(installed, tmp_path):
     assert_trained_and_agreed(tmp_path)
     assert [record["engine/restarts"] for record in steps_of(tmp_path)] == [0, 1, 1]
     assert "restart 1 of 2" in told
-    assert "loading weights" in told  # the progress of the server's start
+    assert "waiting for http" in told and "ready at http" in told
 
 
 def test_a_server_killed_while_programs_play_is_replaced(installed, tmp_path):

@@ -6,7 +6,6 @@ from openenv_pipe.engines.vllm.server_metrics import (
     read_metrics,
     summarise,
 )
-from openenv_pipe.engines.vllm.start_progress import StartProgress
 
 PAGE = """# HELP vllm:num_requests_running Number of requests
 vllm:num_requests_running{{engine="0",model_name="base"}} {running}
@@ -65,21 +64,3 @@ def test_of_several_servers_the_sums_are_told_and_each_under_its_number():
 def test_the_metrics_of_several_engines_are_added():
     page = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_running{engine="1"} 3.0\n'
     assert read_metrics(page) == {"num_requests_running": 5.0}
-
-
-def test_a_start_tells_each_phase_once(tmp_path):
-    log, told = tmp_path / "engine.log", []
-    log.write_text("Starting to load model of the server before\n")
-    progress = StartProgress(log, told.append)
-    with log.open("a") as file:
-        file.write("INFO Resolved architecture: Qwen3ForCausalLM\nINFO Starting to lo")
-        file.flush()
-        progress._report()
-        file.write("ad model x\nINFO Starting to load model y\n")
-        file.flush()
-        progress._report()
-    progress._report()
-    assert [text.split(" (")[0] for text in told] == [
-        "architecture Qwen3ForCausalLM",
-        "loading weights",
-    ]

@@ -5,6 +5,7 @@ The model's own chat template, generation settings and form of tool calls apply.
 
 import asyncio
 import os
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +25,6 @@ from openenv_pipe.engines.vllm.server_command import (
     allowed_rank,
     process_environment,
 )
-from openenv_pipe.engines.vllm.start_progress import StartProgress
 from openenv_pipe.errors import ConfigError, EngineError
 from openenv_pipe.system.http import LOOPBACK
 from openenv_pipe.system.process import ManagedProcess, port_in_use
@@ -39,6 +39,8 @@ Tell = Callable[[str], None]
 STOP_LIMIT_S = 10.0
 CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_CACHE_GB = "2"
+ERROR_LINE = re.compile(rb"\b\w+Error: .+")
+MAX_READ_BYTES = 1 << 20  # of the log
 # Options of the server that decide who may use it, and what sets each of them instead.
 OWN_OPTIONS = {
     "--host": "--host, in front of the `--`",
@@ -167,7 +169,7 @@ async def running(
     Raises:
         EngineError: the server died at its start, or was not ready within `start_timeout_s`.
     """
-    progress = StartProgress(log, lambda text: tell(f"engine: {text}"))
+    log_begin = log.stat().st_size if log.exists() else 0
     own = {"PYTHONPATH": python_path(sees_pictures=False), KEY_VARIABLE: key}
     environment = process_environment(
         served.model, {**_variables(installed.build), **variables, **own}
@@ -175,16 +177,28 @@ async def running(
     server = server_process(installed.python, arguments, environment, log)
     try:
         async with VllmClient(url, api_key=key, request_timeout_s=ATTEMPT_LIMIT_S) as client:
-            ready = wait_until_healthy(
-                url, timeout_s=start_timeout_s, check=progress.watching(client)
-            )
+            tell(f"engine: waiting for {url}, which can take minutes (log: {log})")
+            ready = wait_until_healthy(url, timeout_s=start_timeout_s, check=client.check_health)
             await unless_dead(ready, server.exited())
         yield server
     except NotReadyError as error:
-        cause = progress.cause_of_death()
+        cause = _first_error(log, log_begin)
         raise EngineError(f"{error}: {cause}" if cause else str(error), log) from error
     finally:
         await asyncio.shield(server.stopped(STOP_LIMIT_S))
+
+
+def _first_error(log: Path, begin: int) -> str | None:
+    """Return the first error in the log from byte `begin` on; None if there is none.
+
+    When a server dies, each of its processes logs the end, so the last lines rarely name the cause.
+    """
+    if not log.exists():
+        return None
+    with log.open("rb") as file:
+        file.seek(begin)
+        found = ERROR_LINE.search(file.read(MAX_READ_BYTES))
+    return found.group().decode(errors="replace") if found else None
 
 
 def server_key(host: str, tell: Tell) -> str:

@@ -17,7 +17,6 @@ from openenv_pipe.engines.vllm.client import VllmClient
 from openenv_pipe.engines.vllm.connection import BASE
 from openenv_pipe.engines.vllm.launch import VllmServer
 from openenv_pipe.engines.vllm.ownership import Claim, Owner
-from openenv_pipe.engines.vllm.start_progress import StartProgress
 from openenv_pipe.errors import EngineError, PipeError
 from openenv_pipe.system.readiness import NotReadyError, unless_dead, wait_until_healthy
 from openenv_pipe.system.supervisor import RestartBudget, Supervisor
@@ -133,15 +132,16 @@ class PolicyServer:
             files=self._server.files,
         )
         self.client = await client.__aenter__()
-        progress = StartProgress(self.log, self._tell)
-        self._tell(f"waiting for {self.url}")
+        started_s = time.monotonic()
+        log = "" if self.log is None else f" (log: {self.log})"
+        self._tell(f"waiting for {self.url}{log}")
         async with asyncio.timeout(self._config.start_timeout_s):
-            await unless_dead(self._first_token(client, progress), self.died())
+            await unless_dead(self._first_token(client), self.died())
         await unless_dead(self._restore(client), self.died())  # a broadcast waits for the learner
-        self._tell(f"ready at {self.url} after {progress.elapsed_s:.0f} s")
+        self._tell(f"ready at {self.url} after {time.monotonic() - started_s:.0f} s")
 
-    async def _first_token(self, client: VllmClient, progress: StartProgress) -> None:
-        await wait_until_healthy(self.url, timeout_s=math.inf, check=progress.watching(client))
+    async def _first_token(self, client: VllmClient) -> None:
+        await wait_until_healthy(self.url, timeout_s=math.inf, check=client.check_health)
         if self._claimant is not None:  # before anything changes the server for its user
             client.claim = claim = Claim(
                 client,
