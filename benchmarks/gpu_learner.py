@@ -32,6 +32,7 @@ from openenv_pipe.algorithms.packing import pack
 from openenv_pipe.config.compose import compose
 from openenv_pipe.learner.learner import Learner
 from openenv_pipe.models.attention.packed import use_packed_attention
+from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.tiny import build_tokenizer
 from openenv_pipe.types import Sample
@@ -92,7 +93,7 @@ def build_policy(model: Any, device: str, *, checkpointing: bool) -> Policy:
     use_packed_attention(model.get_base_model() if isinstance(model, PeftModel) else model)
     return Policy(
         model,
-        build_tokenizer(),
+        ChatFormat(build_tokenizer()),
         device=torch.device(device),
         autocast=precision(device),
         activation_checkpointing=checkpointing,

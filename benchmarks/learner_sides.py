@@ -77,6 +77,7 @@ class Ours:
         from openenv_pipe.config.compose import compose
         from openenv_pipe.learner.learner import Learner
         from openenv_pipe.models.attention.packed import use_packed_attention
+        from openenv_pipe.models.chat_template import ChatFormat
         from openenv_pipe.models.policy import Policy
         from openenv_pipe.models.tiny import build_tokenizer
         from openenv_pipe.system.malloc import keep_freed_memory
@@ -90,9 +91,8 @@ class Ours:
         keep_freed_memory()
         self.case, self.model = case, build_model(case["shape"])
         use_packed_attention(self.model)
-        policy = Policy(
-            self.model, build_tokenizer(), device=torch.device("cpu"), autocast=torch.float32
-        )
+        chat = ChatFormat(build_tokenizer())
+        policy = Policy(self.model, chat, device=torch.device("cpu"), autocast=torch.float32)
         given, chosen = case["lengths"]
         self._learner = Learner(policy, trainer, max_episode_tokens=given + chosen, seed=0)
         self._samples = build_samples(case)

@@ -147,7 +147,7 @@ async def directly(engine: Any, requests: Sequence[Sequence[TokenRequest]]) -> M
 async def local(num_programs: int, max_length: int) -> AsyncIterator[tuple[Any, ChatFormat]]:
     config = compose(["conf=wordle", f"model.max_length={max_length}"]).config
     policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
-    policy.end_id = -1  # no token ends a reply, so that all have the same length
+    policy.end_ids = {-1}  # no token ends a reply, so that all have the same length
     num_threads = len(usable_cores()) if policy.is_fast else 1
     prepare = partial(prepare_thread, 1 if policy.is_fast else len(usable_cores()))
     with ThreadPoolExecutor(num_threads, "sampler", prepare) as executor:

@@ -52,7 +52,7 @@ def build_engine(
 ) -> LocalEngine:
     config = compose(["conf=wordle", f"model.autocast={precision}"]).config
     policy = load_policy(config.model, seed=0, device=torch.device("cpu"))
-    policy.end_id = NO_END
+    policy.end_ids = {NO_END}
     if side == OWN:
         policy.slow_forward_reason = "this side measures the model's own modules"
     prepare = partial(prepare_thread, num_threads if side == OWN else 1)

@@ -218,7 +218,8 @@ async def rollouts(config: RunConfig, num_rounds: int) -> list[tuple[float, floa
                     episodes = [episode for group in groups for episode in group.episodes]
                     ours = sum(episode.num_completion_tokens for episode in episodes) / took_s
                     bodies = [
-                        requests_of(e, engine.replicas[0].model, policy.end_id) for e in episodes
+                        requests_of(e, engine.replicas[0].model, min(policy.end_ids))
+                        for e in episodes
                     ]
                     await client.reset_prefix_cache()
                     bare = await raw(client.url, bodies, num_sessions)

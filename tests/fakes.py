@@ -188,7 +188,7 @@ def tiny_policy(
         # tied embeddings: this changes the head as well
         embeddings = policy.model.get_input_embeddings().weight.data
         embeddings[:, 0] = 1.0
-        embeddings[policy.end_id, 0] = 4.5
+        embeddings[policy.chat.ends.usual, 0] = 4.5
     return policy
 
 

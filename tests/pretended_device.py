@@ -143,11 +143,10 @@ def update_shards(lora_rank: int, mesh: DeviceMesh) -> None:
         policy = fsdp.ShardedPolicy(
             root,
             ranks,
-            whole.tokenizer,
+            whole.chat,
             device=device,
             autocast=torch.float32,
             activation_checkpointing=False,
-            history="append",
         )
         policy.packs_rows = True
         given = ("trainer.devices=2", "trainer.parallel=fsdp", "trainer.optimizer.type=adamw")

@@ -250,7 +250,7 @@ class SmallPolicySource:
     num_freed = 0
     precision = "float32"
     vocabulary_size = VOCABULARY
-    end_id = TOKENS[-1]
+    end_ids = frozenset({TOKENS[-1]})
     placeholder_id = None
     probe_pictures = NO_PICTURES
 

@@ -47,7 +47,7 @@ class EagerEngine(LocalEngine):
             return
         wave, self._waiting = self._waiting[: self.max_episodes], self._waiting[self.max_episodes :]
         # A new lane has no conversations, and overwrites the rows of the one before.
-        lane = Lane(self._forward, device=self._model.device, end_id=self._model.end_id)
+        lane = Lane(self._forward, device=self._model.device, end_ids=self._model.end_ids)
         self._is_sampling = True
         running = self._start(lane, wave)
         running.add_done_callback(self._end_wave)

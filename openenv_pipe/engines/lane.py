@@ -4,7 +4,7 @@ Shape letters: R conversations of a wave, of which the first A are not done; T t
 completion, V vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,10 +40,12 @@ class Lane:
     A wave that still runs after its collection was cancelled uses the lane of that collection.
     """
 
-    def __init__(self, forward: RowForward, *, device: torch.device, end_id: int) -> None:
+    def __init__(
+        self, forward: RowForward, *, device: torch.device, end_ids: Collection[int]
+    ) -> None:
         self._forward = forward
         self._device = device
-        self._end_id = end_id
+        self._end_ids = np.array(sorted(end_ids))
         self._rows: list[_Conversation] = []
         self._ended: set[Key] = set()
 
@@ -66,7 +68,7 @@ class Lane:
             if request.num_kept is not None:
                 conversation.keep(request.num_kept)
             conversation.pending += request.new_ids
-        wave = _Wave(self._forward, self._device, self._end_id, self._rows, in_rows)
+        wave = _Wave(self._forward, self._device, self._end_ids, self._rows, in_rows)
         wave.run({name: each for request in requests for name, each in request.pictures.items()})
         self._rows = [self._rows[place] for place in wave.places_R]
         self._ended.update(key for key in by_key if key[1])
@@ -100,13 +102,13 @@ class _Wave:
         self,
         forward: RowForward,
         device: torch.device,
-        end_id: int,
+        end_ids: np.ndarray,
         conversations: Sequence[_Conversation],
         requests: Sequence[TokenRequest],
     ) -> None:
         self._forward = forward
         self._device = device
-        self._end_id = end_id
+        self._end_ids = end_ids
         self._conversations = conversations
         num_rows, longest = len(requests), max(request.max_tokens for request in requests)
         self.places_R = np.arange(num_rows)
@@ -159,7 +161,7 @@ class _Wave:
         return Completion(
             token_ids=token_ids,
             logprobs=self._logprobs[place, :length].tolist(),
-            finish=Finish.STOP if token_ids[-1] == self._end_id else Finish.LENGTH,
+            finish=Finish.STOP if token_ids[-1] in self._end_ids else Finish.LENGTH,
             policy_versions=[version],
         )
 
@@ -175,7 +177,7 @@ class _Wave:
         ids_A = sampled_A.cpu().numpy()
         self._token_ids[places_A, number] = ids_A
         self._logprobs[places_A, number] = logprobs_A.cpu().numpy()
-        ends_A = (ids_A == self._end_id) | (number + 1 >= self._limits[places_A])
+        ends_A = (ids_A[:, None] == self._end_ids).any(1) | (number + 1 >= self._limits[places_A])
         self._lengths[places_A[ends_A & (self._lengths[places_A] == 0)]] = number + 1
         return ids_A
 

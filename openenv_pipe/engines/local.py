@@ -33,7 +33,7 @@ class SamplingModel(Protocol):
     """The interface of a model for the local engine, as in `models.policy.Policy`."""
 
     device: torch.device
-    end_id: int
+    end_ids: frozenset[int]
 
     def row_forwards(self, num: int) -> Sequence[RowForward]:
         """Return forward passes with empty caches, for the weights of now."""
@@ -96,9 +96,9 @@ class LocalEngine:
 
     def begin_collection(self, num_episodes: int, limit: int) -> int:
         num_lanes = _num_lanes(limit) if self._in_lanes else 1
-        device, end_id = self._model.device, self._model.end_id
+        device, end_ids = self._model.device, self._model.end_ids
         forwards = self._model.row_forwards(num_lanes)
-        self._lanes = [Lane(forward, device=device, end_id=end_id) for forward in forwards]
+        self._lanes = [Lane(forward, device=device, end_ids=end_ids) for forward in forwards]
         if num_episodes <= limit:  # No episode has to wait for another's end.
             counts = Counter(self._lane_number(episode) for episode in range(num_episodes))
             self._cohorts = [

@@ -36,6 +36,7 @@ from openenv_pipe.models.template_probes import (
     user,
 )
 from openenv_pipe.models.template_rendering import EndlessTemplateError, TemplateRenderer
+from openenv_pipe.models.turn_ends import find_turn_ends
 from openenv_pipe.types import Message, Picture, Tool
 
 if TYPE_CHECKING:
@@ -68,8 +69,12 @@ class ChatFormat:
         tokenizer: Any,
         history: HistoryMode = "append",
         pictures: "PictureFormat | None" = None,
+        eos_ids: Iterable[int] = (),
     ) -> None:
-        """pictures: None if the model reads text alone."""
+        """pictures: None if the model reads text alone.
+
+        eos_ids: end tokens of the model's settings, beside the one that the template writes
+        """
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 "the tokenizer has no chat template; set model.chat_template to a Jinja template"
@@ -79,22 +84,25 @@ class ChatFormat:
                 "the model has only a slow tokenizer, without a tokenizer.json; convert it with "
                 "transformers, or choose a model that has one"
             )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self.history: HistoryMode = history
         added = tokenizer.added_tokens_decoder.values()
         self._special_tokens = [token.content for token in added if token.special]
-        self._pictures = pictures
+        self.pictures = pictures
         if pictures is not None:
             self._special_tokens += pictures.tokens
         self._controls = ControlTokens(tokenizer, pictures.tokens if pictures else ())
         self.renderer = TemplateRenderer(tokenizer)
         self._render = self.renderer.render
         self._after_reply = self._render((*OPENING, assistant(REPLY)), prompt=False)
-        self._end_text = self._find_end_text()
-        self.end_id: int = tokenizer.convert_tokens_to_ids(self._end_text)
         begun = self._render(OPENING, prompt=True).rpartition(OPENING[0]["content"])[2]
         self.reply_reader = reader_for(self._special_tokens, begun)
+        channels = self.reply_reader.form.channels
+        # Ends a turn, and belongs to its text: a call without it is truncated.
+        self._call_end = channels and tokenizer.convert_tokens_to_ids(channels.call_end)
+        self._eos_ids = {*eos_ids, *([self._call_end] if self._call_end else [])}
+        self.ends = find_turn_ends(tokenizer, self.renderer, self._special_tokens, self._eos_ids)
         # Rendering takes longer than a step of a small environment, which often repeats itself.
         # All members of a group have the same beginning.
         self._cached_first_ids = lru_cache(_NUM_FIRST)(self._first_ids)
@@ -110,12 +118,12 @@ class ChatFormat:
 
     def __reduce__(self) -> tuple[type["ChatFormat"], tuple[Any, ...]]:
         """Pickle the tokenizer; the caches stay in this process."""
-        return ChatFormat, (self._tokenizer, self.history, self._pictures)
+        return ChatFormat, (self.tokenizer, self.history, self.pictures, self._eos_ids)
 
     @property
     def sees_pictures(self) -> bool:
         """Whether pictures of messages are in the ids; else only their notes in the text are."""
-        return self._pictures is not None
+        return self.pictures is not None
 
     def first_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Return the ids of a conversation's beginning, up to where the model writes."""
@@ -196,7 +204,7 @@ class ChatFormat:
         found, expected = self._controls.found_in(ids), self._controls.found_in(guarded_ids)
         if found == expected:
             return ids
-        names = self._tokenizer.convert_ids_to_tokens([*({*found} ^ {*expected} or {*found})])
+        names = self.tokenizer.convert_ids_to_tokens([*({*found} ^ {*expected} or {*found})])
         _log.warning(
             "untrusted text and the chat template form control tokens together (%s); the text is "
             "shown with signs around it",
@@ -218,30 +226,35 @@ class ChatFormat:
             messages, tools = tools_in_words(messages, tools), ()
         return self._render(messages, prompt=True, tools=tools)
 
-    def following_ids(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
+    def following_ids(self, messages: Sequence[Message], *, end: int | None) -> list[int]:
         """Return the ids between a completion and the next one.
 
-        `ended` tells whether the completion has its end-of-turn token; a truncated reply lacks it
-        and gets it here, as a token that the model did not choose.
+        end: the token that ends the completion; None: it is truncated, and gets the template's end
+            here, as a token that the model did not choose
         """
         shown = self._shown(messages)
-        ids = self._cached_following_ids(_frozen(messages, shown), ended)
+        ids = self._cached_following_ids(_frozen(messages, shown), end)
         return self._with_pictures(ids, shown)
 
-    def _following_ids(self, frozen: _Frozen, ended: bool) -> Sequence[int]:
+    def _following_ids(self, frozen: _Frozen, end: int | None) -> Sequence[int]:
         messages = self._thawed(frozen)
-        begin = "" if ended else self._end_text
+        turn_end = self._after_reply.rindex(self.ends.text or REPLY)
+        turn_end += len(self.ends.text or REPLY)
         texts = []
         for each in (messages, self._controls.guarded_messages(messages)):
             shown = each if self.takes_tools else results_as_user(each)
-            text = self._render((*OPENING, assistant(REPLY), *shown), prompt=True)
-            turn_end = self._after_reply.rindex(self._end_text) + len(self._end_text)
-            texts.append(begin + text[turn_end:])
+            text = self._render((*OPENING, assistant(REPLY), *shown), prompt=True)[turn_end:]
+            if end is None:
+                text = self.ends.text + text
+            elif not self.ends.text:
+                # The model has written the next message's first token.
+                text = text.lstrip("\n").removeprefix(self.tokenizer.convert_ids_to_tokens(end))
+            texts.append(text)
         return self._kept_apart(*texts)
 
     def _shown(self, messages: Sequence[Message]) -> list[dict[str, Picture]]:
         """Return for each message the pictures that the model sees, by their notes, in order."""
-        return [self._pictures.shown_in(each) if self._pictures else {} for each in messages]
+        return [self.pictures.shown_in(each) if self.pictures else {} for each in messages]
 
     def _thawed(self, frozen: _Frozen) -> list[Message]:
         """Return the messages of a key, with a placeholder behind the note of each picture."""
@@ -252,15 +265,15 @@ class ChatFormat:
             (harmless,) = self.without_markup([message])
             marked = harmless["content"]
             for note in notes:
-                assert self._pictures is not None
-                marked = marked.replace(note, note + "".join(self._pictures.tokens), 1)
+                assert self.pictures is not None
+                marked = marked.replace(note, note + "".join(self.pictures.tokens), 1)
             messages.append({**harmless, "content": marked})
         return messages
 
     def _with_pictures(self, ids: Sequence[int], shown: Sequence[dict[str, Picture]]) -> list[int]:
         """Return the ids with the id of each picture in the place of its placeholder."""
         pictures = [picture for each in shown for picture in each.values()]
-        return self._pictures.with_ids(ids, pictures) if self._pictures and pictures else [*ids]
+        return self.pictures.with_ids(ids, pictures) if self.pictures and pictures else [*ids]
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Return the text, or the first and last tokens of one that has more than `max_tokens`.
@@ -276,8 +289,9 @@ class ChatFormat:
         return f"{first}\n[{len(ids) - max_tokens} tokens left out]\n{last}"
 
     def reply_text(self, completion_ids: Sequence[int]) -> str:
-        """Decode a completion without its end-of-turn token."""
-        ended = bool(completion_ids) and completion_ids[-1] == self.end_id
+        """Decode a completion without its end-of-turn token, unless that completes a call."""
+        end = completion_ids[-1] if completion_ids else None
+        ended = end in self.ends.ids and end != self._call_end
         ids = completion_ids[:-1] if ended else completion_ids
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
@@ -296,7 +310,8 @@ class ChatFormat:
 
     def reply_ids(self, reply: str) -> list[int]:
         """Encode a reply that was not sampled (a scripted one), with its end-of-turn token."""
-        return [*self._cached_short_ids(reply), self.end_id]
+        has_calls = self.takes_tools and bool(self.reply_reader.read(reply).calls)
+        return [*self._cached_short_ids(reply), self.ends.of_reply(has_calls=has_calls)]
 
     def without_markup(self, messages: Iterable[Message]) -> list[Message]:
         """Break up control tokens in untrusted text, so that it cannot forge turns.
@@ -320,24 +335,6 @@ class ChatFormat:
         """Encode text; lone surrogates, which JSON can hold and tokenizers refuse, become `?`."""
         text = text.encode(errors="replace").decode()
         return self._backend.encode(text, add_special_tokens=False).ids
-
-    def _find_end_text(self) -> str:
-        """Return the token with which the template ends the model's turn.
-
-        Some tokenizers have another token for the end of a text, as those of Gemma do.
-        """
-        after = self._after_reply.rpartition(REPLY)[2]
-        end: str = self._tokenizer.eos_token
-        if end in after:
-            return end
-        others = [token for token in self._special_tokens if token in after]
-        if not others:
-            raise ConfigError(
-                f"the chat template does not end the model's turn with the tokenizer's "
-                f"end token {end!r}, nor with another special token; set model.chat_template to "
-                "one that does"
-            )
-        return min(others, key=after.index)
 
     def _check_append_only(self) -> None:
         for reply in REPLIES:
@@ -376,7 +373,9 @@ class ChatFormat:
         conversation: list[Message] = [*OPENING]
         grown = self.first_ids(conversation, tools)
         for messages in answers:
-            grown += self.reply_ids(reply) + self.following_ids(messages, ended=True)
+            end = self.ends.by_role.get(messages[0]["role"], self.ends.usual)
+            grown += [*self.encode(reply), end]
+            grown += self.following_ids(messages, end=end)
             conversation += [assistant(reply), *messages]
         replies = [index for index, each in enumerate(conversation) if each["role"] == "assistant"]
         return grown == self.rendered_ids(conversation, tools, dict.fromkeys(replies))

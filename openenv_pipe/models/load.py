@@ -1,17 +1,14 @@
 """Load the policy of a model block: built from a seed, or read from a folder or a model hub."""
 
-import contextlib
+import json
 import re
 import warnings
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
@@ -33,6 +30,7 @@ from openenv_pipe.models.architecture_check import (
 )
 from openenv_pipe.models.attention.packed import use_packed_attention
 from openenv_pipe.models.chat_template import ChatFormat
+from openenv_pipe.models.hub import find_generation_config, find_model_folder, readable_errors
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.quantization import find_quantizable, quantize
 from openenv_pipe.models.safetensors_only import (
@@ -43,7 +41,6 @@ from openenv_pipe.models.safetensors_only import (
     read_model,
 )
 from openenv_pipe.models.template_clock import pinned_template
-from openenv_pipe.system.out_of_memory import as_out_of_memory
 
 if TYPE_CHECKING:
     from openenv_pipe.models.picture_format import PictureFormat
@@ -74,11 +71,10 @@ def load_policy(
         ConfigError: the model cannot be read, or its architecture cannot be trained.
     """
     transformers.logging.disable_progress_bar()  # a run shows its own progress
-    tokenizer = load_tokenizer(config)
-    pictures = load_picture_format(config, tokenizer)
+    chat = load_chat(config)
     full_checkpoint = checkpoint if config.lora.rank == 0 else None
     if isinstance(config, TinyModelConfig):
-        model = build_tiny(config, tokenizer, full_checkpoint)
+        model = build_tiny(config, chat.tokenizer, full_checkpoint)
     else:
         model = _load_hub(config, full_checkpoint)
     refuse_unsupported(model)
@@ -92,13 +88,12 @@ def load_policy(
         "device": device,
         "autocast": DTYPES[config.autocast],
         "activation_checkpointing": config.activation_checkpointing,
-        "history": config.history,
     }
-    if pictures is None:
-        return Policy(model, tokenizer, **options)
+    if chat.pictures is None:
+        return Policy(model, chat, **options)
     from openenv_pipe.models.vision_policy import VisionPolicy  # imports Pillow
 
-    return VisionPolicy(model, tokenizer, pictures=pictures, **options)
+    return VisionPolicy(model, chat, **options)
 
 
 def check_architecture(config: RunConfig) -> Any:
@@ -152,30 +147,6 @@ def refuse_long_episodes(config: RunConfig, model: Any) -> None:
         )
 
 
-def find_model_folder(config: HubModelConfig) -> Path | None:
-    """Return the folder that `model.path` names, or the one in the hub's cache.
-
-    Returns None if the model has to be downloaded. A cached config.json without weights, as an
-    interrupted download leaves it, does not count.
-
-    Raises:
-        ConfigError: the path is neither a folder nor a valid id of a model hub.
-    """
-    folder = Path(config.path).expanduser()
-    if folder.is_dir():
-        return folder
-    try:
-        found = try_to_load_from_cache(config.path, "config.json", revision=config.revision)
-    except HFValidationError:
-        raise ConfigError(
-            f"model.path={config.path!r} is neither a folder on this machine nor an id such as "
-            "Qwen/Qwen3-0.6B"
-        ) from None
-    if not isinstance(found, str) or not any(Path(found).parent.glob("*.safetensors")):
-        return None
-    return Path(found).parent
-
-
 def load_tokenizer(config: ModelConfig) -> Any:
     """Load the tokenizer, with `model.chat_template` if it is set, and pin its template's clock.
 
@@ -200,7 +171,21 @@ def load_tokenizer(config: ModelConfig) -> Any:
 def load_chat(config: ModelConfig) -> ChatFormat:
     """Load the chat format, without the model. Raises ConfigError."""
     tokenizer = load_tokenizer(config)
-    return ChatFormat(tokenizer, config.history, load_picture_format(config, tokenizer))
+    pictures = load_picture_format(config, tokenizer)
+    return ChatFormat(tokenizer, config.history, pictures, _eos_ids(config, tokenizer))
+
+
+def _eos_ids(config: ModelConfig, tokenizer: Any) -> set[int]:
+    """Return the end tokens that the tokenizer and the model's `generation_config.json` list."""
+    listed = {tokenizer.eos_token_id}
+    path = find_generation_config(config) if isinstance(config, HubModelConfig) else None
+    if path is not None:
+        found = json.loads(path.read_text()).get("eos_token_id")
+        listed |= {*found} if isinstance(found, list) else {found}
+    listed.discard(None)
+    if wrong := [each for each in listed if type(each) is not int or each < 0]:
+        raise ConfigError(f"{path}: eos_token_id has to be token ids, not {wrong[0]!r}")
+    return listed
 
 
 def load_picture_format(config: ModelConfig, tokenizer: Any) -> "PictureFormat | None":
@@ -309,27 +294,6 @@ def _load_hub(config: HubModelConfig, checkpoint: Path | None) -> Any:
             revision=None if checkpoint else config.revision,
             dtype=DTYPES[config.dtype],
         )
-
-
-@contextlib.contextmanager
-def readable_errors(config: HubModelConfig) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        if as_out_of_memory(error) is not None:
-            raise
-        first_line = str(error).strip().splitlines()[0]
-        if "Unrecognized configuration class" in first_line:
-            raise ConfigError(
-                f"model.path={config.path!r} is neither a causal language model for text nor a "
-                f"vision-language model that can be trained ({', '.join(VISION_MODELS)}); choose "
-                "one of these"
-            ) from None
-        raise ConfigError(
-            f"model.path={config.path!r} cannot be loaded: {first_line} Set it to a folder with "
-            "config.json and safetensors weights, or to an id on a hub that this machine can "
-            "reach; model=tiny needs neither"
-        ) from None
 
 
 def with_adapter(model: Any, config: ModelConfig, checkpoint: Path | None) -> Any:

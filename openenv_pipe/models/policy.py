@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openenv_pipe.models.architecture_check import find_max_length
 from openenv_pipe.models.attention.packed import PackedRow, own_attention
-from openenv_pipe.models.chat_template import ChatFormat, HistoryMode
+from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.embedding import embed
 from openenv_pipe.models.fast_forward import FastForward
 from openenv_pipe.models.gated_mlp import leave_out_unread_tokens, use_gated_mlps
@@ -31,7 +31,7 @@ from openenv_pipe.models.safetensors_only import ADAPTER_CONFIG, load_adapter, r
 from openenv_pipe.types import Batch
 
 if TYPE_CHECKING:
-    from openenv_pipe.models.picture_format import PictureFormat
+    pass
 
 
 class Policy:
@@ -47,23 +47,19 @@ class Policy:
     def __init__(
         self,
         model: Any,
-        tokenizer: Any,
+        chat: ChatFormat,
         *,
         device: torch.device,
         autocast: torch.dtype,
         activation_checkpointing: bool = False,
-        history: HistoryMode = "append",
-        pictures: "PictureFormat | None" = None,
     ) -> None:
-        """pictures: how the model reads pictures; None: it reads text alone."""
         self.model = model.to(device)
         use_products(model)
         use_gated_mlps(model)
-        self.tokenizer = tokenizer
-        self.chat = ChatFormat(tokenizer, history, pictures)
-        self.pictures = pictures
+        self.chat = chat
+        self.tokenizer, self.pictures = chat.tokenizer, chat.pictures
         self.device = device
-        self.end_id = self.chat.end_id
+        self.end_ids = chat.ends.ids
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._inner, self.decoder = inner, inner.get_decoder()
         leave_out_unread_tokens(self.decoder)
@@ -256,13 +252,7 @@ class Policy:
 
     def _like_this(self, model: Any) -> "Policy":
         """Return a policy with another model of the same kind."""
-        return Policy(
-            model,
-            self.tokenizer,
-            device=self.device,
-            autocast=self._autocast,
-            history=self.chat.history,
-        )
+        return Policy(model, self.chat, device=self.device, autocast=self._autocast)
 
     @torch.no_grad()
     def follow(self, other: "Policy") -> None:

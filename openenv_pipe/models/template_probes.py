@@ -137,7 +137,7 @@ def trained_ids(chat: "ChatFormat", probe: Probe) -> list[int]:
     ids = chat.first_ids(messages[: ends[0]], tools)
     for reply, end in itertools.pairwise(ends):
         ids += chat.reply_ids(_reply(probe.messages[reply]))
-        ids += chat.following_ids(messages[reply + 1 : end], ended=True)
+        ids += chat.following_ids(messages[reply + 1 : end], end=ids[-1])
     return ids
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from openenv_pipe.models.attention.packed import own_attention
+from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.embedding import embed
-from openenv_pipe.models.picture_format import PictureFormat
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.row_forward import RowForward, TransformersForward
 from openenv_pipe.types import NO_PICTURES, PICTURE_IDS, Batch, Pictures
@@ -25,12 +25,11 @@ class VisionPolicy(Policy):
 
     padding_reason = "tokens of pictures have positions in three dimensions"
 
-    def __init__(
-        self, model: Any, tokenizer: Any, *, pictures: PictureFormat, **options: Any
-    ) -> None:
+    def __init__(self, model: Any, chat: ChatFormat, **options: Any) -> None:
         """options: those of `Policy`."""
-        super().__init__(model, tokenizer, pictures=pictures, **options)
-        self._pictures = pictures
+        super().__init__(model, chat, **options)
+        assert chat.pictures is not None
+        self._pictures = chat.pictures
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._vision: Any = inner.model  # with both of its parts, but not the head
 
@@ -109,14 +108,7 @@ class VisionPolicy(Policy):
         return embedded.masked_scatter(is_picture_BT[..., None], in_order.to(embedded.dtype))
 
     def _like_this(self, model: Any) -> "VisionPolicy":
-        return VisionPolicy(
-            model,
-            self.tokenizer,
-            pictures=self._pictures,
-            device=self.device,
-            autocast=self._autocast,
-            history=self.chat.history,
-        )
+        return VisionPolicy(model, self.chat, device=self.device, autocast=self._autocast)
 
 
 class VisionForward(TransformersForward):

@@ -56,7 +56,7 @@ class Publication:
         self.lora_rank: int = self._adapter.r if self._adapter else 0
         self.precision = "bfloat16" if policy.precision is torch.bfloat16 else "float32"
         self.vocabulary_size: int = len(policy.model.get_input_embeddings().weight)
-        self.end_id = policy.end_id
+        self.end_ids = policy.end_ids
         self.placeholder_id: int | None = None
         self.probe_pictures: Pictures = NO_PICTURES
         if policy.pictures is not None:

@@ -39,10 +39,10 @@ from openenv_pipe.errors import ConfigError
 from openenv_pipe.learner.distributed.sharded_load import check_shardable, is_sharded
 from openenv_pipe.learner.distributed.workers import refuse_missing_devices
 from openenv_pipe.learner.objective import Objective
+from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.load import (
     adapts_experts,
     check_architecture,
-    find_model_folder,
     is_vision_model,
     load_chat,
     select_device,

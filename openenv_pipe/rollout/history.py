@@ -40,8 +40,9 @@ class AppendedHistory:
         self.num_tokens = len(self.new_ids)
 
     def add(self, messages: Sequence[Message]) -> None:
-        ended = self._episode.turns[-1].finish is Finish.STOP
-        self.new_ids = self._chat.following_ids(messages, ended=ended)
+        turn = self._episode.turns[-1]
+        end = turn.completion_ids[-1] if turn.finish is Finish.STOP else None
+        self.new_ids = self._chat.following_ids(messages, end=end)
         self.num_tokens = self._episode.num_tokens + len(self.new_ids)
 
     @property

@@ -273,8 +273,8 @@ async def test_replies_end_with_the_end_token_or_at_their_limit():
     groups = await collect(policy, config=run_config({"env.max_reply_tokens": 3}))
     turns = [turn for episode in all_episodes(groups) for turn in episode.turns]
     for turn in turns:
-        ended = turn.completion_ids[-1] == policy.end_id
-        assert policy.end_id not in turn.completion_ids[:-1]
+        ended = turn.completion_ids[-1] == policy.chat.ends.usual
+        assert policy.chat.ends.usual not in turn.completion_ids[:-1]
         assert turn.finish is (Finish.STOP if ended else Finish.LENGTH)
         assert ended or len(turn.completion_ids) == 3
     assert {turn.finish for turn in turns} == set(Finish)

@@ -21,7 +21,7 @@ from openenv_pipe.commands.preflight.model import check_memory
 from openenv_pipe.commands.preflight.servers import servers_in_machine
 from openenv_pipe.config.compose import compose
 from openenv_pipe.config.schema import RunConfig
-from openenv_pipe.models.load import find_model_folder
+from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.memory_estimate import (
     BYTES_PER_EPISODE_TOKEN,
     disk_bytes,

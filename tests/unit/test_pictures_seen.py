@@ -148,4 +148,6 @@ def test_a_chat_format_reads_the_notes(pictures):
     message = {"role": "user", "content": NOTES[0]}
     seen = {**message, "pictures": {NOTES[0]: pictures[0]}}
     assert chat.first_ids([seen]) == chat.first_ids([message])
-    assert chat.following_ids([seen], ended=True) == chat.following_ids([message], ended=True)
+    assert chat.following_ids([seen], end=chat.ends.usual) == chat.following_ids(
+        [message], end=chat.ends.usual
+    )

@@ -139,7 +139,7 @@ async def test_prompts_are_the_stock_templates_own(name):
     """Trap 3: each prompt is the template applied to all messages, thoughts as it takes them."""
     tokenizer, (_, turn_end, reply) = stock_tokenizer(name), STOCK[name]
     chat = ChatFormat(tokenizer, "rerender")
-    assert tokenizer.convert_ids_to_tokens(chat.end_id) == turn_end
+    assert tokenizer.convert_ids_to_tokens(chat.ends.usual) == turn_end
     episode = await play_scripted(chat, reply)
     messages = [{"role": "system", "content": "Be brief."}, user("n0")]
     for number, prompt in enumerate(contexts_of(episode), start=1):
@@ -180,7 +180,7 @@ def test_the_refusal_of_a_rewriting_template_names_the_way_out():
 def test_users_who_say_two_things_are_merged_where_a_template_refuses_runs():
     tokenizer = stock_tokenizer("gemma3")
     chat = ChatFormat(tokenizer)
-    text = tokenizer.decode(chat.following_ids([user("one"), user("two")], ended=True))
+    text = tokenizer.decode(chat.following_ids([user("one"), user("two")], end=chat.ends.usual))
     assert "one\n\ntwo" in text
 
 

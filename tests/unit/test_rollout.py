@@ -138,10 +138,10 @@ async def test_the_end_token_has_loss_once_in_each_completion_that_it_ended():
         sample = plain_sample(episode)
         chosen = [id for id, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
         stops = [turn.finish is Finish.STOP for turn in episode.turns]
-        assert chosen.count(policy.end_id) == sum(stops)
+        assert chosen.count(policy.chat.ends.usual) == sum(stops)
         for turn, following in zip(episode.turns, episode.turns[1:], strict=False):
             cut = turn.finish is Finish.LENGTH
-            assert following.prompt_ids.count(policy.end_id) == cut
+            assert following.prompt_ids.count(policy.chat.ends.usual) == cut
         finishes |= {turn.finish for turn in episode.turns}
     assert finishes == set(Finish)
 
@@ -169,7 +169,7 @@ def test_no_limit_is_ever_passed(seed, max_turns, max_reply, max_episode, long_o
         text = "x" * length if long_observations else "x"
         return StepResult({"text": text}, result.reward, result.done)
 
-    engine = LengthsEngine(CHAT.end_id, seed)
+    engine = LengthsEngine(CHAT.ends.usual, seed)
     groups = asyncio.run(collect(ChatOnly(), engine=engine, host=FakeHost(talk), config=config))
     for episode in all_episodes(groups):
         check_limits(episode, max_turns, max_reply, max_episode)
@@ -185,7 +185,7 @@ def check_limits(episode, max_turns, max_reply, max_episode):
         room = min(max_reply, max_episode - used)
         used += len(turn.completion_ids)
         assert 1 <= len(turn.completion_ids) <= room
-        ended = turn.completion_ids[-1] == CHAT.end_id
+        ended = turn.completion_ids[-1] == CHAT.ends.usual
         assert turn.finish is (Finish.STOP if ended else Finish.LENGTH)
         assert ended or len(turn.completion_ids) == room
     cut = any(turn.finish is Finish.LENGTH for turn in episode.turns)

@@ -211,7 +211,7 @@ def test_other_architectures_with_shared_key_value_heads(architecture, config, a
         if name.endswith("bias"):
             torch.nn.init.normal_(values)
     precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[autocast]
-    policy = Policy(model, tiny.tokenizer, device=tiny.device, autocast=precision)
+    policy = Policy(model, tiny.chat, device=tiny.device, autocast=precision)
     assert policy.is_fast
     grower = Grower(policy, 3, bound=10 * BOUND[autocast])
     grower.feed([5, 1, 9])

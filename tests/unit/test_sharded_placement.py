@@ -24,7 +24,7 @@ from openenv_pipe.learner.distributed.sharded_load import _fill
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.attention import flex
 from openenv_pipe.models.attention.packed import use_packed_attention
-from openenv_pipe.models.load import build_empty, load_tokenizer
+from openenv_pipe.models.load import build_empty, load_chat
 
 ASKERS = ("_fsdp_param_group", "_fsdp_collectives", "_fsdp_state", "_fsdp_init")
 
@@ -93,8 +93,8 @@ def test_logprobs_of_a_sharded_policy(ranks, monkeypatch):
             for name, values in module._buffers.items():
                 module._buffers[name] = torch.empty(values.shape, dtype=values.dtype, device=CUDA)
         _fill(root, CUDA)
-        tokenizer = load_tokenizer(tiny_model())
-        policy = ShardedPolicy(root, ranks, tokenizer, device=CUDA, autocast=torch.float32)
+        chat = load_chat(tiny_model())
+        policy = ShardedPolicy(root, ranks, chat, device=CUDA, autocast=torch.float32)
         batch = pack(random_samples(1, count=3), share=False, device=CUDA)
         logprobs, entropies = policy.logprobs(batch, 0.7)
     assert (logprobs.device.type, entropies.device.type) == ("cuda", "cuda")

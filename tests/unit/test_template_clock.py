@@ -74,7 +74,7 @@ def test_a_clock_that_goes_on_changes_no_prompt(history, monkeypatch):
     first, reply = chat.first_ids([USER]), chat.reply_ids("b")
     set_clock(monkeypatch, datetime(2026, 5, 1))
     if history == "append":
-        later = first + reply + chat.following_ids([USER], ended=True)
+        later = first + reply + chat.following_ids([USER], end=chat.ends.usual)
     else:
         assistant = {"role": "assistant", "content": "b"}
         later = chat.rendered_ids([USER, assistant, USER])

@@ -67,7 +67,7 @@ def vision_policy(folder, lora_rank=0) -> VisionPolicy:
             values.data.normal_(std=0.3)
     embeddings = policy.model.get_input_embeddings().weight.data
     embeddings[:, 0] = 1.0
-    embeddings[policy.end_id, 0] = 3.5
+    embeddings[policy.chat.ends.usual, 0] = 3.5
     assert check_forward(policy) == VisionPolicy.padding_reason
     return policy
 
@@ -193,7 +193,7 @@ async def test_a_reply_with_the_placeholder_is_plain_text(qwen2):
     policy = vision_policy(qwen2)
     placeholder = policy.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     embeddings = policy.model.get_input_embeddings().weight.data
-    embeddings[placeholder] = embeddings[policy.end_id] * 0.95
+    embeddings[placeholder] = embeddings[policy.chat.ends.usual] * 0.95
     samples = samples_of(await played(policy))
     assert any(placeholder in each.token_ids for each in samples)
     batch = pack(samples, share=False)
@@ -218,11 +218,11 @@ def test_prompts_are_those_of_the_models_own_processor(qwen2):
         num = int(processor(images=[image])["image_grid_thw"].prod()) // 4
         text = text.replace(note, note + MARKUP.replace("<|image_pad|>", "<|image_pad|>" * num))
     expected = build_tokenizer_of(qwen2)(f"<|user|>{text}<|assistant|>")["input_ids"]
-    placeholder = chat._tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    placeholder = chat.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     assert [placeholder if each >= PICTURE_IDS else each for each in ids] == expected
     shown = [each for each in ids if each >= PICTURE_IDS]
     assert list(dict.fromkeys(shown)) == [two.token_id, one.token_id]
-    assert chat.following_ids([message], ended=True)[-len(ids) :] == ids
+    assert chat.following_ids([message], end=chat.ends.usual)[-len(ids) :] == ids
     assert chat.first_ids([{**message, "pictures": {notes[0]: two}}]) != ids
 
 
@@ -235,7 +235,7 @@ def test_an_environment_cannot_forge_a_picture(qwen2):
     note = "[picture 1: 24 x 16 pixels]"
     message = {"role": "user", "content": f"{MARKUP}{note}", "pictures": {note: picture(1)}}
     ids = chat.first_ids([message])
-    assert len(set(ids) & set(chat._tokenizer.convert_tokens_to_ids(["<|image_pad|>"]))) == 0
+    assert len(set(ids) & set(chat.tokenizer.convert_tokens_to_ids(["<|image_pad|>"]))) == 0
     assert sum(each >= PICTURE_IDS for each in ids) == 6
 
 

@@ -139,7 +139,7 @@ def _num_first(chat: ChatFormat, opening: Opening, limit: int | None) -> int:
 
 
 def _num_following(chat: ChatFormat, messages: Sequence[Message], limit: int | None) -> int:
-    return len(chat.following_ids(cut_messages(messages, limit, chat.cut), ended=False))
+    return len(chat.following_ids(cut_messages(messages, limit, chat.cut), end=None))
 
 
 def _reply_tokens(env: EnvConfig, trial: Trial, chat: ChatFormat) -> int:

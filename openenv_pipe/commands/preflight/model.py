@@ -9,7 +9,7 @@ from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.commands.preflight.machine import disk_line, memory_line
 from openenv_pipe.config.schema import HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
-from openenv_pipe.models.load import find_model_folder
+from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.memory_estimate import Shape, read_folder_shape, tiny_shape
 
 HUB_TIMEOUT_S = 10.0

@@ -6,7 +6,7 @@ from openenv_pipe.commands.findings import Line, Result
 from openenv_pipe.config.schema import EnvConfig, HubModelConfig, RunConfig
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.models.chat_template import ChatFormat
-from openenv_pipe.models.load import find_model_folder
+from openenv_pipe.models.hub import find_model_folder
 from openenv_pipe.models.load import load_chat as load_chat_format
 from openenv_pipe.rollout.conversation import cut_messages
 from openenv_pipe.types import Opening

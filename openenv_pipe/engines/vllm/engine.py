@@ -181,12 +181,12 @@ class VllmEngine:
             **self._config.sampling.model_dump(),
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
-            "stop_token_ids": [self._policy_source.end_id],
-            "ignore_eos": True,  # only end_id ends a turn; a model may have more end tokens
+            "stop_token_ids": sorted(self._policy_source.end_ids),
+            "ignore_eos": True,  # nothing else ends a turn
         }
 
     def _completion(self, sampled: Sampled) -> Completion:
-        ended = bool(sampled.token_ids) and sampled.token_ids[-1] == self._policy_source.end_id
+        ended = not self._policy_source.end_ids.isdisjoint(sampled.token_ids[-1:])
         return Completion(
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,

@@ -21,7 +21,7 @@ class PolicySource(Protocol):
     lora_rank: int  # 0: all weights are trained
     precision: str  # "float32" or "bfloat16": of the matrix products
     vocabulary_size: int
-    end_id: int
+    end_ids: frozenset[int]  # any of them ends a turn
     placeholder_id: int | None  # the token where pictures stand; None: a model for text
     probe_pictures: Pictures  # made up, for checks; a model for text has none
 

@@ -33,6 +33,7 @@ from openenv_pipe.learner.distributed.shard_files import (
 )
 from openenv_pipe.learner.optimizer import NamedParameters, Optimizer
 from openenv_pipe.learner.ranks import Ranks, collective
+from openenv_pipe.models.chat_template import ChatFormat
 from openenv_pipe.models.forward_check import check_forward
 from openenv_pipe.models.policy import Policy
 from openenv_pipe.models.safetensors_only import ADAPTER, plain_name
@@ -105,12 +106,12 @@ def shard(model: Any, ranks: Ranks, device: torch.device, *, num_replicas: int) 
 class ShardedPolicy(Policy):
     """A policy of which each rank holds a shard. It is trained, and plays with all ranks' help."""
 
-    def __init__(self, root: Any, ranks: Ranks, tokenizer: Any, **options: Any) -> None:
+    def __init__(self, root: Any, ranks: Ranks, chat: ChatFormat, **options: Any) -> None:
         """root: from `shard`, with values. options: those of `Policy`. A collective."""
         self._root = root
         self._ranks = ranks
         self._is_gathered = False
-        super().__init__(root.model, tokenizer, **options)
+        super().__init__(root.model, chat, **options)
         self.slow_forward_reason = "each rank holds a shard of it"
         # FSDP keeps tensors from the first pass, which must not be those of inference mode.
         self.pass_along()

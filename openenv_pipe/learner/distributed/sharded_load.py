@@ -27,13 +27,12 @@ from openenv_pipe.learner.distributed.shard_files import read_shapes, read_shard
 from openenv_pipe.learner.ranks import Ranks
 from openenv_pipe.models.architecture_check import refuse_unsupported
 from openenv_pipe.models.attention.packed import use_packed_attention
+from openenv_pipe.models.hub import find_model_folder, readable_errors
 from openenv_pipe.models.load import (
     DTYPES,
     build_empty,
     build_tiny,
-    find_model_folder,
-    load_tokenizer,
-    readable_errors,
+    load_chat,
     with_adapter,
 )
 from openenv_pipe.models.safetensors_only import plain_name, refuse_other_weights
@@ -79,14 +78,14 @@ def _load(
     checkpoint: Path | None,
 ) -> ShardedPolicy:
     transformers.logging.disable_progress_bar()
-    tokenizer = load_tokenizer(config)
+    chat = load_chat(config)
     model = build_empty(config)
     _refuse_saved_buffers(model)
     refuse_unsupported(model)
     use_packed_attention(model)
     drawn, folder = None, checkpoint if config.lora.rank == 0 else None
     if folder is None and isinstance(config, TinyModelConfig):
-        drawn = build_tiny(config, tokenizer, None)
+        drawn = build_tiny(config, chat.tokenizer, None)
     elif folder is None:
         assert isinstance(config, HubModelConfig)
         folder = find_model_folder(config)
@@ -109,12 +108,11 @@ def _load(
     policy = ShardedPolicy(
         root,
         ranks,
-        tokenizer,
+        chat,
         device=device,
         autocast=DTYPES[config.autocast],
         # Else the backward pass would need all weights in the precision of products.
         activation_checkpointing=config.activation_checkpointing or config.dtype != config.autocast,
-        history=config.history,
     )
     if adapter and checkpoint is not None:
         policy.load_model(checkpoint)
