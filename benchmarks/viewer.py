@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from statistics import median
-from urllib.request import urlopen
+from urllib.request import HTTPCookieProcessor, build_opener, install_opener, urlopen
 
 import psutil
 
@@ -101,9 +101,11 @@ def viewer(runs_dir: Path) -> Iterator[tuple[str, psutil.Process]]:
     )
     try:
         assert server.stderr is not None
-        found = re.search(r"http://\S+/", server.stderr.readline())
+        found = re.search(r"(http://\S+/)\?token=[\w-]+", server.stderr.readline())
         assert found
-        yield found[0], psutil.Process(server.pid)
+        install_opener(build_opener(HTTPCookieProcessor()))
+        urlopen(found[0], timeout=LIMIT_S).close()  # Its answer sets the cookie.
+        yield found[1], psutil.Process(server.pid)
     finally:
         server.terminate()
         server.wait()

@@ -25,8 +25,15 @@ def view(
         typer.Option(min=1, max=65535, help="[default: 8090, or the next that is free]"),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="0.0.0.0 lets other machines in, with the token that is printed.")
+        str, typer.Option(help="0.0.0.0 lets other machines in, with the link that is printed.")
     ] = "127.0.0.1",
+    no_token: Annotated[
+        bool,
+        typer.Option(
+            "--no-token",
+            help="Let every user of this machine read these runs, and play them as you.",
+        ),
+    ] = False,
     bundle: Annotated[
         Path | None,
         typer.Option(help="Write the pages into this new folder, to send or to host them."),
@@ -36,7 +43,8 @@ def view(
 ) -> None:
     """Show runs in the browser, while they go on and afterwards: curves, episodes, tokens.
 
-    Serves until Ctrl-C. Loads nothing from elsewhere.
+    Prints a link with a token, which the pages need, and serves until Ctrl-C. Loads nothing from
+    elsewhere.
 
     \b
     openenv-pipe view
@@ -49,4 +57,12 @@ def view(
         print(viewing.bundle(target, bundle, runs_dir=runs_dir, trust=trust))
         return
 
-    viewing.view(target, runs_dir=runs_dir, host=host, port=port, trust=trust, tell=tell_person)
+    viewing.view(
+        target,
+        runs_dir=runs_dir,
+        host=host,
+        port=port,
+        needs_token=not no_token,
+        trust=trust,
+        tell=tell_person,
+    )

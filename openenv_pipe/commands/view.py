@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openenv_pipe.commands.play_checkpoint import CheckpointPlay
+from openenv_pipe.errors import ConfigError
 from openenv_pipe.runs.find import find_folder, find_run, is_sweep
 from openenv_pipe.runs.places import existing_folders
 from openenv_pipe.viewer.access import LOOPBACK
@@ -23,31 +24,42 @@ def view(
     runs_dir: Path | None,
     host: str,
     port: int | None,
+    needs_token: bool,
     trust: bool,
     tell: Callable[[str], None],
 ) -> None:
-    """Serve until Ctrl-C, and tell the address.
+    """Serve until Ctrl-C, and print the link to the page.
 
     target: a run, a sweep or a folder of runs; None: all runs. port: None takes one that is free.
     runs_dir: where runs are looked for, as for `find_run`.
-    host: one that other machines reach needs a token, which is part of the address.
+    needs_token: whether requests need the random token that is part of the link.
     trust: also plays foreign runs, and reads tokenizers that their configurations name.
 
     Raises:
         RunFolderError: There is no such run, sweep or folder.
-        ConfigError: The port cannot be used.
+        ConfigError: The port cannot be used, or other machines would need no token.
     """
+    is_local = host in LOOPBACK or host == "::1"
+    if not needs_token and not is_local:
+        raise ConfigError(
+            f"--no-token with --host {host} would let in everybody who reaches this machine; leave "
+            "out --host, or --no-token"
+        )
     shown_dir, page, note = find_target(target, runs_dir)
     if note:
         tell(note)
-    token = None if host in LOOPBACK or host == "::1" else secrets.token_urlsafe(24)
+    if not needs_token:
+        tell(
+            "without a token, every user and every program of this machine can read these runs, "
+            "and play them, which runs their code as you"
+        )
+    token = secrets.token_urlsafe(24) if needs_token else None
     play = CheckpointPlay(shown_dir, trust=trust)
-    app = build_app(RunStore(shown_dir), token=token, trust=trust, play=play)
+    app = build_app(RunStore(shown_dir), token=token, is_local=is_local, trust=trust, play=play)
     listener = open_socket(host, port or FIRST_PORT, is_fixed=port is not None)
     number = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    begin = f"http://{shown}:{number}/"
-    tell(f"{begin}?token={token}" if token else f"{begin}{page}")
+    tell(f"http://{shown}:{number}/{f'?token={token}' if token else ''}{page}")
     serve(app, listener)
 
 

@@ -41,12 +41,14 @@ def build_app(
     store: RunStore,
     *,
     token: str | None = None,
+    is_local: bool = True,
     trust: bool = False,
     play: PlaySession | None = None,
 ) -> Starlette:
     """Return the application that shows the runs of a store.
 
-    token: what a browser has to know; None: only this machine may ask.
+    token: what a browser has to know; None: whoever reaches the server may ask.
+    is_local: whether only this machine reaches the server, by one of its loopback names.
     trust: whether tokenizers of models that a foreign run names may be read.
     play: plays checkpoints when a page asks for it, and ends with the application.
     """
@@ -59,7 +61,7 @@ def build_app(
 
     return Starlette(
         routes=[*_routes(store, trust=trust), *(play_routes(store, play) if play else [])],
-        middleware=[Middleware(Access, token=token)],
+        middleware=[Middleware(Access, token=token, is_local=is_local)],
         lifespan=lifespan,
     )
 

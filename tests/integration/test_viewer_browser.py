@@ -6,7 +6,9 @@ import shutil
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -69,16 +71,23 @@ def home(tmp_path_factory) -> Path:
     return home
 
 
-@pytest.fixture(scope="module")
-def address(home):
-    """The address of the viewer of these runs."""
-    server = Command(home, "view")
+@contextmanager
+def viewer(home: Path, *options: str):
+    """The link of a viewer, which ends with the block."""
+    server = Command(home, "view", *options)
     try:
         found = wait_until(lambda: re.search(r"http://\S+", server.out + server.err), "it", server)
         yield found[0]
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
+
+
+@pytest.fixture(scope="module")
+def address(home):
+    """The link of a viewer of these runs."""
+    with viewer(home) as link:
+        yield link
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +109,66 @@ def page(browser):
     yield page
     page.close()
     assert problems == []
+
+
+def test_the_token_leaves_the_address_and_hides_in_a_cookie(address, browser):
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(address.partition("?")[0])
+        expect(page.get_by_role("heading", name="Token needed")).to_be_visible()
+        page.goto(f"{address}#/run/smoke/0001/logs")
+        expect(page.locator("main")).to_have_attribute("data-path", "/run/smoke/0001/logs")
+        assert page.url == f"{address.partition('?')[0]}#/run/smoke/0001/logs"
+        (cookie,) = context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
+        assert cookie["name"].endswith(f"_{urlsplit(address).port}")
+        assert page.evaluate("document.cookie") == ""
+
+
+def test_two_viewers_in_one_browser(home, address, browser):
+    with browser.new_context() as context, viewer(home) as other:
+        pages = [context.new_page() for _ in range(2)]
+        for page, link in zip(pages, (address, other), strict=True):
+            page.goto(f"{link}#/run/smoke/0001/logs")
+        for page in pages:
+            page.reload()
+            expect(page.locator("main")).to_have_attribute("data-path", "/run/smoke/0001/logs")
+
+
+def test_a_link_of_another_site_opens_the_viewer(address, browser):
+    """Browsers send no strict cookie to what another site has opened, also behind a redirect."""
+    where = "#/run/smoke/0001/logs"
+    plain = address.partition("?")[0]
+    with browser.new_context() as context:
+        page = context.new_page()
+        for link in (f"{address}{where}", f"{plain}{where}"):
+            page.route("http://other.example/", lambda route, _, link=link: _link_to(route, link))
+            page.goto("http://other.example/")
+            page.get_by_role("link").click()
+            expect(page.locator("main")).to_have_attribute("data-path", "/run/smoke/0001/logs")
+            assert page.url == f"{plain}{where}"
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.route("http://other.example/", lambda route: _link_to(route, plain + where))
+        page.goto("http://other.example/")
+        page.get_by_role("link").click()
+        expect(page.get_by_role("heading", name="Token needed")).to_be_visible()
+
+
+def _link_to(route, link: str) -> None:
+    route.fulfill(content_type="text/html", body=f'<a href="{link}">runs</a>')
+
+
+def test_an_open_page_says_that_a_restarted_viewer_has_another_token(home, browser):
+    with browser.new_context() as context:
+        page = context.new_page()
+        with viewer(home) as link:
+            page.goto(f"{link}#/run/smoke/0001")
+            page.locator("canvas").first.wait_for()
+        with viewer(home, "--port", str(urlsplit(link).port)) as link:
+            expect(page.get_by_role("heading", name="Token needed")).to_be_visible()
+            page.goto(f"{link}#/run/smoke/0001")
+            page.locator("canvas").first.wait_for()
 
 
 def test_a_running_training_is_shown_as_it_goes_on(home, address, page):

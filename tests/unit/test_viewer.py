@@ -2,14 +2,19 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import run_samples
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
 from openenv_pipe.cli.main import main
+from openenv_pipe.commands import view as viewing
+from openenv_pipe.commands.play_checkpoint import CheckpointPlay
 from openenv_pipe.commands.view import find_target
 from openenv_pipe.errors import ConfigError, RunFolderError
 from openenv_pipe.runs.evals import DURING
@@ -171,16 +176,130 @@ def test_nothing_can_be_sent(client):
     assert client.post("/api/runs").status_code == 403
 
 
-def test_other_machines_need_the_token(folder):
-    client = open_client(folder.path.parents[1], token="right")
-    for address in ("/", "/api/runs", "/?token=wrong", "/api/runs?token=", "/?token=%ff"):
-        assert client.get(address).status_code == 401, address
-    wrong = client.get("/api/runs", headers={"Cookie": "openenv_pipe_view=wrong"})
-    assert wrong.status_code == 401
-    answer = client.get("/?token=right", follow_redirects=False)
-    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
-    assert "httponly" in answer.headers["Set-Cookie"].lower()
-    assert client.get("/api/runs", headers={"Host": "any.example"}).status_code == 200
+@pytest.fixture
+def guarded(folder):
+    """A client without a cookie of a viewer that plays and needs a token."""
+    runs_dir = folder.path.parents[1]
+    return open_client(runs_dir, token="right", play=CheckpointPlay(runs_dir, trust=False))
+
+
+def test_every_route_needs_the_token(guarded):
+    own = {"Origin": "http://127.0.0.1:8090", "Content-Type": "application/json"}
+    paths = [re.sub(r"\{\w+\}", "x", each.path) for each in guarded.app.routes]
+    assert {"/", "/static", "/api/runs/x/x/events", "/api/play/start"} < set(paths)
+    for path in [*paths, "/static/app.js", "/nothing", "/api/runs/smoke/0001"]:
+        for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"):
+            for url in (path, f"{path}?token=wrong", f"{path}?token=", f"{path}?token=%ff"):
+                for cookie in ("", "openenv_pipe_view_8090=wrong", "openenv_pipe_view_80=right"):
+                    headers = {**own, "Cookie": cookie}
+                    answer = guarded.request(method, url, headers=headers)
+                    assert answer.status_code == 401, (method, url, cookie)
+                    assert "smoke" not in answer.text
+
+
+def test_no_websocket_is_accepted(guarded):
+    with pytest.raises(WebSocketDisconnect), guarded.websocket_connect("/api/runs"):
+        pass
+
+
+def test_the_link_moves_the_token_into_a_cookie(guarded):
+    answer = guarded.get("/?token=right", follow_redirects=False)
+    assert answer.status_code == 303
+    assert answer.headers["Location"] == "./", "without the token, and behind any proxy's prefix"
+    assert answer.headers["Referrer-Policy"] == "no-referrer"
+    assert answer.headers["Cache-Control"] == "no-store"
+    cookie = answer.headers["Set-Cookie"].lower()
+    assert cookie == "openenv_pipe_view_8090=right; httponly; samesite=strict"
+    assert guarded.get("/").status_code == 200
+    assert guarded.get("/api/runs").json()["runs"]
+
+
+def test_only_the_first_page_takes_a_token_from_its_address(guarded):
+    for path in ("/api/runs", "/static/app.js", "/api/runs/smoke/0001/events"):
+        assert guarded.get(path, params={"token": "right"}).status_code == 401, path
+    wrong_origin = {"Origin": "http://evil.example", "Content-Type": "application/json"}
+    assert guarded.post("/?token=right", headers=wrong_origin).status_code == 403
+
+
+def test_two_viewers_of_one_host_keep_their_tokens(folder):
+    """Browsers send the cookies of all ports of a host to each of them."""
+    runs_dir = folder.path.parents[1]
+    cookies = []
+    for port in (8090, 9999):
+        server = open_client(runs_dir, token=f"token of {port}")
+        headers = {"Host": f"127.0.0.1:{port}"}
+        answer = server.get(f"/?token=token of {port}", headers=headers, follow_redirects=False)
+        cookies.append(answer.headers["Set-Cookie"].partition(";")[0])
+    cookies.insert(0, 'of_another_program={"a": [1]}')
+    for port in (8090, 9999):
+        server = open_client(runs_dir, token=f"token of {port}")
+        headers = {"Host": f"127.0.0.1:{port}", "Cookie": "; ".join(cookies)}
+        assert server.get("/api/runs", headers=headers).status_code == 200
+
+
+def test_the_token_does_not_replace_the_check_of_names(folder, guarded):
+    headers = {"Host": "evil.example:8090", "Cookie": "openenv_pipe_view_8090=right"}
+    for path in ("/api/runs", "/?token=right"):
+        assert guarded.get(path, headers=headers).status_code == 403, path
+    public = open_client(folder.path.parents[1], token="right", is_local=False)
+    assert public.get("/api/runs", headers=headers).status_code == 200
+
+
+def test_a_page_without_the_token_says_what_to_do(guarded):
+    answer = guarded.get("/")
+    assert answer.status_code == 401
+    assert answer.headers["Content-Type"].startswith("text/html")
+    assert "Open the link that <code>openenv-pipe view</code> printed" in answer.text
+    error = guarded.get("/api/runs").json()["error"]
+    assert "Open the link that `openenv-pipe view` printed" in error
+
+
+@pytest.fixture
+def served(folder, monkeypatch, capsys):
+    """Run `view` with some options; return its exit code, what it prints, and the applications."""
+    apps = []
+    monkeypatch.setattr(
+        viewing, "serve", lambda app, listener: (apps.append(app), listener.close())
+    )
+
+    def run(*options: str):
+        with pytest.raises(SystemExit) as ended:
+            main(["view", str(folder.path), *options])
+        return ended.value.code, capsys.readouterr().err, apps
+
+    return run
+
+
+def test_every_viewer_has_a_random_token_in_its_link(served):
+    tokens = []
+    for _ in range(2):
+        code, said, apps = served()
+        link = urlsplit(said.strip())
+        assert (code, link.fragment) == (0, "/run/smoke/0001")
+        (token,) = parse_qs(link.query)["token"]
+        client = TestClient(apps[-1], base_url=f"http://{link.netloc}")
+        assert client.get("/api/runs").status_code == 401
+        assert client.get(f"/?{link.query}").status_code == 200
+        assert client.get("/api/runs").status_code == 200
+        tokens.append(token)
+    assert tokens[0] != tokens[1]
+    assert min(map(len, tokens)) >= 32
+
+
+def test_no_token_says_what_it_means(served):
+    code, said, apps = served("--no-token")
+    note, link = said.splitlines()
+    assert (code, "token=" in link) == (0, False)
+    assert "every user and every program of this machine can read these runs, and play" in note
+    client = TestClient(apps[-1], base_url=f"http://{urlsplit(link).netloc}")
+    assert client.get("/api/runs").status_code == 200
+    assert client.get("/api/runs", headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_no_token_is_rejected_where_other_machines_reach_the_viewer(served):
+    code, said, apps = served("--no-token", "--host", "0.0.0.0")
+    assert (code, apps) == (2, [])
+    assert "--no-token with --host 0.0.0.0" in said
 
 
 def test_the_pages_load_nothing_from_elsewhere_and_never_parse_data_as_html():

@@ -6,18 +6,19 @@ export async function ask(path, parameters = {}) {
   for (const [name, value] of Object.entries(parameters)) {
     if (value !== null && value !== undefined && value !== "") query.set(name, value);
   }
-  const answer = await fetch(`api${path}?${query}`);
-  const content = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-  if (!answer.ok) throw new Error(content.error);
-  return content;
+  return read(await fetch(`api${path}?${query}`));
 }
 
 // Have the server do something, which no page of another site can ask for.
 export async function send(path, content = {}) {
-  const answer = await fetch(`api${path}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
-  const found = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-  if (!answer.ok) throw new Error(found.error);
-  return found;
+  return read(await fetch(`api${path}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) }));
+}
+
+async function read(answer) {
+  if (answer.status === 401) location.reload(); // The viewer was started again: its own page says what to do.
+  const content = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw new Error(content.error);
+  return content;
 }
 
 // Return a function that calls `work`, an async function, never twice at once: calls that come meanwhile
@@ -41,6 +42,7 @@ export function listen(path, changed) {
   if (window.bundle) return () => {};
   const source = new EventSource(`api${path}/events`);
   source.onmessage = oneAtATime(changed);
+  source.onerror = () => { if (source.readyState === EventSource.CLOSED) source.onmessage(); }; // It was rejected, not interrupted.
   return () => source.close();
 }
 
