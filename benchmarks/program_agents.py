@@ -209,13 +209,11 @@ def recorded(engine: str) -> Iterator[list[Key]]:
     """Yield the list of all calls that an engine answers within the block, as it answers them."""
     record: list[Key] = []
     if engine == "local":
-        generate, prompts = LocalEngine.generate, dict[int, list[int]]()
+        generate = LocalEngine.generate
 
         async def generate_recorded(self: LocalEngine, request: Any) -> Any:
-            kept = prompts.get(request.episode, [])[: request.num_kept]
             completion = await generate(self, request)
-            record.append(_key([*kept, *request.new_ids], *_sampled(completion)))
-            prompts[request.episode] = [*kept, *request.new_ids, *completion.token_ids]
+            record.append(_key(request.prompt_ids, *_sampled(completion)))
             return completion
 
         LocalEngine.generate = generate_recorded

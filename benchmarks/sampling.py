@@ -73,19 +73,20 @@ async def play(engine: LocalEngine, round_number: int) -> int:
     engine.begin_collection(engine.max_episodes, engine.max_episodes)
 
     async def converse(episode: int) -> int:
-        num_tokens = 0
+        ids: list[int] = []
         for turn, new_ids in enumerate(prompts(round_number, episode)):
             request = TokenRequest(
                 episode=episode,
                 turn=turn,
-                new_ids=new_ids,
+                prompt_ids=[*ids, *new_ids],
                 max_tokens=NUM_REPLY_TOKENS,
                 temperature=1.0,
                 seed=episode,
+                num_sampled=turn * NUM_REPLY_TOKENS,
             )
-            num_tokens += len((await engine.generate(request)).token_ids)
+            ids = [*request.prompt_ids, *(await engine.generate(request)).token_ids]
         engine.end_episode(episode)
-        return num_tokens
+        return len(ids) - NUM_TURNS * NUM_PROMPT_TOKENS
 
     return sum(await asyncio.gather(*map(converse, range(engine.max_episodes))))
 

@@ -66,7 +66,7 @@ async def load(served: Any, folder: Path, seconds: float) -> tuple[float, float]
                 request = TokenRequest(
                     episode=number,
                     turn=0,
-                    new_ids=[2, 40, 50, 60, 3],
+                    prompt_ids=[2, 40, 50, 60, 3],
                     max_tokens=8 * (1 + number % 29),
                     temperature=1.0,
                     seed=number,

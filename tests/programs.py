@@ -75,24 +75,19 @@ class RepliesEngine:
     def __init__(self, chat: ChatFormat, *replies: str) -> None:
         self.prompts: list[list[int]] = []
         self.completions: list[Completion] = []
-        self.num_branches: list[int] = []  # of each request
+        self.num_concurrent: list[int] = []  # of each request
         self._chat = chat
         self._replies = replies
-        self._conversations: dict[int, list[int]] = {}
 
     def begin_collection(self, num_episodes: int, limit: int) -> int:
         """There is nothing to prepare."""
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
-        before = [] if request.branch else self._conversations.get(request.episode, [])
-        prompt = [*before[: request.num_kept], *request.new_ids]
-        self.num_branches.append(request.num_branches)
+        self.num_concurrent.append(request.num_concurrent)
         reply = self._replies[min(len(self.prompts), len(self._replies) - 1)]
         token_ids = self._chat.reply_ids(reply)
-        if not request.branch:
-            self._conversations[request.episode] = prompt + token_ids
-        self.prompts.append(prompt)
+        self.prompts.append([*request.prompt_ids])
         self.completions.append(
             Completion(
                 token_ids=token_ids,
@@ -104,7 +99,7 @@ class RepliesEngine:
         return self.completions[-1]
 
     def end_episode(self, episode: int) -> None:
-        self._conversations.pop(episode, None)
+        """There is nothing to free."""
 
 
 def two_steps(seed: int, number: int, action: Mapping[str, Any]) -> StepResult:

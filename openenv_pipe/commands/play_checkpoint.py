@@ -10,17 +10,14 @@ import random
 import secrets
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.commands.env.targets import for_one_session
 from openenv_pipe.config.schema import LocalClusterConfig, NoJudgeConfig, RunConfig, VerifierTerm
 from openenv_pipe.engines.base import (
     Completion,
     Engine,
-    MessageRequest,
     StaticEngine,
     TextReply,
     TokenRequest,
@@ -34,7 +31,7 @@ from openenv_pipe.runs.find import find_model
 from openenv_pipe.system.foreign_json import encodable
 from openenv_pipe.system.progress import LineProgress
 from openenv_pipe.system.resources import load_callable
-from openenv_pipe.types import Episode, Group, Message
+from openenv_pipe.types import Episode, Group
 from openenv_pipe.viewer.play import PlayRequest, PlayState, PlayStatus
 
 _log = logging.getLogger(__name__)
@@ -45,10 +42,7 @@ Choose = Callable[[], Awaitable[str | None]]
 
 
 class SteeredEngine(StaticEngine):
-    """Gives a person's reply where there is one, and otherwise that of another engine.
-
-    The other engine gets what it has missed with the next request that reaches it.
-    """
+    """Gives a person's reply where there is one, and otherwise that of another engine."""
 
     def __init__(self, engine: Engine, chat: Chat | None, choose: Choose) -> None:
         """choose: waits for the person; returns a reply, or None for the engine's."""
@@ -57,43 +51,19 @@ class SteeredEngine(StaticEngine):
         self._engine = engine
         self._chat = chat
         self._choose = choose
-        self._ids: list[int] = []  # of the conversation
-        self._known_ids: list[int] = []  # of the conversation, as the other engine has it
-        self._missed: list[Message] = []  # by an engine that takes messages
 
     async def generate(self, request: Any) -> Completion | TextReply:
         """Return the reply that the person has chosen. Raises EngineError and ConfigError."""
         text = await self._choose()
-        if isinstance(request, TokenRequest):
-            return await self._next_tokens(text, request)
-        if isinstance(request, MessageRequest):
-            messages = [*self._missed, *request.new_messages]
-            if text is None:
-                self._missed = []
-                request = replace(request, new_messages=messages)
-            else:
-                self._missed = [*messages, {"role": "assistant", "content": text}]
-        return await self._engine.generate(request) if text is None else TextReply(text=text)
-
-    async def _next_tokens(self, text: str | None, request: TokenRequest) -> Completion:
-        self._ids = [*self._ids[: request.num_kept], *request.new_ids]
         if text is None:
-            kept = common_prefix(self._ids, self._known_ids)
-            request = replace(
-                request,
-                new_ids=self._ids[kept:],
-                num_kept=kept if kept < len(self._known_ids) else None,
-            )
-            completion: Completion = await self._engine.generate(request)
-            self._known_ids = [*self._ids, *completion.token_ids]
-        else:
+            reply: Completion | TextReply = await self._engine.generate(request)
+            return reply
+        if isinstance(request, TokenRequest):
             assert self._chat is not None
-            completion = written_completion(self._chat, text, request.max_tokens)
-        self._ids += completion.token_ids
-        return completion
+            return written_completion(self._chat, text, request.max_tokens)
+        return TextReply(text=text)
 
     def begin_collection(self, num_episodes: int, limit: int) -> int:
-        self._ids, self._known_ids, self._missed = [], [], []
         return self._engine.begin_collection(num_episodes, limit)
 
     def end_episode(self, episode: int) -> None:

@@ -37,9 +37,13 @@ PIXELS_PER_TOKEN = 784  # of a picture, about: hosted models and Qwen2-VL have s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """A request for one completion of one episode. Each kind of engine has its own subclass."""
+    """A request for one completion of one episode, with the whole prompt.
 
-    episode: int  # the number by which the engine knows the episode's conversation
+    Each kind of engine has its own subclass. Nothing that an engine remembers of earlier requests
+    changes its reply; `episode` only helps an engine to find what it has cached.
+    """
+
+    episode: int  # the same in all requests of an episode, until `end_episode`
     turn: int  # number of completions of the episode before this one
     max_tokens: int
     temperature: float  # 0: greedy
@@ -50,17 +54,15 @@ class GenerationRequest:
 class TokenRequest(GenerationRequest):
     """A request to an engine that takes token ids."""
 
-    new_ids: Sequence[int]  # prompt ids since the last completion; the engine has earlier ones
-    # The prompt keeps only so many of the earlier tokens, and goes on with new_ids; None: it keeps
-    # all. Always None with model.history=append.
-    num_kept: int | None = None
-    # Requests that an episode makes at once have the branches 0, 1, ... All but 0 are conversations
-    # of their own, which begin with new_ids and end with the completion.
-    branch: int = 0
-    num_branches: int = 1  # how many requests the episode makes at once
+    prompt_ids: Sequence[int]  # the whole prompt
+    # To an exact engine: how many requests the episode makes at once, this one included.
+    num_concurrent: int = 1
+    # Completion tokens that the episode has sampled with `seed` before: token k of this completion
+    # is token num_sampled + k of the seed.
+    num_sampled: int = 0
     group_seed: int | None = None  # the same for all members of a group; None: there is no group
     member: int = 0  # number of the episode in its group
-    pictures: Pictures = field(default_factory=dict)  # those in new_ids
+    pictures: Pictures = field(default_factory=dict)  # at least those in prompt_ids
     # Below 1, only the local engine uses it: a model is served with it, and never trained.
     top_p: float = 1.0
 
@@ -69,15 +71,15 @@ class TokenRequest(GenerationRequest):
 class MessageRequest(GenerationRequest):
     """A request to an engine that takes messages."""
 
-    new_messages: Sequence[Message]  # since the last reply; the engine has earlier ones
+    messages: Sequence[Message]  # all; earlier replies as `TextReply.assistant_message`
     tools: Sequence[Tool] = ()  # the same in all requests of an episode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayedRequest(GenerationRequest):
-    """A program's request to a hosted model, which keeps nothing of the episode's earlier ones."""
+    """A program's request to a hosted model."""
 
-    messages: Sequence[Mapping[str, Any]]  # all, as the program has sent them
+    messages: Sequence[Mapping[str, Any]]  # as the program has sent them
     tools: Sequence[Tool] = ()
 
 
@@ -107,23 +109,26 @@ class TextReply:
     """
 
     text: str
+    message: Mapping[str, Any] = field(default_factory=dict)  # see `assistant_message`
     finish: Finish = Finish.STOP
     num_prompt_tokens: int | None = None  # of the whole conversation before the reply
     num_completion_tokens: int | None = None
 
+    @property
+    def assistant_message(self) -> dict[str, Any]:
+        """The reply as a message of later requests.
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RelayedReply(TextReply):
-    """The answer to a RelayedRequest."""
-
-    message: Mapping[str, Any]  # for the program: `content`, and `tool_calls` if it has any
+        Its content is the text, unless the endpoint's own `content` and `tool_calls` are in
+        `message`.
+        """
+        return {"role": "assistant", **(self.message or {"content": self.text})}
 
 
 class RelayingEngine(Protocol):
     """What an engine of hosted models has beside `Engine`, for programs that call its model."""
 
-    async def relay(self, request: RelayedRequest) -> RelayedReply:
-        """Answer the program's messages, which are sent as they are.
+    async def relay(self, request: RelayedRequest) -> TextReply:
+        """Answer the program's messages, which are sent as they are. The reply has a `message`.
 
         Raises:
             RequestRefusedError: the endpoint refuses the request.
@@ -145,8 +150,7 @@ class Engine(Protocol):
     """Serves the episodes of one collection at a time; of several, if it publishes in flight.
 
     The order of calls is `begin_collection`, then `generate` any number of times per episode, then
-    `end_episode` once per episode. An episode has one request at a time, and several where
-    the capability `takes_branches` says so.
+    `end_episode` once per episode. An episode may have several requests at a time.
 
     An engine of your own (`engine: {type: python, ...}`) is made by target(setup, **options), where
     `setup` is an `EngineSetup` and `target` a class that declares `capabilities`. If it is an
@@ -165,14 +169,14 @@ class Engine(Protocol):
         """
 
     async def generate(self, request: Any) -> Any:
-        """Continue an episode's conversation; see this module for the types.
+        """Reply to a prompt; see this module for the types.
 
         Raises:
             EngineError: there is no answer.
         """
 
     def end_episode(self, episode: int) -> None:
-        """Drop what is kept of an episode, which needs no more completions."""
+        """Free what is cached of an episode, which has no further requests."""
 
     async def begin_update(self, *, idle: bool) -> None:
         """Prepare for an update of the policy, which lasts until the next `publish`.

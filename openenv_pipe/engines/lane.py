@@ -1,41 +1,45 @@
-"""Conversations of the engine `local` that are sampled in one batch.
+"""Requests to the engine `local` that are sampled in one batch.
 
-Shape letters: R conversations of a wave, of which the first A are not done; T tokens of a
+Shape letters: R requests of a wave, of which the first A are not done; T tokens of a
 completion, V vocabulary.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.sampling import sample, uniforms
 from openenv_pipe.models.row_forward import RowForward
-from openenv_pipe.types import Finish, Pictures
+from openenv_pipe.types import PICTURE_IDS, Finish
 
-Key = tuple[int, int]  # of a conversation: its episode and its branch
 _MIN_DONE_SHARE = 1 / 8  # rows that are done leave the batch when they are so much of it
 
 
 @dataclass(kw_only=True, slots=True)
-class _Conversation:
-    """One conversation's tokens; its row of the cache is its place in the lane's list."""
+class _Row:
+    """A row of the cache; the lane's list has them in order."""
 
-    key: Key
-    length: int = 0  # number of tokens whose keys and values are cached
-    pending: list[int] = field(default_factory=list)  # the tokens after those
-    num_sampled: int = 0
+    episode: int | None  # None: no later request uses what is cached
+    ids: list[int] = field(default_factory=list)  # the tokens whose keys and values are cached
 
-    def keep(self, num_tokens: int) -> None:
-        """Forget all tokens but the first ones. Their keys and values will be overwritten."""
-        self.pending = self.pending[: max(0, num_tokens - self.length)]
-        self.length = min(self.length, num_tokens)
+    def num_cached(self, prompt_ids: Sequence[int]) -> int:
+        """Return how many of the prompt's first tokens need not be computed: never all."""
+        length = min(len(self.ids), len(prompt_ids) - 1)
+        if prompt_ids[:length] != self.ids[:length]:
+            length = common_prefix(prompt_ids[:length], self.ids[:length])
+        # Positions after a picture depend on its size, so such a row is continued at its end only.
+        if length < len(self.ids) and max(self.ids) >= PICTURE_IDS:
+            return 0
+        return length
 
 
 class Lane:
-    """The conversations of a part of a collection's episodes, and their cache.
+    """The episodes of a part of a collection, and the cache of their prompts and completions.
 
     A wave that still runs after its collection was cancelled uses the lane of that collection.
     """
@@ -46,56 +50,78 @@ class Lane:
         self._forward = forward
         self._device = device
         self._end_ids = np.array(sorted(end_ids))
-        self._rows: list[_Conversation] = []
-        self._ended: set[Key] = set()
+        self._rows: list[_Row] = []
+        self._ended: set[int | None] = {None}
 
     def end_episode(self, episode: int) -> None:
         """Give the episode's row to others, from the next wave on."""
-        self._ended.add((episode, 0))
+        self._ended.add(episode)
 
     @torch.inference_mode()
     def run_wave(self, requests: Sequence[TokenRequest], version: int) -> list[Completion]:
         """Compute a completion for each request.
 
-        Each episode of the lane that has not ended has a request of branch 0. The conversations of
-        other branches end with the wave.
+        Each episode of the lane that has not ended has a request. Of several, the one that can use
+        the most cached tokens continues the episode's row; the rows of the others end with the
+        wave.
         """
-        by_key = {(request.episode, request.branch): request for request in requests}
-        self._seat(by_key)
-        keys = [conversation.key for conversation in self._rows]
-        in_rows = [by_key[key] for key in keys]
-        for conversation, request in zip(self._rows, in_rows, strict=True):
-            if request.num_kept is not None:
-                conversation.keep(request.num_kept)
-            conversation.pending += request.new_ids
-        wave = _Wave(self._forward, self._device, self._end_ids, self._rows, in_rows)
-        wave.run({name: each for request in requests for name, each in request.pictures.items()})
+        self._free_rows()
+        order, num_cached = self._assign_rows(requests)
+        in_rows = [requests[index] for index in order]
+        wave = _Wave(self._forward, self._device, self._end_ids, num_cached, in_rows)
+        wave.run()
+        completions: dict[int, Completion] = {}
+        for place, (index, request) in enumerate(zip(order, in_rows, strict=True)):
+            completion = completions[index] = wave.completion(place, version)
+            # The last token is sampled, but not computed.
+            self._rows[place].ids = [*request.prompt_ids, *completion.token_ids[:-1]]
         self._rows = [self._rows[place] for place in wave.places_R]
-        self._ended.update(key for key in by_key if key[1])
-        places = {key: place for place, key in enumerate(keys)}
-        return [wave.completion(places[key], version) for key in by_key]
+        return [completions[index] for index in range(len(requests))]
 
-    def _seat(self, keys: Iterable[Key]) -> None:
-        """Give a row to each new conversation, and move the last rows to those of ended ones."""
-        free = [row for row, each in enumerate(self._rows) if each.key in self._ended]
-        staying = [row for row, each in enumerate(self._rows) if each.key not in self._ended]
+    def _free_rows(self) -> None:
+        """Drop the rows that no request continues, and move the last rows to where they were."""
+        free = [number for number, row in enumerate(self._rows) if row.episode in self._ended]
+        staying = [n for n, row in enumerate(self._rows) if row.episode not in self._ended]
         moves = [(row, to) for row, to in zip(reversed(staying), free, strict=False) if row > to]
         if moves:
             self._forward.copy_rows(*zip(*moves, strict=True))
             for row, to in moves:
                 self._rows[to] = self._rows[row]
         del self._rows[len(staying) :]
-        self._ended.clear()
-        known = {conversation.key for conversation in self._rows}
-        self._rows += [_Conversation(key=key) for key in keys if key not in known]
+        self._ended = {None}
+
+    def _assign_rows(self, requests: Sequence[TokenRequest]) -> tuple[list[int], list[int]]:
+        """Add rows for requests that have none.
+
+        Returns:
+            Of each row: the index of its request, and how many tokens of the prompt are cached.
+        """
+        own: dict[int | None, list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            own[request.episode].append(index)
+        order, num_cached = [], []
+        for row in self._rows:
+            indices = own[row.episode]
+            cached = [row.num_cached(requests[index].prompt_ids) for index in indices]
+            num_cached.append(max(cached))
+            order.append(indices[cached.index(num_cached[-1])])
+        known, assigned = {row.episode for row in self._rows}, set(order)
+        for index, request in enumerate(requests):
+            if index not in assigned:
+                episode = None if request.episode in known else request.episode
+                self._rows.append(_Row(episode=episode))
+                known.add(request.episode)
+                order.append(index)
+                num_cached.append(0)
         self._forward.reserve_rows(len(self._rows))
+        return order, num_cached
 
 
 class _Wave:
     """One batch of completions: a forward pass over new tokens, then one for each token.
 
-    Row r of the cache belongs to the conversation and the request `places_R[r]`. Rows that are done
-    change places with the last ones that are not, so that forward passes need only the first rows.
+    Row r of the cache belongs to the request `places_R[r]`. Rows that are done change places with
+    the last ones that are not, so that forward passes need only the first rows.
     """
 
     def __init__(
@@ -103,13 +129,14 @@ class _Wave:
         forward: RowForward,
         device: torch.device,
         end_ids: np.ndarray,
-        conversations: Sequence[_Conversation],
+        num_cached: Sequence[int],
         requests: Sequence[TokenRequest],
     ) -> None:
+        """num_cached: how many tokens of each prompt are in its row."""
         self._forward = forward
         self._device = device
         self._end_ids = end_ids
-        self._conversations = conversations
+        self._requests = requests
         num_rows, longest = len(requests), max(request.max_tokens for request in requests)
         self.places_R = np.arange(num_rows)
         # These are indexed by the place of the request, whichever row it has.
@@ -118,21 +145,23 @@ class _Wave:
         top_p = np.array([request.top_p for request in requests], np.float32)
         self._top_p = top_p if (top_p < 1.0).any() else None
         self._seeds = np.array([request.seed for request in requests], np.uint64)
-        self._num_sampled = np.array([each.num_sampled for each in conversations], np.uint64)
-        self._num_cached = np.array([each.length for each in conversations])
+        self._num_sampled = np.array([request.num_sampled for request in requests], np.uint64)
+        self._num_cached = np.array(num_cached)
         self._lengths = np.zeros(num_rows, dtype=np.int64)  # of completions; 0: not done
         self._token_ids = np.zeros((num_rows, longest), dtype=np.int64)
         self._logprobs = np.zeros((num_rows, longest), dtype=np.float32)
 
-    def run(self, pictures: Pictures) -> None:
-        """Sample all completions, and note in the conversations what is cached and pending.
-
-        pictures: those in the pending tokens.
-        """
-        pending = [conversation.pending for conversation in self._conversations]
-        logits_AV = self._forward.feed(pending, self._num_cached.tolist(), pictures)
-        self._num_cached += [len(ids) for ids in pending]
-        num_rows = len(pending)
+    def run(self) -> None:
+        """Sample all completions."""
+        starts = self._num_cached.tolist()
+        new_ids = [
+            request.prompt_ids[start:]
+            for request, start in zip(self._requests, starts, strict=True)
+        ]
+        pictures = {name: each for one in self._requests for name, each in one.pictures.items()}
+        logits_AV = self._forward.feed(new_ids, starts, pictures)
+        self._num_cached += [len(ids) for ids in new_ids]
+        num_rows = len(new_ids)
         for number in range(self._token_ids.shape[1]):
             places_A = self.places_R[:num_rows]
             ids_A = self._sample(logits_AV, places_A, number)
@@ -149,11 +178,6 @@ class _Wave:
                 self._tensor(ids_A), self._tensor(self._num_cached[places_A])
             )
             self._num_cached[places_A[~is_done_A]] += 1
-        for place, conversation in enumerate(self._conversations):
-            length = self._lengths[place]
-            conversation.length = int(self._num_cached[place])
-            conversation.pending = [int(self._token_ids[place, length - 1])]
-            conversation.num_sampled += int(length)
 
     def completion(self, place: int, version: int) -> Completion:
         length = self._lengths[place]

@@ -5,8 +5,8 @@ all of its episodes that are playing wait for a completion, and serves them in o
 episodes of the collection play at once, all lanes start together, because an episode's end then
 lets another one of any lane begin. The order in which environments answer, and the number of
 threads, therefore have no effect: the same requests give the same batches, and the same tokens and
-logprobs to the bit. Keys and values are cached from turn to turn, so a wave computes new tokens
-only.
+logprobs to the bit. Keys and values are cached from turn to turn, so a wave computes the new tokens
+of each prompt only.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from openenv_pipe.config.schema import LocalEngineConfig
 from openenv_pipe.engines.base import Completion, TokenRequest
 from openenv_pipe.engines.lane import Lane
+from openenv_pipe.errors import EngineError
 from openenv_pipe.models.row_forward import RowForward
 
 _LANE_SIZE = 128  # episodes at most; larger batches cost as much processor time per token
@@ -60,7 +61,7 @@ class _Cohort:
     def is_complete(self) -> bool:
         """Whether all episodes that are playing wait for a completion."""
         return 0 < len(self.waiting) == min(self.limit, self.num_unfinished) and all(
-            len(each) == each[0].request.num_branches for each in self.waiting.values()
+            len(each) == each[0].request.num_concurrent for each in self.waiting.values()
         )
 
 
@@ -98,6 +99,7 @@ class LocalEngine:
         num_lanes = _num_lanes(limit) if self._in_lanes else 1
         device, end_ids = self._model.device, self._model.end_ids
         forwards = self._model.row_forwards(num_lanes)
+        self._num_open: Counter[int] = Counter()  # requests of each episode without a completion
         self._lanes = [Lane(forward, device=device, end_ids=end_ids) for forward in forwards]
         if num_episodes <= limit:  # No episode has to wait for another's end.
             counts = Counter(self._lane_number(episode) for episode in range(num_episodes))
@@ -111,12 +113,23 @@ class LocalEngine:
         return 0
 
     async def generate(self, request: TokenRequest) -> Completion:
-        completion = asyncio.get_running_loop().create_future()
-        cohort = self._cohorts[self._lane_number(request.episode)]
-        waiting = cohort.waiting.setdefault(request.episode, [])
-        waiting.append(Waiting(request=request, completion=completion))
-        self._start_if_complete(cohort)
-        return await completion
+        """Sample in the next batch. Raises EngineError for a request that no batch can wait for."""
+        self._num_open[request.episode] += 1
+        try:
+            if self._num_open[request.episode] > request.num_concurrent:
+                raise EngineError(
+                    f"episode {request.episode} has {self._num_open[request.episode]} requests at "
+                    f"once, and they say num_concurrent={request.num_concurrent}; an engine that "
+                    "batches the requests of all episodes has to declare is_exact=True"
+                )
+            completion = asyncio.get_running_loop().create_future()
+            cohort = self._cohorts[self._lane_number(request.episode)]
+            waiting = cohort.waiting.setdefault(request.episode, [])
+            waiting.append(Waiting(request=request, completion=completion))
+            self._start_if_complete(cohort)
+            return await completion
+        finally:
+            self._num_open[request.episode] -= 1
 
     def end_episode(self, episode: int) -> None:
         number = self._lane_number(episode)

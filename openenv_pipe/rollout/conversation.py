@@ -21,7 +21,7 @@ from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.rollout.context import Chat, PlayContext
 from openenv_pipe.rollout.history import HISTORIES, PromptHistory
 from openenv_pipe.system.foreign_json import encodable
-from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Tool, Turn, Usage
+from openenv_pipe.types import Episode, Finish, Group, Message, Opening, Picture, Tool, Turn, Usage
 
 UNTRAINED_VERSION = 0  # the policy version of replies that no trained policy gives
 
@@ -103,12 +103,13 @@ class TokenConversation(Conversation):
         self.reader = self._chat.reply_reader
         messages, tools = self._cut(self._opening.messages), self._opening.tools
         self._new_messages = _with_tools(messages, tools)
+        self._pictures = _pictures_of(messages)
         kind = HISTORIES[self._chat.history]
         self._history: PromptHistory = kind(self._chat, self._episode, messages, tools)
 
     @property
     def num_prompt_tokens(self) -> int:
-        return self._history.num_tokens
+        return len(self._history.prompt_ids)
 
     @property
     def _sees_pictures(self) -> bool:
@@ -121,6 +122,8 @@ class TokenConversation(Conversation):
 
     def add(self, messages: Sequence[Message]) -> None:
         self._new_messages = self._cut(messages)
+        # Not in place, because requests have the earlier ones.
+        self._pictures = {**self._pictures, **_pictures_of(self._new_messages)}
         self._history.add(self._new_messages)
 
     async def reply(self, max_tokens: int) -> Turn:
@@ -142,15 +145,11 @@ class TokenConversation(Conversation):
     async def _complete(self, max_tokens: int) -> Completion:
         return await self._context.engine.generate(
             TokenRequest(
-                new_ids=self._history.unknown_ids,
-                num_kept=self._history.num_kept,
+                prompt_ids=self._history.prompt_ids,
+                num_sampled=sum(len(turn.completion_ids) for turn in self._episode.turns),
                 group_seed=self._group.seed,
                 member=self._episode.member,
-                pictures={
-                    picture.token_id: picture
-                    for message in self._new_messages
-                    for picture in message.get("pictures", {}).values()
-                },
+                pictures=self._pictures,
                 **self._fields(max_tokens),
             )
         )
@@ -188,7 +187,7 @@ class MessageConversation(Conversation):
 
     def __init__(self, context: PlayContext, *args: Any, **keywords: Any) -> None:
         super().__init__(context, *args, **keywords)
-        self._messages = self._cut(self._opening.messages)
+        self._new_messages = self._messages = self._cut(self._opening.messages)
         self._num_new_tokens = estimate_tokens(self._messages) + self.num_tool_tokens()
 
     @property
@@ -203,17 +202,19 @@ class MessageConversation(Conversation):
         return estimate_tokens(self._opening.tools) if self._opening.tools else 0
 
     def add(self, messages: Sequence[Message]) -> None:
-        self._messages = self._cut(messages)
-        self._num_new_tokens = estimate_tokens(self._messages)
+        self._new_messages = self._cut(messages)
+        self._messages = [*self._messages, self._reply.assistant_message, *self._new_messages]
+        self._num_new_tokens = estimate_tokens(self._new_messages)
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
         return self._fitted(messages, cut_text)
 
     async def reply(self, max_tokens: int) -> Turn:
         request = MessageRequest(
-            new_messages=self._messages, tools=self._opening.tools, **self._fields(max_tokens)
+            messages=self._messages, tools=self._opening.tools, **self._fields(max_tokens)
         )
         reply: TextReply = await self._context.engine.generate(request)
+        self._reply = reply
         return Turn(
             prompt_ids=[],
             completion_ids=[],
@@ -221,7 +222,7 @@ class MessageConversation(Conversation):
             finish=reply.finish,
             policy_versions=[UNTRAINED_VERSION],
             reply=encodable(reply.text),
-            messages=self._messages,
+            messages=self._new_messages,
             usage=self._usage(reply, max_tokens),
         )
 
@@ -263,6 +264,15 @@ def with_pictures_shown(message: Message, sees_pictures: bool) -> Message:
     text, pictures = message["content"], message["pictures"]
     shown = {note: pictures[note] for note in pictures if sees_pictures and note in text}
     return {**rest, "pictures": shown} if shown else rest
+
+
+def _pictures_of(messages: Sequence[Message]) -> dict[int, Picture]:
+    """Return the pictures of messages by the token ids that stand for them."""
+    return {
+        picture.token_id: picture
+        for message in messages
+        for picture in message.get("pictures", {}).values()
+    }
 
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:

@@ -58,7 +58,7 @@ def request(
     return TokenRequest(
         episode=episode,
         turn=turn,
-        new_ids=[2, 40, 50, 60, 3],
+        prompt_ids=[2, 40, 50, 60, 3],
         max_tokens=max_tokens,
         temperature=1.0,
         seed=seed,

@@ -33,12 +33,11 @@ class HeldExecutor(Executor):
             future.set_exception(error)
 
 
-def request(episode, *, turn=0, new_ids=PROMPT, num_kept=None, seed=3):
+def request(episode, *, turn=0, prompt_ids=PROMPT, seed=3):
     return TokenRequest(
         episode=episode,
         turn=turn,
-        new_ids=new_ids,
-        num_kept=num_kept,
+        prompt_ids=prompt_ids,
         max_tokens=6,
         temperature=1.0,
         seed=seed,
@@ -89,28 +88,26 @@ async def test_a_request_whose_player_left_is_not_sampled(engine, executor):
 
 
 async def test_each_turn_is_what_the_local_engine_samples_for_the_whole_prompt(engine, executor):
-    (first,) = await begin(engine, request(0))
+    """Also for requests of one episode that are in one batch."""
+    prompts = [PROMPT, [*PROMPT, 9], PROMPT[:2], [*PROMPT, 9]]
+    tasks = await begin(
+        engine, *(request(0, turn=turn, prompt_ids=ids) for turn, ids in enumerate(prompts))
+    )
     executor.run_next()
-    reply = (await first).token_ids
-    (second,) = await begin(engine, request(0, turn=1, new_ids=[9]))
-    (other,) = await begin(engine, request(0, turn=2, new_ids=[11], num_kept=2))
+    await settle()
     executor.run_next()
-    await second
-    executor.run_next()
-    for completion, turn, ids in (
-        (await first, 0, PROMPT),
-        (await second, 1, [*PROMPT, *reply, 9]),
-    ):
+    assert executor.wave_sizes == [1, 3]
+    for turn, ids in enumerate(prompts):
+        completion = await tasks[turn]
         alone = local_engine(tiny_policy())
         alone.begin_collection(1, 1)
-        expected = await alone.generate(request(0, new_ids=ids, seed=turn_seed(3, turn)))
+        expected = await alone.generate(request(0, prompt_ids=ids, seed=turn_seed(3, turn)))
         assert completion.token_ids == expected.token_ids
         assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    assert (await other).token_ids
 
 
 async def test_an_error_of_a_wave_reaches_its_players_and_no_others(engine, executor):
-    (bad,) = await begin(engine, request(0, new_ids=[10**9]))
+    (bad,) = await begin(engine, request(0, prompt_ids=[10**9]))
     (good,) = await begin(engine, request(1))
     executor.run_next()
     with pytest.raises(IndexError):

@@ -1,21 +1,21 @@
 """Replies of the engine that are given once more when an episode is played again."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from openenv_pipe.engines.base import Completion, MessageRequest, TextReply, TokenRequest
-from openenv_pipe.errors import EngineError, SessionError
+from openenv_pipe.errors import EngineError
 from openenv_pipe.rollout.cluster.replies import EpisodeReplies
 from openenv_pipe.types import Finish
 
 
 class CountingEngine:
-    """Samples the length of the whole conversation, as one token."""
+    """Samples one token, which names the length of the prompt."""
 
     def __init__(self):
         self.requests = []
-        self.ids = []
 
     async def generate(self, request):
         self.requests.append(request)
@@ -23,16 +23,17 @@ class CountingEngine:
             return TextReply(text=str(len(self.requests)))
         if request.seed == 13:
             raise EngineError("no answer")
-        self.ids = [*self.ids[: request.num_kept], *request.new_ids]
-        self.ids.append(1000 + len(self.ids))
         return Completion(
-            token_ids=self.ids[-1:], logprobs=[0.0], finish=Finish.STOP, policy_versions=[0]
+            token_ids=[1000 + len(request.prompt_ids)],
+            logprobs=[0.0],
+            finish=Finish.STOP,
+            policy_versions=[0],
         )
 
 
-def tokens(turn, *new_ids, seed=0):
+def tokens(turn, *prompt_ids, seed=0):
     return TokenRequest(
-        episode=0, turn=turn, max_tokens=4, temperature=1.0, seed=seed, new_ids=list(new_ids)
+        episode=0, turn=turn, max_tokens=4, temperature=1.0, seed=seed, prompt_ids=list(prompt_ids)
     )
 
 
@@ -43,58 +44,49 @@ def messages(turn, text):
         max_tokens=4,
         temperature=1.0,
         seed=0,
-        new_messages=[{"role": "user", "content": text}],
+        messages=[{"role": "user", "content": str(text)}],
     )
 
 
 async def test_an_episode_that_repeats_itself_asks_the_engine_nothing_twice():
     engine = CountingEngine()
     replies = EpisodeReplies(engine)
-    first = [await replies.reply(tokens(0, 1, 2)), await replies.reply(tokens(1, 3))]
+    first = [await replies.reply(tokens(0, 1, 2)), await replies.reply(tokens(1, 1, 2, 1002, 3))]
     replies.repeat()
-    again = [await replies.reply(tokens(0, 1, 2)), await replies.reply(tokens(1, 3))]
+    again = [await replies.reply(tokens(0, 1, 2)), await replies.reply(tokens(1, 1, 2, 1002, 3))]
     assert again == first
     assert len(engine.requests) == 2
-    assert (await replies.reply(tokens(2, 4))).token_ids == [1006]
-    assert engine.ids == [1, 2, 1002, 3, 1004, 4, 1006]
+    assert (await replies.reply(tokens(2, 1, 2, 1002, 3, 1004, 4))).token_ids == [1006]
 
 
-async def test_an_episode_that_differs_goes_on_from_the_tokens_that_are_the_same():
+@pytest.mark.parametrize("make", [tokens, messages])
+async def test_an_episode_that_differs_gets_replies_to_its_own_prompts(make):
     engine = CountingEngine()
     replies = EpisodeReplies(engine)
-    for turn, new_ids in enumerate([(1, 2), (3, 4), (5,)]):
-        await replies.reply(tokens(turn, *new_ids))
+    for turn, given in enumerate((1, 2, 3)):
+        await replies.reply(make(turn, given))
     replies.repeat()
-    await replies.reply(tokens(0, 1, 2))
-    assert (await replies.reply(tokens(1, 3, 9))).token_ids == [1005]
-    assert engine.requests[-1].num_kept == 4 and engine.requests[-1].new_ids == [9]
-    assert engine.ids == [1, 2, 1002, 3, 9, 1005]
-    await replies.reply(tokens(2, 5))
+    await replies.reply(make(0, 1))
+    another = await replies.reply(make(1, 9))
+    assert engine.requests[3:] == [make(1, 9)]
+    last = await replies.reply(make(2, 3))  # follows another prompt, so it is asked again
+    assert engine.requests[3:] == [make(1, 9), make(2, 3)]
     replies.repeat()  # a second worker is lost
-    for turn, new_ids in enumerate([(1, 2), (3, 9), (5,)]):
-        await replies.reply(tokens(turn, *new_ids))
-    assert engine.ids == [1, 2, 1002, 3, 9, 1005, 5, 1007]
+    await replies.reply(make(0, 1))
+    assert [await replies.reply(make(1, 9)), await replies.reply(make(2, 3))] == [another, last]
     assert len(engine.requests) == 5
 
 
-async def test_a_shorter_prompt_still_leaves_the_engine_a_token_to_compute():
+async def test_requests_that_differ_anywhere_are_not_taken_for_each_other():
     engine = CountingEngine()
-    replies = EpisodeReplies(engine)
-    await replies.reply(tokens(0, 1, 2, 3))
-    replies.repeat()
-    await replies.reply(tokens(0, 1, 2))
-    assert engine.requests[-1].num_kept == 1 and engine.requests[-1].new_ids == [2]
-    assert engine.ids == [1, 2, 1002]
-
-
-async def test_messages_cannot_be_taken_back():
-    replies = EpisodeReplies(CountingEngine())
-    said = await replies.reply(messages(0, "one"))
-    replies.repeat()
-    assert await replies.reply(messages(0, "one")) == said
-    replies.repeat()
-    with pytest.raises(SessionError, match="did not repeat the episode"):
-        await replies.reply(messages(0, "another"))
+    given = tokens(0, 1, 2)
+    changes = ({"seed": 1}, {"turn": 1}, {"max_tokens": 5}, {"num_sampled": 1}, {"prompt_ids": [1]})
+    for changed in (replace(given, **each) for each in changes):
+        replies = EpisodeReplies(engine)
+        await replies.reply(given)
+        replies.repeat()
+        await replies.reply(changed)
+        assert engine.requests[-2:] == [given, changed]
 
 
 async def test_the_engines_error_is_raised():
@@ -123,4 +115,4 @@ async def test_an_episode_whose_replay_ends_sooner_waits_for_the_engine():
     assert not settling.done()
     answered.set()
     await settling
-    assert engine.ids == [1, 2, 1002]
+    assert [each.prompt_ids for each in engine.requests] == [[1, 2]]

@@ -34,14 +34,24 @@ from openenv_pipe.types import Finish, Status
 WAIT_S = 60  # limit for each wait, so that no test hangs
 
 
-def request(episode, new_ids, *, max_tokens=10, temperature=1.0, seed=None):
+def request(episode, prompt_ids, *, max_tokens=10, temperature=1.0, seed=None):
     return TokenRequest(
         episode=episode,
         turn=0,
-        new_ids=new_ids,
+        prompt_ids=prompt_ids,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=episode if seed is None else seed,
+    )
+
+
+def next_request(before, completion, new_ids, **changes):
+    """Return the request of an episode's next turn, whose prompt appends to the one before."""
+    return dataclasses.replace(
+        before,
+        prompt_ids=[*before.prompt_ids, *completion.token_ids, *new_ids],
+        num_sampled=before.num_sampled + len(completion.token_ids),
+        **changes,
     )
 
 
@@ -224,10 +234,14 @@ async def test_very_different_reply_lengths_equal_episodes_played_alone(in_lanes
     first = [
         request(n, list(range(5, 6 + 3 * n)), max_tokens=length) for n, length in enumerate(lengths)
     ]
-    second = [request(n, [5, 6 + n], max_tokens=1 + lengths[n - 1] // 4) for n in range(8)]
     engine = LocalEngine(policy, max_episodes=64, executor=InlineExecutor(), in_lanes=in_lanes)
     engine.begin_collection(8, 8)
-    played = [await generate(engine, turn) for turn in (first, second)]
+    played = [await generate(engine, first)]
+    second = [
+        next_request(each, completion, [5, 6 + n], max_tokens=1 + lengths[n - 1] // 4)
+        for n, (each, completion) in enumerate(zip(first, played[0], strict=True))
+    ]
+    played.append(await generate(engine, second))
     assert [len(completion.token_ids) for completion in played[0]] == lengths
     for episode in range(8):
         alone = await generate_alone(policy, first[episode], second[episode])
@@ -261,7 +275,11 @@ async def test_equal_seeds_and_prompts_give_equal_tokens_and_others_do_not():
     first = await generate(engine, requests)
     assert first[0].token_ids == first[1].token_ids != first[2].token_ids
     second = await generate(
-        engine, [request(n, [5, 6, 7], seed=8) for n in range(2)] + requests[2:]
+        engine,
+        [
+            next_request(each, completion, [5, 6, 7])
+            for each, completion in zip(requests, first, strict=True)
+        ],
     )
     assert second[0].token_ids == second[1].token_ids
     assert second[0].token_ids != first[0].token_ids
@@ -349,6 +367,19 @@ async def test_an_error_of_the_host_ends_the_collection():
     assert sampled(again) == sampled(await collect(policy))
 
 
+async def test_more_requests_than_a_batch_waits_for_are_an_error():
+    """Of one episode, while another request of it waits or is sampled: it would never end, or
+    use the cache's row at the same time."""
+    engine = local_engine(tiny_policy())
+    engine.begin_collection(2, 2)
+    waiting = asyncio.create_task(engine.generate(request(0, [5])))
+    await asyncio.sleep(0)
+    with pytest.raises(EngineError, match=r"2 requests at once.*num_concurrent=1.*is_exact"):
+        await engine.generate(request(0, [6]))
+    await asyncio.wait_for(engine.generate(request(1, [5])), WAIT_S)
+    assert len((await asyncio.wait_for(waiting, WAIT_S)).token_ids) == 10
+
+
 class SlowExecutor(Executor):
     """Signals when a batch of the engine is submitted, and runs nothing before `run_all`."""
 
@@ -389,14 +420,68 @@ async def test_a_cancelled_collection_ends_and_leaves_the_engine_usable():
     assert sampled(await again) == sampled(await collect(policy))
 
 
-async def test_an_episode_asks_only_for_what_is_new():
-    """Prompts never repeat earlier tokens, which the engine has already."""
+async def test_only_new_tokens_are_computed(monkeypatch):
+    """Of each prompt, the engine computes what follows the cached tokens: the last sampled one,
+    which no forward pass has read, and the turn's own."""
+    policy = tiny_policy(ends=True)
+    fed, feed = [], FastForward.feed
+
+    def counted_feed(forward, new_ids, *rest):
+        fed.append(sum(map(len, new_ids)))
+        return feed(forward, new_ids, *rest)
+
+    monkeypatch.setattr(FastForward, "feed", counted_feed)
+    engine = RecordingEngine(local_engine(policy))
+    episodes = all_episodes(await collect(policy, engine=engine))
+    for number, episode in enumerate(episodes):
+        ids: list[int] = []
+        for (asked, completion), turn in zip(engine.calls[number], episode.turns, strict=True):
+            assert asked.prompt_ids == [*ids, *turn.prompt_ids]
+            ids = [*asked.prompt_ids, *completion.token_ids]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    num_continued = len(turns) - len(episodes)
+    assert num_continued > len(episodes)
+    assert sum(fed) == sum(len(turn.prompt_ids) for turn in turns) + num_continued
+
+
+async def test_a_prompt_uses_what_is_cached_of_it_and_no_more(monkeypatch):
+    """Equal, shorter, changed and foreign prompts give what they give without a cache."""
+    policy = tiny_policy()
+    fed, feed = [], FastForward.feed
+
+    def recorded_feed(forward, new_ids, starts, *rest):
+        fed.append((starts, [list(ids) for ids in new_ids]))
+        return feed(forward, new_ids, starts, *rest)
+
+    monkeypatch.setattr(FastForward, "feed", recorded_feed)
+    prompts = [[5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7], [5, 6, 9, 8, 7], [9, 9], [9]]
+    requests = [request(0, prompt, seed=n, max_tokens=4) for n, prompt in enumerate(prompts)]
+    completions = await generate_alone(policy, *requests)
+    assert fed == [
+        ([0], [[5, 6, 7, 8]]),
+        ([3], [[8]]),
+        ([2], [[7]]),
+        ([2], [[9, 8, 7]]),
+        ([0], [[9, 9]]),
+        ([0], [[9]]),
+    ]
+    for each, completion in zip(requests, completions, strict=True):
+        (alone,) = await generate_alone(policy, each)
+        assert completion.token_ids == alone.token_ids
+        assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
+async def test_an_engine_that_lost_its_cache_samples_the_same():
+    """A request contains all that its completion depends on."""
     policy = tiny_policy(ends=True)
     engine = RecordingEngine(local_engine(policy))
-    groups = await collect(policy, engine=engine)
-    for number, episode in enumerate(all_episodes(groups)):
-        asked = [list(request.new_ids) for request, _ in engine.calls[number]]
-        assert asked == [turn.prompt_ids for turn in episode.turns]
+    await collect(policy, engine=engine)
+    last = [calls[-1] for calls in engine.calls.values()]
+    assert max(asked.num_sampled for asked, _ in last) > 0
+    for asked, completion in last:
+        (alone,) = await generate_alone(policy, dataclasses.replace(asked, episode=0))
+        assert alone.token_ids == completion.token_ids
+        assert alone.logprobs == pytest.approx(completion.logprobs, abs=1e-5)
 
 
 async def test_the_cache_of_a_collection_is_freed_when_the_next_one_begins():
@@ -414,8 +499,8 @@ async def test_the_cache_of_a_collection_is_freed_when_the_next_one_begins():
         gc.enable()
 
 
-async def test_branches_of_an_episode_are_sampled_in_its_wave():
-    """Each has the tokens of its prompt and seed alone, and only branch 0 is continued."""
+async def test_concurrent_requests_of_an_episode_are_sampled_in_its_wave():
+    """Each has the tokens of its prompt and seed alone, wherever it is in the cache."""
     policy = tiny_policy(ends=True)
     prompts = [[5, 6, 7], [8, 9], [5, 6, 9]]
     engine = local_engine(policy)
@@ -423,27 +508,24 @@ async def test_branches_of_an_episode_are_sampled_in_its_wave():
     other = asyncio.create_task(engine.generate(request(1, [3, 4])))
     waves = []
     for number in range(2):
-        branches = [
-            dataclasses.replace(
-                request(0, prompt, seed=10 * number + branch),
-                branch=branch,
-                num_branches=3,
-                num_kept=None if branch == 0 else 0,
-            )
-            for branch, prompt in enumerate(prompts)
+        concurrent = [
+            dataclasses.replace(request(0, prompt, seed=10 * number + place), num_concurrent=3)
+            for place, prompt in enumerate(prompts[number:] + prompts[:number])
         ]
-        waiting = [asyncio.create_task(engine.generate(each)) for each in branches[:2]]
+        waiting = [asyncio.create_task(engine.generate(each)) for each in concurrent[:2]]
         await asyncio.sleep(0)
-        assert not any(each.done() for each in waiting), "the third branch is awaited"
-        last = engine.generate(branches[2])
+        assert not any(each.done() for each in waiting), "the third request is awaited"
+        last = engine.generate(concurrent[2])
         waves.append(await asyncio.wait_for(asyncio.gather(*waiting, last), WAIT_S))
         await asyncio.wait_for(other, WAIT_S)
         other = asyncio.create_task(engine.generate(request(1, [3])))
     other.cancel()
-    first = request(0, prompts[0], seed=0)
-    alone = await generate_alone(policy, first, request(0, prompts[0], seed=10))
-    assert [wave[0].token_ids for wave in waves] == [each.token_ids for each in alone]
-    for number, branch in (0, 1), (0, 2), (1, 1), (1, 2):
-        seed = 10 * number + branch
-        (plain,) = await generate_alone(policy, request(0, prompts[branch], seed=seed))
-        assert waves[number][branch].token_ids == plain.token_ids
+    assert len(engine._lanes[0]._rows) == 4, "all requests of a wave have rows"
+    for number, wave in enumerate(waves):
+        for place, prompt in enumerate(prompts[number:] + prompts[:number]):
+            alone = request(0, prompt, seed=10 * number + place)
+            (plain,) = await generate_alone(policy, alone)
+            assert wave[place].token_ids == plain.token_ids
+    # One of the three continues the cached prompt, and one row of the episode stays.
+    await generate(engine, [request(0, prompts[0]), request(1, [3, 4])])
+    assert [row.episode for row in engine._lanes[0]._rows] == [0, 1]

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from openenv_pipe.config.schema import OpenAIEngineConfig
-from openenv_pipe.engines.base import MessageRequest
+from openenv_pipe.engines.base import MessageRequest, TextReply
 from openenv_pipe.engines.openai import OpenAIEngine
 from openenv_pipe.engines.openai.client import ChatClient
 from openenv_pipe.engines.openai.limits import RateLimit
@@ -100,13 +100,18 @@ def request(*messages: dict[str, str], turn: int = 0, **changes: Any) -> Message
         **{
             "episode": 0,
             "turn": turn,
-            "new_messages": messages,
+            "messages": messages,
             "max_tokens": 64,
             "temperature": 0.5,
             "seed": 7,
             **changes,
         }
     )
+
+
+def after(reply: TextReply, *messages: dict[str, str], **changes: Any) -> MessageRequest:
+    """Return the request of a second turn, to which an environment answered with messages."""
+    return request(user("look"), reply.assistant_message, *messages, turn=1, **changes)
 
 
 def user(text: str) -> dict[str, str]:
@@ -117,15 +122,15 @@ def test_a_conversation_is_told_as_a_whole_each_time() -> None:
     endpoint = Endpoint(said("cräne"), said("sheet", "length"))
 
     async def story(engine: OpenAIEngine) -> None:
-        first = await engine.generate(request(user("guess \ud800")))
+        first = await engine.generate(request(user("look")))
         assert (first.text, first.finish) == ("cräne", Finish.STOP)
-        second = await engine.generate(request(user("again"), turn=1))
+        second = await engine.generate(after(first, user("again \ud800")))
         assert second.finish is Finish.LENGTH
 
     run(endpoint, story)
     assert endpoint.headers[0]["Authorization"] == "Bearer a-secret-key"
     asked = endpoint.bodies[1]
-    assert [message["content"] for message in asked["messages"]] == ["guess ?", "cräne", "again"]
+    assert [message["content"] for message in asked["messages"]] == ["look", "cräne", "again ?"]
     assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("big", 0.5, 64)
     assert endpoint.bodies[0]["seed"] != asked["seed"]
     assert "tools" not in asked
@@ -164,7 +169,7 @@ def test_calls_of_tools_are_read_as_the_adapter_reads_them_and_answered_by_id() 
         (made,) = PLAIN_READER.read(first.text).made_calls
         assert (made.name, made.arguments) == ("look", {"at": "sky"})
         result = {"role": "tool", "name": "look", "content": "air"}
-        await engine.generate(request(result, turn=1, tools=[TOOL]))
+        await engine.generate(after(first, result, tools=[TOOL]))
 
     run(endpoint, story)
     assert endpoint.bodies[0]["tools"] == endpoint.bodies[1]["tools"] == [TOOL]
@@ -181,7 +186,7 @@ def test_a_result_answers_the_call_that_was_made_not_a_broken_one_before_it() ->
         first = await engine.generate(request(user("look"), tools=[TOOL]))
         assert [call.is_made for call in PLAIN_READER.read(first.text).calls] == [False, True]
         result = {"role": "tool", "name": "look", "content": "air"}
-        await engine.generate(request(result, turn=1, tools=[TOOL]))
+        await engine.generate(after(first, result, tools=[TOOL]))
 
     run(endpoint, story)
     answers = {
@@ -196,8 +201,8 @@ def test_a_call_that_was_not_made_is_answered_all_the_same() -> None:
     endpoint = Endpoint(said(None, tool_calls=[CALL]), said("sorry"))
 
     async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(user("look"), tools=[TOOL]))
-        await engine.generate(request(user("that was no call"), turn=1, tools=[TOOL]))
+        first = await engine.generate(request(user("look"), tools=[TOOL]))
+        await engine.generate(after(first, user("that was no call"), tools=[TOOL]))
 
     run(endpoint, story)
     roles = [message["role"] for message in endpoint.bodies[1]["messages"]]
@@ -208,9 +213,9 @@ def test_a_result_without_a_call_is_a_user_message() -> None:
     endpoint = Endpoint(said("a call in words"), said("done"))
 
     async def story(engine: OpenAIEngine) -> None:
-        await engine.generate(request(user("look")))
+        first = await engine.generate(request(user("look")))
         result = {"role": "tool", "name": "look", "content": "air"}
-        await engine.generate(request(result, turn=1))
+        await engine.generate(after(first, result))
 
     run(endpoint, story)
     assert endpoint.bodies[1]["messages"][-1] == user("air")

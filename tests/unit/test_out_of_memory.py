@@ -100,7 +100,9 @@ async def test_the_advice_of_a_sampler_reaches_the_error_of_the_run(monkeypatch)
     engine.begin_collection(1, 1)
     with pytest.raises(RuntimeError) as found:
         await engine.generate(
-            TokenRequest(episode=0, turn=0, new_ids=[1, 2], max_tokens=4, temperature=1.0, seed=0)
+            TokenRequest(
+                episode=0, turn=0, prompt_ids=[1, 2], max_tokens=4, temperature=1.0, seed=0
+            )
         )
     assert "sampling: " in str(as_out_of_memory(found.value))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import FakeHost, all_episodes, collect, run_config
-from test_openai_engine import CALL, Endpoint, request, run, said
+from test_openai_engine import CALL, Endpoint, after, request, run, said
 from test_rollout import ChatOnly, MessageEngine, NoChat, scripted
 
 from openenv_pipe.config.schema import OpenAIEngineConfig
@@ -57,11 +57,11 @@ async def played(engine, policy, pictures, first, **changes):
 async def test_an_engine_that_sees_pictures_gets_them(pictures, tmp_path):
     engine = SeeingEngine((None, None))
     groups, episode = await played(engine, NoChat(), pictures, "look: ")
-    sent = [each.new_messages for each in engine.requests]
+    sent = [each.messages for each in engine.requests]
     assert sent[0] == [
         {"role": "user", "content": f"look: {NOTES[0]}", "pictures": {NOTES[0]: pictures[0]}}
     ]
-    assert sent[1][0]["pictures"] == {NOTES[0]: pictures[1]}
+    assert sent[1][2]["pictures"] == {NOTES[0]: pictures[1]}
     assert 1280 / 784 < episode.turns[1].num_prompt_tokens < 1280 / 784 + 30
     (tmp_path / "episodes").mkdir()
     write_episodes(tmp_path / "episodes" / "step.gz", groups)
@@ -74,7 +74,7 @@ async def test_a_picture_whose_note_was_cut_is_not_sent(pictures):
     engine = SeeingEngine((None, None))
     changes = {"env.max_observation_tokens": 2, "env.max_turns": 1}
     await played(engine, NoChat(), pictures, "x" * LONG, **changes)
-    (message,) = engine.requests[0].new_messages
+    (message,) = engine.requests[0].messages
     assert message.keys() == {"role", "content"}
 
 
@@ -83,7 +83,7 @@ async def test_other_engines_get_the_notes(engine, pictures):
     is_scripted = engine.capabilities.takes == "observations"
     _, episode = await played(engine, ChatOnly() if is_scripted else NoChat(), pictures, "")
     if not is_scripted:
-        sent = [each.new_messages for each in engine.requests]
+        sent = [each.messages[-1:] for each in engine.requests]
         assert sent == [[{"role": "user", "content": NOTES[0]}]] * 2
     assert episode.first_observation["screen"].png == pictures[0].png
 
@@ -127,8 +127,8 @@ def test_pictures_of_a_tools_answer_follow_in_a_message_of_the_user(pictures):
     result["pictures"] = {NOTES[0]: pictures[0]}
 
     async def story(engine):
-        await engine.generate(request({"role": "user", "content": "look"}))
-        await engine.generate(request(result, turn=1))
+        first = await engine.generate(request({"role": "user", "content": "look"}))
+        await engine.generate(after(first, result))
 
     run(endpoint, story, pictures=True)
     *_, answer, shown = endpoint.bodies[1]["messages"]

@@ -41,8 +41,8 @@ class Recorder:
         return Completion(token_ids=[70], logprobs=[-1.0], finish=Finish.STOP, policy_versions=[3])
 
 
-def test_the_engine_gets_the_replies_that_it_has_not_written():
-    replies = iter(["ab", None, "c", None])
+def test_the_engine_replies_where_the_person_does_not():
+    replies = iter(["ab", None, "abc", None])
 
     async def choose():
         return next(replies)
@@ -52,48 +52,27 @@ def test_the_engine_gets_the_replies_that_it_has_not_written():
         inner = Recorder()
         engine = SteeredEngine(inner, chat, choose)
         assert engine.begin_collection(1, 1) == 7
-        written = []
+        ids, written = [], []
         for turn in range(4):
+            ids.append(turn)
             request = TokenRequest(
-                episode=7, turn=turn, max_tokens=2, temperature=1.0, seed=1, new_ids=[turn]
+                episode=7, turn=turn, max_tokens=2, temperature=1.0, seed=1, prompt_ids=[*ids]
             )
             written.append((await engine.generate(request)).token_ids)
+            ids += written[-1]
         return inner.requests, written
 
     requests, written = asyncio.run(play())
-    assert written == [[97, 98], [70], [99], [70]]
-    assert [each.new_ids for each in requests] == [[0, 97, 98, 1], [2, 99, 3]]
+    assert written == [[97, 98], [70], [97, 98], [70]]
+    assert [each.prompt_ids for each in requests] == [
+        [0, 97, 98, 1],
+        [0, 97, 98, 1, 70, 2, 97, 98, 3],
+    ]
 
 
 def scripted(observations, draw, opening) -> str:
     """A scripted player of the fake environment."""
     return f"seen {len(observations)}"
-
-
-def test_a_prompt_that_keeps_only_a_part_reaches_the_engine_as_one():
-    """As with model.history=rerender: the engine keeps what is still in the prompt."""
-    replies = iter([None, "ab", None, None])
-
-    async def choose():
-        return next(replies)
-
-    async def play():
-        chat = SimpleNamespace(reply_ids=lambda text: [ord(each) for each in text])
-        inner = Recorder()
-        engine = SteeredEngine(inner, chat, choose)
-        engine.begin_collection(1, 1)
-        for turn, (kept, new) in enumerate([(None, [1, 2]), (2, [3]), (4, [5]), (None, [6])]):
-            request = {"episode": 7, "turn": turn, "max_tokens": 9, "temperature": 1.0, "seed": 1}
-            await engine.generate(TokenRequest(**request, new_ids=new, num_kept=kept))
-        return inner.requests
-
-    requests = asyncio.run(play())
-    # The conversation: 1 2 | 70, then 1 2 3 | ab, then 1 2 3 a 5 | 70, then 1 2 3 a 5 70 6.
-    assert [(each.num_kept, each.new_ids) for each in requests] == [
-        (None, [1, 2]),
-        (2, [3, 97, 5]),
-        (None, [6]),
-    ]
 
 
 def test_a_run_of_a_program_is_not_played(runs_dir, seen):

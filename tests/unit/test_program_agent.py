@@ -515,7 +515,7 @@ def without_times(turn):
 
 async def test_calls_at_once_are_one_round(tmp_path):
     episode, engine = await play_script(f"order = 1\n{AT_ONCE}", tmp_path)
-    assert engine.num_branches == [8] * 16
+    assert engine.num_concurrent == [8] * 16
     assert episode.parents == [None] * 8 + list(range(8))
     assert [len(turn.steps) for turn in episode.turns].index(1) == 7  # the last call before it
 

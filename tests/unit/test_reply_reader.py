@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from programs import RepliesEngine, agent_config, play_episodes, programs_context
 
 from openenv_pipe.config.schema import JsonAdapterConfig, ToolAdapterConfig
-from openenv_pipe.engines.openai.conversation import Conversation
+from openenv_pipe.engines.openai.messages import endpoint_messages
 from openenv_pipe.environments.adapters import UnusableReply, build_adapter
 from openenv_pipe.environments.client.protocol import StepResult
 from openenv_pipe.models.chat_template import ChatFormat
@@ -634,9 +634,8 @@ def readers_of_untrusted_text():
 
     def hosted(text):
         function = {"name": "f", "arguments": text}
-        Conversation().add_reply(
-            {"content": text, "tool_calls": [{"id": "a", "function": function}]}
-        )
+        calls = [{"id": "a", "function": function}]
+        endpoint_messages([{"role": "assistant", "content": text, "tool_calls": calls}])
 
     def unless_unusable(read):
         def reading(text):

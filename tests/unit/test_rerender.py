@@ -6,6 +6,7 @@ models for comparison; the tokenizers are small ones with the templates' special
 
 import importlib.util
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from openenv_pipe.algorithms.packing import pack
+from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.algorithms.samples import episode_samples
 from openenv_pipe.engines.scripted import ScriptedEngine
 from openenv_pipe.environments.client.protocol import StepResult
@@ -243,8 +245,10 @@ async def test_sampler_and_trainer_agree_on_prompts_that_do_not_continue(templat
     with torch.no_grad():
         trained, _ = policy.logprobs(batch, 1.0)
     assert (trained - batch.logprobs).abs().max() < 1e-5
-    num_kept = [call.num_kept for calls in engine.calls.values() for call, _ in calls[1:]]
-    assert min(num_kept) > 0, "every prompt begins as the one before it"
+    for calls in engine.calls.values():
+        for (before, _), (request, _) in pairwise(calls):
+            num_same = common_prefix(before.prompt_ids, request.prompt_ids)
+            assert num_same > 0, "every prompt begins as the one before it"
 
 
 async def test_requests_and_turns_have_the_same_prompts():
@@ -252,13 +256,7 @@ async def test_requests_and_turns_have_the_same_prompts():
     engine = RecordingEngine(local_engine(policy))
     groups = await collect(policy, engine=engine)
     for number, episode in enumerate(all_episodes(groups)):
-        ids = []
-        for (request, completion), prompt in zip(
-            engine.calls[number], contexts_of(episode), strict=True
-        ):
-            ids = ids[: request.num_kept] + request.new_ids
-            assert ids == prompt
-            ids += completion.token_ids
+        assert [each.prompt_ids for each, _ in engine.calls[number]] == contexts_of(episode)
 
 
 async def test_the_token_limit_is_that_of_a_branch():

@@ -107,9 +107,11 @@ async def test_the_ids_trained_on_are_the_ids_sampled():
     for number, episode in enumerate(all_episodes(groups)):
         ids, mask, logprobs = [], [], []
         for request, completion in engine.calls[number]:
-            ids += [*request.new_ids, *completion.token_ids]
-            mask += [False] * len(request.new_ids) + [True] * len(completion.token_ids)
-            logprobs += [0.0] * len(request.new_ids) + completion.logprobs
+            new_ids = request.prompt_ids[len(ids) :]
+            assert request.prompt_ids == ids + new_ids
+            ids += [*new_ids, *completion.token_ids]
+            mask += [False] * len(new_ids) + [True] * len(completion.token_ids)
+            logprobs += [0.0] * len(new_ids) + completion.logprobs
         sample = plain_sample(episode)
         assert (sample.token_ids, sample.loss_mask, sample.logprobs) == (ids, mask, logprobs)
         for turn in episode.turns:
@@ -243,7 +245,7 @@ async def test_long_observations_are_cut_to_their_beginning_and_end():
     await collect(
         NoChat(), engine=engine, host=host, config=run_config(changes), num_tasks=1, group_size=1
     )
-    content = engine.requests[1].new_messages[0]["content"]
+    content = engine.requests[1].messages[-1]["content"]
     assert content.startswith("start xxxx") and content.endswith("xxxx end")
     assert "[430 characters left out]" in content
 
@@ -464,14 +466,14 @@ async def test_scripted_policies_see_all_observations_so_far_and_the_opening():
     assert told == [["0"], ["0"]]
 
 
-async def test_an_engine_that_takes_messages_is_given_what_is_new_and_no_ids_are_made_up(tmp_path):
+async def test_an_engine_that_takes_messages_is_given_all_and_no_ids_are_made_up(tmp_path):
     engine = MessageEngine((30, 4), (33, 2), (90, 5))
     groups = await collect_messages(engine, {"env.max_turns": 3})
     (episode,) = all_episodes(groups)
-    contents = [[each["content"] for each in request.new_messages] for request in engine.requests]
-    assert contents == [["0"], ["1"], ["2"]]
+    contents = [[each["content"] for each in request.messages] for request in engine.requests]
+    assert contents == [["0"], ["0", "ab", "1"], ["0", "ab", "1", "ab", "2"]]
     assert [turn.messages for turn in episode.turns] == [
-        request.new_messages for request in engine.requests
+        request.messages[-1:] for request in engine.requests
     ]
     assert {turn.reply for turn in episode.turns} == {"ab"}
     ids = [(*turn.prompt_ids, *turn.completion_ids, *turn.logprobs) for turn in episode.turns]

@@ -21,23 +21,23 @@ TASK = Task(id="t", split="train", index=0, seed=0)
 
 
 class Engine:
-    """Keeps the conversation as engines do. A reply waits for `may_reply`."""
+    """Samples one token, which names the length of the prompt. A reply waits for `may_reply`."""
 
     capabilities = None
 
     def __init__(self) -> None:
-        self.ids: list[int] = []
         self.may_reply = asyncio.Event()
         self.may_reply.set()
         self.num_asked = 0
 
     async def generate(self, request):
         self.num_asked += 1
-        self.ids = [*self.ids[: request.num_kept], *request.new_ids]
         await self.may_reply.wait()
-        self.ids.append(1000 + len(self.ids))
         return Completion(
-            token_ids=self.ids[-1:], logprobs=[0.0], finish=Finish.STOP, policy_versions=[0]
+            token_ids=[1000 + len(request.prompt_ids)],
+            logprobs=[0.0],
+            finish=Finish.STOP,
+            policy_versions=[0],
         )
 
 
@@ -173,8 +173,8 @@ async def test_a_start_that_ends_early_ends_the_workers_that_have_started(make, 
 
 
 async def test_a_question_of_a_lost_worker_does_not_change_the_conversation(make, monkeypatch):
-    """Three workers are lost in turn. The second one asks something else, and is lost before its
-    answer. The conversation that the third one goes on with is that of the first."""
+    """Two workers are lost in turn. The second one asks something else, and is lost before its
+    answer. The third one asks as the first did, and gets the replies to its own prompts."""
     cluster = FakeRayCluster()
     cluster.is_silent = True
     workers = make(cluster, "cluster.max_restarts=9")
@@ -202,10 +202,10 @@ async def test_a_question_of_a_lost_worker_does_not_change_the_conversation(make
         await until(lambda: found.played)
         return found
 
-    async def ask(worker, turn, *new_ids, waits_for=answered):
+    async def ask(worker, turn, *prompt_ids, waits_for=answered):
         num_known = len(waits_for)
         request = TokenRequest(
-            episode=0, turn=turn, max_tokens=4, temperature=1.0, seed=0, new_ids=list(new_ids)
+            episode=0, turn=turn, max_tokens=4, temperature=1.0, seed=0, prompt_ids=list(prompt_ids)
         )
         worker.report(ReplyRequest(play=worker.played[-1], request=request))
         await until(lambda: len(waits_for) > num_known)
@@ -213,19 +213,19 @@ async def test_a_question_of_a_lost_worker_does_not_change_the_conversation(make
     first = await worker(0)
     await ask(first, 0, 1, 2)
     engine.may_reply.clear()
-    await ask(first, 1, 3, waits_for=asked)
+    await ask(first, 1, 1, 2, 1002, 3, waits_for=asked)
     await until(lambda: engine.num_asked == 2)
     cluster.processes[0].lose()
     second = await worker(1)
     await ask(second, 0, 1, 2)
-    await ask(second, 1, 9, waits_for=asked)
+    await ask(second, 1, 1, 2, 1002, 9, 9, waits_for=asked)
     cluster.processes[1].lose()
     third = await worker(2)
     engine.may_reply.set()
     await ask(third, 0, 1, 2)
-    await ask(third, 1, 3)
-    await ask(third, 2, 4)
-    assert engine.ids == [1, 2, 1002, 3, 1004, 4, 1006]
+    await ask(third, 1, 1, 2, 1002, 3)
+    await ask(third, 2, 1, 2, 1002, 3, 1004, 4)
+    assert [each.token_ids for each in answered[-3:]] == [[1002], [1004], [1006]]
     playing.cancel()
     await asyncio.gather(playing, return_exceptions=True)
     await workers.close()

@@ -221,9 +221,7 @@ def test_metrics_that_are_no_numbers_are_left_out():
 
 
 def request() -> TokenRequest:
-    return TokenRequest(
-        episode=0, turn=0, new_ids=[1], max_tokens=2, temperature=1.0, seed=1, num_kept=None
-    )
+    return TokenRequest(episode=0, turn=0, prompt_ids=[1], max_tokens=2, temperature=1.0, seed=1)
 
 
 @pytest.mark.parametrize("num_faults", [MAX_TRIES - 1, MAX_TRIES])

@@ -61,7 +61,7 @@ async def run_at(
 
 def request(episode=0):
     return TokenRequest(
-        episode=episode, turn=0, new_ids=[1], max_tokens=2, temperature=1.0, seed=1, num_kept=None
+        episode=episode, turn=0, prompt_ids=[1], max_tokens=2, temperature=1.0, seed=1
     )
 
 

@@ -128,7 +128,7 @@ def request(episode: int, turn: int = 0, group: int | None = None, member: int =
     return TokenRequest(
         episode=episode,
         turn=turn,
-        new_ids=[episode],
+        prompt_ids=[episode],
         max_tokens=4,
         temperature=1.0,
         seed=episode,
@@ -337,11 +337,11 @@ def test_servers_that_make_no_sense_are_refused(overrides, why):
     assert several.urls == ["http://a:1", "http://b:1"]
 
 
-async def test_a_prompt_may_keep_only_a_part_of_the_conversation(tmp_path):
+async def test_a_server_gets_the_prompt_of_the_request(tmp_path):
     """With `model.history=rerender`, the template may have changed what came before."""
     async with two_servers(tmp_path) as (engine, servers, _, _):
         engine.begin_collection(1, 1)
         await engine.generate(request(5))
-        await engine.generate(dataclasses.replace(request(9, turn=1), episode=5, num_kept=2))
+        await engine.generate(dataclasses.replace(request(5, turn=1), prompt_ids=[5, 8, 9]))
         prompts = [prompt for server in servers for prompt in server.prompts if prompt[0] == 5]
-        assert prompts == [[5], [5, TOKENS[0], 9]]
+        assert prompts == [[5], [5, 8, 9]]

@@ -21,7 +21,6 @@ class LocalEngineConfig(EngineBlock):
         can_train=True,
         is_exact=True,
         publishes_in_flight=False,
-        takes_branches=True,
     )
     type: Literal["local"]
     max_batch: PositiveCount | None = Field(

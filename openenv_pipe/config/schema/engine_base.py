@@ -16,9 +16,10 @@ class EngineCapabilities:
 
     takes: Literal["token_ids", "messages", "observations"]  # what it is given of an episode
     can_train: bool  # it samples from the policy, and reports token ids and logprobs
-    is_exact: bool  # its logprobs are the trainer's but for rounding: equal runs, equal bytes
+    # Its logprobs are the trainer's but for rounding: equal runs, equal bytes. It gets an agent's
+    # concurrent calls together, in a fixed order; other engines get each as it is made.
+    is_exact: bool
     publishes_in_flight: bool  # its policy may change while a collection is under way
-    takes_branches: bool = False  # several requests of an episode at once, as TokenRequest says
     # With takes="messages": it is given the pictures of observations, not only their notes.
     sees_pictures: bool = False
 

@@ -96,7 +96,6 @@ class VllmEngineConfig(EngineBlock):
         can_train=True,
         is_exact=False,
         publishes_in_flight=True,
-        takes_branches=True,
     )
     type: Literal["vllm"]
     launch: Literal["managed", "docker", "attach"] = Field(

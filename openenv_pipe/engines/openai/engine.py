@@ -7,7 +7,6 @@ from typing import Any
 from openenv_pipe.config.schema import OpenAIEngineConfig
 from openenv_pipe.engines.base import (
     MessageRequest,
-    RelayedReply,
     RelayedRequest,
     StaticEngine,
     TextReply,
@@ -15,11 +14,7 @@ from openenv_pipe.engines.base import (
     turn_seed,
 )
 from openenv_pipe.engines.openai.client import ChatClient, num_reported_tokens
-from openenv_pipe.engines.openai.conversation import (
-    Conversation,
-    read_reply,
-    reply_text,
-)
+from openenv_pipe.engines.openai.messages import endpoint_messages, read_reply, reply_text
 from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.types import Finish
 
@@ -31,12 +26,7 @@ class OpenAIEngine(StaticEngine):
         self.capabilities = replace(config.capabilities, sees_pictures=config.pictures)
         self._config = config
         self._client = client
-        self._conversations: dict[int, Conversation] = {}
         self.max_episodes = config.max_concurrent
-
-    def begin_collection(self, num_episodes: int, limit: int) -> int:
-        self._conversations.clear()
-        return 0
 
     async def generate(self, request: MessageRequest) -> TextReply:
         """Send the whole conversation and return the endpoint's reply.
@@ -45,21 +35,32 @@ class OpenAIEngine(StaticEngine):
             ConfigError: the endpoint refuses the request.
             EngineError: there was no answer in `max_retries` further tries.
         """
-        conversation = self._conversations.setdefault(request.episode, Conversation())
-        conversation.add_messages(request.new_messages)
-        num_tokens = conversation.num_tokens + request.max_tokens
-        answer = await self._client.complete(self._body(conversation.messages, request), num_tokens)
-        reply = read_reply(answer["choices"][0]["message"])
-        conversation.add_reply(reply)
-        return TextReply(**_fields(reply, answer))
+        num_tokens = estimate_tokens(request.messages)
+        return await self._complete(endpoint_messages(request.messages), num_tokens, request)
 
-    async def relay(self, request: RelayedRequest) -> RelayedReply:
+    async def relay(self, request: RelayedRequest) -> TextReply:
         """Answer as `RelayingEngine` says."""
         messages = encodable_json(request.messages)
-        num_tokens = estimate_tokens([*messages, *request.tools]) + request.max_tokens
-        answer = await self._client.complete(self._body(messages, request), num_tokens)
-        reply = read_reply(answer["choices"][0]["message"])
-        return RelayedReply(message=reply, **_fields(reply, answer))
+        num_tokens = estimate_tokens([*messages, *request.tools])
+        return await self._complete(messages, num_tokens, request)
+
+    async def _complete(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        num_tokens: int,
+        request: MessageRequest | RelayedRequest,
+    ) -> TextReply:
+        body = self._body(messages, request)
+        answer = await self._client.complete(body, num_tokens + request.max_tokens)
+        message = read_reply(answer["choices"][0]["message"])
+        is_cut = answer["choices"][0].get("finish_reason") == "length"
+        return TextReply(
+            text=reply_text(message),
+            message=message,
+            finish=Finish.LENGTH if is_cut else Finish.STOP,
+            num_prompt_tokens=num_reported_tokens(answer, "prompt_tokens"),
+            num_completion_tokens=num_reported_tokens(answer, "completion_tokens"),
+        )
 
     def _body(
         self, messages: Sequence[Mapping[str, Any]], request: MessageRequest | RelayedRequest
@@ -75,17 +76,3 @@ class OpenAIEngine(StaticEngine):
             body["tools"] = encodable_json(request.tools)
         body |= self._config.parameters
         return {key: value for key, value in body.items() if value is not None}
-
-    def end_episode(self, episode: int) -> None:
-        self._conversations.pop(episode, None)
-
-
-def _fields(reply: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a TextReply."""
-    is_cut = answer["choices"][0].get("finish_reason") == "length"
-    return {
-        "text": reply_text(reply),
-        "finish": Finish.LENGTH if is_cut else Finish.STOP,
-        "num_prompt_tokens": num_reported_tokens(answer, "prompt_tokens"),
-        "num_completion_tokens": num_reported_tokens(answer, "completion_tokens"),
-    }

@@ -24,7 +24,7 @@ from openenv_pipe.engines.vllm.routing import Router
 from openenv_pipe.engines.vllm.server_metrics import summarise
 from openenv_pipe.errors import EngineError
 from openenv_pipe.system.tasks import run_all
-from openenv_pipe.types import NO_PICTURES, Finish, Picture
+from openenv_pipe.types import Finish
 
 Result = TypeVar("Result")
 
@@ -57,11 +57,9 @@ class VllmEngine:
         self._executor = executor
         self._facts = facts
         self._router = Router(replicas)
-        self._ids: dict[int, list[int]] = {}  # each episode's conversation so far
         self._next_number = 0
         self._measured: dict[str, float] = {}
         self._group_requests = GroupRequests(self._ask)
-        self._pictures: dict[int, dict[int, Picture]] = {}  # those in each episode's conversation
         self._encoder = PictureEncoder(policy_source)
 
     def facts(self) -> Mapping[str, Any]:
@@ -77,19 +75,16 @@ class VllmEngine:
 
     async def generate(self, request: TokenRequest) -> Completion:
         """Sample a completion. Raises EngineError when no server answers."""
-        ids = self._ids.setdefault(request.episode, [])
-        if request.num_kept is not None:
-            del ids[request.num_kept :]
-        ids += request.new_ids
-        if request.pictures:
-            self._pictures.setdefault(request.episode, {}).update(request.pictures)
-        sampled = await self._sample(request, tuple(ids))
-        ids += sampled.token_ids
-        return self._completion(sampled)
+        sampled = await self._sample(request)
+        ended = not self._policy_source.end_ids.isdisjoint(sampled.token_ids[-1:])
+        return Completion(
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            finish=Finish.STOP if ended else Finish.LENGTH,
+            policy_versions=list(sampled.versions),
+        )
 
     def end_episode(self, episode: int) -> None:
-        self._ids.pop(episode, None)
-        self._pictures.pop(episode, None)
         self._router.forget(episode)
 
     async def begin_update(self, *, idle: bool) -> None:
@@ -139,16 +134,16 @@ class VllmEngine:
         servers = await asyncio.gather(*(each.metrics.measured() for each in self.replicas))
         return measured | summarise(servers)
 
-    async def _sample(self, request: TokenRequest, prompt: tuple[int, ...]) -> Sampled:
+    async def _sample(self, request: TokenRequest) -> Sampled:
         """Sample from the episode's server, or from another one if that server is gone."""
         cause: Exception | None = None
         for _ in range(MAX_TRIES):
             replica = self._router.replica_of(request.episode, request.group_seed)
             shared = SharedRequest(
                 server=replica.number,
-                prompt=prompt,
+                prompt=tuple(request.prompt_ids),
                 sampling=self._sampling(request),
-                pictures=self._pictures.get(request.episode, NO_PICTURES),
+                pictures=request.pictures,
             )
             try:
                 if request.turn == 0 and request.group_seed is not None:
@@ -184,12 +179,3 @@ class VllmEngine:
             "stop_token_ids": sorted(self._policy_source.end_ids),
             "ignore_eos": True,  # nothing else ends a turn
         }
-
-    def _completion(self, sampled: Sampled) -> Completion:
-        ended = not self._policy_source.end_ids.isdisjoint(sampled.token_ids[-1:])
-        return Completion(
-            token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs,
-            finish=Finish.STOP if ended else Finish.LENGTH,
-            policy_versions=list(sampled.versions),
-        )

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openenv_pipe.algorithms.prefix_tree import common_prefix
 from openenv_pipe.config.schema import CallingAgentConfig
 from openenv_pipe.engines.base import Completion, TokenRequest, turn_seed
 from openenv_pipe.errors import ConfigError
@@ -100,10 +99,7 @@ class ModelCalls:
     Calls that the program makes at once are sampled together. An exact engine samples them in
     rounds. A round begins when the program does nothing but wait for answers, and has its calls in
     the order of their text, so that equal programs give equal rounds. Other engines answer calls as
-    they come, or one after the other if they take no branches.
-
-    The engine has one conversation for each episode, which keeps as much of the last prompt as the
-    next one begins with. Further calls of a round begin anew.
+    they come.
     """
 
     def __init__(
@@ -129,8 +125,8 @@ class ModelCalls:
         self._number = number
         self._temperature = temperature
         self._known = KnownReplies()
-        self._kept_ids: list[int] = []  # the engine's conversation
         self._num_begun = 0
+        self._num_sampled = 0  # tokens of completions
         self._num_waiting = 0  # calls that wait for the engine
         self._waiting_since_s = 0.0  # by the monotonic clock
         self._waited_s = 0.0
@@ -139,9 +135,7 @@ class ModelCalls:
         self._in_rounds = False
         self._running: set[asyncio.Task[None]] = set()
         self._has_ended = False
-        capabilities = context.engine.capabilities
-        self._takes_branches = capabilities.takes_branches
-        self._has_rounds = capabilities.is_exact or not capabilities.takes_branches
+        self._has_rounds = context.engine.capabilities.is_exact
 
     @property
     def waited_s(self) -> float:
@@ -206,11 +200,10 @@ class ModelCalls:
     async def _answer_in_rounds(self) -> None:
         try:
             while self._waiting:
-                if self._takes_branches and self.settle is not None:
+                if self.settle is not None:
                     await self.settle()
-                count = len(self._waiting) if self._takes_branches else 1
-                calls, self._waiting = self._waiting[:count], self._waiting[count:]
-                if count > 1:
+                calls, self._waiting = self._waiting, []
+                if len(calls) > 1:
                     calls.sort(key=lambda call: call.order)
                 await self._answer(calls)
         finally:
@@ -331,46 +324,24 @@ class ModelCalls:
         return min(env.max_reply_tokens, room, whole)
 
     async def _generate(self, calls: Sequence[_Prepared]) -> list[Completion]:
-        """Sample the completions of calls.
-
-        The call that continues the most of the engine's conversation does so, and the others begin
-        anew. Calls that are answered as they come all begin anew.
-        """
-        if not calls:
-            return []
-        kept = [common_prefix(self._kept_ids, call.prompt_ids[:-1]) for call in calls]
-        first = kept.index(max(kept))
-        others = iter(range(1, len(calls)))
+        """Sample the completions of calls, each with random numbers of its own."""
         requests = [
-            self._request(
-                call,
-                num_kept=kept[place] if place == first else 0,
-                branch=0 if place == first else next(others),
-                num_branches=len(calls),
+            TokenRequest(
+                episode=self._number,
+                turn=call.number,
+                max_tokens=call.max_tokens,
+                temperature=self._temperature,
+                seed=turn_seed(self._episode.seed, call.number) if place else self._episode.seed,
+                prompt_ids=call.prompt_ids,
+                num_concurrent=len(calls),
+                num_sampled=0 if place else self._num_sampled,
             )
             for place, call in enumerate(calls)
         ]
         engine = self._context.engine
         completions = await asyncio.gather(*(engine.generate(each) for each in requests))
-        if self._has_rounds:
-            self._kept_ids = calls[first].prompt_ids + completions[first].token_ids
+        self._num_sampled += sum(len(each.token_ids) for each in completions[:1])
         return completions
-
-    def _request(
-        self, call: _Prepared, *, num_kept: int, branch: int, num_branches: int
-    ) -> TokenRequest:
-        seed = self._episode.seed
-        return TokenRequest(
-            episode=self._number,
-            turn=call.number,
-            max_tokens=call.max_tokens,
-            temperature=self._temperature,
-            seed=turn_seed(seed, call.number) if branch else seed,
-            new_ids=call.prompt_ids[num_kept:],
-            num_kept=num_kept,
-            branch=branch,
-            num_branches=num_branches,
-        )
 
     def _take_notes(self, body: Mapping[str, Any]) -> None:
         """Note what the program asked for and did not get, once each."""

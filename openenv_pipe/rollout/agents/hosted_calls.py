@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from openenv_pipe.engines.base import (
     Completion,
-    RelayedReply,
     RelayedRequest,
     RelayingEngine,
+    TextReply,
     estimate_tokens,
 )
 from openenv_pipe.errors import RequestRefusedError
@@ -76,7 +76,7 @@ class HostedCalls(ModelCalls):
         self._keep(waiting, number, reply, usage)
         waiting.answer.set_result(_body(number, reply, usage))
 
-    async def _ask(self, request: ChatRequest, number: int, max_tokens: int) -> RelayedReply:
+    async def _ask(self, request: ChatRequest, number: int, max_tokens: int) -> TextReply:
         relayed = RelayedRequest(
             episode=self._number,
             turn=number,
@@ -93,12 +93,12 @@ class HostedCalls(ModelCalls):
                 raise
             raise RefusedCallError(str(error)) from error
 
-    def _keep(self, waiting: WaitingCall, number: int, reply: RelayedReply, usage: Usage) -> None:
+    def _keep(self, waiting: WaitingCall, number: int, reply: TextReply, usage: Usage) -> None:
         request = waiting.request
         tools = [json.dumps(request.tools, sort_keys=True)] if request.tools else []
         texts = [*tools, *map(_text, request.sent)]
         completion = Completion(
-            token_ids=self._numbers_of([_text({"role": "assistant", **reply.message})]),
+            token_ids=self._numbers_of([_text(reply.assistant_message)]),
             logprobs=[],
             finish=reply.finish,
             policy_versions=[UNTRAINED_VERSION],
@@ -127,7 +127,7 @@ def _text(message: Mapping[str, Any]) -> str:
     return json.dumps(message_key(message) if is_reply else message, sort_keys=True)
 
 
-def _body(number: int, reply: RelayedReply, usage: Usage) -> dict[str, Any]:
+def _body(number: int, reply: TextReply, usage: Usage) -> dict[str, Any]:
     """Return the JSON of the answer."""
     num_prompt, num_reply = usage.num_prompt_tokens, usage.num_completion_tokens
     reason = "length" if reply.finish is Finish.LENGTH else "stop"

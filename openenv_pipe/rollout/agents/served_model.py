@@ -77,7 +77,7 @@ class ServedModel:
                     temperature=temperature,
                     top_p=top_p,
                     seed=seed & MAX_SEED if type(seed) is int else secrets.randbits(62),
-                    new_ids=prompt_ids,
+                    prompt_ids=prompt_ids,
                 )
             )
         finally:

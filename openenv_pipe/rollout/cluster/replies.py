@@ -1,17 +1,16 @@
 """The engine's replies to one episode, which can be given once more to another worker."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from dataclasses import dataclass
 from typing import Any
 
-from openenv_pipe.engines.base import Completion, Engine, TokenRequest
-from openenv_pipe.errors import SessionError
+from openenv_pipe.engines.base import Engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Exchange:
-    request: Any
+    digest: bytes  # of the request; whole requests would hold every prompt of the episode
     reply: asyncio.Task[Any]
 
 
@@ -20,8 +19,8 @@ class EpisodeReplies:
 
     After `repeat` the episode is played again from its reset: requests that equal the remembered
     ones get the same replies, without the engine. An environment that repeats itself therefore
-    ends with the episode that the lost worker would have returned. Where it does not, the engine's
-    conversation goes on from the tokens that are still the same.
+    ends with the episode that the lost worker would have returned. Where it does not, the engine
+    replies to the new prompts.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -48,52 +47,20 @@ class EpisodeReplies:
 
         Raises:
             EngineError, ConfigError: as `Engine.generate`.
-            SessionError: the environment did not repeat itself, and the engine cannot take back
-                messages.
         """
+        digest = hashlib.sha256(repr(request).encode(errors="surrogatepass")).digest()
+        remembered = self._exchanges[self._place :]
+        if remembered and remembered[0].digest != digest:
+            # The engine batches all requests of an episode, and still has those of a lost worker.
+            await self.settle()
+            del self._exchanges[self._place :]
         if self._place == len(self._exchanges):
-            self._ask(request, request)
-        elif self._exchanges[self._place].request != request:
-            await self._ask_anew(request)
+            reply = asyncio.create_task(self._engine.generate(request))
+            reply.add_done_callback(_observe)
+            self._exchanges.append(_Exchange(digest=digest, reply=reply))
         exchange = self._exchanges[self._place]
         self._place += 1
         return await asyncio.shield(exchange.reply)
-
-    def _ask(self, request: Any, sent: Any) -> None:
-        reply = asyncio.create_task(self._engine.generate(sent))
-        reply.add_done_callback(_observe)
-        self._exchanges.append(_Exchange(request=request, reply=reply))
-
-    async def _ask_anew(self, request: Any) -> None:
-        """Ask in the place of a remembered request, which the engine has answered already."""
-        if not isinstance(request, TokenRequest):
-            raise SessionError(
-                "its rollout worker was lost, and the environment did not repeat the episode"
-            )
-        # The engine has one request of an episode at a time.
-        await asyncio.wait([exchange.reply for exchange in self._exchanges])
-        known = _token_ids(self._exchanges)
-        ids = [*_token_ids(self._exchanges[: self._place])[: request.num_kept], *request.new_ids]
-        kept = _num_equal(ids[:-1], known)  # the model has to compute at least one token
-        del self._exchanges[self._place :]
-        num_kept = kept if kept < len(known) else None
-        self._ask(request, replace(request, new_ids=ids[kept:], num_kept=num_kept))
-
-
-def _token_ids(exchanges: Sequence[_Exchange]) -> list[int]:
-    """Return the tokens of the conversation after these requests and replies."""
-    ids: list[int] = []
-    for exchange in exchanges:
-        completion: Completion = exchange.reply.result()
-        ids = [*ids[: exchange.request.num_kept], *exchange.request.new_ids, *completion.token_ids]
-    return ids
-
-
-def _num_equal(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = zip(first, second, strict=False)
-    return next(
-        (n for n, (one, other) in enumerate(pairs) if one != other), min(map(len, (first, second)))
-    )
 
 
 def _observe(reply: asyncio.Task[Any]) -> None:

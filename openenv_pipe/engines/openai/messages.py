@@ -1,11 +1,11 @@
-"""One conversation with an endpoint, which has to be sent as a whole with every request."""
+"""The messages of an episode as an endpoint wants them, and its reply."""
 
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from openenv_pipe.engines.base import estimate_tokens
 from openenv_pipe.models.reply_reader import PLAIN_READER
 from openenv_pipe.system.foreign_json import encodable_json
 from openenv_pipe.types import Message, Picture
@@ -13,23 +13,33 @@ from openenv_pipe.types import Message, Picture
 _NOT_MADE = "This call was not made."
 
 
-class Conversation:
-    """The messages so far.
+def endpoint_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return an episode's messages for an endpoint.
 
     An endpoint wants each tool call answered in a message of the role `tool` that names the call's
     id, and wants no other message in that role. Environments answer calls in their order. Pictures
     may only be in a user's message: those of an answer follow it in one.
     """
+    conversation = _Conversation()
+    for is_reply, some in groupby(messages, lambda message: message["role"] == "assistant"):
+        if is_reply:
+            for reply in some:
+                conversation.add_reply(reply)
+        else:
+            conversation.add_messages(list(some))
+    return conversation.messages
+
+
+class _Conversation:
+    """The messages that `endpoint_messages` has converted so far."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.num_tokens = 0  # estimated
         self._unanswered: list[str] = []  # ids of the last reply's calls that are made
         self._not_made: list[str] = []  # ids of its other calls
 
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Append the environment's messages."""
-        self.num_tokens += estimate_tokens(messages)
         others = []
         for given in messages:
             pictures: Mapping[str, Picture] = given.get("pictures", {})
@@ -49,10 +59,9 @@ class Conversation:
         self.messages += others
 
     def add_reply(self, reply: Mapping[str, Any]) -> None:
-        """Append the endpoint's own reply, as `read_reply` returns it."""
-        self.messages.append({"role": "assistant", **reply})
-        self.num_tokens += estimate_tokens([reply])
-        for call in reply.get("tool_calls", ()):
+        """Append a reply, with the calls that `read_reply` has found in it."""
+        self.messages += encodable_json([reply])
+        for call in reply.get("tool_calls") or ():
             is_made = PLAIN_READER.read(_call_text(call)).made_calls  # as the adapter reads it
             (self._unanswered if is_made else self._not_made).append(call["id"])
 
