@@ -25,7 +25,6 @@ from openenv_pipe.config.error_messages import (
     explain_validation,
     explain_yaml,
 )
-from openenv_pipe.config.interpolations import refuse_exploding_interpolations
 from openenv_pipe.config.schema import RunConfig, ServingConfig
 from openenv_pipe.config.schema.base import Block
 from openenv_pipe.config.schema.engine import capabilities_of
@@ -309,11 +308,6 @@ def load_values(
             del tree[key]
             if saved and key in saved:
                 tree[key] = _literal(saved[key])
-    unresolved: Any = OmegaConf.to_container(tree, resolve=False)
-    try:
-        refuse_exploding_interpolations(unresolved)
-    except ValueError as error:
-        raise ConfigError(visible(str(error))) from None
     if missing := OmegaConf.missing_keys(tree):
         raise ConfigError(explain_missing(sorted(missing)))
     values: Any = OmegaConf.to_container(tree, resolve=True)

@@ -1,16 +1,15 @@
 """Check a YAML file of `conf/` before Hydra reads it.
 
-Hydra and OmegaConf copy what an alias repeats, and follow values and defaults lists by recursion. A
-few lines can therefore fill the memory, or end in a RecursionError that names no file.
+Hydra and OmegaConf follow values by recursion, so too deep values would end in a RecursionError
+that names no file.
 """
 
 import codecs
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from openenv_pipe.config.schema.plain_data import MAX_DEPTH, MAX_VALUES
+from openenv_pipe.config.schema.plain_data import MAX_DEPTH
 from openenv_pipe.errors import ConfigError
 from openenv_pipe.system import resources
 
@@ -89,58 +88,26 @@ def _is_global(text: str) -> bool:
     return False
 
 
-@dataclass(slots=True)
-class _Node:
-    """A value with all that it contains, also by aliases."""
-
-    anchor: str | None = None
-    num_values: int = 1
-    depth: int = 0
-    is_mapping: bool = False
-
-    def add(self, child: "_Node") -> None:
-        """Count a value that this one contains. Raises ValueError if it is too much."""
-        self.num_values += child.num_values
-        self.depth = max(self.depth, child.depth + 1)
-        if self.num_values > MAX_VALUES:
-            raise ValueError(
-                f"it has more than {MAX_VALUES:,} values, with those that aliases repeat; put "
-                "large data into a file that the environment or env.tasks reads"
-            )
-        if self.depth > MAX_DEPTH:
-            raise ValueError(f"values are nested more than {MAX_DEPTH} levels deep")
-
-
 def _is_mapping(text: str) -> bool:
     """Whether a document holds keys and values, or nothing.
 
     Raises:
-        ValueError: it holds too much, is nested too deep, or a value contains itself.
+        ValueError: it is nested too deep, or a value contains itself.
         YAMLError: it is no YAML.
     """
-    root = _Node()
-    open_nodes = [root]
-    anchored: dict[str, _Node] = {}
-    closed = root
+    root = None
+    open_anchors: list[str | None] = []  # of the values that are not closed
     for event in yaml.parse(text, Loader=Loader):
+        if isinstance(event, yaml.NodeEvent) and root is None:
+            root = event
         match event:
-            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
-                is_mapping = isinstance(event, yaml.MappingStartEvent)
-                open_nodes.append(_Node(event.anchor, is_mapping=is_mapping))
-                if len(open_nodes) > MAX_DEPTH + 1:
-                    raise ValueError(f"values are nested more than {MAX_DEPTH} levels deep")
-                continue
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                closed = open_nodes.pop()
-            case yaml.ScalarEvent():
-                closed = _Node(event.anchor, is_mapping=event.value in EMPTY)
-            case yaml.AliasEvent():
-                if any(node.anchor == event.anchor for node in open_nodes):
-                    raise ValueError(f"*{event.anchor} is inside of what it repeats")
-                closed = anchored.get(str(event.anchor), _Node())
-            case _:
-                continue
-        if closed.anchor is not None:
-            anchored[closed.anchor] = closed
-        open_nodes[-1].add(closed)
-    return root.num_values == 1 or closed.is_mapping
+            case yaml.CollectionStartEvent():
+                open_anchors.append(event.anchor)
+            case yaml.CollectionEndEvent():
+                open_anchors.pop()
+            case yaml.AliasEvent() if event.anchor in open_anchors:
+                raise ValueError(f"*{event.anchor} is inside of what it repeats")
+        if len(open_anchors) > MAX_DEPTH:
+            raise ValueError(f"values are nested more than {MAX_DEPTH} levels deep")
+    is_empty = isinstance(root, yaml.ScalarEvent) and root.value in EMPTY
+    return root is None or is_empty or isinstance(root, yaml.MappingStartEvent)

@@ -7,10 +7,12 @@ from functools import partial
 import pytest
 
 from openenv_pipe.config.schema import PythonAdapterConfig, TextAdapterConfig
-from openenv_pipe.environments.adapters import UnusableReply, build_adapter
+from openenv_pipe.environments.adapters import UnusableReply, build_adapter, templates
 from openenv_pipe.environments.adapters.text import TextAdapter
 from openenv_pipe.errors import ConfigError, SessionError
 from openenv_pipe.types import Opening
+
+LIMIT_S = 60  # of `no_hang`
 
 
 def text_adapter(**changes):
@@ -95,6 +97,14 @@ def test_a_template_that_raises_is_a_mistake_of_the_configuration(template):
 
 def test_what_an_observation_contains_is_not_a_template():
     assert text_adapter().follow({"marks": "{{ 6 * 7 }}"}) == [user("{{ 6 * 7 }}")]
+
+
+def test_a_template_without_an_end_is_interrupted(monkeypatch, no_hang):
+    monkeypatch.setattr(templates, "RENDER_LIMIT_S", 0.01)
+    endless = "{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}"
+    template = templates.compile_template("first", endless)
+    with pytest.raises(ConfigError, match=r"cannot be rendered: not done after 0\.01 s"):
+        templates.render_message("user", template, {"r": range(10**6)})
 
 
 def test_a_template_cannot_reach_python():
