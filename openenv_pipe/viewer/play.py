@@ -4,15 +4,13 @@ The viewer has one session at a time. It is played by a `PlaySession`, which `co
 hands over, because it builds the parts of a run, which are rooms above this one.
 """
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from openenv_pipe.environments.pictures import find_references, reference_of
@@ -22,12 +20,12 @@ from openenv_pipe.system.foreign_json import parse_foreign
 from openenv_pipe.types import Episode, Message, Picture
 from openenv_pipe.viewer.answers import Answer
 from openenv_pipe.viewer.episodes import content_of
+from openenv_pipe.viewer.events import stream_changes
 from openenv_pipe.viewer.run_store import RunStore
 
 MAX_SENT_BYTES = 64 * 1024
 MAX_INDEX = 10**9
 POLL_S = 0.2  # how often a page's connection looks whether the session has changed
-HEARTBEAT_S = 15.0
 
 
 class PlayStatus(StrEnum):
@@ -126,8 +124,11 @@ def play_routes(store: RunStore, session: PlaySession) -> list[Route]:
             return Answer({"error": "the session has no such picture"}, status_code=404)
         return Response(png, media_type="image/png")
 
-    def events(_: Request) -> Response:
-        return StreamingResponse(_changes(session), media_type="text/event-stream")
+    async def version() -> int:
+        return session.version
+
+    def events(request: Request) -> Response:
+        return stream_changes(request, version, poll_s=POLL_S)
 
     return [
         Route("/api/play", state),
@@ -215,17 +216,3 @@ def _request_of(sent: Mapping[str, Any]) -> PlayRequest:
     if type(index) is not int or not 0 <= index <= MAX_INDEX:
         raise ConfigError(f"index is {index!r:.80}; expected the number of a task")
     return PlayRequest(run=str(run), checkpoint=checkpoint, split=split, index=index)
-
-
-async def _changes(session: PlaySession) -> AsyncIterator[str]:
-    """Yield an event whenever the session changes, until the page is closed."""
-    last, quiet_s = None, 0.0
-    while True:
-        if session.version != last:
-            last, quiet_s = session.version, 0.0
-            yield f"data: {json.dumps(last)}\n\n"
-        elif quiet_s >= HEARTBEAT_S:
-            yield ": nothing new\n\n"
-            quiet_s = 0.0
-        await asyncio.sleep(POLL_S)
-        quiet_s += POLL_S

@@ -5,10 +5,10 @@ that reading files does not block the event loop.
 """
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -24,15 +24,15 @@ from openenv_pipe.errors import ConfigError, PipeError
 from openenv_pipe.viewer import comparisons, episodes, run_page
 from openenv_pipe.viewer.access import Access
 from openenv_pipe.viewer.answers import Answer
+from openenv_pipe.viewer.events import stream_changes
 from openenv_pipe.viewer.play import PlaySession, play_routes
 from openenv_pipe.viewer.run_store import RunStore
 from openenv_pipe.viewer.summaries import summarise_runs
 
 STATIC = Path(__file__).parent / "static"
 POLL_S = 1.0  # how often a run's files are looked at while a page shows it
-HEARTBEAT_S = 15.0  # after which a connection that says nothing gets a comment
 NUM_PORTS = 20  # that are tried if the first is taken
-END_WAIT_S = 1  # for pages that still listen when the server ends
+END_WAIT_S = 5  # for answers that are not complete when the server ends
 
 Reader = Callable[[RunStore, str, Mapping[str, str]], Any]
 
@@ -59,11 +59,13 @@ def build_app(
         if play:
             await play.end()
 
-    return Starlette(
+    app = Starlette(
         routes=[*_routes(store, trust=trust), *(play_routes(store, play) if play else [])],
         middleware=[Middleware(Access, token=token, is_local=is_local)],
         lifespan=lifespan,
     )
+    app.state.has_ended = asyncio.Event()
+    return app
 
 
 def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
@@ -76,7 +78,8 @@ def _routes(store: RunStore, *, trust: bool) -> list[BaseRoute]:
         return Route(f"/api{path}", endpoint)
 
     def events(request: Request) -> Response:
-        return StreamingResponse(_changes(store, _key(request)), media_type="text/event-stream")
+        stamp = partial(asyncio.to_thread, _stamp, store, _key(request))
+        return stream_changes(request, stamp, poll_s=POLL_S)
 
     def picture(request: Request) -> Response:
         try:
@@ -139,11 +142,19 @@ def serve(app: Starlette, listener: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=END_WAIT_S,
     )
-    _Server(config).run(sockets=[listener])
+    _Server(config, app.state.has_ended).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Looks twice a second whether it has to end; uvicorn's own does so ten times."""
+    """Ends the streams of events, and checks twice a second, not ten times, whether to end."""
+
+    def __init__(self, config: uvicorn.Config, has_ended: asyncio.Event) -> None:
+        super().__init__(config)
+        self._has_ended = has_ended
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._has_ended.set()
+        await super().shutdown(sockets)
 
     async def main_loop(self) -> None:
         counter = 0  # tenths of seconds, by which `on_tick` renews the date of answers
@@ -175,21 +186,6 @@ def _curves(store: RunStore, key: str, query: Mapping[str, str]) -> Any:
 
 def _log(store: RunStore, key: str, query: Mapping[str, str]) -> Any:
     return {"text": run_page.tail(store.path(key), query.get("name", ""))}
-
-
-async def _changes(store: RunStore, key: str) -> AsyncIterator[str]:
-    """Yield an event whenever the run's files or its status change, until the page is closed."""
-    last, quiet_s = None, 0.0
-    while True:
-        stamp = await asyncio.to_thread(_stamp, store, key)
-        if stamp != last:
-            yield f"data: {json.dumps(stamp)}\n\n"
-            last, quiet_s = stamp, 0.0
-        elif quiet_s >= HEARTBEAT_S:
-            yield ": nothing new\n\n"
-            quiet_s = 0.0
-        await asyncio.sleep(POLL_S)
-        quiet_s += POLL_S
 
 
 def _stamp(store: RunStore, key: str) -> list[Any]:

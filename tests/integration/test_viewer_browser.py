@@ -81,6 +81,7 @@ def viewer(home: Path, *options: str):
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()
+    assert "Traceback" not in server.err, "pages that are open do not keep the server from ending"
 
 
 @pytest.fixture(scope="module")

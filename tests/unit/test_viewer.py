@@ -1,5 +1,6 @@
 """The viewer's server: what its addresses answer, and whom it refuses. No browser is needed."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,7 +11,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import run_samples
 from starlette.testclient import TestClient
-from starlette.websockets import WebSocketDisconnect
 
 from openenv_pipe.cli.main import main
 from openenv_pipe.commands import view as viewing
@@ -198,8 +198,14 @@ def test_every_route_needs_the_token(guarded):
 
 
 def test_no_websocket_is_accepted(guarded):
-    with pytest.raises(WebSocketDisconnect), guarded.websocket_connect("/api/runs"):
-        pass
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+
+    scope = {"type": "websocket", "path": "/api/runs", "headers": [], "query_string": b""}
+    asyncio.run(guarded.app(scope, None, send))
+    assert sent == ["websocket.close"]
 
 
 def test_the_link_moves_the_token_into_a_cookie(guarded):
