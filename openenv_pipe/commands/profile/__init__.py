@@ -2,7 +2,6 @@
 
 from openenv_pipe.commands.profile.advice import advice
 from openenv_pipe.commands.profile.command import Profiled, profile
-from openenv_pipe.commands.profile.speedscope import write_speedscope
 from openenv_pipe.commands.profile.text import as_table, summary
 
-__all__ = ["Profiled", "advice", "as_table", "profile", "summary", "write_speedscope"]
+__all__ = ["Profiled", "advice", "as_table", "profile", "summary"]

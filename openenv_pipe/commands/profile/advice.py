@@ -153,8 +153,8 @@ def _python(profiled: Profiled) -> str | None:
     if share < LARGE:
         return None
     return (
-        f"for {share:.0%} of the time only Python code runs: look at the thread MainThread in the "
-        "flame graph; templates and patterns of env.adapter are the usual cause"
+        f"for {share:.0%} of the time only Python code runs, which py-spy shows; templates and "
+        "patterns of env.adapter are the usual cause"
     )
 
 

@@ -71,7 +71,7 @@ class Profiled:
     def threads_of(self, label: str) -> float:
         """Return how many threads had an activity at once, on average while any had it."""
         counts = [
-            sum(found == label for found, _ in moment.working.values()) for moment in self.moments
+            sum(found == label for found in moment.working.values()) for moment in self.moments
         ]
         busy = [count for count in counts if count]
         return sum(busy) / len(busy) if busy else 0.0

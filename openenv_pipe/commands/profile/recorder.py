@@ -1,15 +1,13 @@
 """Records at regular moments what all threads of this process do, and what its coroutines wait for.
 
-cProfile sees one thread and no stacks, pyinstrument one thread each, and py-spy needs the right to
-trace processes, which containers lack. A moment here is one look at `sys._current_frames()` and at
-the tasks of the event loop, while no other Python code runs.
+A moment is one look at `sys._current_frames()` and at the tasks of the event loop, while no other
+Python code runs. Profilers such as py-spy do not see what coroutines wait for.
 """
 
 import asyncio
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -31,12 +29,12 @@ class Moment:
     """What happened at one moment."""
 
     at_s: float  # of time.perf_counter
-    working: dict[str, tuple[str, Stack]]  # by the thread's name: its label, and its stack
+    working: dict[str, str]  # labels of what threads compute, by the thread's name
     waited_for: frozenset[str]  # labels of what coroutines wait for
 
     @property
     def labels(self) -> frozenset[str]:
-        return self.waited_for | {label for label, _ in self.working.values()}
+        return self.waited_for | {*self.working.values()}
 
 
 class Recorder:
@@ -48,9 +46,10 @@ class Recorder:
         self._interval_s = interval_s
         self._is_stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        # Labels by stack. Code objects are compared by their ids, which is quicker.
-        self._thread_labels: dict[tuple[int, ...], tuple[str, Stack] | None] = {}
-        self._waiting_labels: dict[tuple[int, ...], str | None] = {}
+        # Labels by the ids of a stack's code objects, which are quicker to compare. The stack is
+        # kept, so that no other code object gets one of these ids.
+        self._thread_labels: dict[tuple[int, ...], tuple[str | None, Stack]] = {}
+        self._waiting_labels: dict[tuple[int, ...], tuple[str | None, Stack]] = {}
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to record. loop: the event loop whose tasks are looked at."""
@@ -75,7 +74,7 @@ class Recorder:
             )
         self.ended_s = time.perf_counter()
 
-    def _working(self) -> dict[str, tuple[str, Stack]]:
+    def _working(self) -> dict[str, str]:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         own = threading.get_ident()
         working = {}
@@ -86,8 +85,9 @@ class Recorder:
             key = tuple(map(id, stack))
             if key not in self._thread_labels:
                 label = find_label(stack, THREAD_RULES) or PYTHON
-                self._thread_labels[key] = None if is_idle(stack) else (label, stack)
-            if (found := self._thread_labels[key]) is not None:
+                self._thread_labels[key] = (None if is_idle(stack) else label, stack)
+            found, _ = self._thread_labels[key]
+            if found is not None:
                 working[names[ident]] = found
         return working
 
@@ -97,8 +97,8 @@ class Recorder:
             codes = _awaited(task.get_coro())
             key = tuple(map(id, codes))
             if key not in self._waiting_labels:
-                self._waiting_labels[key] = find_label(codes, COROUTINE_RULES)
-            found.add(self._waiting_labels[key])
+                self._waiting_labels[key] = (find_label(codes, COROUTINE_RULES), codes)
+            found.add(self._waiting_labels[key][0])
         return frozenset(label for label in found if label is not None)
 
 
@@ -110,10 +110,10 @@ def _stack(frame: FrameType | None) -> Stack:
     return tuple(reversed(codes))
 
 
-def _awaited(coroutine: Any) -> Sequence[CodeType]:
+def _awaited(coroutine: Any) -> Stack:
     """Return the code of a coroutine, of the one that it awaits, and so on."""
     codes = []
     while (code := getattr(coroutine, "cr_code", None)) is not None:
         codes.append(code)
         coroutine = coroutine.cr_await
-    return codes
+    return tuple(codes)
