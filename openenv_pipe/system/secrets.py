@@ -11,13 +11,11 @@ recognised.
 """
 
 import base64
-import html
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from urllib.parse import quote, quote_plus, unquote
+from urllib.parse import quote
 
 SECRET_NAME = (
     r"(?:[\w-]*(?:(?:api|access|private)[-_]?key|secret|token|passw(?:or)?d|passphrase"
@@ -73,7 +71,7 @@ def remember_secrets(secrets: Mapping[str, str]) -> None:
 
 
 def redact(text: str) -> str:
-    """Replace the known secrets in a text by marks, also where they are quoted or encoded."""
+    """Replace the known secrets in a text by marks, also where URLs quote them and in base64."""
     forms = secret_forms()
     for form in sorted(forms, key=len, reverse=True):  # One may contain another.
         text = text.replace(form, forms[form])
@@ -145,22 +143,9 @@ def _password(basic: str) -> str:
 
 @lru_cache(maxsize=256)
 def _forms(value: str) -> frozenset[str]:
-    """Return a secret as JSON, Python, URLs, HTML and base64 write it, and without its margins."""
+    """Return a secret, with and without its margins, as it is, URL-quoted and in base64."""
     forms: set[str] = set()
     for text in {value, value.strip()}:
         data = text.encode(errors="surrogatepass")
-        forms |= {
-            text,
-            json.dumps(text)[1:-1],
-            json.dumps(text, ensure_ascii=False)[1:-1],
-            repr(text)[1:-1],
-            repr(data)[2:-1],
-            quote(data, safe=""),
-            quote(data),
-            quote_plus(data),
-            unquote(text),
-            html.escape(text),
-            base64.b64encode(data).decode(),
-            base64.urlsafe_b64encode(data).decode(),
-        }
+        forms |= {text, quote(data, safe=""), base64.b64encode(data).decode()}
     return frozenset(form for form in forms if len(form) >= MIN_SECRET_LENGTH)

@@ -1,7 +1,6 @@
-"""Secrets are recognised by names, hidden in every form, and refused where HTTP refuses them."""
+"""Secrets are recognised by names, hidden in three forms, and refused where HTTP refuses them."""
 
 import base64
-import json
 import os
 from urllib.parse import quote
 
@@ -128,14 +127,11 @@ def secret(monkeypatch):
     "form",
     [
         SECRET,
-        json.dumps(SECRET)[1:-1],
-        repr(SECRET)[1:-1],
-        repr(SECRET.encode())[2:-1],
         quote(SECRET, safe=""),
         base64.b64encode(SECRET.encode()).decode(),
     ],
 )
-def test_a_secret_is_redacted_in_every_form(form, secret):
+def test_a_secret_is_redacted_as_it_is_quoted_for_urls_and_in_base64(form, secret):
     assert redact(f"<{form}>") == "<<hidden: MY_TOKEN>>"
 
 
